@@ -1,0 +1,29 @@
+"""How an engine is set up."""
+
+from dataclasses import dataclass
+
+#: vLLM's page in slots, and MEPIC's unit of recomputation.
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Settings of one engine.
+
+    `algorithm` is the default of requests that name none (``"mepic"``, ``"epic:k=16"``).
+    `stock` starts vLLM without any part of picbench in it: what a user has today; only the
+    algorithms `full` and `prefix` run there. `kv_blocks` fixes the pool in blocks of 16 tokens
+    (stock CPU vLLM pages by 32 and gets half as many, so that the pools are equal in bytes).
+    `context` is the longest prompt plus output in tokens (None: the model's own limit).
+    `batch_tokens` is the token budget of one scheduler step.
+    """
+
+    model: str
+    algorithm: str = "mepic"
+    stock: bool = False
+    dtype: str = "auto"
+    kv_blocks: int | None = None
+    context: int | None = None
+    batch_tokens: int | None = None
+    max_requests: int = 64
+    seed: int = 0

@@ -1,0 +1,100 @@
+"""What goes into an engine and what comes out: segments, requests, results.
+
+Nothing here imports torch or vllm.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of prompt tokens, given as text, as token ids, or as both (the ids then win)."""
+
+    text: str | None = None
+    tokens: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.text is None and self.tokens is None:
+            raise ValueError(f"{type(self).__name__} needs text or tokens")
+        if self.tokens is not None:
+            object.__setattr__(self, "tokens", tuple(self.tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Segment):
+    """Prompt text that belongs to one request: system text, a question."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Segment):
+    """Immutable, reusable content: a document, a dialogue, a code file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt as a sequence of segments; logical order is the order given.
+
+    `algorithm` overrides the engine's default for this request, in the notation of the command
+    line (``"epic:k=16"``). Requests with different `salt` (a tenant) never share KV.
+    """
+
+    segments: Sequence[Segment]
+    algorithm: str | None = None
+    max_tokens: int | None = None
+    salt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Wall-clock seconds of one request.
+
+    `ttft` counts from arrival, `prefill` from the first time the request was scheduled (both end
+    at the first token); `tpot` is the mean gap between later tokens (None below two tokens);
+    `e2e` is arrival to last token.
+    """
+
+    ttft: float
+    prefill: float
+    tpot: float | None
+    e2e: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Where a request's prompt tokens came from, in tokens.
+
+    `prompt` is what the user sent. `reused` were found in the cache (chunk or prefix KV),
+    `compiled` is what had to be compiled as canonical chunk KV before this request could run
+    (charged to the request that asked first), `linked` were recomputed inside chunks. The rest of
+    the prompt was computed as text. `padded` slots hold no visible token. Stock engines report
+    `reused` from prefix caching and zeros elsewhere.
+    """
+
+    prompt: int = 0
+    reused: int = 0
+    compiled: int = 0
+    linked: int = 0
+    padded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Reused KV blocks of one request by kind: canonical chunk blocks, prefix-keyed blocks."""
+
+    chunk: int = 0
+    prefix: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one request produced. `logprobs` has one {token id: logprob} a generated token."""
+
+    text: str
+    tokens: tuple[int, ...]
+    prompt_tokens: tuple[int, ...]
+    timings: Timings
+    counts: Tokens
+    hits: Hits
+    finish_reason: str | None = None
+    logprobs: tuple[dict[int, float], ...] | None = field(default=None, repr=False)
