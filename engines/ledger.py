@@ -1,0 +1,80 @@
+"""The block ledger: who holds every block of the KV pool, at every scheduler step.
+
+Counts are in blocks; a block that holds several kinds of slot is split by slots (1/16 steps, so
+sums of floats stay exact). The counts of a snapshot always sum to the pool.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+#: Kinds of slot, in the order of reports. `pad` is padding and the unfilled end of a last block.
+KINDS = (
+    "free",
+    "prefix_idle",
+    "chunk_idle",
+    "chunk",
+    "linked",
+    "prompt",
+    "private",
+    "decode",
+    "pad",
+)
+
+#: Kinds that no running request holds.
+IDLE = ("free", "prefix_idle", "chunk_idle")
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The pool after one scheduler step: blocks by kind, summing to `pool`.
+
+    `time` is seconds since the engine's measurement began.
+    """
+
+    step: int
+    time: float
+    pool: int
+    blocks: Mapping[str, float]
+
+    @property
+    def referenced(self) -> float:
+        """Blocks that some running request holds."""
+        return self.pool - sum(self.blocks[kind] for kind in IDLE)
+
+    @property
+    def resident(self) -> float:
+        """Blocks that hold KV worth keeping, in use or idle."""
+        return self.pool - self.blocks["free"]
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Peak and time-average of a series of snapshots, in blocks."""
+
+    pool: int
+    peak_referenced: float
+    mean_referenced: float
+    peak_resident: float
+    mean_resident: float
+
+
+def summarise(snapshots: Sequence[Snapshot]) -> Occupancy:
+    """Peaks and time-weighted means; a snapshot holds until the next one begins."""
+    if not snapshots:
+        return Occupancy(0, 0.0, 0.0, 0.0, 0.0)
+    return Occupancy(
+        pool=snapshots[0].pool,
+        peak_referenced=max(s.referenced for s in snapshots),
+        mean_referenced=_time_mean(snapshots, [s.referenced for s in snapshots]),
+        peak_resident=max(s.resident for s in snapshots),
+        mean_resident=_time_mean(snapshots, [s.resident for s in snapshots]),
+    )
+
+
+def _time_mean(snapshots: Sequence[Snapshot], values: Iterable[float]) -> float:
+    times = [s.time for s in snapshots]
+    spans = [b - a for a, b in zip(times, times[1:], strict=False)]
+    total = sum(spans)
+    if total <= 0:
+        return sum(values) / len(times)
+    return sum(v * span for v, span in zip(values, spans, strict=False)) / total
