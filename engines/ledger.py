@@ -6,6 +6,7 @@ sums of floats stay exact). The counts of a snapshot always sum to the pool.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 #: Kinds of slot, in the order of reports. `pad` is padding and the unfilled end of a last block.
 KINDS = (
@@ -73,7 +74,7 @@ def summarise(snapshots: Sequence[Snapshot]) -> Occupancy:
 
 def _time_mean(snapshots: Sequence[Snapshot], values: Iterable[float]) -> float:
     times = [s.time for s in snapshots]
-    spans = [b - a for a, b in zip(times, times[1:], strict=False)]
+    spans = [b - a for a, b in pairwise(times)]
     total = sum(spans)
     if total <= 0:
         return sum(values) / len(times)

@@ -1,0 +1,1 @@
+"""Plans carried out inside vLLM 0.32.0."""

@@ -1,0 +1,41 @@
+"""EPIC's LegoLink-k (arXiv 2410.15332, ICML 2025): recompute the first k tokens of chunks."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from picbench.engines.algorithms.base import ChunkAlgorithm, option
+from picbench.engines.layout import Anchor, Treatment
+
+
+@dataclass(frozen=True)
+class Epic(ChunkAlgorithm):
+    """Recompute the first k tokens of each chunk but the prompt's first.
+
+    k = 0 recomputes nothing; chunks are then compiled behind BOS tokens that are discarded, so
+    that the attention sink of each chunk falls on them (LegoLink-0).
+    """
+
+    name: ClassVar[str] = "epic"
+    summary: ClassVar[str] = "EPIC LegoLink-k: recompute the first k tokens of chunks 2, 3, ..."
+
+    k: int = option(
+        16, "tokens recomputed at the start of a chunk; 0: BOS anchors", (0, 1, 2, 4, 8, 16, 32, 64)
+    )
+
+    @property
+    def spec(self) -> str:
+        """As in the base class, with k always named."""
+        rest = super().spec.split(":")[1:]
+        return ":".join(["epic", f"k={self.k}", *(o for o in rest if not o.startswith("k="))])
+
+    @property
+    def anchor(self) -> Anchor:
+        """BOS tokens for k = 0, unless the prompt's first text serves as anchor."""
+        if self.k == 0 and self.anchored == "off":
+            return Anchor.BOS
+        return super().anchor
+
+    def treat(self, index: int, length: int) -> Treatment:
+        """Link the first k tokens; the prompt's first chunk is exempt."""
+        linked = range(min(self.k, length)) if index else range(0)
+        return Treatment(linked=linked, anchor=self.anchor)

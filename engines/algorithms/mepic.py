@@ -1,0 +1,20 @@
+"""MEPIC (arXiv 2512.16822): share chunk blocks in place, recompute each chunk's first block."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from picbench.engines.algorithms.base import ChunkAlgorithm
+from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.layout import Treatment
+
+
+@dataclass(frozen=True)
+class Mepic(ChunkAlgorithm):
+    """Recompute the first block of every chunk; an equal prefix hits it, like any prompt block."""
+
+    name: ClassVar[str] = "mepic"
+    summary: ClassVar[str] = "MEPIC: shared chunk blocks, first block of each chunk recomputed"
+
+    def treat(self, index: int, length: int) -> Treatment:
+        """Link the first block; no chunk is exempt."""
+        return Treatment(linked=range(min(BLOCK_SIZE, length)), anchor=self.anchor)

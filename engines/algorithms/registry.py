@@ -1,0 +1,81 @@
+"""Finding algorithms by name and reading the command line's notation.
+
+``epic:k=16:pad=paper`` is an algorithm and its options. Any installed package can add one through
+the entry-point group ``picbench.algorithms``.
+"""
+
+from dataclasses import Field
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from picbench.engines.algorithms.base import Algorithm
+
+from picbench.errors import ConfigError
+
+GROUP = "picbench.algorithms"
+
+
+def names() -> tuple[str, ...]:
+    """Names of all installed algorithms, picbench's own first, in the order of registration."""
+    return tuple(point.name for point in _points())
+
+
+def describe() -> list[tuple[str, str, str]]:
+    """(name, summary, options) of every installed algorithm."""
+    return [(p.name, _load(p).summary, _options_text(_load(p))) for p in _points()]
+
+
+def parse(spec: str) -> Algorithm:
+    """The algorithm that ``name:option=value:...`` stands for.
+
+    Raises ConfigError, with a suggestion, for unknown names, options and values.
+    """
+    name, *settings = spec.strip().split(":")
+    point = next((p for p in _points() if p.name == name), None)
+    if point is None:
+        raise ConfigError(f"unknown algorithm {name!r}", hint=_suggest(name, names()))
+    kind = _load(point)
+    return kind(**dict(_setting(kind, spec, setting) for setting in settings))
+
+
+def _points() -> list[EntryPoint]:
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    return sorted(found.values(), key=lambda p: not p.value.startswith("picbench."))
+
+
+def _load(point: EntryPoint) -> type[Algorithm]:
+    kind: type[Algorithm] = point.load()
+    return kind
+
+
+def _setting(kind: type[Algorithm], spec: str, setting: str) -> tuple[str, Any]:
+    key, equals, text = setting.partition("=")
+    options = {option.name: option for option in kind.options()}
+    if key not in options or not equals:
+        hint = _suggest(key, tuple(options)) if options else f"{kind.name} takes no options"
+        raise ConfigError(f"{spec!r}: unknown option {setting!r} of {kind.name}", hint=hint)
+    return key, _value(options[key], spec, text)
+
+
+def _value(option: Field[Any], spec: str, text: str) -> Any:
+    choices = option.metadata["choices"]
+    for choice in choices:
+        if text == str(choice):
+            return choice
+    allowed = ", ".join(map(str, choices))
+    raise ConfigError(f"{spec!r}: {option.name}={text} is not possible", hint=f"use {allowed}")
+
+
+def _options_text(kind: type[Algorithm]) -> str:
+    parts = [
+        f"{o.name}={'|'.join(map(str, o.metadata['choices']))} (default {o.default})"
+        for o in kind.options()
+    ]
+    return ", ".join(parts)
+
+
+def _suggest(name: str, known: tuple[str, ...]) -> str:
+    close = get_close_matches(name, known, n=1)
+    listing = "one of " + ", ".join(known)
+    return f"did you mean {close[0]!r}?" if close else listing

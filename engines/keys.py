@@ -1,0 +1,67 @@
+"""Keys of KV blocks: what a block's content depends on, hashed (design rule 4).
+
+A canonical block depends on its chunk's tokens so far, on the anchor it was compiled behind and on
+the tenant. A computed block (linked tokens, prompt text, generated tokens) depends on the whole
+logical prefix: on the computed tokens before it *and* on every chunk before it, with the tokens of
+each that were linked. Keys are SHA-256, equal in every process, so that they can name values in a
+remote tier.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Key = bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEvent:
+    """A chunk as the chain of computed blocks sees it: where it starts, what it is, what is linked.
+
+    `key` is the key of the chunk's last canonical block, which covers all of its tokens.
+    """
+
+    start: int
+    key: Key
+    linked: tuple[int, ...]
+
+
+def root_key(scope: str) -> Key:
+    """Start of the chain of computed blocks of a prompt; `scope` names tenant and model."""
+    return _digest(b"root", scope.encode())
+
+
+def anchor_key(scope: str, anchor: Sequence[int]) -> Key:
+    """Start of a chunk's chain: the scope, and the anchor tokens that the chunk compiles behind."""
+    return _digest(b"anchor", scope.encode(), _ints(anchor))
+
+
+def canonical_key(parent: Key, tokens: Sequence[int]) -> Key:
+    """Key of a canonical block; `tokens` are its real tokens, without pads."""
+    return _digest(b"chunk", parent, _ints(tokens))
+
+
+def computed_key(
+    parent: Key,
+    tokens: Sequence[int],
+    positions: Sequence[int],
+    events: Sequence[ChunkEvent] = (),
+) -> Key:
+    """Key of a computed block; `events` are the chunks that start before its end."""
+    parts = [b"computed", parent, _ints(tokens), _ints(positions)]
+    for event in events:
+        parts += [_ints([event.start]), event.key, _ints(event.linked)]
+    return _digest(*parts)
+
+
+def _ints(values: Sequence[int]) -> bytes:
+    return b"".join(value.to_bytes(8, "little", signed=True) for value in values)
+
+
+def _digest(*parts: bytes) -> Key:
+    # Lengths go in front, so that no two different part lists concatenate to the same bytes.
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.digest()

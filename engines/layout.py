@@ -1,0 +1,305 @@
+"""From segments to a plan: where each token of a prompt sits, and what has to be compiled.
+
+An algorithm is a policy that turns each chunk of a prompt into a `Treatment`; `lay_out` is the
+mechanism that all of them share. Nothing here imports torch or vllm.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from itertools import takewhile
+
+from picbench.engines.keys import (
+    ChunkEvent,
+    Key,
+    anchor_key,
+    canonical_key,
+    computed_key,
+    root_key,
+)
+from picbench.engines.plan import GAP, Canonical, Page, Plan, Slot
+
+#: Discarded BOS tokens in front of a chunk that is compiled for LegoLink-0 (arXiv 2410.15332).
+BOS_ANCHOR = 4
+
+
+class Anchor(Enum):
+    """What a chunk is compiled behind: nothing, discarded BOS tokens, the prompt's first text."""
+
+    NONE = "none"
+    BOS = "bos"
+    PREFIX = "prefix"
+
+
+class Pad(StrEnum):
+    """How chunks fill whole blocks.
+
+    `MASKED`: trailing pads that nobody sees and that take no position. `PAPER`: MEPIC's literal
+    form (arXiv 2512.16822, section on segment alignment): visible pads in front of chunks and
+    behind prompt text, which take positions.
+    """
+
+    MASKED = "masked"
+    PAPER = "paper"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A segment of a prompt in tokens."""
+
+    tokens: tuple[int, ...]
+    chunk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Treatment:
+    """What an algorithm does to one chunk of a prompt.
+
+    `linked` are the token indices within the chunk that are recomputed with the whole logical
+    prefix in view, ascending; `private` copies the canonical KV into blocks of the request's own.
+    """
+
+    linked: Sequence[int] = ()
+    anchor: Anchor = Anchor.NONE
+    private: bool = False
+
+
+#: An algorithm as `lay_out` sees it: (chunk index, chunk length) -> treatment.
+Policy = Callable[[int, int], Treatment]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a plan needs to know of the engine.
+
+    `scope` separates tenants and models. `pad_token` fills visible pads (`Pad.PAPER`); masked pads
+    repeat a token of the chunk, so that they never add one to the prompt. `bos_token` fills
+    discarded BOS anchors.
+    """
+
+    block_size: int = 16
+    scope: str = ""
+    pad: Pad = Pad.MASKED
+    pad_token: int = 0
+    bos_token: int | None = None
+
+
+def lay_out(
+    pieces: Sequence[Piece],
+    policy: Policy,
+    layout: Layout,
+    *,
+    prefix_keys: Sequence[Key] = (),
+) -> Plan:
+    """Plan a prompt.
+
+    `prefix_keys` are the engine's own keys of the full blocks of the raw prompt; those inside the
+    text before the first chunk are taken over, so that this text is shared with plain requests
+    (its KV is the same). Raises ValueError for an empty prompt and for links outside a chunk.
+    """
+    pieces = [piece for piece in pieces if piece.tokens]
+    count = sum(len(piece.tokens) for piece in pieces)
+    if not count:
+        raise ValueError("a plan needs at least one token")
+    prefix_keys = prefix_keys[: len(_leading_text(pieces)) // layout.block_size]
+    if layout.pad is Pad.PAPER:
+        pieces = list(_pad_as_paper(pieces, layout))
+    return _Builder(pieces, policy, layout, prefix_keys).build(count)
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """A token that the request computes."""
+
+    token: int
+    position: int
+    kind: Slot
+
+
+class _Builder:
+    """Walks the pieces once and collects canonical pages, computed tokens and chunk events."""
+
+    def __init__(
+        self,
+        pieces: Sequence[Piece],
+        policy: Policy,
+        layout: Layout,
+        prefix_keys: Sequence[Key],
+    ) -> None:
+        self._pieces = pieces
+        self._policy = policy
+        self._layout = layout
+        self._end = sum(len(piece.tokens) for piece in self._pieces)
+        self._lead = _leading_text(self._pieces)
+        self._prefix_keys = prefix_keys
+        self._canonical_pages: list[Page] = []
+        self._canonicals: dict[tuple[Key, tuple[int, ...]], Canonical] = {}
+        self._computed: list[_Token] = []
+        self._events: list[ChunkEvent] = []
+
+    def build(self, prompt_tokens: int) -> Plan:
+        position = chunks = 0
+        for piece in self._pieces:
+            if piece.chunk:
+                self._add_chunk(piece, position, chunks)
+                chunks += 1
+            else:
+                self._compute(piece.tokens, range(len(piece.tokens)), position, Slot.PROMPT)
+            position += len(piece.tokens)
+        computed = self._computed_pages()
+        full = [page for page in computed if page.key is not None]
+        covered = max((p for page in full for p in page.positions), default=-1)
+        return Plan(
+            pages=(*self._canonical_pages, *computed),
+            canonicals=tuple(self._canonicals.values()),
+            prompt_tokens=prompt_tokens,
+            end=self._end,
+            block_size=self._layout.block_size,
+            tail_key=full[-1].name if full else self._root(),
+            tail_events=tuple(event for event in self._events if event.start > covered),
+        )
+
+    def _compute(
+        self, tokens: Sequence[int], indices: Iterable[int], position: int, kind: Slot
+    ) -> None:
+        self._computed += [_Token(tokens[i], position + i, kind) for i in indices]
+
+    def _add_chunk(self, piece: Piece, start: int, index: int) -> None:
+        treatment = self._policy(index, len(piece.tokens))
+        linked = self._links(treatment, piece, start)
+        canonical = self._canonical(piece, treatment.anchor, frozenset(linked))
+        self._events.append(ChunkEvent(start, canonical.key, linked))
+        self._compute(piece.tokens, linked, start, Slot.LINKED)
+        if canonical.used:
+            self._canonicals.setdefault((canonical.key, canonical.used), canonical)
+        for used in canonical.used:
+            page = canonical.pages[used]
+            offset = used * self._layout.block_size
+            self._canonical_pages.append(
+                _in_view(page, start + offset, offset, frozenset(linked), treatment.private)
+            )
+
+    def _links(self, treatment: Treatment, piece: Piece, start: int) -> tuple[int, ...]:
+        length = len(piece.tokens)
+        links = set(treatment.linked)
+        if start + length == self._end:
+            links.add(length - 1)  # the prompt's last token is always computed
+        if links and not (min(links) >= 0 and max(links) < length):
+            raise ValueError(f"links {sorted(links)} leave a chunk of {length} tokens")
+        return tuple(sorted(links))
+
+    def _canonical(self, piece: Piece, anchor: Anchor, linked: frozenset[int]) -> Canonical:
+        anchor_tokens = self._anchor_tokens(anchor)
+        pages = _chunk_pages(piece.tokens, anchor_tokens, self._layout)
+        size = self._layout.block_size
+        used = tuple(
+            index
+            for index, page in enumerate(pages)
+            if not all(index * size + i in linked for i in range(page.visible))
+        )
+        anchor_pages = self._anchor_pages(anchor_tokens, anchor)
+        return Canonical(pages[-1].name, anchor_pages, pages, used)
+
+    def _anchor_tokens(self, anchor: Anchor) -> tuple[int, ...]:
+        if anchor is Anchor.NONE:
+            return ()
+        if anchor is Anchor.PREFIX:
+            return self._lead
+        if self._layout.bos_token is None:
+            raise ValueError("the model has no BOS token to compile behind")
+        return (self._layout.bos_token,) * BOS_ANCHOR
+
+    def _anchor_pages(self, tokens: tuple[int, ...], anchor: Anchor) -> tuple[Page, ...]:
+        keys = self._prefix_keys if anchor is Anchor.PREFIX else ()
+        lead = [_Token(token, i, Slot.PROMPT) for i, token in enumerate(tokens)]
+        fill = -len(lead) % self._layout.block_size
+        lead += [_Token(tokens[-1], GAP, Slot.PAD)] * fill if tokens else []
+        return tuple(_chain_pages(lead, (), self._root(), keys, self._layout.block_size))
+
+    def _computed_pages(self) -> list[Page]:
+        size = self._layout.block_size
+        return list(
+            _chain_pages(self._computed, self._events, self._root(), self._prefix_keys, size)
+        )
+
+    def _root(self) -> Key:
+        return root_key(self._layout.scope)
+
+
+def _leading_text(pieces: Sequence[Piece]) -> tuple[int, ...]:
+    texts = takewhile(lambda piece: not piece.chunk, pieces)
+    return tuple(token for piece in texts for token in piece.tokens)
+
+
+def _pad_as_paper(pieces: Sequence[Piece], layout: Layout) -> Iterator[Piece]:
+    for index, piece in enumerate(pieces):
+        pads = (layout.pad_token,) * (-len(piece.tokens) % layout.block_size)
+        if piece.chunk:
+            yield Piece(pads + piece.tokens, chunk=True)
+        elif index + 1 < len(pieces):
+            yield Piece(piece.tokens + pads)
+        else:
+            yield piece
+
+
+def _chunk_pages(
+    tokens: tuple[int, ...], anchor: tuple[int, ...], layout: Layout
+) -> tuple[Page, ...]:
+    """A chunk's canonical pages, at the positions that they are compiled at."""
+    size = layout.block_size
+    key = anchor_key(layout.scope, anchor)
+    pages = []
+    for begin in range(0, len(tokens), size):
+        part = tokens[begin : begin + size]
+        key = canonical_key(key, part)
+        first = len(anchor) + begin
+        fill = size - len(part)
+        pages.append(
+            Page(
+                tokens=part + (tokens[-1],) * fill,
+                positions=(*range(first, first + len(part)), *(GAP,) * fill),
+                kinds=(Slot.CHUNK,) * len(part) + (Slot.PAD,) * fill,
+                key=key,
+                canonical=True,
+            )
+        )
+    return tuple(pages)
+
+
+def _in_view(page: Page, start: int, offset: int, linked: frozenset[int], private: bool) -> Page:
+    """A canonical page as one request sees it: at its position there, without linked tokens."""
+    hidden = [p == GAP or offset + i in linked for i, p in enumerate(page.positions)]
+    return Page(
+        tokens=page.tokens,
+        positions=tuple(GAP if gone else start + i for i, gone in enumerate(hidden)),
+        kinds=tuple(Slot.PAD if gone else Slot.CHUNK for gone in hidden),
+        key=None if private else page.key,
+        canonical=True,
+        copy_of=page.key if private else None,
+    )
+
+
+def _chain_pages(
+    tokens: Sequence[_Token],
+    events: Sequence[ChunkEvent],
+    root: Key,
+    prefix_keys: Sequence[Key],
+    size: int,
+) -> Iterator[Page]:
+    """Pack computed tokens into pages; full ones are keyed by the whole logical prefix."""
+    key, seen = root, 0
+    for index, begin in enumerate(range(0, len(tokens), size)):
+        part = tokens[begin : begin + size]
+        upto = seen + sum(event.start <= _last(part) for event in events[seen:])
+        ids, positions = [t.token for t in part], [t.position for t in part]
+        if index < len(prefix_keys):
+            key = prefix_keys[index]
+        else:
+            key = computed_key(key, ids, positions, events[seen:upto])
+        seen = upto
+        kinds = tuple(t.kind for t in part)
+        yield Page(tuple(ids), tuple(positions), kinds, key if len(part) == size else None)
+
+
+def _last(part: Sequence[_Token]) -> int:
+    return max(t.position for t in part if t.position != GAP)

@@ -1,0 +1,66 @@
+"""Hugging Face's Llama over expanded rows: slow, one request at a time, obviously right."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from picbench.engines.oracle.expand import Row, Segment, expand
+from picbench.engines.oracle.rule import Rule
+from transformers import LlamaForCausalLM
+
+
+def visible(rows: Sequence[Row]) -> torch.Tensor:
+    """Who sees whom, as [queries, keys] of bool.
+
+    Nobody sees a later position. A row of a compilation sees that compilation only; a row of
+    the request sees the request and what compilations lend to it.
+    """
+    position = torch.tensor([row.position for row in rows])
+    owner = torch.tensor([-1 if row.compiled is None else row.compiled for row in rows])
+    lent = torch.tensor([row.lent for row in rows])
+    by_request = (owner[:, None] == -1) & lent[None, :]
+    same_view = owner[:, None] == owner[None, :]
+    return (position[None, :] <= position[:, None]) & (same_view | by_request)
+
+
+class Oracle:
+    """What the Llama in `folder` must answer under a rule, in float32 on the CPU.
+
+    `model` is Hugging Face's, for checks against its plain forward.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.model = LlamaForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        )
+
+    def logprobs(
+        self, segments: Sequence[Segment], rule: Rule, continuation: Sequence[int]
+    ) -> torch.Tensor:
+        """Log-probabilities of each next token when `continuation` is generated.
+
+        Row i of the result, [len(continuation), vocabulary], is the distribution that
+        continuation[i] was chosen from: after the prompt and continuation[:i].
+        """
+        rows = expand(segments, continuation[:-1], rule)
+        return self.logits(rows)[-len(continuation) :].log_softmax(-1)
+
+    def greedy(self, segments: Sequence[Segment], rule: Rule, count: int) -> tuple[int, ...]:
+        """The `count` tokens that greedy decoding generates."""
+        tokens: tuple[int, ...] = ()
+        for _ in range(count):
+            rows = expand(segments, tokens, rule)
+            tokens += (int(self.logits(rows)[-1].argmax()),)
+        return tokens
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[Row]) -> torch.Tensor:
+        """What the model predicts behind each row, [rows, vocabulary]."""
+        bias = torch.zeros(len(rows), len(rows)).masked_fill(~visible(rows), float("-inf"))
+        logits: torch.Tensor = self.model(
+            input_ids=torch.tensor([[row.token for row in rows]]),
+            position_ids=torch.tensor([[row.position for row in rows]]),
+            attention_mask=bias[None, None],
+            use_cache=False,
+        ).logits
+        return logits[0]

@@ -1,0 +1,63 @@
+"""The oracle's own description of an algorithm: what is linked, anchored and padded."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+#: Slots of a KV block: the unit of MEPIC's recomputation and of paper padding.
+BLOCK = 16
+
+#: (index of the chunk in its prompt, its length) -> offsets of the tokens to link.
+Links = Callable[[int, int], Collection[int]]
+
+#: The prompt's text before its first chunk -> the tokens that every chunk is compiled behind.
+Anchor = Callable[[Sequence[int]], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One algorithm.
+
+    `links` picks the tokens of a chunk that are recomputed with the whole logical prefix in
+    view. `anchor` gives the tokens directly before a chunk while its canonical KV is computed;
+    their own KV is thrown away. `pad` is the token that pads segments to whole blocks as MEPIC's
+    paper does (arXiv 2512.16822, section 3); None pads nothing, which is also what pads that are
+    masked and take no position come to. Padding is done first: links, anchor and positions are
+    those of the padded prompt.
+    """
+
+    links: Links
+    anchor: Anchor = lambda _: ()
+    pad: int | None = None
+
+    def anchored(self) -> "Rule":
+        """The same with chunks compiled behind the prompt's text before its first chunk."""
+        return replace(self, anchor=lambda prefix: prefix)
+
+    def padded(self, pad: int) -> "Rule":
+        """The same with visible pads, token `pad`, that take positions."""
+        return replace(self, pad=pad)
+
+
+def full() -> Rule:
+    """Every token of every chunk is recomputed: ordinary causal attention."""
+    return Rule(lambda _, length: range(length))
+
+
+def naive() -> Rule:
+    """Nothing is recomputed."""
+    return Rule(lambda _index, _length: ())
+
+
+def epic(k: int) -> Rule:
+    """LegoLink-k: the first k tokens of every chunk but the first (arXiv 2410.15332)."""
+    return Rule(lambda index, length: range(min(k, length) if index else 0))
+
+
+def epic_zero(bos: int) -> Rule:
+    """LegoLink-0: nothing is recomputed, chunks are compiled behind four discarded BOS."""
+    return replace(naive(), anchor=lambda _: (bos,) * 4)
+
+
+def mepic() -> Rule:
+    """The first block of every chunk."""
+    return Rule(lambda _, length: range(min(BLOCK, length)))

@@ -1,0 +1,193 @@
+"""Plans: what sits in every KV slot of a request, where it is seen, and where it comes from.
+
+A plan is all that an engine knows of an algorithm (`layout.py` makes plans). It lists the
+request's blocks in *compute order*:
+
+1. canonical pages, the chunks' shared KV, in logical order;
+2. computed pages: linked tokens and prompt text, packed, in logical order, the last token last.
+
+Canonical pages are resident before a request runs (missing ones are compiled as requests of their
+own), and a computed page can only hit if the one before it does, because its key covers the whole
+logical prefix. So the hits are a prefix of the compute order whatever the cache holds, the order
+never depends on it, and a preempted request keeps its plan.
+
+Every slot has a logical position, or `GAP` if nobody may see it. A key is visible to a query iff
+its position is not larger; computed pages stand in logical order and canonical ones before them,
+so no visible key ever has a larger compute index. Nothing here imports torch or vllm.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from functools import cached_property
+from itertools import takewhile
+
+from picbench.engines.keys import ChunkEvent, Key, computed_key
+
+#: Position of a slot that no query sees: larger than any position.
+GAP = 1 << 30
+
+
+class Slot(StrEnum):
+    """What a slot holds, in the ledger's words."""
+
+    CHUNK = "chunk"
+    LINKED = "linked"
+    PROMPT = "prompt"
+    PAD = "pad"
+
+
+class Source(Enum):
+    """Where a page's KV comes from: mapped from the cache, copied from it, or computed."""
+
+    MAP = "map"
+    COPY = "copy"
+    COMPUTE = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One block of a plan, in slots; only the last page of a plan may be short.
+
+    `key` names the content (None: private, never shared). `copy_of` names the canonical block
+    that a private page is copied from.
+    """
+
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+    kinds: tuple[Slot, ...]
+    key: Key | None
+    canonical: bool = False
+    copy_of: Key | None = None
+
+    @property
+    def name(self) -> Key:
+        """The key of a page that has one."""
+        if self.key is None:
+            raise ValueError("a private page has no key")
+        return self.key
+
+    @property
+    def visible(self) -> int:
+        """Number of slots that queries may see."""
+        return sum(position != GAP for position in self.positions)
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """A chunk's canonical KV as one object: compiled, looked up and evicted as a whole.
+
+    `anchor` are the tokens it is compiled behind; the pages of `anchor_pages` hold them and are
+    no part of the object. `used` are the indices of the pages that a request maps.
+    """
+
+    key: Key
+    anchor_pages: tuple[Page, ...]
+    pages: tuple[Page, ...]
+    used: tuple[int, ...]
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """Keys of the blocks that a request needs resident."""
+        return tuple(self.pages[index].name for index in self.used)
+
+    def compile_plan(self) -> "Plan":
+        """The plan of the request that computes this object, alone or behind its anchor."""
+        pages = (*self.anchor_pages, *self.pages)
+        tokens = sum(page.visible for page in pages)
+        return Plan(
+            pages=pages,
+            canonicals=(),
+            prompt_tokens=tokens,
+            end=tokens,
+            block_size=len(pages[0].tokens),
+            tail_key=self.key,
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request's blocks in compute order, and the canonical objects that must exist before it.
+
+    `prompt_tokens` is the user's count, `end` the logical position of the first generated token
+    (they differ only if pads take positions). Generated tokens fill up the last page and continue
+    the chain of keys from `tail_key`, the last full computed page's; `tail_events` are the chunks
+    that no full page has accounted for yet.
+    """
+
+    pages: tuple[Page, ...]
+    canonicals: tuple[Canonical, ...]
+    prompt_tokens: int
+    end: int
+    block_size: int
+    tail_key: Key
+    tail_events: tuple[ChunkEvent, ...] = ()
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """Token ids slot by slot, in compute order."""
+        return [token for page in self.pages for token in page.tokens]
+
+    @cached_property
+    def positions(self) -> list[int]:
+        """Logical positions slot by slot, in compute order."""
+        return [position for page in self.pages for position in page.positions]
+
+    @cached_property
+    def kinds(self) -> list[Slot]:
+        """Slot kinds in compute order."""
+        return [kind for page in self.pages for kind in page.kinds]
+
+    @property
+    def shared(self) -> int:
+        """Number of leading pages that are canonical: these must never be computed."""
+        return sum(1 for _ in takewhile(lambda page: page.canonical, self.pages))
+
+    def count(self, kind: Slot) -> int:
+        """Number of slots of one kind."""
+        return self.kinds.count(kind)
+
+    def sources(self, resident: Callable[[Key], bool]) -> tuple[Source, ...]:
+        """Where each page comes from, once the canonical objects are resident.
+
+        The last page is never mapped: at least one token is always computed.
+        """
+        sources: list[Source] = []
+        hit = True
+        for page in self.pages:
+            if page.canonical:
+                sources.append(Source.COPY if page.copy_of else Source.MAP)
+                continue
+            last = page is self.pages[-1]
+            hit = hit and not last and page.key is not None and resident(page.key)
+            sources.append(Source.MAP if hit else Source.COMPUTE)
+        return tuple(sources)
+
+    def missing(self, resident: Callable[[Key], bool]) -> tuple[Canonical, ...]:
+        """The canonical objects that have to be compiled, each once, in logical order.
+
+        A chunk of which a single needed block is gone is missing as a whole.
+        """
+        return tuple(c for c in self.canonicals if not all(map(resident, c.keys)))
+
+    def generated_keys(self, tokens: Sequence[int], known: Sequence[Key]) -> list[Key]:
+        """Keys of the pages that generated tokens have filled since `known` were made.
+
+        `tokens` are all of the request's, in compute order: the plan's and the generated ones.
+        """
+        size = self.block_size
+        full = len(self.positions) // size
+        key, events = self.tail_key, self.tail_events
+        if len(known) > full:
+            key, events = known[-1], ()
+        keys = []
+        for begin in range(len(known) * size, len(tokens) - size + 1, size):
+            positions = [self._position(slot) for slot in range(begin, begin + size)]
+            key = computed_key(key, tokens[begin : begin + size], positions, events)
+            events = ()
+            keys.append(key)
+        return keys
+
+    def _position(self, slot: int) -> int:
+        planned = len(self.positions)
+        return self.positions[slot] if slot < planned else self.end + slot - planned
