@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 Key = bytes
 
+_CANONICAL = b"c"
+_CANONICAL_LENGTH = 33
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkEvent:
@@ -38,7 +41,12 @@ def anchor_key(scope: str, anchor: Sequence[int]) -> Key:
 
 def canonical_key(parent: Key, tokens: Sequence[int]) -> Key:
     """Key of a canonical block; `tokens` are its real tokens, without pads."""
-    return _digest(b"chunk", parent, _ints(tokens))
+    return _CANONICAL + _digest(b"chunk", parent, _ints(tokens))
+
+
+def is_canonical(key: Key) -> bool:
+    """Whether a key names a canonical block; any engine's own keys have other lengths."""
+    return len(key) == _CANONICAL_LENGTH and key.startswith(_CANONICAL)
 
 
 def computed_key(

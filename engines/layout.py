@@ -45,10 +45,17 @@ class Pad(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A segment of a prompt in tokens."""
+    """A segment of a prompt in tokens; the first `lead` and the last `trail` are visible pads."""
 
     tokens: tuple[int, ...]
     chunk: bool = False
+    lead: int = 0
+    trail: int = 0
+
+    def kind(self, index: int, kind: Slot) -> Slot:
+        """`kind`, or `Slot.PAD` if the token at `index` is a pad."""
+        real = self.lead <= index < len(self.tokens) - self.trail
+        return kind if real else Slot.PAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +151,7 @@ class _Builder:
                 self._add_chunk(piece, position, chunks)
                 chunks += 1
             else:
-                self._compute(piece.tokens, range(len(piece.tokens)), position, Slot.PROMPT)
+                self._compute(piece, range(len(piece.tokens)), position, Slot.PROMPT)
             position += len(piece.tokens)
         computed = self._computed_pages()
         full = [page for page in computed if page.key is not None]
@@ -159,17 +166,15 @@ class _Builder:
             tail_events=tuple(event for event in self._events if event.start > covered),
         )
 
-    def _compute(
-        self, tokens: Sequence[int], indices: Iterable[int], position: int, kind: Slot
-    ) -> None:
-        self._computed += [_Token(tokens[i], position + i, kind) for i in indices]
+    def _compute(self, piece: Piece, indices: Iterable[int], start: int, kind: Slot) -> None:
+        self._computed += [_Token(piece.tokens[i], start + i, piece.kind(i, kind)) for i in indices]
 
     def _add_chunk(self, piece: Piece, start: int, index: int) -> None:
         treatment = self._policy(index, len(piece.tokens))
         linked = self._links(treatment, piece, start)
         canonical = self._canonical(piece, treatment.anchor, frozenset(linked))
         self._events.append(ChunkEvent(start, canonical.key, linked))
-        self._compute(piece.tokens, linked, start, Slot.LINKED)
+        self._compute(piece, linked, start, Slot.LINKED)
         if canonical.used:
             self._canonicals.setdefault((canonical.key, canonical.used), canonical)
         for used in canonical.used:
@@ -190,7 +195,7 @@ class _Builder:
 
     def _canonical(self, piece: Piece, anchor: Anchor, linked: frozenset[int]) -> Canonical:
         anchor_tokens = self._anchor_tokens(anchor)
-        pages = _chunk_pages(piece.tokens, anchor_tokens, self._layout)
+        pages = _chunk_pages(piece, anchor_tokens, self._layout)
         size = self._layout.block_size
         used = tuple(
             index
@@ -235,18 +240,16 @@ def _pad_as_paper(pieces: Sequence[Piece], layout: Layout) -> Iterator[Piece]:
     for index, piece in enumerate(pieces):
         pads = (layout.pad_token,) * (-len(piece.tokens) % layout.block_size)
         if piece.chunk:
-            yield Piece(pads + piece.tokens, chunk=True)
+            yield Piece(pads + piece.tokens, chunk=True, lead=len(pads))
         elif index + 1 < len(pieces):
-            yield Piece(piece.tokens + pads)
+            yield Piece(piece.tokens + pads, trail=len(pads))
         else:
             yield piece
 
 
-def _chunk_pages(
-    tokens: tuple[int, ...], anchor: tuple[int, ...], layout: Layout
-) -> tuple[Page, ...]:
+def _chunk_pages(piece: Piece, anchor: tuple[int, ...], layout: Layout) -> tuple[Page, ...]:
     """A chunk's canonical pages, at the positions that they are compiled at."""
-    size = layout.block_size
+    tokens, size = piece.tokens, layout.block_size
     key = anchor_key(layout.scope, anchor)
     pages = []
     for begin in range(0, len(tokens), size):
@@ -258,7 +261,8 @@ def _chunk_pages(
             Page(
                 tokens=part + (tokens[-1],) * fill,
                 positions=(*range(first, first + len(part)), *(GAP,) * fill),
-                kinds=(Slot.CHUNK,) * len(part) + (Slot.PAD,) * fill,
+                kinds=tuple(piece.kind(begin + i, Slot.CHUNK) for i in range(len(part)))
+                + (Slot.PAD,) * fill,
                 key=key,
                 canonical=True,
             )
@@ -272,7 +276,9 @@ def _in_view(page: Page, start: int, offset: int, linked: frozenset[int], privat
     return Page(
         tokens=page.tokens,
         positions=tuple(GAP if gone else start + i for i, gone in enumerate(hidden)),
-        kinds=tuple(Slot.PAD if gone else Slot.CHUNK for gone in hidden),
+        kinds=tuple(
+            Slot.PAD if gone else kind for gone, kind in zip(hidden, page.kinds, strict=True)
+        ),
         key=None if private else page.key,
         canonical=True,
         copy_of=page.key if private else None,

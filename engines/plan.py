@@ -72,6 +72,11 @@ class Page:
         """Number of slots that queries may see."""
         return sum(position != GAP for position in self.positions)
 
+    @property
+    def real(self) -> int:
+        """Number of slots that hold a token of the user's which queries may see."""
+        return sum(kind != Slot.PAD for kind in self.kinds)
+
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
@@ -94,7 +99,7 @@ class Canonical:
     def compile_plan(self) -> "Plan":
         """The plan of the request that computes this object, alone or behind its anchor."""
         pages = (*self.anchor_pages, *self.pages)
-        tokens = sum(page.visible for page in pages)
+        tokens = sum(page.real for page in pages)
         return Plan(
             pages=pages,
             canonicals=(),

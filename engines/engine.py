@@ -1,0 +1,282 @@
+"""The offline engine: segments in, tokens, timings and block counts out."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from picbench.engines.algorithms import Reuse, parse
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.ledger import Snapshot
+from picbench.engines.request import Chunk, Hits, Request, Result, Segment, Timings, Tokens
+from picbench.engines.vllm.launch import Launched, launch
+from picbench.engines.vllm.tokenizer import Tokenizer
+
+from picbench.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A request in vLLM's terms."""
+
+    tag: str
+    tokens: list[int]
+    params: "SamplingParams"
+    salt: str | None
+
+
+class Engine:
+    """vLLM with picbench in it (or, with `EngineConfig.stock`, without), in this process.
+
+    Raises ConfigError for settings and requests that cannot work, before anything is computed.
+    Use it as a context manager, or call `close`.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self._algorithm = parse(config.algorithm)
+        if config.stock and self._algorithm.reuse is Reuse.CHUNKS:
+            raise _not_stock(config.algorithm)
+        self._tokenizer = Tokenizer(config.model)
+        self._numbers = count()
+        self._launched: Launched | None = launch(config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        max_tokens: int = 16,
+        logprobs: int | None = None,
+        ignore_eos: bool = False,
+        concurrency: int | None = None,
+    ) -> list[Result]:
+        """Serve requests and return their results in the same order.
+
+        At most `concurrency` requests are in flight (None: all at once). `max_tokens` holds for
+        requests that name none. With `logprobs`, each result carries that many log-probabilities
+        a token. Raises ConfigError for a request that can never be served, before any is started.
+        """
+        prepared = [self._prepare(r, max_tokens, logprobs, ignore_eos) for r in requests]
+        outputs = self._serve(prepared, concurrency or len(prepared))
+        return [self._result(p, outputs[p.tag]) for p in prepared]
+
+    def warm_up(self) -> None:
+        """Run a plain request and forget it, so that first-use costs are not measured."""
+        params = self._params(2, None, ignore_eos=True)
+        prompt = [1] * min(64, self._running.capacity - 2)
+        self._serve([_Prepared(self._tag(), prompt, params, None)], 1)
+        self.reset()
+        self.measure()
+
+    def measure(self) -> None:
+        """Begin a measurement: the ledger starts anew."""
+        self._running.observer.begin()
+
+    @property
+    def memory(self) -> list[Snapshot]:
+        """The block ledger since `measure`, one snapshot a scheduler step."""
+        return self._running.observer.snapshots
+
+    @property
+    def preemptions(self) -> int:
+        """How often a request lost its blocks to another one since the engine started."""
+        return self._running.observer.preemptions
+
+    def reset(self) -> None:
+        """Drop all cached KV. Raises EngineError while requests run."""
+        if not self._running.scheduler.reset_prefix_cache():
+            raise EngineError("the cache cannot be dropped while requests hold blocks")
+
+    def describe(self) -> dict[str, Any]:
+        """What runs here: versions, device, pool, limits."""
+        running = self._running
+        config = running.engine.vllm_config
+        return {
+            **_versions(),
+            "device": str(config.device_config.device),
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "attention": "stock" if self.config.stock else "picbench",
+            "block_size": config.cache_config.block_size,
+            "kv_blocks": running.pool,
+            "context": running.context,
+            "capacity": running.capacity,
+            "batch_tokens": config.scheduler_config.max_num_batched_tokens,
+        }
+
+    def close(self) -> None:
+        """Shut the engine down; it cannot be used again."""
+        if self._launched is not None:
+            self._launched.engine.engine_core.shutdown()
+            self._launched = None
+
+    @property
+    def _running(self) -> Launched:
+        if self._launched is None:
+            raise EngineError("the engine is closed")
+        return self._launched
+
+    def _prepare(
+        self, request: Request, max_tokens: int, logprobs: int | None, ignore_eos: bool
+    ) -> _Prepared:
+        segments = [(segment, self._tokens(segment)) for segment in request.segments]
+        tokens = [token for _, ids in segments for token in ids]
+        limit = request.max_tokens or max_tokens
+        self._check_fits(len(tokens), limit)
+        params = self._params(limit, logprobs, ignore_eos)
+        tag = self._tag()
+        algorithm = parse(request.algorithm or self.config.algorithm)
+        if self.config.stock:
+            if algorithm.spec != self._algorithm.spec:
+                raise _not_stock(algorithm.spec)
+        else:
+            spans = _spans(segments)
+            params.extra_args = {"pic": {"spans": spans, "algorithm": algorithm.spec, "tag": tag}}
+        return _Prepared(tag, tokens, params, request.salt)
+
+    def _tokens(self, segment: Segment) -> tuple[int, ...]:
+        if segment.tokens is not None:
+            return segment.tokens
+        return self._tokenizer.encode(segment.text or "")
+
+    def _check_fits(self, prompt: int, limit: int) -> None:
+        if not prompt:
+            raise ConfigError("a request has no tokens", hint="add a Text or a Chunk")
+        if prompt + limit > self._running.context:
+            raise ConfigError(
+                f"a prompt of {prompt} tokens and {limit} new ones exceed the context of "
+                f"{self._running.context}",
+                hint="shorten it, lower max_tokens, or raise context (--context)",
+            )
+        if -(-(prompt + limit) // BLOCK_SIZE) > self._running.pool:
+            raise ConfigError(
+                f"a prompt of {prompt} tokens and {limit} new ones exceed the pool of "
+                f"{self._running.pool} blocks of {BLOCK_SIZE}",
+                hint="raise kv_blocks (--kv-blocks)",
+            )
+
+    def _params(self, limit: int, logprobs: int | None, ignore_eos: bool) -> "SamplingParams":
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=0,
+            max_tokens=limit,
+            logprobs=logprobs,
+            ignore_eos=ignore_eos,
+            stop_token_ids=[] if ignore_eos else self._tokenizer.stops,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _serve(self, prepared: Sequence[_Prepared], limit: int) -> "dict[str, RequestOutput]":
+        engine = self._running.engine
+        queue, done, flying = deque(prepared), {}, 0
+        try:
+            while queue or flying:
+                while queue and flying < limit:
+                    self._submit(queue.popleft())
+                    flying += 1
+                for output in engine.step():
+                    done[output.request_id] = output
+                    flying -= 1
+        except BaseException:
+            tags = [p.tag for p in prepared if p.tag not in done]
+            engine.abort_request(tags)
+            raise
+        return done
+
+    def _submit(self, prepared: _Prepared) -> None:
+        prompt: Any = {"prompt_token_ids": prepared.tokens}
+        if prepared.salt is not None:
+            prompt["cache_salt"] = prepared.salt
+        self._running.engine.add_request(prepared.tag, prompt, prepared.params)
+
+    def _result(self, prepared: _Prepared, output: "RequestOutput") -> Result:
+        completion = output.outputs[0]
+        counts, hits = self._costs(prepared, output)
+        return Result(
+            text=self._tokenizer.decode(completion.token_ids),
+            tokens=tuple(completion.token_ids),
+            prompt_tokens=tuple(prepared.tokens),
+            timings=_timings(output, len(completion.token_ids)),
+            counts=counts,
+            hits=hits,
+            finish_reason=completion.finish_reason,
+            logprobs=_logprobs(completion.logprobs),
+        )
+
+    def _costs(self, prepared: _Prepared, output: "RequestOutput") -> tuple[Tokens, Hits]:
+        linker = getattr(self._running.scheduler, "linker", None)
+        report = linker.take_report(prepared.tag) if linker else None
+        if report is not None:
+            return report.tokens, report.hits
+        cached = output.num_cached_tokens or 0
+        tokens = Tokens(prompt=len(prepared.tokens), reused=cached)
+        return tokens, Hits(prefix=cached // BLOCK_SIZE)
+
+    def _tag(self) -> str:
+        return f"request-{next(self._numbers)}"
+
+
+def _spans(segments: Sequence[tuple[Segment, tuple[int, ...]]]) -> list[list[int]]:
+    spans, at = [], 0
+    for segment, tokens in segments:
+        if isinstance(segment, Chunk) and tokens:
+            spans.append([at, at + len(tokens)])
+        at += len(tokens)
+    return spans
+
+
+def _timings(output: "RequestOutput", generated: int) -> Timings:
+    stats: Any = output.metrics
+    if stats is None:
+        raise EngineError("vLLM reported no timings")
+    decode = stats.last_token_ts - stats.first_token_ts
+    return Timings(
+        ttft=stats.first_token_latency,
+        prefill=stats.first_token_ts - stats.scheduled_ts,
+        tpot=decode / (generated - 1) if generated > 1 else None,
+        e2e=stats.first_token_latency + decode,
+    )
+
+
+def _logprobs(steps: Any) -> tuple[dict[int, float], ...] | None:
+    if steps is None:
+        return None
+    return tuple({token: entry.logprob for token, entry in step.items()} for step in steps)
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    import transformers
+    import vllm
+
+    return {
+        "vllm": vllm.__version__,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _not_stock(algorithm: str) -> ConfigError:
+    return ConfigError(
+        f"stock vLLM cannot serve {algorithm!r}",
+        hint="stock engines serve 'full' or 'prefix', whichever they were started with",
+    )

@@ -1,0 +1,203 @@
+"""Starting vLLM in this process, with picbench in it or without."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from picbench.engines.algorithms import Reuse, parse
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.vllm.observer import Observer
+from picbench.engines.vllm.settings import PicSettings, engine_arguments
+
+from picbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+#: Stock CPU attention pages by multiples of 32 (vllm/v1/attention/backends/cpu_attn.py).
+STOCK_BLOCK_SIZE = 32
+
+#: KV pool when none is asked for.
+DEFAULT_POOL_BYTES = 256 << 20
+
+#: The scheduler has to be in this process; a plan's slots may outnumber the model's positions,
+#: although no logical position does; and eager engines must not compile the one function of
+#: vLLM's sampler that asks for it (20 s and a C++ compiler for the first request with logprobs).
+_ENVIRONMENT = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A running vLLM engine.
+
+    `context` is the longest prompt plus output in logical tokens, `capacity` in KV slots, `pool`
+    the KV pool in blocks of 16.
+    """
+
+    engine: "LLMEngine"
+    observer: Observer
+    context: int
+    capacity: int
+    pool: int
+
+    @property
+    def scheduler(self) -> Any:
+        """The engine's scheduler, which lives in this process."""
+        return self.engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+
+
+def launch(config: EngineConfig) -> Launched:
+    """Start an engine. Raises ConfigError if it cannot start with these settings."""
+    model = _read_model(config.model)
+    context = _context(config, model)
+    arguments = _common_arguments(config)
+    if config.stock:
+        arguments |= _stock_arguments(config)
+        capacity = context
+    else:
+        arguments |= engine_arguments(_settings(config, model))
+        capacity = _capacity(context)
+    pool = _pool(config, model, capacity)
+    capacity = min(capacity, pool * BLOCK_SIZE)
+    page = arguments["block_size"] // BLOCK_SIZE
+    arguments |= {"max_model_len": capacity, "num_gpu_blocks_override": pool // page + 1}
+    arguments["max_num_batched_tokens"] = config.batch_tokens or max(2048, min(capacity, 8192))
+    engine = _start(arguments)
+    scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+    return Launched(engine, Observer(scheduler), context, capacity, pool)
+
+
+def _start(arguments: Mapping[str, Any]) -> "LLMEngine":
+    with _environment():
+        from vllm.engine.arg_utils import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        try:
+            return LLMEngine.from_engine_args(EngineArgs(**arguments))
+        except (ValueError, NotImplementedError) as error:
+            line = " ".join(str(error).split())
+            raise ConfigError(f"vLLM refused to start: {line}") from error
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
+    os.environ.update(_ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _common_arguments(config: EngineConfig) -> dict[str, Any]:
+    return {
+        "model": config.model,
+        "dtype": config.dtype,
+        "seed": config.seed,
+        "load_format": "auto" if _has_weights(config.model) else "dummy",
+        # Text is decoded by the engine's own tokenizer, so that one engine serves token ids too.
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_num_seqs": config.max_requests,
+        "disable_log_stats": False,
+        "kv_cache_memory_bytes": DEFAULT_POOL_BYTES,
+    }
+
+
+def _stock_arguments(config: EngineConfig) -> dict[str, Any]:
+    caching = parse(config.algorithm).reuse is Reuse.PREFIX
+    return {"block_size": STOCK_BLOCK_SIZE, "enable_prefix_caching": caching}
+
+
+def _settings(config: EngineConfig, model: Mapping[str, Any]) -> PicSettings:
+    pad = model.get("pad_token_id")
+    return PicSettings(
+        algorithm=config.algorithm,
+        pad_token=pad if pad is not None else 0,
+        bos_token=_first(model.get("bos_token_id")),
+    )
+
+
+def _context(config: EngineConfig, model: Mapping[str, Any]) -> int:
+    longest = int(model["max_position_embeddings"])
+    context = config.context or longest
+    if context > longest:
+        raise ConfigError(
+            f"context {context} is longer than the model's {longest} positions",
+            hint=f"use context <= {longest} (--context)",
+        )
+    return context
+
+
+def _capacity(context: int) -> int:
+    # Pads and linked tokens take slots of their own: half as many again holds chunks of 32 tokens
+    # with 16 linked; a request that needs more is told so.
+    return context + max(context // 2, 1024)
+
+
+def _pool(config: EngineConfig, model: Mapping[str, Any], capacity: int) -> int:
+    """Blocks of 16 slots, a multiple of the stock page so that pools are equal in bytes."""
+    if config.kv_blocks is not None:
+        if config.kv_blocks < 2:
+            raise ConfigError(
+                f"kv_blocks is {config.kv_blocks}", hint="use at least 2 (--kv-blocks)"
+            )
+        return config.kv_blocks - config.kv_blocks % (STOCK_BLOCK_SIZE // BLOCK_SIZE)
+    wanted = max(2 * capacity // BLOCK_SIZE, DEFAULT_POOL_BYTES // _block_bytes(config, model))
+    return wanted + wanted % 2
+
+
+def _block_bytes(config: EngineConfig, model: Mapping[str, Any]) -> int:
+    heads = int(model["num_attention_heads"])
+    head = int(model.get("head_dim") or model["hidden_size"] // heads)
+    kv_heads = int(model.get("num_key_value_heads") or heads)
+    wide = config.dtype == "float32" or (
+        config.dtype == "auto" and str(model.get("dtype", model.get("torch_dtype"))) == "float32"
+    )
+    return int(model["num_hidden_layers"]) * kv_heads * head * 2 * BLOCK_SIZE * (4 if wide else 2)
+
+
+def _read_model(model: str) -> Mapping[str, Any]:
+    path = Path(model) / "config.json"
+    if path.is_file():
+        try:
+            read: dict[str, Any] = json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path}: not JSON: {error}") from error
+        return read
+    if Path(model).exists():
+        raise ConfigError(f"{model} has no config.json", hint="give a Hugging Face model folder")
+    from transformers import AutoConfig
+
+    try:
+        loaded: dict[str, Any] = AutoConfig.from_pretrained(model).to_dict()
+    except OSError as error:
+        raise ConfigError(
+            f"model {model!r} is neither a folder nor to be had from the hub",
+            hint="check --model, or download the model first",
+        ) from error
+    return loaded
+
+
+def _has_weights(model: str) -> bool:
+    folder = Path(model)
+    return not folder.is_dir() or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
+
+
+def _first(token: Any) -> int | None:
+    if isinstance(token, list):
+        return int(token[0]) if token else None
+    return None if token is None else int(token)

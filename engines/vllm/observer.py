@@ -1,0 +1,169 @@
+"""Fills the block ledger from a vLLM scheduler, stock or PIC, without changing what it does.
+
+After each `schedule` every block is attributed: referenced ones slot by slot from the requests
+that run, idle ones by the kind of their key. The two counts come from different places (requests
+here, reference counts in vLLM's pool), and a mismatch is an error, not a rounding.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.keys import is_canonical
+from picbench.engines.ledger import KINDS, Snapshot
+from picbench.engines.plan import Plan
+
+from picbench.errors import EngineError
+
+_CODE = {kind: code for code, kind in enumerate(KINDS)}
+_FREE, _PREFIX, _CHUNK = _CODE["free"], _CODE["prefix_idle"], _CODE["chunk_idle"]
+_HELD, _PROMPT, _DECODE, _PAD = (_CODE[k] for k in ("chunk", "prompt", "decode", "pad"))
+_UNSEEN = 255
+#: Bytes that vLLM appends to a block's hash (vllm/v1/core/kv_cache_utils.py).
+_GROUP_ID = 4
+
+Codes = npt.NDArray[np.uint8]
+
+
+class Observer:
+    """Watches one scheduler; its methods named `on_*` and `reset` are vLLM's collector hooks.
+
+    The hooks (vllm/v1/core/block_pool.py, `metrics_collector`) tell when a cached block is
+    reused, so that a step costs time in what changed, not in the size of the pool.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        manager = scheduler.kv_cache_manager
+        self._scheduler = scheduler
+        self._pool = manager.block_pool
+        self._cached = manager.coordinator.single_type_managers[0].num_cached_block
+        self._size = int(manager.coordinator.single_type_managers[0].block_size)
+        self._idle: Codes = np.full(self._pool.num_gpu_blocks, _FREE, dtype=np.uint8)
+        self._known: dict[str, int] = {}
+        self._planned: dict[str, Codes] = {}
+        self._snapshots: list[Snapshot] = []
+        self._preemptions = 0
+        self._began = time.monotonic()
+        self._pool.metrics_collector = self
+        scheduler.schedule = self._observed(scheduler.schedule)
+        scheduler._preempt_request = self._counted(scheduler._preempt_request)
+
+    def begin(self) -> None:
+        """Start a measurement: drop earlier snapshots and set the clock to zero."""
+        self._snapshots = []
+        self._began = time.monotonic()
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """One snapshot a step since the measurement began."""
+        return list(self._snapshots)
+
+    @property
+    def preemptions(self) -> int:
+        """How often a request lost its blocks since the engine started."""
+        return self._preemptions
+
+    def on_block_evicted(self, block: Any) -> None:
+        """A block is handed out again; whatever it cached is gone."""
+        self._idle[block.block_id] = _FREE
+
+    def on_block_allocated(self, block: Any) -> None:
+        """Nothing to do: the request that got the block will be seen running."""
+
+    def on_block_accessed(self, block: Any) -> None:
+        """Nothing to do: a hit does not change what a block caches."""
+
+    def reset(self) -> None:
+        """The cache was dropped."""
+        self._idle[:] = _FREE
+
+    def _observed(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            output = schedule(*args, **kwargs)
+            self._observe()
+            return output
+
+        return observed
+
+    def _counted(self, preempt: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._preemptions += 1
+            return preempt(*args, **kwargs)
+
+        return counted
+
+    def _observe(self) -> None:
+        slots: Codes = np.full((self._pool.num_gpu_blocks, self._size), _UNSEEN, dtype=np.uint8)
+        for request in self._scheduler.running:
+            self._register(request)
+            self._attribute(request, slots)
+        self._hold(slots)
+        self._forget()
+        used = slots[:, 0] != _UNSEEN
+        counts = np.bincount(slots[used].ravel(), minlength=len(KINDS)) / BLOCK_SIZE
+        idle = np.bincount(self._idle[1:][~used[1:]], minlength=len(KINDS))
+        counts += idle * (self._size // BLOCK_SIZE)
+        self._check(int(used.sum()))
+        self._snapshots.append(
+            Snapshot(
+                step=len(self._snapshots),
+                time=time.monotonic() - self._began,
+                pool=(self._pool.num_gpu_blocks - 1) * self._size // BLOCK_SIZE,
+                blocks={kind: float(counts[code]) for kind, code in _CODE.items()},
+            )
+        )
+
+    def _register(self, request: Any) -> None:
+        """Note what the request's newly cached blocks will be once they are idle."""
+        known, cached = (d.get(request.request_id, 0) for d in (self._known, self._cached))
+        if cached == known:
+            return
+        blocks = self._scheduler.kv_cache_manager.get_blocks(request.request_id).blocks[0]
+        for block in blocks[min(known, cached) : cached]:
+            if block.block_hash is not None:
+                chunk = is_canonical(block.block_hash[:-_GROUP_ID])
+                self._idle[block.block_id] = _CHUNK if chunk else _PREFIX
+        self._known[request.request_id] = cached
+
+    def _attribute(self, request: Any, slots: Codes) -> None:
+        ids = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
+        planned = self._plan_codes(request)
+        codes: Codes = np.full(len(ids) * self._size, _PAD, dtype=np.uint8)
+        computed = request.num_computed_tokens
+        prompt = min(computed, len(planned))
+        codes[:prompt] = planned[:prompt]
+        codes[prompt:computed] = _DECODE
+        # Requests may see a shared block differently; a slot that anybody sees counts as seen.
+        slots[ids] = np.minimum(slots[ids], codes.reshape(-1, self._size))
+
+    def _plan_codes(self, request: Any) -> Codes:
+        if request.request_id not in self._planned:
+            self._planned[request.request_id] = self._codes(request)
+        return self._planned[request.request_id]
+
+    def _codes(self, request: Any) -> Codes:
+        linker = getattr(self._scheduler, "linker", None)
+        plan: Plan | None = linker.plan_of(request.request_id) if linker else None
+        if plan is None:
+            return np.full(request.num_prompt_tokens, _PROMPT, dtype=np.uint8)
+        return np.array([_CODE[kind] for kind in plan.kinds], dtype=np.uint8)
+
+    def _hold(self, slots: Codes) -> None:
+        linker = getattr(self._scheduler, "linker", None)
+        for block in linker.held() if linker else ():
+            slots[block.block_id] = np.minimum(slots[block.block_id], _HELD)
+
+    def _forget(self) -> None:
+        alive = self._scheduler.requests
+        self._known = {k: v for k, v in self._known.items() if k in alive and k in self._cached}
+        self._planned = {k: v for k, v in self._planned.items() if k in alive}
+
+    def _check(self, used: int) -> None:
+        expected = self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()
+        if used != expected:
+            raise EngineError(
+                f"the ledger sees {used} referenced blocks, vLLM's pool counts {expected}"
+            )

@@ -1,0 +1,67 @@
+"""Leaving K unrotated: the model rotates Q only, attention rotates K when it reads it."""
+
+from collections.abc import Iterator
+
+import torch
+from picbench.engines.vllm.support import check_signature
+from picbench.kernels.rope import RopeTable
+from torch import Tensor, nn
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+from picbench.errors import ConfigError
+
+
+class QueryRotary(nn.Module):
+    """Stands in for a layer's rotary module and hands K through unrotated."""
+
+    def __init__(self, rotary: RotaryEmbedding) -> None:
+        super().__init__()
+        self.rotary = rotary
+
+    def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate `query` [tokens, heads * head_size] by logical `positions` [tokens]."""
+        # In compiled graphs the op in place would also change what `query` is a view of.
+        rotated, _ = self.rotary(positions, query.contiguous(), None)
+        return rotated, key
+
+
+def leave_keys_unrotated(model: nn.Module) -> RopeTable:
+    """Exchange the rotary module of every attention layer; the one they shared is not changed.
+
+    Returns the model's own rotary parameters. Raises ConfigError for models whose layers do not
+    follow the pattern `q, k = self.rotary_emb(positions, q, k)` with one set of parameters.
+    """
+    check_signature(RotaryEmbedding.forward_native, ("self", "positions", "query", "key"))
+    rotaries: list[RotaryEmbedding] = []
+    for layer in _rotating_layers(model):
+        rotaries.append(layer.rotary_emb)
+        layer.rotary_emb = QueryRotary(layer.rotary_emb)
+    attentions = sum(isinstance(module, Attention) for module in model.modules())
+    if not rotaries or len(rotaries) != attentions:
+        raise ConfigError(
+            f"{type(model).__name__} rotates {len(rotaries)} of {attentions} attention layers",
+            hint="picbench serves Llama-like models, with RoPE in every layer",
+        )
+    return _table(rotaries)
+
+
+def _rotating_layers(model: nn.Module) -> Iterator[nn.Module]:
+    for module in list(model.modules()):
+        rotary = getattr(module, "rotary_emb", None)
+        if isinstance(getattr(module, "attn", None), Attention) and rotary is not None:
+            if not isinstance(rotary, RotaryEmbedding):
+                raise ConfigError(
+                    f"rotary embedding {type(rotary).__name__} is not supported",
+                    hint="picbench needs vLLM's RotaryEmbedding or a subclass",
+                )
+            yield module
+
+
+def _table(rotaries: list[RotaryEmbedding]) -> RopeTable:
+    first = rotaries[0]
+    if any(not torch.equal(r.cos_sin_cache, first.cos_sin_cache) for r in rotaries[1:]):
+        raise ConfigError(
+            "layers rotate with different parameters", hint="picbench needs one RoPE per model"
+        )
+    return RopeTable(first.cos_sin_cache, first.rotary_dim, first.is_neox_style)

@@ -1,0 +1,64 @@
+"""The settings that turn a vLLM engine into a PIC engine, and how they travel to every process.
+
+vLLM carries `additional_config` to all of its processes and hashes it into the compile-cache key,
+so a compiled artifact of stock vLLM never serves a PIC engine (vllm/config/vllm.py, compute_hash).
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from picbench.engines.algorithms import parse
+from picbench.engines.config import BLOCK_SIZE
+
+from picbench.errors import ConfigError
+
+#: Where the settings sit in `additional_config`.
+KEY = "pic"
+
+SCHEDULER = "picbench.engines.vllm.scheduler.PicScheduler"
+CPU_WORKER = "picbench.engines.vllm.worker.PicCPUWorker"
+
+
+@dataclass(frozen=True, slots=True)
+class PicSettings:
+    """Settings of a PIC engine.
+
+    `algorithm` is the default of requests that name none. `pad_token` fills visible pads
+    (``pad=paper``); `bos_token` (None: the model has none) fills the anchors of ``epic:k=0``.
+    """
+
+    algorithm: str = "mepic"
+    pad_token: int = 0
+    bos_token: int | None = None
+
+    @classmethod
+    def read(cls, additional_config: Any) -> "PicSettings | None":
+        """The settings in an engine's `additional_config`; None in a stock engine.
+
+        Raises ConfigError for unknown fields and unknown algorithms.
+        """
+        if not isinstance(additional_config, Mapping) or KEY not in additional_config:
+            return None
+        given = dict(additional_config[KEY] or {})
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(given) - known):
+            hint = "known fields: " + ", ".join(sorted(known))
+            raise ConfigError(
+                f"additional_config[{KEY!r}]: unknown field {unknown[0]!r}", hint=hint
+            )
+        settings = cls(**given)
+        parse(settings.algorithm)
+        return settings
+
+
+def engine_arguments(settings: PicSettings) -> dict[str, Any]:
+    """Arguments that make `vllm.LLM` or `vllm serve` a PIC engine on CPU."""
+    return {
+        "scheduler_cls": SCHEDULER,
+        "worker_cls": CPU_WORKER,
+        "additional_config": {KEY: asdict(settings)},
+        "block_size": BLOCK_SIZE,
+        "enable_prefix_caching": True,
+        "async_scheduling": False,
+    }

