@@ -13,7 +13,6 @@ from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Chunk, Hits, Request, Result, Segment, Timings, Tokens
 from picbench.engines.vllm.launch import Launched, launch
 from picbench.engines.vllm.tokenizer import Tokenizer
-
 from picbench.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:

@@ -104,7 +104,7 @@ class Canonical:
             pages=pages,
             canonicals=(),
             prompt_tokens=tokens,
-            end=tokens,
+            end=sum(page.visible for page in pages),
             block_size=len(pages[0].tokens),
             tail_key=self.key,
         )

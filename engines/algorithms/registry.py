@@ -10,7 +10,6 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from picbench.engines.algorithms.base import Algorithm
-
 from picbench.errors import ConfigError
 
 GROUP = "picbench.algorithms"

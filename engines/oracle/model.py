@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from transformers import LlamaForCausalLM
+
 from picbench.engines.oracle.expand import Row, Segment, expand
 from picbench.engines.oracle.rule import Rule
-from transformers import LlamaForCausalLM
 
 
 def visible(rows: Sequence[Row]) -> torch.Tensor:

@@ -5,13 +5,6 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.vllm.positions import StepPositions
-from picbench.kernels.batch import AttentionBatch
-from picbench.kernels.cpu import attend, store
-from picbench.kernels.rope import RopeTable
-from picbench.kernels.shape import HeadShape
-from picbench.kernels.workspace import Workspace
 from torch import Tensor
 from vllm.v1.attention import selector
 from vllm.v1.attention.backend import (
@@ -23,6 +16,14 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.kv_cache_interface import KVCacheLayout
+
+from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.vllm.positions import StepPositions
+from picbench.kernels.batch import AttentionBatch
+from picbench.kernels.cpu import attend, store
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+from picbench.kernels.workspace import Workspace
 
 
 class PicAttentionBackend(AttentionBackend):

@@ -12,7 +12,6 @@ from picbench.engines.algorithms import Reuse, parse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.vllm.observer import Observer
 from picbench.engines.vllm.settings import PicSettings, engine_arguments
-
 from picbench.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -24,7 +24,6 @@ from picbench.engines.vllm import rewrite
 from picbench.engines.vllm.pool import Pool
 from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.wire import PicArgs, cut, read_args
-
 from picbench.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:

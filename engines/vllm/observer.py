@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.keys import is_canonical
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.plan import Plan
-
 from picbench.errors import EngineError
 
 _CODE = {kind: code for code, kind in enumerate(KINDS)}

@@ -42,7 +42,6 @@ def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
 def _check_request(config: Any, extra_args: Any) -> None:
     from picbench.engines.vllm.settings import PicSettings
     from picbench.engines.vllm.wire import read_args
-
     from picbench.errors import PicBenchError
 
     if not extra_args:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from picbench.engines.plan import GAP
 from picbench.engines.vllm.wire import POSITIONS
-from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 import torch
-from picbench.engines.vllm.support import check_signature
-from picbench.kernels.rope import RopeTable
 from torch import Tensor, nn
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
+from picbench.engines.vllm.support import check_signature
 from picbench.errors import ConfigError
+from picbench.kernels.rope import RopeTable
 
 
 class QueryRotary(nn.Module):

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
 from picbench.engines.vllm.backend import PicMetadataBuilder, selected
 from picbench.engines.vllm.positions import PositionTable, rotary_positions
 from picbench.engines.vllm.rotary import leave_keys_unrotated
 from picbench.engines.vllm.support import check_signature
-from vllm.v1.worker.cpu_model_runner import CPUModelRunner
-from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
 from picbench.errors import EngineError
 
 

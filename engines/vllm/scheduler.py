@@ -6,6 +6,13 @@ Upstream: vllm/v1/core/sched/scheduler.py of vLLM 0.32.0. Five methods are exten
 from collections.abc import Iterable
 from typing import Any
 
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
 from picbench.engines.vllm.linker import Linker
 from picbench.engines.vllm.pool import Pool
 from picbench.engines.vllm.settings import CPU_WORKER, PicSettings
@@ -15,13 +22,6 @@ from picbench.engines.vllm.support import (
     check_signature,
     check_version,
 )
-from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-
 from picbench.errors import ConfigError
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from picbench.engines.algorithms import parse
 from picbench.engines.config import BLOCK_SIZE
-
 from picbench.errors import ConfigError
 
 #: Where the settings sit in `additional_config`.

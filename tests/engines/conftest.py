@@ -1,0 +1,120 @@
+"""Tiny random Llamas, the oracles over them, and how engines are held to the oracles."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from picbench.engines.request import Chunk, Request, Result
+
+VOCABULARY = 1024
+BOS, EOS, PAD = 1, 2, 0
+
+Draw = Callable[[int, int], tuple[int, ...]]
+Deviation = Callable[[Any, Any, Request, Result], float]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let libraries warn about their own code; warnings about picbench's stay errors."""
+    for library in ("torch", "transformers", "vllm"):
+        config.addinivalue_line("filterwarnings", f"ignore:::{library}")
+
+
+@pytest.fixture(scope="session")
+def draw() -> Draw:
+    """(count, seed) -> ordinary random tokens."""
+
+    def tokens(count: int, seed: int) -> tuple[int, ...]:
+        ids = random.Random(seed)
+        return tuple(ids.randrange(3, VOCABULARY) for _ in range(count))
+
+    return tokens
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with four heads of 64, two of them for keys, and plain rotary embeddings."""
+    return write_llama(tmp_path_factory.mktemp("llama"), head_dim=64, theta=10_000.0)
+
+
+@pytest.fixture(scope="session")
+def llama3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with four heads of 128, one of them for keys, and llama3 rope scaling.
+
+    The original context is so short that scaling changes attention within a few hundred tokens.
+    """
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 256,
+    }
+    folder = tmp_path_factory.mktemp("llama3")
+    return write_llama(folder, head_dim=128, kv_heads=1, theta=500_000.0, **scaling)
+
+
+@pytest.fixture(scope="session")
+def oracle(llama: Path) -> Any:
+    return make_oracle(llama)
+
+
+@pytest.fixture(scope="session")
+def oracle3(llama3: Path) -> Any:
+    return make_oracle(llama3)
+
+
+@pytest.fixture(scope="session")
+def deviation() -> Deviation:
+    """(oracle, rule, request, result) -> largest difference in reported log-probabilities."""
+    from picbench.engines.oracle import distance
+
+    def measure(oracle: Any, rule: Any, request: Request, result: Result) -> float:
+        kinds = ["chunk" if isinstance(s, Chunk) else "text" for s in request.segments]
+        segments = list(zip(kinds, [s.tokens for s in request.segments], strict=True))
+        assert result.logprobs is not None
+        return distance(oracle.logprobs(segments, rule, result.tokens), result.logprobs)
+
+    return measure
+
+
+def make_oracle(folder: Path) -> Any:
+    from picbench.engines.oracle import Oracle
+
+    return Oracle(folder)
+
+
+def write_llama(
+    folder: Path, *, head_dim: int, theta: float, kv_heads: int = 2, **scaling: Any
+) -> Path:
+    """Write random weights, the same on every call.
+
+    They are large enough for peaky logits: with the usual 0.02 every prediction is nearly
+    uniform and any two algorithms agree.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=VOCABULARY,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": theta} | scaling,
+        initializer_range=0.15,
+        tie_word_embeddings=False,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder)
+    return folder

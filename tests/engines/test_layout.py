@@ -1,0 +1,260 @@
+"""Plans: every token once, hits first, keys that name content."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.engines.keys import is_canonical
+from picbench.engines.layout import Anchor, Layout, Pad, Piece, Treatment, lay_out
+from picbench.engines.plan import GAP, Plan, Slot, Source
+
+SIZE = 16
+token = st.integers(3, 900)
+tokens = st.lists(token, min_size=1, max_size=70).map(tuple)
+pieces = st.lists(st.builds(Piece, tokens=tokens, chunk=st.booleans()), min_size=1, max_size=6)
+anchors = st.sampled_from([Anchor.NONE, Anchor.PREFIX, Anchor.BOS])
+pads = st.sampled_from(list(Pad))
+
+
+@st.composite
+def policies(draw):
+    """Arbitrary links: any subset of a chunk's tokens, the same for the same chunk index."""
+    seed, private = draw(st.integers(0, 2**16)), draw(st.booleans())
+    anchor = draw(anchors)
+
+    def treat(index: int, length: int) -> Treatment:
+        linked = [i for i in range(length) if hash((seed, index, i)) % 3 == 0]
+        return Treatment(linked, anchor, private)
+
+    return treat
+
+
+def layout(pad: Pad = Pad.MASKED, scope: str = "") -> Layout:
+    return Layout(SIZE, scope, pad, pad_token=0, bos_token=1)
+
+
+def none(index: int, length: int) -> Treatment:
+    return Treatment()
+
+
+def first(count: int):
+    return lambda index, length: Treatment(range(min(count, length)))
+
+
+def everything(index: int, length: int) -> Treatment:
+    return Treatment(range(length))
+
+
+def padded(given_pieces, pad: Pad) -> list[int]:
+    """The prompt that positions refer to."""
+    out: list[int] = []
+    for index, piece in enumerate(given_pieces):
+        fill = [0] * (-len(piece.tokens) % SIZE) if pad is Pad.PAPER else []
+        last = index + 1 == len(given_pieces)
+        if piece.chunk:
+            out += fill + list(piece.tokens)
+        else:
+            out += list(piece.tokens) + ([] if last else fill)
+    return out
+
+
+@given(pieces, policies(), pads)
+def test_every_logical_token_is_visible_exactly_once(given_pieces, policy, pad):
+    plan = lay_out(given_pieces, policy, layout(pad))
+    seen = {p: t for p, t in zip(plan.positions, plan.tokens, strict=True) if p != GAP}
+    assert [seen[p] for p in sorted(seen)] == padded(given_pieces, pad)
+    assert sum(p != GAP for p in plan.positions) == plan.end == len(seen)
+    assert plan.prompt_tokens == sum(len(p.tokens) for p in given_pieces)
+
+
+@given(pieces, policies(), pads, st.randoms(use_true_random=False))
+def test_hits_come_first_whatever_is_resident(given_pieces, policy, pad, random):
+    plan = lay_out(given_pieces, policy, layout(pad))
+    resident = {page.key for page in plan.pages if random.random() < 0.7}
+    sources = plan.sources(resident.__contains__)
+    assert sources[-1] is Source.COMPUTE
+    assert not any(a is Source.COMPUTE and b is not Source.COMPUTE for a, b in pairwise(sources))
+    assert not any(
+        source is Source.COMPUTE and page.canonical
+        for source, page in zip(sources, plan.pages, strict=True)
+    )
+
+
+@given(pieces, policies(), pads)
+def test_no_computed_token_sees_a_later_slot(given_pieces, policy, pad):
+    """The causal bound: what a query may see stands before it in compute order."""
+    plan = lay_out(given_pieces, policy, layout(pad))
+    shared = plan.shared * SIZE
+    computed = plan.positions[shared:]
+    assert computed == sorted(computed)
+    assert GAP not in computed
+    assert computed[-1] == plan.end - 1
+
+
+@given(pieces, policies())
+def test_masked_pads_add_no_token_to_the_prompt(given_pieces, policy):
+    plan = lay_out(given_pieces, policy, layout())
+    assert set(plan.tokens) == {t for piece in given_pieces for t in piece.tokens}
+    assert all(
+        (p == GAP) == (k is Slot.PAD) for p, k in zip(plan.positions, plan.kinds, strict=True)
+    )
+
+
+@given(pieces, policies(), pads)
+def test_a_slot_is_a_pad_iff_it_is_none_of_the_users_tokens(given_pieces, policy, pad):
+    plan = lay_out(given_pieces, policy, layout(pad))
+    real = sum(kind is not Slot.PAD for kind in plan.kinds)
+    assert real == plan.prompt_tokens
+
+
+@given(pieces, tokens, tokens, policies(), pads)
+def test_another_first_document_shares_no_computed_block(rest, one, other, policy, pad):
+    """Invariant 2: everything behind a chunk depends on it."""
+    if one == other:
+        return
+    rest = [*rest, Piece((7, 8, 9))]
+    plans = [lay_out([Piece(t, chunk=True), *rest], policy, layout(pad)) for t in (one, other)]
+    computed = [{p.key for p in plan.pages if not p.canonical} - {None} for plan in plans]
+    assert not computed[0] & computed[1]
+
+
+@given(pieces, policies(), pads)
+def test_salts_never_share(given_pieces, policy, pad):
+    plans = [lay_out(given_pieces, policy, layout(pad, scope)) for scope in ("a", "b")]
+    keys = [_all_keys(plan) for plan in plans]
+    assert not keys[0] & keys[1]
+
+
+@given(pieces, policies(), pads)
+def test_a_chunk_has_the_same_keys_wherever_it_stands(given_pieces, policy, pad):
+    isolated = [p for p in given_pieces if p.chunk]
+    front = [Piece((5,) * 20, chunk=True), Piece((6, 6, 6))]
+    plans = [
+        lay_out(ps, first(0), layout(pad))
+        for ps in ([*isolated, Piece((4,))], [*front, *isolated, Piece((4,))])
+    ]
+    keys = [{k for c in plan.canonicals for k in c.keys} for plan in plans]
+    assert keys[0] <= keys[1]
+
+
+@given(pieces, policies(), pads)
+def test_equal_keys_mean_equal_content(given_pieces, policy, pad):
+    plan = lay_out(given_pieces, policy, layout(pad))
+    compiled = [page for c in plan.canonicals for page in c.compile_plan().pages]
+    content: dict[bytes, tuple[int, ...]] = {}
+    for page in [*plan.pages, *compiled]:
+        if page.key is not None:
+            assert content.setdefault(page.key, page.tokens) == page.tokens
+            assert is_canonical(page.key) == page.canonical
+
+
+@given(st.lists(st.builds(Piece, tokens=tokens, chunk=st.booleans()), max_size=4), tokens, tokens)
+def test_generated_tokens_continue_the_chain(head, question, answer):
+    """A follow-up prompt that contains the answer finds the answer's blocks."""
+    head = [*head, Piece(question)]
+    plan = lay_out(head, first(16), layout())
+    longer = lay_out([*head, Piece(answer)], first(16), layout())
+    known = [page.key for page in plan.pages if len(page.tokens) == SIZE]
+    fresh = plan.generated_keys([*plan.tokens, *answer], known)
+    assert [*known, *fresh] == [p.key for p in longer.pages if len(p.tokens) == SIZE]
+
+
+def test_linking_everything_leaves_no_chunk_block():
+    plan = lay_out([Piece((1, 2)), Piece((3,) * 40, chunk=True), Piece((4,))], everything, layout())
+    assert plan.shared == 0
+    assert not plan.canonicals
+    assert plan.positions == list(range(43))
+
+
+def test_first_block_linked_maps_the_rest():
+    """MEPIC on a chunk of 20: the first block is computed, the second mapped with 12 pads."""
+    chunk = tuple(range(100, 120))
+    plan = lay_out([Piece(chunk, chunk=True), Piece((7, 8))], first(16), layout())
+    mapped, head, tail = plan.pages
+    assert mapped.canonical
+    assert mapped.positions == (16, 17, 18, 19, *(GAP,) * 12)
+    assert head.tokens == chunk[:16]
+    assert tail.tokens == (7, 8)
+    assert plan.canonicals[0].used == (1,)
+
+
+def test_the_same_chunk_twice_is_the_same_blocks_twice():
+    chunk = Piece(tuple(range(100, 132)), chunk=True)
+    plan = lay_out([chunk, Piece((5,)), chunk, Piece((6,))], none, layout())
+    a, b = plan.pages[:2], plan.pages[2:4]
+    assert [p.key for p in a] == [p.key for p in b]
+    assert a[0].positions[0] == 0
+    assert b[0].positions[0] == 33
+    assert len(plan.canonicals) == 1
+
+
+def test_a_prompt_that_ends_in_a_chunk_computes_its_last_token():
+    plan = lay_out([Piece((1,)), Piece(tuple(range(50, 66)), chunk=True)], none, layout())
+    assert plan.pages[0].positions == (*range(1, 16), GAP)
+    assert plan.pages[-1].tokens == (1, 65)
+    assert plan.pages[-1].positions == (0, 16)
+
+
+def test_leading_text_takes_the_engines_own_keys():
+    raw = [b"raw0", b"raw1", b"raw2"]
+    text, chunk = tuple(range(3, 43)), tuple(range(100, 140))
+    plan = lay_out(
+        [Piece(text), Piece(chunk, chunk=True), Piece((9,))], none, layout(), prefix_keys=raw
+    )
+    computed = [p.key for p in plan.pages if not p.canonical]
+    assert computed[:2] == raw[:2]
+    assert raw[2] not in computed
+
+
+def test_private_pages_are_copied_and_never_shared():
+    def private(index: int, length: int) -> Treatment:
+        return Treatment(private=True)
+
+    plan = lay_out([Piece((3,) * 32, chunk=True), Piece((4,))], private, layout())
+    assert [page.key for page in plan.pages[:2]] == [None, None]
+    assert plan.sources(lambda key: True)[:2] == (Source.COPY, Source.COPY)
+    assert [p.copy_of for p in plan.pages[:2]] == list(plan.canonicals[0].keys)
+
+
+def test_a_chunk_with_one_missing_block_is_missing():
+    plan = lay_out([Piece((3,) * 40, chunk=True), Piece((4,))], none, layout())
+    keys = plan.canonicals[0].keys
+    assert not plan.missing(lambda key: True)
+    for gone in keys:
+        assert plan.missing(lambda key, gone=gone: key != gone) == plan.canonicals
+
+
+def test_bos_anchor_is_compiled_and_discarded():
+    def bos(index: int, length: int) -> Treatment:
+        return Treatment(anchor=Anchor.BOS)
+
+    plan = lay_out([Piece((3,) * 16, chunk=True), Piece((4,))], bos, layout())
+    compiled = plan.canonicals[0].compile_plan()
+    assert compiled.pages[0].tokens[:4] == (1, 1, 1, 1)
+    assert compiled.pages[0].positions == (0, 1, 2, 3, *(GAP,) * 12)
+    assert compiled.pages[1].positions == tuple(range(4, 20))
+    assert plan.pages[0].positions == tuple(range(16))
+
+
+def test_anchored_compile_stands_right_behind_the_prefix():
+    def anchored(index: int, length: int) -> Treatment:
+        return Treatment(anchor=Anchor.PREFIX)
+
+    text = tuple(range(200, 220))
+    prompt = [Piece(text), Piece((3,) * 16, chunk=True), Piece((5,) * 16, chunk=True), Piece((4,))]
+    second = lay_out(prompt, anchored, layout()).canonicals[1].compile_plan()
+    assert [p for p in second.positions if p != GAP] == list(range(36))
+
+
+def test_empty_prompt_and_stray_links_are_refused():
+    with pytest.raises(ValueError, match="at least one token"):
+        lay_out([Piece(())], none, layout())
+    with pytest.raises(ValueError, match="leave a chunk"):
+        lay_out([Piece((1, 2), chunk=True), Piece((3,))], lambda i, n: Treatment([n]), layout())
+
+
+def _all_keys(plan: Plan) -> set[bytes]:
+    keys = {page.key for page in plan.pages if page.key}
+    return keys | {page.key for c in plan.canonicals for page in c.pages if page.key}

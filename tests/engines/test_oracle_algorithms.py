@@ -1,0 +1,218 @@
+"""The engine against the oracle: every algorithm, order and chunk length, in steps of 64 tokens."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.oracle import Oracle, Rule, epic, epic_zero, full, mepic, naive
+from picbench.engines.request import Chunk, Request, Result, Segment, Text
+
+TOLERANCE = 1e-3
+APART = 0.1
+BOS, PAD = 1, 0
+
+REUSING: dict[str, Rule] = {
+    "naive": naive(),
+    "naive:anchored=on": naive().anchored(),
+    "naive:pad=paper": naive().padded(PAD),
+    "epic:k=0": epic_zero(BOS),
+    "epic:k=1": epic(1),
+    "epic:k=2": epic(2),
+    "epic:k=4": epic(4),
+    "epic:k=8": epic(8),
+    "epic:k=16": epic(16),
+    "epic:k=32": epic(32),
+    "epic:k=64": epic(64),
+    "epic:k=16:pad=paper": epic(16).padded(PAD),
+    "epic:k=16:anchored=on": epic(16).anchored(),
+    "mepic": mepic(),
+    "mepic:pad=paper": mepic().padded(PAD),
+    "mepic:anchored=on": mepic().anchored(),
+    "mepic:pad=paper:anchored=on": mepic().anchored().padded(PAD),
+}
+RULES = {"full": full(), "prefix": full()} | REUSING
+
+ORDERS = ["AB", "BA", "CBA", "ABA"]
+LENGTHS = {"A": 150, "B": 35, "C": 81}
+
+
+@pytest.fixture(scope="module")
+def engine(llama: Path) -> Iterator[Engine]:
+    config = EngineConfig(
+        model=str(llama),
+        dtype="float32",
+        kv_blocks=2000,
+        context=1024,
+        batch_tokens=64,
+        max_requests=8,
+    )
+    with Engine(config) as engine:
+        yield engine
+
+
+class Case:
+    """Builds prompts that no other test has cached, runs them, and compares."""
+
+    def __init__(self, engine: Engine, oracle: Oracle, draw: Any, deviation: Any, seed: int):
+        self.engine = engine
+        self.oracle = oracle
+        self.draw = draw
+        self.deviation = deviation
+        self.seed = seed
+
+    def text(self, count: int, key: int = 0) -> Text:
+        return Text(tokens=self.draw(count, hash((self.seed, 0, key))))
+
+    def chunk(self, count: int, key: int = 0) -> Chunk:
+        return Chunk(tokens=self.draw(count, hash((self.seed, 1, key))))
+
+    def run(self, *requests: Request, max_tokens: int = 4) -> list[Result]:
+        return self.engine.generate(requests, max_tokens=max_tokens, logprobs=8, ignore_eos=True)
+
+    def error(self, request: Request, result: Result, rule: Rule | None = None) -> float:
+        assert request.algorithm is not None or rule is not None
+        rule = rule or RULES[request.algorithm]
+        return self.deviation(self.oracle, rule, request, result)
+
+    def hold(self, algorithm: str, segments: Sequence[Segment]) -> tuple[Result, Result]:
+        """Run a request cold, then warm; both must be the oracle's."""
+        request = Request(segments, algorithm=algorithm)
+        cold, warm = self.run(request) + self.run(request)
+        assert self.error(request, cold) < TOLERANCE
+        assert self.error(request, warm) < TOLERANCE
+        assert warm.tokens == cold.tokens
+        return cold, warm
+
+
+@pytest.fixture
+def case(
+    engine: Engine, oracle: Oracle, draw: Any, deviation: Any, request: pytest.FixtureRequest
+) -> Case:
+    return Case(engine, oracle, draw, deviation, seed=crc32(request.node.nodeid.encode()))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("algorithm", RULES)
+def test_algorithms_and_orders(case: Case, algorithm: str, order: str) -> None:
+    chunks = [case.chunk(LENGTHS[name], ord(name)) for name in order]
+    segments = [case.text(21, 1), *chunks, case.text(19, 2)]
+    cold, warm = case.hold(algorithm, segments)
+    if algorithm in REUSING:
+        assert warm.hits.chunk > 0
+        assert warm.counts.compiled == 0 < cold.counts.compiled
+        assert case.error(Request(segments), cold, full()) > APART
+    else:
+        assert cold.counts.reused == 0
+        assert (warm.counts.reused > 0) == (algorithm == "prefix")
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 150])
+@pytest.mark.parametrize(
+    "algorithm",
+    ["naive", "naive:anchored=on", "epic:k=0", "epic:k=16", "mepic", "mepic:pad=paper"],
+)
+def test_chunk_lengths(case: Case, algorithm: str, length: int) -> None:
+    chunks = [case.chunk(length, 1), case.chunk(33, 2), case.chunk(length, 3)]
+    case.hold(algorithm, [case.text(5, 1), *chunks, case.text(7, 2)])
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 150])
+@pytest.mark.parametrize("algorithm", ["naive", "epic:k=4", "mepic", "mepic:pad=paper"])
+def test_empty_question(case: Case, algorithm: str, length: int) -> None:
+    case.hold(algorithm, [case.text(5), case.chunk(40, 1), case.chunk(length, 2)])
+
+
+@pytest.mark.parametrize("algorithm", REUSING)
+def test_text_between_chunks(case: Case, algorithm: str) -> None:
+    a, b = case.chunk(40, 1), case.chunk(23, 2)
+    texts = [case.text(count, count) for count in (18, 1, 16, 9)]
+    case.hold(algorithm, [texts[0], a, texts[1], b, texts[2], a, texts[3]])
+
+
+@pytest.mark.parametrize("algorithm", REUSING)
+def test_chunk_leads_prompt(case: Case, algorithm: str) -> None:
+    case.hold(algorithm, [case.chunk(40, 1), case.chunk(23, 2), case.text(9)])
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "mepic", "mepic:pad=paper"])
+def test_chunk_alone(case: Case, algorithm: str) -> None:
+    case.hold(algorithm, [case.chunk(40)])
+
+
+@pytest.mark.parametrize("algorithm", ["mepic:pad=paper", "mepic:pad=paper:anchored=on"])
+def test_neighbouring_texts_are_one(case: Case, algorithm: str) -> None:
+    texts = [case.text(5, key) for key in range(5)]
+    case.hold(algorithm, [*texts[:2], case.chunk(40), *texts[2:4], case.chunk(20), texts[4]])
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "mepic"])
+def test_chunks_with_a_common_start(case: Case, algorithm: str) -> None:
+    long = case.chunk(70)
+    short = Chunk(tokens=long.tokens[:40])
+    other = Chunk(tokens=(*long.tokens[:40], *case.draw(30, 5)))
+    case.hold(algorithm, [case.text(5), short, long, other, case.text(7, 2)])
+
+
+def test_same_documents_behind_another_first_one(case: Case) -> None:
+    """Only the first document differs: nothing behind it may be taken from the other prompt."""
+    b, question = case.chunk(50, 2), case.text(40)
+    for algorithm in ("mepic", "epic:k=16"):
+        for key in (1, 3):
+            case.hold(algorithm, [case.text(5), case.chunk(50, key), b, question])
+
+
+def test_follow_up_reuses_generated_tokens(case: Case) -> None:
+    """The second turn repeats the first with its answer, whose blocks are cached by now."""
+    segments = [case.text(5, 1), case.chunk(50), case.text(7, 2)]
+    first = Request(segments, algorithm="mepic")
+    [answer] = case.run(first, max_tokens=40)
+    assert case.error(first, answer) < TOLERANCE
+    second = Request([*segments, Text(tokens=answer.tokens), case.text(9, 3)], algorithm="mepic")
+    [reply] = case.run(second)
+    assert case.error(second, reply) < TOLERANCE
+    assert reply.hits.prefix * 16 >= 5 + 16 + 7 + 40 - 16
+
+
+def test_eight_requests_of_different_algorithms_at_once(case: Case) -> None:
+    """All link the same chunks at the same time, each in its own way and order."""
+    chunks = {name: case.chunk(length, ord(name)) for name, length in LENGTHS.items()}
+    specs = [*RULES, "naive"]
+    requests = [
+        Request(
+            [case.text(11), *(chunks[name] for name in ORDERS[i % 4]), case.text(13, i)],
+            algorithm=spec,
+        )
+        for i, spec in enumerate(specs)
+    ]
+    results = case.run(*requests)
+    errors = [case.error(r, result) for r, result in zip(requests, results, strict=True)]
+    assert max(errors) < TOLERANCE, dict(zip(specs, errors, strict=True))
+
+
+def test_plain_requests_beside_pic_ones(case: Case) -> None:
+    shared = case.chunk(150)
+    requests, rules = [], []
+    for i in range(4):
+        requests.append(Request([case.text(5), shared, case.text(9, i)], algorithm="naive"))
+        requests.append(Request([case.text(77 + i, i)]))
+        rules += [naive(), full()]
+    for results in (case.run(*requests), case.run(*requests)):
+        for request, result, rule in zip(requests, results, rules, strict=True):
+            assert case.error(request, result, rule) < TOLERANCE
+
+
+def test_plain_prompt_equal_to_a_pic_prompt(case: Case) -> None:
+    """The same tokens, once with a chunk and once without, share no KV behind the text."""
+    segments = [case.text(20), case.chunk(50), case.text(20, 2)]
+    tokens = tuple(token for segment in segments for token in segment.tokens or ())
+    pic, plain = Request(segments, algorithm="naive"), Request([Text(tokens=tokens)])
+    for first, second in ((pic, plain), (plain, pic)):
+        case.run(first)
+        [result] = case.run(second)
+        rule = full() if second is plain else naive()
+        assert case.error(second, result, rule) < TOLERANCE

@@ -1,0 +1,52 @@
+"""One small engine for the tests of a file, and a look inside it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+
+POOL = 300
+
+
+@pytest.fixture(scope="module")
+def engine(llama: Path) -> Iterator[Engine]:
+    config = EngineConfig(
+        model=str(llama), dtype="float32", kv_blocks=POOL, context=2048, batch_tokens=128
+    )
+    with Engine(config) as engine:
+        yield engine
+
+
+@pytest.fixture
+def inside(engine: Engine) -> "Inside":
+    engine.reset()
+    engine.measure()
+    return Inside(engine)
+
+
+class Inside:
+    """What only a test may touch: scheduler, pool and KV of an engine in this process."""
+
+    def __init__(self, engine: Engine) -> None:
+        core: Any = engine._running.engine.engine_core.engine_core
+        self.scheduler = core.scheduler
+        self.linker = core.scheduler.linker
+        self.pool = core.scheduler.kv_cache_manager.block_pool
+        self.runner = core.model_executor.driver_worker.worker.model_runner
+
+    @property
+    def free(self) -> int:
+        return self.pool.get_num_free_blocks()
+
+    def block_of(self, key: bytes) -> int:
+        """The id of the block that caches a key."""
+        (block,) = self.pool.get_cached_block(key, [0])
+        return block.block_id
+
+    def content(self, key: bytes) -> list[Any]:
+        """Copies of a block's KV, layer by layer."""
+        return [cache[self.block_of(key)].clone() for cache in self.runner.kv_caches]
