@@ -1,0 +1,1 @@
+"""Position-independent KV caching for vLLM, and the harness that measures it."""

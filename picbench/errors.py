@@ -42,13 +42,13 @@ class DataError(ConfigError):
     """A row of a data set is malformed; the message names file and line."""
 
 
-class InvalidRun(PicBenchError):
+class InvalidRun(PicBenchError):  # noqa: N818
     """A run happened, but its numbers mean nothing."""
 
     exit_code = 3
 
 
-class IncomparableRuns(PicBenchError):
+class IncomparableRuns(PicBenchError):  # noqa: N818
     """Two runs did not measure the same thing."""
 
     exit_code = 3

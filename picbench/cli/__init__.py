@@ -1,0 +1,22 @@
+"""The command line. Only click is imported here: help and listings must answer at once."""
+
+import click
+
+from picbench.cli.guard import GuardedGroup
+from picbench.cli.listing import listing
+from picbench.cli.run import run
+
+
+@click.group(cls=GuardedGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="picbench", message="%(prog)s %(version)s")
+def main() -> None:
+    """Measure position-independent KV caching inside vLLM, side by side.
+
+    \b
+    Exit codes: 0 ok, 2 wrong usage or configuration, 3 invalid run,
+    4 partial results or a failed engine, 70 a bug in picbench, 130 interrupted.
+    """
+
+
+main.add_command(run)
+main.add_command(listing)

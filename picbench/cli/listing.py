@@ -1,0 +1,41 @@
+"""`picbench list`: the names that `picbench run` takes."""
+
+from collections.abc import Iterable
+
+import click
+
+
+@click.group(name="list")
+def listing() -> None:
+    """List algorithms, datasets or models with their options."""
+
+
+@listing.command()
+def algorithms() -> None:
+    """Algorithms and their options, for --algo."""
+    from picbench.engines import algorithms as known
+
+    _print(known.describe())
+
+
+@listing.command()
+def datasets() -> None:
+    """Datasets, for --dataset."""
+    from picbench.workloads import datasets as known
+
+    _print(known.describe().items())
+
+
+@listing.command()
+def models() -> None:
+    """Built-in model shapes, for --model."""
+    from picbench.workloads import models as known
+
+    _print(known.describe().items())
+
+
+def _print(rows: Iterable[tuple[str, ...]]) -> None:
+    entries = list(rows)
+    width = max((len(entry[0]) for entry in entries), default=0)
+    for name, *texts in entries:
+        click.echo(f"{name:<{width}}  {'  '.join(text for text in texts if text)}".rstrip())

@@ -1,0 +1,146 @@
+"""`picbench run`: the main job."""
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from picbench.cli.guard import traced
+
+if TYPE_CHECKING:
+    from picbench.services import Services
+
+
+@click.command()
+@click.option(
+    "--algo",
+    multiple=True,
+    default=("full", "prefix", "mepic"),
+    show_default="full,prefix,mepic",
+    metavar="NAME[:OPTION=VALUE...][,NAME...]",
+    help="Arms to compare, such as epic:k=16; repeat the flag or separate arms by commas.",
+)
+@click.option("--dataset", required=True, metavar="NAME", help="See picbench list datasets.")
+@click.option(
+    "--data",
+    required=True,
+    metavar="DIR|FILE|hub",
+    help="Rows: a folder with NAME/*.jsonl, or one file.",
+)
+@click.option(
+    "--model",
+    default="shape:tiny",
+    show_default=True,
+    metavar="PATH|ID|shape:NAME",
+    help="A folder, an id on the hub, or a shape with random weights.",
+)
+@click.option("--limit", type=int, metavar="N", show_default="all rows", help="Rows to run.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="For the engine and the choice of rows; 0 takes rows in order.",
+)
+@click.option(
+    "--concurrency",
+    type=int,
+    default=4,
+    show_default=True,
+    metavar="N",
+    help="Requests in flight in an arm, each replaced as it ends.",
+)
+@click.option(
+    "--max-tokens",
+    type=int,
+    metavar="N",
+    show_default="the data set's",
+    help="Output tokens of a request.",
+)
+@click.option(
+    "--kv-blocks",
+    type=int,
+    metavar="N",
+    show_default="what the workload needs",
+    help="KV pool of each arm, in blocks of 16 tokens.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="Type of weights and KV; auto is the model's own.",
+)
+@click.option(
+    "--context",
+    type=int,
+    metavar="N",
+    show_default="the model's",
+    help="Tokens of prompt and output; longer prompts lose their middle.",
+)
+@click.option(
+    "--prompts",
+    metavar="FILE",
+    show_default="picbench's own prompts",
+    help="Prompt templates in LongBench's JSON format.",
+)
+@click.option(
+    "--output",
+    metavar="DIR",
+    show_default="runs/<utc>-<dataset>-<model>-<fingerprint>",
+    help="Run directory; new or empty.",
+)
+@click.option(
+    "--same-engine",
+    is_flag=True,
+    help="Run full and prefix in the PIC engine too, instead of in stock vLLM.",
+)
+@click.option(
+    "--on-bad-row",
+    type=click.Choice(["stop", "skip"]),
+    default="stop",
+    show_default=True,
+    help="What to do about a malformed row.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would run; start no engine.")
+@click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
+@click.pass_obj
+def run(services: "Services | None", /, *, dry_run: bool, debug: bool, **flags: Any) -> int:
+    """Run the same requests through several algorithms and compare them.
+
+    Each arm has an engine in a process of its own; the arms take turns on identical token ids.
+    `full` and `prefix` run on stock vLLM. Prints a table and, as the last line of stdout, the
+    run directory: manifest.json, samples.jsonl, memory.parquet, summary.json.
+    """
+    with traced(debug):
+        return _run(services, dry_run, flags)
+
+
+def _run(services: "Services | None", dry_run: bool, flags: dict[str, Any]) -> int:
+    from picbench import report
+    from picbench.config import parse_config
+    from picbench.job import prepare
+    from picbench.progress import open_progress
+    from picbench.services import Services
+    from picbench.session import execute
+
+    services = services or Services()
+    job = prepare(parse_config(flags), services.load)
+    if dry_run:
+        report.print_plan(job, sys.stdout)
+        return 0
+    with open_progress(job.facts.samples * len(job.arms)) as progress:
+        finished = execute(job, services.launch, progress)
+    report.print_result(job, finished.arms, sys.stdout)
+    click.echo(finished.path)
+    return _verdict(finished.failed, job.facts.samples * len(job.arms))
+
+
+def _verdict(failed: int, total: int) -> int:
+    from picbench.errors import EngineError
+
+    if failed:
+        raise EngineError(
+            f"{failed} of {total} requests failed", hint="see error in samples.jsonl, and logs/"
+        )
+    return 0

@@ -1,0 +1,51 @@
+"""What `picbench run` was asked to do, checked at the edge."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from picbench.errors import ConfigError
+
+
+class RunConfig(BaseModel):
+    """The settings of one run; each field is the flag of the same name.
+
+    None leaves the choice to picbench: all rows, the data set's output length, a context of the
+    longest request, a pool that holds the whole workload, a new folder below ``runs``.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    algo: tuple[str, ...] = Field(min_length=1)
+    dataset: str = Field(min_length=1)
+    data: str = Field(min_length=1)
+    model: str = Field("shape:tiny", min_length=1)
+    limit: int | None = Field(None, ge=1)
+    seed: int = Field(0, ge=0)
+    concurrency: int = Field(4, ge=1)
+    max_tokens: int | None = Field(None, ge=1)
+    kv_blocks: int | None = Field(None, ge=1)
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    context: int | None = Field(None, ge=16)
+    prompts: str | None = None
+    output: str | None = None
+    same_engine: bool = False
+    on_bad_row: Literal["stop", "skip"] = "stop"
+
+
+def parse_config(values: Mapping[str, Any]) -> RunConfig:
+    """Check raw values; ConfigError names the flag of the first that is wrong."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(
+            f"{flag(str(first['loc'][0]))} {first['input']!r}: {first['msg'].lower()}",
+            hint="see picbench run --help",
+        ) from error
+
+
+def flag(field: str) -> str:
+    """The flag of a field of RunConfig."""
+    return f"--{field.replace('_', '-')}"

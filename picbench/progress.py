@@ -1,0 +1,131 @@
+"""How far a run is, on stderr: a live bar on a terminal, plain lines elsewhere."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bar
+from rich.text import Text
+
+#: Seconds between plain lines.
+INTERVAL = 10.0
+
+
+class Progress(Protocol):
+    """Hears what a run does."""
+
+    def say(self, message: str) -> None:
+        """Something happened that is worth a line."""
+
+    def begin(self) -> None:
+        """The first request is about to be sent."""
+
+    def advance(self, arm: str, requests: int) -> None:
+        """An arm answered, or failed, so many requests."""
+
+
+class PlainProgress:
+    """A line now and then: done, rate, time left. `clock` gives seconds."""
+
+    def __init__(self, total: int, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
+        self._total = total
+        self._stream = stream
+        self._clock = clock
+        self._done = 0
+        self._began = self._spoke = clock()
+
+    def say(self, message: str) -> None:
+        """See Progress."""
+        print(f"picbench: {message}", file=self._stream, flush=True)
+
+    def begin(self) -> None:
+        """See Progress."""
+        self._began = self._spoke = self._clock()
+
+    def advance(self, arm: str, requests: int) -> None:
+        """See Progress."""
+        self._done += requests
+        now = self._clock()
+        if now - self._spoke >= INTERVAL or self._done == self._total:
+            self._spoke = now
+            self.say(self._state(arm, now - self._began))
+
+    def _state(self, arm: str, seconds: float) -> str:
+        state = f"{self._done}/{self._total} requests, last by {arm}"
+        if seconds <= 0:
+            return state
+        rate = self._done / seconds
+        left = (self._total - self._done) / rate
+        time = f"{minutes(left)} left" if left else f"took {minutes(seconds)}"
+        return f"{state}, {rate:.2f} requests/s, {time}"
+
+
+class LiveProgress:
+    """A bar that redraws itself while `bar` is open."""
+
+    def __init__(self, total: int, bar: Bar) -> None:
+        self._bar = bar
+        self._task = bar.add_task("starting engines", total=total, start=False)
+
+    def say(self, message: str) -> None:
+        """See Progress."""
+        self._bar.console.print(f"picbench: {message}", highlight=False, markup=False)
+
+    def begin(self) -> None:
+        """See Progress."""
+        self._bar.start_task(self._task)
+
+    def advance(self, arm: str, requests: int) -> None:
+        """See Progress."""
+        self._bar.update(self._task, description=arm, advance=requests)
+
+
+class RateColumn(ProgressColumn):
+    """Requests a second."""
+
+    def render(self, task: Task) -> Text:
+        """The rate, or nothing before there is one."""
+        return Text(f"{task.speed:.2f} requests/s" if task.speed else "")
+
+
+@contextmanager
+def open_progress(total: int) -> Iterator[Progress]:
+    """Progress over `total` requests; plain under CI and NO_COLOR and where stderr is a file."""
+    if not is_live(sys.stderr):
+        yield PlainProgress(total, sys.stderr)
+        return
+    bar = Bar(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        RateColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        speed_estimate_period=120,
+    )
+    with bar:
+        yield LiveProgress(total, bar)
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether a bar may be drawn on `stream`."""
+    return stream.isatty() and not (os.environ.get("CI") or os.environ.get("NO_COLOR"))
+
+
+def minutes(seconds: float) -> str:
+    """Seconds as ``minutes:seconds``."""
+    whole, rest = divmod(round(seconds), 60)
+    return f"{whole}:{rest:02}"

@@ -1,0 +1,89 @@
+"""What is kept of one request of one arm: a row of samples.jsonl."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from picbench.engines.request import Hits, Result, Tokens
+from picbench.protocol import Turn
+from picbench.server import Failure
+from picbench.workloads.sample import Sample
+
+Score = Callable[[str, Sequence[str]], float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One request of one arm; times in milliseconds, hashes of token ids.
+
+    Either `error` is set or everything behind it is, `tpot_ms` apart, which needs two tokens.
+    Rows that are not `timed` ran apart from their group, after another request had failed.
+    """
+
+    arm: str
+    sample: str
+    round: int
+    timed: bool
+    prompt_sha256: str
+    error: str | None = None
+    ttft_ms: float | None = None
+    prefill_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    output_tokens: int = 0
+    output_sha256: str | None = None
+    tokens: Tokens = field(default_factory=Tokens)
+    hits: Hits = field(default_factory=Hits)
+    finish_reason: str | None = None
+    text: str | None = None
+    score: float | None = None
+
+
+def to_rows(turn: Turn, score: Score) -> list[Row]:
+    """The rows of a turn, in the order of its samples."""
+    return [
+        _failed(turn, sample, outcome)
+        if isinstance(outcome, Failure)
+        else _answered(turn, sample, outcome, score)
+        for sample, outcome in zip(turn.samples, turn.batch.outcomes, strict=True)
+    ]
+
+
+def hash_tokens(tokens: Sequence[int]) -> str:
+    """SHA-256 of token ids as little-endian 32-bit integers, in hex."""
+    return hashlib.sha256(np.asarray(tokens, dtype="<i4").tobytes()).hexdigest()
+
+
+def _failed(turn: Turn, sample: Sample, failure: Failure) -> Row:
+    return Row(
+        arm=turn.arm,
+        sample=sample.id,
+        round=turn.round,
+        timed=False,
+        prompt_sha256=hash_tokens(sample.tokens),
+        error=failure.message,
+    )
+
+
+def _answered(turn: Turn, sample: Sample, result: Result, score: Score) -> Row:
+    timings = result.timings
+    return Row(
+        arm=turn.arm,
+        sample=sample.id,
+        round=turn.round,
+        timed=turn.batch.clean,
+        prompt_sha256=hash_tokens(result.prompt_tokens),
+        ttft_ms=1e3 * timings.ttft,
+        prefill_ms=1e3 * timings.prefill,
+        tpot_ms=None if timings.tpot is None else 1e3 * timings.tpot,
+        e2e_ms=1e3 * timings.e2e,
+        output_tokens=len(result.tokens),
+        output_sha256=hash_tokens(result.tokens),
+        tokens=result.counts,
+        hits=result.hits,
+        finish_reason=result.finish_reason,
+        text=result.text,
+        score=score(result.text, sample.answers),
+    )

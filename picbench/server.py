@@ -1,0 +1,46 @@
+"""What an arm's engine looks like to the run protocol, wherever it runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from picbench.engines.ledger import Snapshot
+from picbench.engines.request import Request, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that gave no result, and why."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a group of requests gave.
+
+    `outcomes` are in request order, `busy` is the engine's wall-clock seconds and `snapshots` its
+    block ledger, whose times start at the group's start. In a batch that is not `clean` a
+    request failed and each was run again on its own, so that its timings mean nothing.
+    """
+
+    outcomes: tuple[Result | Failure, ...]
+    busy: float
+    snapshots: tuple[Snapshot, ...] = ()
+    clean: bool = True
+
+
+class Server(Protocol):
+    """One arm's engine, started by whoever made the object."""
+
+    def ready(self) -> Mapping[str, object]:
+        """Wait until the engine is up and return what it is; EngineError if it never will be."""
+
+    def run(self, requests: Sequence[Request], concurrency: int) -> Batch:
+        """Run a group, at most `concurrency` at a time; EngineError when the engine is gone."""
+
+    def close(self) -> None:
+        """Let the engine finish and end."""
+
+    def kill(self) -> None:
+        """End the engine at once."""

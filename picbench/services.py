@@ -1,0 +1,17 @@
+"""What a run uses of the world; tests bring their own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from picbench.config import RunConfig
+from picbench.remote import launch
+from picbench.session import Launch
+from picbench.workload import Workload, load_workload
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Where workloads come from and how engines start."""
+
+    load: Callable[[RunConfig], Workload] = load_workload
+    launch: Launch = launch

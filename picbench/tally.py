@@ -1,0 +1,39 @@
+"""What one arm has done so far."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from picbench.engines.ledger import Snapshot
+from picbench.record import Row
+from picbench.server import Batch
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rows, busy seconds and the block ledger of one arm, round after round.
+
+    `busy` counts clean rounds only, as do timings. The ledger's clock stands still while other
+    arms compute, so that averages over time are averages over the arm's own busy time.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    busy: float = 0.0
+    _clock: float = 0.0
+
+    def add(self, rows: Sequence[Row], batch: Batch) -> None:
+        """Add a round."""
+        self.rows.extend(rows)
+        steps = len(self.snapshots)
+        self.snapshots.extend(
+            replace(snapshot, step=steps + number, time=self._clock + snapshot.time)
+            for number, snapshot in enumerate(batch.snapshots)
+        )
+        self._clock += batch.busy
+        if batch.clean:
+            self.busy += batch.busy
+
+    @property
+    def failed(self) -> int:
+        """Requests without a result."""
+        return sum(row.error is not None for row in self.rows)

@@ -1,0 +1,29 @@
+"""Checks that a turn measured what it was meant to measure."""
+
+from picbench.arm import Arm
+from picbench.engines.algorithms import Reuse
+from picbench.errors import InvalidRun
+from picbench.protocol import Turn
+from picbench.server import Failure
+
+
+def verify(turn: Turn, arm: Arm) -> None:
+    """Raise InvalidRun where an engine ran other tokens, or reused what its arm may not.
+
+    Arms are comparable only on identical token ids, and an arm that reuses nothing is the
+    baseline only if its cache never hit.
+    """
+    for sample, outcome in zip(turn.samples, turn.batch.outcomes, strict=True):
+        if isinstance(outcome, Failure):
+            continue
+        where = f"arm {arm.name}, sample {sample.id}"
+        if outcome.prompt_tokens != sample.tokens:
+            raise InvalidRun(
+                f"{where}: the engine ran other token ids than the workload has",
+                hint="report this with the run directory",
+            )
+        if arm.reuse is Reuse.NOTHING and outcome.counts.reused:
+            raise InvalidRun(
+                f"{where}: {outcome.counts.reused} tokens came from a cache that must be off",
+                hint="look for a VLLM_* variable or configuration that turns caching on",
+            )

@@ -1,0 +1,121 @@
+"""The child process of an arm: builds the engine and answers the parent until it hangs up.
+
+Run as ``python -m picbench.worker FD``; FD is the child's end of the connection.
+"""
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.ledger import Snapshot
+from picbench.engines.request import Request, Result
+from picbench.errors import EngineError, PicBenchError
+from picbench.server import Batch, Failure
+
+
+class EngineLike(Protocol):
+    """The part of `picbench.engines.engine.Engine` that a run uses."""
+
+    @property
+    def memory(self) -> Sequence[Snapshot]:
+        """The ledger since the last `measure`."""
+
+    def generate(self, requests: Sequence[Request], *, concurrency: int | None) -> list[Result]:
+        """Run requests, at most `concurrency` at a time; results in request order."""
+
+    def measure(self) -> None:
+        """Begin a new ledger and clock."""
+
+    def reset(self) -> None:
+        """Drop all cached KV."""
+
+    def warm_up(self) -> None:
+        """Run what would otherwise slow the first request down."""
+
+    def describe(self) -> Mapping[str, object]:
+        """Versions, device, block size, pool and attention backend."""
+
+
+Build = Callable[[], AbstractContextManager[EngineLike]]
+
+
+def open_engine(config: EngineConfig) -> AbstractContextManager[EngineLike]:
+    """The real engine; vLLM is imported here, hence only in the arm's process."""
+    from picbench.engines.engine import Engine
+
+    return Engine(config)
+
+
+def serve(connection: Connection) -> None:
+    """Build the engine, send its description, answer each (requests, concurrency) by a Batch.
+
+    The first message received builds the engine. An error of start-up crosses as a PicBenchError
+    object. Ends on None or when the parent is gone.
+    """
+    try:
+        build: Build = connection.recv()
+        with build() as engine:
+            _answer(engine, connection)
+    except (EOFError, BrokenPipeError):
+        return  # The parent is gone.
+    except Exception as error:
+        traceback.print_exc()
+        with suppress(BrokenPipeError):
+            connection.send(_portable(error))
+
+
+def run_group(engine: EngineLike, requests: Sequence[Request], concurrency: int) -> Batch:
+    """Run a group under a fresh ledger; after a failure, find out which requests fail."""
+    engine.measure()
+    started = time.perf_counter()
+    try:
+        outcomes: Sequence[Result | Failure] = engine.generate(requests, concurrency=concurrency)
+        clean = True
+    except Exception as error:
+        outcomes, clean = _isolate(engine, requests, error), False
+    busy = time.perf_counter() - started
+    return Batch(tuple(outcomes), busy, tuple(engine.memory), clean)
+
+
+def _answer(engine: EngineLike, connection: Connection) -> None:
+    engine.warm_up()
+    engine.reset()
+    connection.send(engine.describe())
+    while (group := connection.recv()) is not None:
+        connection.send(run_group(engine, *group))
+
+
+def _isolate(
+    engine: EngineLike, requests: Sequence[Request], error: Exception
+) -> list[Result | Failure]:
+    if len(requests) == 1:
+        return [_failure(error)]
+    return [_alone(engine, request) for request in requests]
+
+
+def _alone(engine: EngineLike, request: Request) -> Result | Failure:
+    try:
+        return engine.generate([request], concurrency=1)[0]
+    except Exception as error:
+        return _failure(error)
+
+
+def _failure(error: Exception) -> Failure:
+    traceback.print_exception(error)
+    return Failure(str(_portable(error)))
+
+
+def _portable(error: Exception) -> PicBenchError:
+    """An error that another process can unpickle: foreign ones become EngineError."""
+    if isinstance(error, PicBenchError):
+        return error
+    return EngineError(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

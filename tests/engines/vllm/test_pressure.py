@@ -1,0 +1,76 @@
+"""Many requests over few blocks: eviction, preemption and recompilation change no output."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Request, Result, Text
+
+CHUNKS = 100
+REQUESTS = 1000
+ALGORITHMS = ["mepic", "naive", "epic:k=4", "epic:k=16", "mepic:anchored=on", "prefix", "full"]
+
+
+def workload(draw) -> list[Request]:
+    """Requests over a hundred chunks, some twice in a prompt, some without any."""
+    dice = random.Random(7)
+    chunks = [Chunk(tokens=draw(dice.randint(1, 50), 500 + i)) for i in range(CHUNKS)]
+    system = Text(tokens=draw(21, 499))
+    requests = []
+    for index in range(REQUESTS):
+        picked = dice.choices(chunks, k=dice.randint(0, 4))
+        question = Text(tokens=draw(dice.randint(1, 20), 1000 + index))
+        requests.append(Request([system, *picked, question], algorithm=dice.choice(ALGORITHMS)))
+    return requests
+
+
+def serve(model: Path, kv_blocks: int, requests: Sequence[Request]) -> tuple[Engine, list[Result]]:
+    engine = Engine(
+        EngineConfig(
+            model=str(model),
+            dtype="float32",
+            kv_blocks=kv_blocks,
+            context=256,
+            batch_tokens=192,
+            max_requests=16,
+        )
+    )
+    return engine, engine.generate(requests, max_tokens=8, ignore_eos=True, concurrency=24)
+
+
+@pytest.fixture(scope="module")
+def requests(draw) -> list[Request]:
+    return workload(draw)
+
+
+def test_a_small_pool_gives_the_outputs_of_a_big_one(llama, requests):
+    big, expected = serve(llama, 4000, requests)
+    assert big.preemptions == 0
+    big.close()
+    small, found = serve(llama, 60, requests)
+    assert small.preemptions > 10
+    assert [r.tokens for r in found] == [r.tokens for r in expected]
+    recompiled = sum(r.counts.compiled for r in found) - sum(r.counts.compiled for r in expected)
+    assert recompiled > 0
+    check_ledger(small)
+    check_drained(small)
+
+
+def check_ledger(engine: Engine) -> None:
+    """The counts of every step sum to the pool, and every kind of slot occurred."""
+    assert all(sum(s.blocks.values()) == s.pool for s in engine.memory)
+    for kind in ("prefix_idle", "chunk_idle", "chunk", "linked", "prompt", "decode", "pad"):
+        assert any(s.blocks[kind] for s in engine.memory), kind
+
+
+def check_drained(engine: Engine) -> None:
+    scheduler = engine._running.scheduler
+    assert scheduler.linker.idle
+    assert not scheduler.requests
+    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == engine._running.pool
+    engine.reset()
+    engine.close()

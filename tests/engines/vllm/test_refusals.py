@@ -1,0 +1,198 @@
+"""What is refused: at start, on arrival, and in a process without picbench's parts."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Request, Text
+from picbench.engines.vllm import plugin, support
+from picbench.engines.vllm.settings import PicSettings
+from picbench.errors import ConfigError
+
+
+def config(**changes: Any) -> Any:
+    """As much of a VllmConfig as the checks read, with one part changed."""
+    parts = {
+        "model_config": {
+            "is_multimodal_model": False,
+            "use_mla": False,
+            "is_encoder_decoder": False,
+            "runner_type": "generate",
+            "hf_text_config": SimpleNamespace(sliding_window=None),
+        },
+        "parallel_config": {
+            "decode_context_parallel_size": 1,
+            "prefill_context_parallel_size": 1,
+            "pipeline_parallel_size": 1,
+            "data_parallel_size": 1,
+        },
+        "cache_config": {"block_size": 16, "enable_prefix_caching": True, "cache_dtype": "auto"},
+        "scheduler_config": {"policy": "fcfs", "async_scheduling": False},
+    }
+    whole: dict[str, Any] = {"lora_config": None, "speculative_config": None}
+    whole["kv_events_config"] = None
+    for name, value in changes.items():
+        part = next((p for p in parts.values() if name in p), whole)
+        part[name] = value
+    return SimpleNamespace(**{k: SimpleNamespace(**v) for k, v in parts.items()}, **whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lora_config": object()}, "LoRA"),
+        ({"is_multimodal_model": True}, "multimodal"),
+        ({"use_mla": True}, "MLA"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"runner_type": "pooling"}, "pooling"),
+        ({"hf_text_config": SimpleNamespace(sliding_window=512)}, "sliding-window"),
+        ({"speculative_config": object()}, "speculative"),
+        ({"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}, "KV events"),
+        ({"decode_context_parallel_size": 2}, "decode context"),
+        ({"prefill_context_parallel_size": 2}, "prefill context"),
+        ({"pipeline_parallel_size": 2}, "pipeline"),
+        ({"data_parallel_size": 2}, "data parallel"),
+        ({"policy": "priority"}, "priority"),
+        ({"cache_dtype": "fp8"}, "quantised"),
+        ({"block_size": 32}, "block_size is 32"),
+        ({"enable_prefix_caching": False}, "prefix caching is off"),
+    ],
+)
+def test_unsupported_settings_are_named(change, message):
+    support.check_config(config())
+    with pytest.raises(ConfigError, match=message):
+        support.check_config(config(**change))
+
+
+def test_hybrid_models_are_refused():
+    with pytest.raises(ConfigError, match="2 groups"):
+        support.check_kv_groups(2)
+
+
+def test_another_signature_is_refused():
+    def upstream(self: Any, request: Any, more: Any) -> None: ...
+
+    with pytest.raises(ConfigError, match="upstream takes"):
+        support.check_signature(upstream, ("self", "request"))
+
+
+def test_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(support, "VLLM", "0.33.0")
+    with pytest.raises(ConfigError, match=r"needs vLLM 0\.33\.0, found 0\.32\.0"):
+        support.check_version()
+
+
+def test_unknown_settings_are_refused():
+    with pytest.raises(ConfigError, match="unknown field 'algorthm'"):
+        PicSettings.read({"pic": {"algorthm": "mepic"}})
+    with pytest.raises(ConfigError, match="did you mean 'mepic'"):
+        PicSettings.read({"pic": {"algorithm": "mepik"}})
+
+
+class TestStart:
+    """Half a PIC engine does not start."""
+
+    def test_scheduler_without_settings(self, llama):
+        from picbench.engines.vllm.launch import _start
+        from picbench.engines.vllm.settings import SCHEDULER
+
+        with pytest.raises(ConfigError, match="no 'pic'"):
+            _start(self.arguments(llama) | {"scheduler_cls": SCHEDULER})
+
+    def test_workers_without_scheduler(self, llama):
+        from picbench.engines.vllm.launch import _start
+        from picbench.engines.vllm.settings import CPU_WORKER
+
+        with pytest.raises(ConfigError, match="scheduler is not"):
+            _start(self.arguments(llama) | {"worker_cls": CPU_WORKER})
+
+    @staticmethod
+    def arguments(llama) -> dict[str, Any]:
+        return {
+            "model": str(llama),
+            "skip_tokenizer_init": True,
+            "enforce_eager": True,
+            "block_size": 16,
+            "max_model_len": 256,
+            "kv_cache_memory_bytes": 64 << 20,
+            "async_scheduling": False,
+        }
+
+    def test_missing_and_broken_models(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"has no config\.json"):
+            Engine(EngineConfig(model=str(tmp_path)))
+        (tmp_path / "config.json").write_text("{")
+        with pytest.raises(ConfigError, match="not JSON"):
+            Engine(EngineConfig(model=str(tmp_path)))
+
+    def test_a_context_beyond_the_model(self, llama):
+        with pytest.raises(ConfigError, match="longer than the model's 8192"):
+            Engine(EngineConfig(model=str(llama), context=9000))
+
+
+class TestArrival:
+    """Requests that can never be served are refused before any is started."""
+
+    @pytest.mark.parametrize(
+        ("tokens", "max_tokens", "message"),
+        [(0, 1, "no tokens"), (2040, 9, "exceed the context of 2048")],
+    )
+    def test_sizes(self, engine, draw, tokens, max_tokens, message):
+        with pytest.raises(ConfigError, match=message):
+            engine.generate([Request([Chunk(tokens=draw(tokens, 1))])], max_tokens=max_tokens)
+
+    def test_more_slots_than_a_request_may_have(self, engine, inside, draw):
+        """Chunks of one token take a block each."""
+        chunks = [Chunk(tokens=draw(1, i)) for i in range(400)]
+        with pytest.raises(ConfigError, match="KV slots"):
+            engine.generate([Request([*chunks, Text(tokens=(5,))], algorithm="naive")])
+        assert inside.linker.idle
+
+    def test_more_blocks_than_the_pool_has(self, engine, inside, draw):
+        chunks = [Chunk(tokens=draw(17, i)) for i in range(80)]
+        request = Request(
+            [*chunks, Text(tokens=draw(400, 900))], algorithm="epic:k=16:anchored=off"
+        )
+        with pytest.raises(ConfigError, match=r"the pool has|KV slots"):
+            engine.generate([request], max_tokens=200)
+        assert inside.linker.idle
+
+    def test_a_refused_request_leaves_the_engine_usable(self, engine, inside, draw):
+        good = Request([Chunk(tokens=draw(40, 2)), Text(tokens=draw(5, 3))])
+        bad = Request([Text(tokens=draw(5, 3))], algorithm="mepik")
+        with pytest.raises(ConfigError, match="did you mean"):
+            engine.generate([good, bad])
+        assert engine.generate([good])[0].tokens
+
+    def test_text_without_a_tokenizer(self, engine):
+        with pytest.raises(ConfigError, match="has no tokenizer"):
+            engine.generate([Request([Text("words")])])
+
+
+class TestGuard:
+    """vLLM ignores arguments that it does not know; the plug-in does not."""
+
+    def test_a_stock_engine_refuses_chunks(self, llama, draw):
+        stock = EngineConfig(model=str(llama), stock=True, algorithm="prefix", kv_blocks=64)
+        with Engine(stock) as engine:
+            prepared = engine._prepare(Request([Text(tokens=draw(20, 1))]), 2, None, True)
+            prepared.params.extra_args = {"pic": {"spans": [[0, 10]]}}
+            with pytest.raises(ValueError, match="started without picbench"):
+                engine._submit(prepared)
+
+    def test_a_pic_engine_refuses_bad_spans(self, engine, draw):
+        prepared = engine._prepare(Request([Text(tokens=draw(20, 1))]), 2, None, True)
+        prepared.params.extra_args = {"pic": {"spans": [[4, 2]]}}
+        with pytest.raises(ValueError, match=r"spans\[0\]"):
+            engine._submit(prepared)
+
+    def test_registering_twice_guards_once(self):
+        from vllm.v1.engine.input_processor import InputProcessor
+
+        plugin.register()
+        guarded = InputProcessor._validate_params
+        plugin.register()
+        assert InputProcessor._validate_params is guarded

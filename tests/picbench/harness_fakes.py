@@ -1,0 +1,193 @@
+"""Engines and workloads that need no model."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Self
+
+from picbench.config import RunConfig
+from picbench.engines.config import EngineConfig
+from picbench.engines.ledger import KINDS, Snapshot
+from picbench.engines.request import Hits, Request, Result, Timings, Tokens
+from picbench.errors import ConfigError, EngineError
+from picbench.server import Batch
+from picbench.services import Services
+from picbench.worker import run_group
+from picbench.workload import Workload
+from picbench.workloads.models import Model
+from picbench.workloads.sample import Part, Sample
+
+POOL = 100
+
+#: Requests whose first token is one of these misbehave.
+REFUSED, DEADLY = 666, 667
+
+TTFT = {"full": 0.4, "prefix": 0.2}
+
+
+def make_sample(number: int, first: int = 1, max_tokens: int = 2) -> Sample:
+    """A sample of 36 tokens: text, a chunk of its own, a chunk that all share, text."""
+    parts = (
+        Part("text", "t", (first, 2)),
+        Part("chunk", "c", (1000 + number,) * 16),
+        Part("chunk", "d", (7,) * 16),
+        Part("text", "q", (3, 4)),
+    )
+    return Sample(f"s{number}", "fake", parts, ("yes",), max_tokens)
+
+
+def make_snapshot(step: int, time: float, referenced: float) -> Snapshot:
+    """A snapshot with `referenced` blocks of prompt and the rest free."""
+    blocks = dict.fromkeys(KINDS, 0.0) | {"prompt": referenced, "free": POOL - referenced}
+    return Snapshot(step, time, POOL, blocks)
+
+
+@dataclass
+class FakeEngine:
+    """Answers "yes" at once; counts what is done to it."""
+
+    algorithm: str = "mepic"
+    calls: list[str] = field(default_factory=list)
+    reused: int = 16
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.calls.append("close")
+
+    @property
+    def memory(self) -> Sequence[Snapshot]:
+        return [make_snapshot(0, 0.0, 10), make_snapshot(1, 0.5, 20), make_snapshot(2, 1.0, 0)]
+
+    def generate(self, requests: Sequence[Request], *, concurrency: int | None) -> list[Result]:
+        self.calls.append(f"generate {len(requests)} at {concurrency}")
+        return [self._answer(request) for request in requests]
+
+    def measure(self) -> None:
+        self.calls.append("measure")
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+    def warm_up(self) -> None:
+        self.calls.append("warm_up")
+
+    def describe(self) -> Mapping[str, object]:
+        return {"vllm": "fake", "pid": os.getpid()}
+
+    def _answer(self, request: Request) -> Result:
+        prompt = tuple(t for segment in request.segments for t in segment.tokens or ())
+        if prompt[0] == REFUSED:
+            raise ConfigError("a chunk is too long", hint="--context")
+        if prompt[0] == DEADLY:
+            os._exit(7)
+        reused = 0 if self.algorithm == "full" else self.reused
+        return Result(
+            text="yes",
+            tokens=(5, 6),
+            prompt_tokens=prompt,
+            timings=Timings(TTFT.get(self.algorithm, 0.1), 0.05, 0.01, 0.5),
+            counts=Tokens(prompt=len(prompt), reused=reused, compiled=4, linked=3, padded=2),
+            hits=Hits(chunk=1),
+            finish_reason="length",
+        )
+
+
+class BrokenEngine(FakeEngine):
+    """Fails to start, in a way that picbench knows nothing of."""
+
+    def warm_up(self) -> None:
+        print("loading weights", flush=True)
+        raise RuntimeError("no memory left on the device")
+
+
+class DyingEngine(FakeEngine):
+    """Ends its process during start-up."""
+
+    def warm_up(self) -> None:
+        print("\x1b[31mlast words\x1b[0m\n", flush=True)
+        os._exit(9)
+
+
+class RefusingEngine(FakeEngine):
+    """Cannot serve the model."""
+
+    def describe(self) -> Mapping[str, object]:
+        raise ConfigError("sliding window is not supported", hint="--model")
+
+
+class InterruptedEngine(FakeEngine):
+    """Is stopped by the user at its second group."""
+
+    def generate(self, requests: Sequence[Request], *, concurrency: int | None) -> list[Result]:
+        if self.calls.count("measure") == 2:
+            raise KeyboardInterrupt
+        return super().generate(requests, concurrency=concurrency)
+
+
+class DeafEngine(FakeEngine):
+    """Runs other tokens than it was given."""
+
+    def generate(self, requests: Sequence[Request], *, concurrency: int | None) -> list[Result]:
+        results = super().generate(requests, concurrency=concurrency)
+        return [replace(result, prompt_tokens=result.prompt_tokens[1:]) for result in results]
+
+
+@dataclass
+class FakeServer:
+    """A Server in this process; `order` is shared by all, to see who computed when."""
+
+    name: str
+    config: EngineConfig
+    order: list[str]
+    engine: FakeEngine
+    dies_at: int | None = None
+    state: str = "new"
+    runs: int = 0
+
+    def ready(self) -> Mapping[str, object]:
+        self.state = "ready"
+        self.order.append(f"ready {self.name}")
+        return self.engine.describe()
+
+    def run(self, requests: Sequence[Request], concurrency: int) -> Batch:
+        if self.runs == self.dies_at:
+            raise EngineError(f"arm {self.name}: the engine's process was ended by SIGKILL")
+        self.runs += 1
+        self.order.append(self.name)
+        return run_group(self.engine, requests, concurrency)
+
+    def close(self) -> None:
+        self.state = "closed"
+
+    def kill(self) -> None:
+        self.state = "killed"
+
+
+@dataclass
+class Harness:
+    """Services with everything faked, and what happened in them."""
+
+    samples: Sequence[Sample]
+    weights: str = "random"
+    dies_at: Mapping[str, int] = field(default_factory=dict)
+    engines: Mapping[str, FakeEngine] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+    servers: dict[str, FakeServer] = field(default_factory=dict)
+
+    def services(self) -> Services:
+        return Services(load=self.load, launch=self.launch)
+
+    def load(self, config: RunConfig) -> Workload:
+        model = Model("shape:fake", "fake", self.weights)  # type: ignore[arg-type]
+        samples = tuple(self.samples[: config.limit])
+        return Workload("fake", "f1", model, samples, lambda text, answers: text in answers)
+
+    def launch(self, name: str, config: EngineConfig, log: Path) -> FakeServer:
+        log.write_text("started\n")
+        self.order.append(f"launch {name}")
+        engine = self.engines.get(name) or FakeEngine(name)
+        self.servers[name] = FakeServer(name, config, self.order, engine, self.dies_at.get(name))
+        return self.servers[name]

@@ -1,0 +1,79 @@
+"""What a data set is: rows, a prompt, chunks, a score."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from picbench.workloads.f1 import f1
+from picbench.workloads.prompt import Template
+from picbench.workloads.rouge import rouge_l
+from picbench.workloads.row import BadRows, Row, read_rows
+from picbench.workloads.segment import Counter, by_tokens
+from picbench.workloads.source import no_rows, row_files
+
+Metric = Literal["f1", "rouge-l"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How rows are read.
+
+    `count` tells tokens. `room` is how many tokens a context may have (None: no bound); only
+    data sets that make their rows look at it and at `seed`.
+    """
+
+    count: Counter
+    seed: int = 0
+    room: int | None = None
+    on_bad: BadRows = "stop"
+
+
+class Dataset:
+    """One data set of one task.
+
+    `summary` is one line for `picbench list`; `max_tokens` how many tokens a reply may have;
+    `template` the prompt in picbench's own words; `metric` how replies are scored.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    metric: ClassVar[Metric]
+    max_tokens: ClassVar[int]
+    template: ClassVar[Template]
+
+    def marked(self, context: str) -> list[str]:
+        """Cut a context where its parts are marked; put together they are the context again."""
+        return [context]
+
+    def split(self, context: str, count: Counter) -> list[str]:
+        """Cut a context into chunks: at its marks, or by tokens where it has no two parts."""
+        parts = self.marked(context)
+        return parts if len(parts) > 1 else by_tokens(context, count)
+
+    def rows(self, data: Path, reading: Reading) -> Iterator[Row]:
+        """Read the rows in `data`, one from each file in turn, files in the order of their names.
+
+        So a run that takes only the first rows sees every file.
+        Raises ConfigError where there is no file, DataError at a malformed row.
+        """
+        files = row_files(data, self.name)
+        if not files:
+            raise no_rows(data, self.name, f"{self.name}/*.jsonl or {self.name}.jsonl in it")
+        yield from _in_turn([read_rows(file, self.name, reading.on_bad) for file in files])
+
+    def extract(self, prediction: str) -> str:
+        """Return the part of a reply that is scored: all of it."""
+        return prediction
+
+    def score(self, prediction: str, answers: Sequence[str]) -> float:
+        """Return the score of a reply against its best answer, from 0 to 1."""
+        metric = f1 if self.metric == "f1" else rouge_l
+        reply = self.extract(prediction)
+        return max((metric(reply, answer) for answer in answers), default=0.0)
+
+
+def _in_turn(streams: list[Iterator[Row]]) -> Iterator[Row]:
+    for turn in zip_longest(*streams):
+        yield from (row for row in turn if row is not None)

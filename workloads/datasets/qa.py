@@ -1,0 +1,25 @@
+"""What the multi-hop question data sets have in common."""
+
+from typing import ClassVar
+
+from picbench.workloads.datasets.base import Dataset, Metric
+from picbench.workloads.prompt import Template
+from picbench.workloads.segment import passages
+
+
+class PassageQA(Dataset):
+    """A question over numbered passages, answered in a few words."""
+
+    metric: ClassVar[Metric] = "f1"
+    max_tokens: ClassVar[int] = 32
+    template: ClassVar[Template] = Template(
+        "Several numbered passages come first, then a question about them. Reply with nothing "
+        "but the fact asked for: a name, a place, a date, a number, yes or no.\n\n"
+        "{context}\n\n"
+        "That was the last passage. What do they say about this?\n\n"
+        "Q: {input}\nShort reply:"
+    )
+
+    def marked(self, context: str) -> list[str]:
+        """Cut before every passage."""
+        return passages(context)

@@ -1,0 +1,30 @@
+"""SAMSum: summaries of chats, taught by examples."""
+
+from typing import ClassVar
+
+from picbench.workloads.datasets.base import Dataset, Metric
+from picbench.workloads.prompt import Template
+from picbench.workloads.segment import dialogues
+
+
+class SAMSum(Dataset):
+    """SAMSum (Gliwa et al., 2019) with example dialogues as the context."""
+
+    name: ClassVar[str] = "samsum"
+    summary: ClassVar[str] = "few-shot summaries of chats"
+    metric: ClassVar[Metric] = "rouge-l"
+    max_tokens: ClassVar[int] = 128
+    template: ClassVar[Template] = Template(
+        "Here are chats between friends, and under each of them what happened in it.\n\n"
+        "{context}\n\n"
+        "One more chat; say what happened in it, as briefly as above.\n\n"
+        "{input}"
+    )
+
+    def marked(self, context: str) -> list[str]:
+        """Cut before every example."""
+        return dialogues(context)
+
+    def extract(self, prediction: str) -> str:
+        """Return the first line that is not empty: a model goes on with examples of its own."""
+        return prediction.lstrip("\n").split("\n")[0]

@@ -1,0 +1,130 @@
+"""Models by the names that `--model` takes: a shape, a folder, or an id on the hub."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from picbench.errors import ConfigError
+from picbench.workloads.models.extras import engine_packages
+from picbench.workloads.models.shapes import SHAPES
+from picbench.workloads.names import closest
+from picbench.workloads.tokens import Tokenizer
+
+__all__ = ["Model", "describe", "load_tokenizer", "names", "resolve"]
+
+Weights = Literal["real", "random", "dummy"]
+
+_PREFIX = "shape:"
+_HINT = "--model takes shape:NAME, a folder with a config.json, or OWNER/NAME on the hub"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that an engine can load.
+
+    `name` is what the user wrote, `path` a folder or an id on the hub. `weights` are ``real``
+    (trained), ``random`` (files with random numbers) or ``dummy`` (no files: the engine makes
+    them up). `context` is the longest sequence in tokens, None where it is not known yet.
+    """
+
+    name: str
+    path: Path | str
+    weights: Weights = "real"
+    context: int | None = None
+
+    @property
+    def meaningful(self) -> bool:
+        """Whether the model's replies say anything, so that scores do."""
+        return self.weights == "real"
+
+    @property
+    def label(self) -> str:
+        """How tables and plots name the model."""
+        return self.name if self.meaningful else f"{self.name} ({self.weights} weights)"
+
+
+def names() -> list[str]:
+    """Return the names of the models that need no download."""
+    return [_PREFIX + name for name in SHAPES]
+
+
+def describe() -> dict[str, str]:
+    """Return one line about each model that needs no download, by name."""
+    return {_PREFIX + name: shape.summary for name, shape in SHAPES.items()}
+
+
+def resolve(spec: str) -> Model:
+    """Find the model that `--model` names; a shape is written to the cache if need be.
+
+    Raises ConfigError when there is no such shape or folder. Whether an id exists on the hub is
+    only seen when its files are loaded.
+    """
+    if spec.startswith(_PREFIX):
+        return _shape(spec)
+    folder = Path(spec).expanduser()
+    if folder.is_dir():
+        return _local(spec, folder)
+    if _is_hub_id(spec):
+        return Model(spec, spec)
+    raise ConfigError(
+        f"--model {spec}: no such model", hint=f"{closest(spec, SHAPES, _PREFIX)}; {_HINT}"
+    )
+
+
+def load_tokenizer(model: Model) -> Tokenizer:
+    """Load a model's tokenizer with `transformers`, or raise ConfigError."""
+    with engine_packages():
+        from transformers import AutoTokenizer
+    try:
+        # Without this a long prompt is warned about, although nothing is wrong with it.
+        found = AutoTokenizer.from_pretrained(str(model.path), model_max_length=sys.maxsize)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(": ")
+        raise ConfigError(
+            f"--model {model.name}: cannot load its tokenizer: {reason}", hint=_HINT
+        ) from error
+    return cast(Tokenizer, found)
+
+
+def _shape(spec: str) -> Model:
+    from picbench.workloads.models.build import materialise
+
+    name = spec.removeprefix(_PREFIX)
+    if name not in SHAPES:
+        raise ConfigError(f"--model {spec}: no such shape", hint=closest(name, SHAPES, _PREFIX))
+    shape = SHAPES[name]
+    with engine_packages():
+        return Model(spec, materialise(shape), shape.weights, shape.positions)
+
+
+def _local(spec: str, folder: Path) -> Model:
+    config = _config(spec, folder / "config.json")
+    # Folders that picbench built say themselves that their weights are not trained.
+    weights = config.get("picbench_weights", "real")
+    if weights == "real" and not any(
+        next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin", "*.pt")
+    ):
+        raise ConfigError(
+            f"--model {spec}: no weights in that folder",
+            hint="expected *.safetensors; shape:NAME runs without weights",
+        )
+    return Model(spec, folder.resolve(), weights, config.get("max_position_embeddings"))
+
+
+def _config(spec: str, file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--model {spec}: no config.json in that folder", hint=_HINT) from error
+    except ValueError as error:
+        raise ConfigError(f"--model {spec}: {file}: {error}", hint=_HINT) from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"--model {spec}: {file} is not a JSON object", hint=_HINT)
+    return found
+
+
+def _is_hub_id(spec: str) -> bool:
+    owner, slash, name = spec.partition("/")
+    return bool(slash and owner and name) and "/" not in name and owner not in {".", "..", "~"}

@@ -1,0 +1,13 @@
+"""Hints for names that do not exist."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def closest(wrong: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return a hint: the known name nearest to `wrong`, or all of them, shown with `prefix`."""
+    choices = list(known)
+    near = get_close_matches(wrong, choices, n=1)
+    if near:
+        return f"did you mean {prefix + near[0]!r}?"
+    return f"there are: {', '.join(prefix + name for name in choices) or 'none'}"

@@ -1,0 +1,42 @@
+"""What files from outside must look like, checked with pydantic."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+
+class RowSchema(BaseModel):
+    """One line of a data file, in LongBench's schema; other fields are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    input: str
+    context: str
+    answers: Annotated[list[str], Field(min_length=1)]
+    dataset: str | None = None
+    id: str | int | None = Field(default=None, alias="_id")
+
+
+class PromptFileSchema(BaseModel):
+    """LongBench's prompt file: its two maps in one file, or `dataset2prompt` alone, flat."""
+
+    model_config = ConfigDict(strict=True)
+
+    dataset2prompt: dict[str, str]
+    dataset2maxlen: dict[str, PositiveInt] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _wrap_flat(cls, value: Any) -> Any:
+        flat = isinstance(value, dict) and "dataset2prompt" not in value
+        return {"dataset2prompt": value} if flat else value
+
+
+def first_problem(error: ValueError) -> str:
+    """Say in one phrase what a validation error found first."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    problem = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"field {field!r}: {message}" if field else message

@@ -1,0 +1,103 @@
+"""Cut a context into chunks.
+
+Every function returns pieces that, put one after another, are the context again.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+#: Tells how many tokens each text has.
+Counter = Callable[[Sequence[str]], Sequence[int]]
+
+#: EPIC's chunk length in tokens for text without marked parts.
+CHUNK_TOKENS = 512
+
+_PASSAGE = re.compile(r"^Passage \d+:\n", re.MULTILINE)
+_DIALOGUE = re.compile(r"^Dialogue:", re.MULTILINE)
+_ARTICLE = re.compile(r"^Passage \d+:\n|\|{5}", re.MULTILINE)
+_SENTENCE_END = re.compile(r"[.!?][\"'\u201d\u2019)\]]*\s+|\n\s*\n")
+_WORD_END = re.compile(r"\s+")
+
+
+class _Atom(NamedTuple):
+    """Text that is not cut further: a sentence, or a part of one too long for a chunk."""
+
+    text: str
+    tokens: int
+    ends_sentence: bool
+
+
+def passages(context: str) -> list[str]:
+    """Cut before every ``Passage i:`` line, which stays with its passage."""
+    return _cut_before(context, _PASSAGE)
+
+
+def dialogues(context: str) -> list[str]:
+    """Cut before every line that starts with ``Dialogue:`` (an example with its summary)."""
+    return _cut_before(context, _DIALOGUE)
+
+
+def articles(context: str) -> list[str]:
+    """Cut before every article: a ``Passage i:`` line, or Multi-News' own ``|||||``."""
+    return _cut_before(context, _ARTICLE)
+
+
+def sentences(text: str) -> list[str]:
+    """Cut behind every sentence and paragraph; the white space stays with what it follows."""
+    return _cut_behind(text, _SENTENCE_END)
+
+
+def by_tokens(context: str, count: Counter, size: int = CHUNK_TOKENS) -> list[str]:
+    """Cut into chunks of at least `size` tokens that end with a sentence, at most twice as long.
+
+    EPIC's rule (its data preparation). Only where no sentence ends between `size` and
+    ``2 * size`` tokens is a chunk cut at the end of a word. Tokens are counted sentence by
+    sentence, so a chunk's own count may differ by the merges across sentence ends. The last
+    chunk may be short.
+    """
+    chunks: list[str] = []
+    length = 0
+    closed = True
+    for atom in _atoms(context, count, size):
+        if closed or length + atom.tokens > 2 * size:
+            chunks.append("")
+            length = 0
+        chunks[-1] += atom.text
+        length += atom.tokens
+        closed = length >= size and atom.ends_sentence
+    return chunks
+
+
+def _cut_before(text: str, marker: re.Pattern[str]) -> list[str]:
+    return _pieces(text, (match.start() for match in marker.finditer(text)))
+
+
+def _cut_behind(text: str, marker: re.Pattern[str]) -> list[str]:
+    return _pieces(text, (match.end() for match in marker.finditer(text)))
+
+
+def _pieces(text: str, cuts: Iterable[int]) -> list[str]:
+    bounds = sorted({0, *cuts, len(text)})
+    return [text[start:end] for start, end in pairwise(bounds)]
+
+
+def _atoms(text: str, count: Counter, size: int) -> Iterator[_Atom]:
+    whole = sentences(text)
+    for sentence, tokens in zip(whole, count(whole), strict=True):
+        if tokens <= size:
+            yield _Atom(sentence, tokens, True)
+        else:
+            yield from _parts(sentence, count, size)
+
+
+def _parts(sentence: str, count: Counter, size: int) -> Iterator[_Atom]:
+    """Cut an overlong sentence into words, and a word that is still too long into characters."""
+    words = _cut_behind(sentence, _WORD_END)
+    parts: list[str] = []
+    for word, tokens in zip(words, count(words), strict=True):
+        parts.extend([word] if tokens <= size else word)
+    last = len(parts) - 1
+    for index, (part, tokens) in enumerate(zip(parts, count(parts), strict=True)):
+        yield _Atom(part, tokens, index == last)

@@ -1,0 +1,213 @@
+"""The testbed model in torch: Hugging Face's LlamaForCausalLM, tensor names included.
+
+Written out here because training and the study of position-independent reuse need what the
+library's model hides: a mask of any shape, and keys and values kept in the order of the slots.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+#: Keys and values of one layer: (batch, heads, slots, head size), keys rotated.
+Cache = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The sizes of a Llama."""
+
+    vocabulary: int
+    width: int = 384
+    layers: int = 8
+    heads: int = 6
+    kv_heads: int = 2
+    head_size: int = 64
+    inner: int = 896
+    context: int = 4096
+    theta: float = 10_000.0
+    epsilon: float = 1e-5
+
+    @classmethod
+    def of(cls, config: dict[str, Any]) -> "Shape":
+        """The sizes that a ``config.json`` says."""
+        return cls(
+            vocabulary=config["vocab_size"],
+            width=config["hidden_size"],
+            layers=config["num_hidden_layers"],
+            heads=config["num_attention_heads"],
+            kv_heads=config["num_key_value_heads"],
+            head_size=config["head_dim"],
+            inner=config["intermediate_size"],
+            context=config["max_position_embeddings"],
+            theta=config["rope_theta"],
+            epsilon=config["rms_norm_eps"],
+        )
+
+    def config(self, bos: int, eos: int, pad: int) -> dict[str, Any]:
+        """The model's ``config.json`` for Hugging Face."""
+        return {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": self.vocabulary,
+            "hidden_size": self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_size,
+            "intermediate_size": self.inner,
+            "max_position_embeddings": self.context,
+            "rope_theta": self.theta,
+            "rope_parameters": {"rope_theta": self.theta, "rope_type": "default"},
+            "rms_norm_eps": self.epsilon,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": True,
+            "bos_token_id": bos,
+            "eos_token_id": eos,
+            "pad_token_id": pad,
+            "dtype": "bfloat16",
+        }
+
+
+class Norm(nn.Module):
+    """Root-mean-square norm."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(shape.width))
+        self._epsilon = shape.epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last dimension."""
+        return functional.rms_norm(x, x.shape[-1:], self.weight, self._epsilon)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self._shape = shape
+        inner, kv = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
+        self.q_proj = nn.Linear(shape.width, inner, bias=False)
+        self.k_proj = nn.Linear(shape.width, kv, bias=False)
+        self.v_proj = nn.Linear(shape.width, kv, bias=False)
+        self.o_proj = nn.Linear(inner, shape.width, bias=False)
+
+    def forward(
+        self, x: Tensor, turn: Tensor, mask: Tensor | None, past: Cache | None
+    ) -> tuple[Tensor, Cache]:
+        """Attend; without a mask causally. Returns the output and all keys and values."""
+        q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = _rotate(q, turn), _rotate(k, turn)
+        if past is not None:
+            k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
+        out = self._attend(q, k, v, mask)
+        return self.o_proj(out.transpose(1, 2).flatten(2)), (k, v)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        attend = functional.scaled_dot_product_attention
+        if mask is None:
+            return attend(q, k, v, is_causal=True, enable_gqa=True)
+        # No fused kernel takes both a mask and grouped heads.
+        group = self._shape.heads // self._shape.kv_heads
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        return attend(q, k, v, attn_mask=mask)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self._shape.head_size)).transpose(1, 2)
+
+
+class Mlp(nn.Module):
+    """Gated feed-forward layer."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.width, shape.inner, bias=False)
+        self.up_proj = nn.Linear(shape.width, shape.inner, bias=False)
+        self.down_proj = nn.Linear(shape.inner, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply to every position."""
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    """A decoder layer."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(shape)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = Norm(shape)
+        self.mlp = Mlp(shape)
+
+    def forward(
+        self, x: Tensor, turn: Tensor, mask: Tensor | None, past: Cache | None
+    ) -> tuple[Tensor, Cache]:
+        """Return the layer's output and its keys and values."""
+        attended, cache = self.self_attn(self.input_layernorm(x), turn, mask, past)
+        x = x + attended
+        return x + self.mlp(self.post_attention_layernorm(x)), cache
+
+
+class Decoder(nn.Module):
+    """Embeddings, layers and the last norm."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = Norm(shape)
+
+
+class Llama(nn.Module):
+    """A Llama whose output embeddings are its input embeddings."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = Decoder(shape)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Tensor | None = None,
+        past: list[Cache] | None = None,
+    ) -> tuple[Tensor, list[Cache]]:
+        """Return the last hidden states (batch, tokens, width) and every layer's cache.
+
+        `ids` and `positions` are (batch, tokens); `mask` is (batch, 1, tokens, past + tokens),
+        True where a query sees a slot, or None for plain causal attention without a past.
+        """
+        x = self.model.embed_tokens(ids)
+        turn = self._turn(positions)
+        caches: list[Cache] = []
+        for index, layer in enumerate(self.model.layers):
+            x, cache = layer(x, turn, mask, past[index] if past else None)
+            caches.append(cache)
+        return self.model.norm(x), caches
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores over the vocabulary."""
+        return functional.linear(hidden, self.model.embed_tokens.weight)
+
+    def _turn(self, positions: Tensor) -> Tensor:
+        """Cosines and sines: (2, batch, 1, tokens, head size / 2), in float32."""
+        half = torch.arange(0, self.shape.head_size, 2, device=positions.device)
+        angle = positions[:, None, :, None] * self.shape.theta ** (-half / self.shape.head_size)
+        return torch.stack((angle.cos(), angle.sin()))
+
+
+def _rotate(x: Tensor, turn: Tensor) -> Tensor:
+    cos, sin = turn
+    a, b = x.float().chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)

@@ -1,0 +1,156 @@
+"""Position-independent reuse, as one forward pass over an expanded sequence.
+
+The sequence of a request is [head][canonical chunk tokens][linked tokens][tail]: canonical tokens
+see their own chunk only, linked tokens and the tail see everything before them, and a canonical
+token that was linked again is hidden from both. This defines what an algorithm computes without
+any cache.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Groups of tokens outside of chunks.
+HEAD, TAIL = 0, -1
+PAD = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to reuse chunks.
+
+    `reuse` False recomputes everything. `link` is how many tokens at the start of every chunk
+    are computed again with the whole prefix in view; `spare_first` leaves out the first chunk.
+    `anchored` chunks were compiled behind the prompt's head. `trained_links` is how many link
+    tokens stand behind every chunk; `shuffled` takes each chunk's keys and values from a chunk of
+    another request.
+    """
+
+    name: str
+    reuse: bool = True
+    link: int = 0
+    spare_first: bool = False
+    anchored: bool = False
+    trained_links: int = 0
+    shuffled: bool = False
+
+
+FULL = Arm("full", reuse=False)
+NAIVE = Arm("naive")
+#: MEPIC links the first block of sixteen slots of every chunk.
+MEPIC = Arm("mepic", link=16)
+ARMS = (
+    FULL,
+    NAIVE,
+    *(Arm(f"epic-{k}", link=k, spare_first=True) for k in (8, 16, 32, 64)),
+    MEPIC,
+    Arm("anchored", anchored=True),
+    Arm("mepic-anchored", link=16, anchored=True),
+    Arm("shuffled", shuffled=True),
+)
+
+
+class Tokens(NamedTuple):
+    """A prompt as token ids: before the chunks, the chunks, behind them."""
+
+    head: Sequence[int]
+    chunks: Sequence[Sequence[int]]
+    tail: Sequence[int]
+
+
+@dataclass(slots=True)
+class Slots:
+    """The expanded sequence, a list for each property of a slot.
+
+    `group` is HEAD, TAIL or the number of the chunk from 1; `canonical` slots see their chunk
+    only, `hidden` ones are seen by canonical slots only.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    group: list[int] = field(default_factory=list)
+    canonical: list[bool] = field(default_factory=list)
+    hidden: list[bool] = field(default_factory=list)
+
+    def add(
+        self,
+        ids: Sequence[int],
+        start: int,
+        group: int,
+        canonical: bool = False,
+        hidden: int = 0,
+    ) -> int:
+        """Append tokens at positions from `start`, the first `hidden` hidden; return the end."""
+        self.ids += ids
+        self.positions += range(start, start + len(ids))
+        self.group += [group] * len(ids)
+        self.canonical += [canonical] * len(ids)
+        self.hidden += [index < hidden for index in range(len(ids))]
+        return start + len(ids)
+
+
+def expand(tokens: Tokens, arm: Arm, links: Sequence[int] = ()) -> Slots:
+    """Lay out a request for an arm; `links` are the ids of the trained link tokens."""
+    slots, linked = Slots(), Slots()
+    position = slots.add(tokens.head, 0, HEAD)
+    for number, chunk in enumerate(tokens.chunks, start=1):
+        again = arm.link if arm.reuse and not (arm.spare_first and number == 1) else 0
+        linked.add(chunk[:again], position, TAIL)
+        position = slots.add(chunk, position, number, canonical=arm.reuse, hidden=again)
+        position = linked.add(links[: arm.trained_links], position, TAIL)
+    linked.add(tokens.tail, position, TAIL)
+    for name in ("ids", "positions", "group", "canonical", "hidden"):
+        getattr(slots, name).extend(getattr(linked, name))
+    return slots
+
+
+class Layout(NamedTuple):
+    """A batch of expanded sequences, padded on the right: (rows, slots) each."""
+
+    ids: Tensor
+    positions: Tensor
+    group: Tensor
+    canonical: Tensor
+    hidden: Tensor
+
+    @property
+    def filled(self) -> Tensor:
+        """Which slots hold a token."""
+        return self.group != PAD
+
+    def to(self, device: torch.device) -> "Layout":
+        """Move to a device."""
+        return Layout(*(tensor.to(device) for tensor in self))
+
+
+def collate(batch: Sequence[Slots]) -> Layout:
+    """Put sequences into one layout."""
+    return Layout(
+        _padded([slots.ids for slots in batch], 0),
+        _padded([slots.positions for slots in batch], 0),
+        _padded([slots.group for slots in batch], PAD),
+        _padded([slots.canonical for slots in batch], 0).bool(),
+        _padded([slots.hidden for slots in batch], 0).bool(),
+    )
+
+
+def visible(layout: Layout, anchored: bool = False) -> Tensor:
+    """Which slots a slot sees: (rows, 1, slots, slots)."""
+    q, k = (lambda x: x[:, :, None]), (lambda x: x[:, None, :])
+    before = k(layout.positions) <= q(layout.positions)
+    own = q(layout.group) == k(layout.group)
+    if anchored:
+        own = own | (k(layout.group) == HEAD)
+    isolated = own & (k(layout.canonical) | (k(layout.group) == HEAD))
+    seen = torch.where(q(layout.canonical), isolated, ~k(layout.hidden)) & before
+    # A pad sees itself, so that its softmax is over something.
+    itself = torch.eye(layout.ids.shape[1], dtype=torch.bool, device=layout.ids.device)
+    return ((seen & k(layout.filled)) | itself)[:, None]
+
+
+def _padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows])

@@ -1,0 +1,36 @@
+"""The few things that are asked of a tokenizer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Tokenizer(Protocol):
+    """A tokenizer of Hugging Face's `transformers`, as far as it is used here."""
+
+    @property
+    def bos_token_id(self) -> Any:
+        """The id of the token that begins a sequence, or None."""
+
+    def __call__(self, text: Any, *, add_special_tokens: bool) -> Mapping[str, Any]:
+        """Encode a text, or a list of texts, under the key ``input_ids``."""
+
+    def decode(self, token_ids: Any) -> Any:
+        """Return the text of a sequence of ids."""
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Tokenize each text alone, without special tokens."""
+    if not texts:
+        return []
+    return [tuple(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+
+
+def start_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the BOS token if this tokenizer puts one before a prompt by itself, else nothing.
+
+    Some tokenizers name a BOS token that their model was never trained with; what they do when
+    asked for special tokens is the reliable sign.
+    """
+    bos = tokenizer.bos_token_id
+    ids = tokenizer(["a"], add_special_tokens=True)["input_ids"][0]
+    return (bos,) if bos is not None and ids[0] == bos else ()

@@ -1,0 +1,64 @@
+"""What a list of samples amounts to: sizes, reuse, a fingerprint."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from picbench.workloads.sample import Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Facts about the samples of a run, for `summary.json`.
+
+    `mean_tokens` counts prompt tokens. `reuse` is the share of all prompt tokens that lie in a
+    chunk which came before, in an earlier prompt or earlier in the same one: what a cache that
+    never evicts, and knows chunks wherever they stand, finds there.
+    """
+
+    dataset: str
+    samples: int
+    fingerprint: str
+    mean_tokens: float
+    max_tokens: int
+    chunks: int
+    unique_chunks: int
+    reuse: float
+    truncated: int
+
+
+def summarise(samples: Sequence[Sample]) -> Workload:
+    """Return the facts about `samples`, of which there is at least one."""
+    chunks = [chunk.tokens for sample in samples for chunk in sample.chunks]
+    unique = set(chunks)
+    total = sum(sample.prompt_tokens for sample in samples)
+    return Workload(
+        dataset=",".join(dict.fromkeys(sample.dataset for sample in samples)),
+        samples=len(samples),
+        fingerprint=fingerprint(samples),
+        mean_tokens=total / len(samples),
+        max_tokens=max(sample.prompt_tokens for sample in samples),
+        chunks=len(chunks),
+        unique_chunks=len(unique),
+        reuse=(_length(chunks) - _length(unique)) / total,
+        truncated=sum(sample.truncated for sample in samples),
+    )
+
+
+def fingerprint(samples: Sequence[Sample]) -> str:
+    """Return the SHA-256 of the requests in order: part kinds, token ids, answers, output length.
+
+    Two runs with the same fingerprint asked the same things.
+    """
+    digest = hashlib.sha256()
+    for sample in samples:
+        parts = [[part.kind, part.tokens] for part in sample.parts]
+        line = json.dumps([sample.dataset, parts, sample.answers, sample.max_tokens])
+        digest.update(line.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _length(chunks: set[tuple[int, ...]] | list[tuple[int, ...]]) -> int:
+    return sum(1 for _ in chain.from_iterable(chunks))
