@@ -7,7 +7,7 @@ from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from picbench.engines.algorithms import Reuse, parse
+from picbench.engines.algorithms import Registry, Reuse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Chunk, Hits, Request, Result, Segment, Timings, Tokens
@@ -39,7 +39,8 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self._algorithm = parse(config.algorithm)
+        self._registry = Registry()
+        self._algorithm = self._registry.parse(config.algorithm)
         if config.stock and self._algorithm.reuse is Reuse.CHUNKS:
             raise _not_stock(config.algorithm)
         self._tokenizer = Tokenizer(config.model)
@@ -140,7 +141,7 @@ class Engine:
         self._check_fits(len(tokens), limit)
         params = self._params(limit, logprobs, ignore_eos)
         tag = self._tag()
-        algorithm = parse(request.algorithm or self.config.algorithm)
+        algorithm = self._registry.parse(request.algorithm or self.config.algorithm)
         if self.config.stock:
             if algorithm.spec != self._algorithm.spec:
                 raise _not_stock(algorithm.spec)

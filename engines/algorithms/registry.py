@@ -6,6 +6,7 @@ the entry-point group ``picbench.algorithms``.
 
 from dataclasses import Field
 from difflib import get_close_matches
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -15,32 +16,62 @@ from picbench.errors import ConfigError
 GROUP = "picbench.algorithms"
 
 
+class Registry:
+    """The algorithms that are installed when it is first asked.
+
+    Searching the installed packages takes milliseconds, so whoever parses per request keeps one.
+    """
+
+    def __init__(self) -> None:
+        self._parsed: dict[str, Algorithm] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all algorithms: picbench's own in alphabetical order, then others'."""
+        return tuple(self._points)
+
+    def describe(self) -> list[tuple[str, str, str]]:
+        """(name, summary, options) of every algorithm."""
+        kinds = [(name, _load(point)) for name, point in self._points.items()]
+        return [(name, kind.summary, _options_text(kind)) for name, kind in kinds]
+
+    def parse(self, spec: str) -> Algorithm:
+        """The algorithm that ``name:option=value:...`` stands for.
+
+        Raises ConfigError, with a suggestion, for unknown names, options and values.
+        """
+        if spec not in self._parsed:
+            self._parsed[spec] = self._parse(spec)
+        return self._parsed[spec]
+
+    def _parse(self, spec: str) -> Algorithm:
+        name, *settings = spec.strip().split(":")
+        point = self._points.get(name)
+        if point is None:
+            raise ConfigError(f"unknown algorithm {name!r}", hint=_suggest(name, self.names))
+        kind = _load(point)
+        return kind(**dict(_setting(kind, spec, setting) for setting in settings))
+
+    @cached_property
+    def _points(self) -> dict[str, EntryPoint]:
+        found = {point.name: point for point in entry_points(group=GROUP)}
+        own = sorted(found.values(), key=lambda p: (not p.value.startswith("picbench."), p.name))
+        return {point.name: point for point in own}
+
+
 def names() -> tuple[str, ...]:
-    """Names of all installed algorithms, picbench's own first, in the order of registration."""
-    return tuple(point.name for point in _points())
+    """Names of all installed algorithms."""
+    return Registry().names
 
 
 def describe() -> list[tuple[str, str, str]]:
     """(name, summary, options) of every installed algorithm."""
-    return [(p.name, _load(p).summary, _options_text(_load(p))) for p in _points()]
+    return Registry().describe()
 
 
 def parse(spec: str) -> Algorithm:
-    """The algorithm that ``name:option=value:...`` stands for.
-
-    Raises ConfigError, with a suggestion, for unknown names, options and values.
-    """
-    name, *settings = spec.strip().split(":")
-    point = next((p for p in _points() if p.name == name), None)
-    if point is None:
-        raise ConfigError(f"unknown algorithm {name!r}", hint=_suggest(name, names()))
-    kind = _load(point)
-    return kind(**dict(_setting(kind, spec, setting) for setting in settings))
-
-
-def _points() -> list[EntryPoint]:
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    return sorted(found.values(), key=lambda p: not p.value.startswith("picbench."))
+    """The algorithm that a spec stands for; see `Registry.parse`."""
+    return Registry().parse(spec)
 
 
 def _load(point: EntryPoint) -> type[Algorithm]:

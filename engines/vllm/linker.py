@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from picbench.engines.algorithms import Algorithm, Reuse, parse
+from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.engines.keys import Key
 from picbench.engines.layout import Layout, lay_out
 from picbench.engines.plan import Canonical, Plan, Slot
@@ -71,7 +71,8 @@ class Linker:
         self, settings: PicSettings, pool: Pool, submit: Submit, *, block_size: int, capacity: int
     ) -> None:
         self._settings = settings
-        self._default = parse(settings.algorithm)
+        self._registry = Registry()
+        self._default = self._registry.parse(settings.algorithm)
         self._pool = pool
         self._submit = submit
         self._block_size = block_size
@@ -90,7 +91,7 @@ class Linker:
         params = request.sampling_params
         if params is None or request.prompt_token_ids is None:
             return
-        args = read_args(params.extra_args, len(request.prompt_token_ids))
+        args = read_args(params.extra_args, len(request.prompt_token_ids), self._registry)
         if args is None:
             return
         algorithm = args.algorithm or self._default

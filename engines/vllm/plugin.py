@@ -30,16 +30,20 @@ def register() -> None:
 
 
 def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    from picbench.engines.algorithms import Registry
+
+    registry = Registry()
+
     @wraps(upstream)
     def validate(self: Any, params: Any, supported_tasks: Any) -> Any:
-        _check_request(self.vllm_config, getattr(params, "extra_args", None))
+        _check_request(self.vllm_config, getattr(params, "extra_args", None), registry)
         return upstream(self, params, supported_tasks)
 
     validate.guards_pic = True  # type: ignore[attr-defined]
     return validate
 
 
-def _check_request(config: Any, extra_args: Any) -> None:
+def _check_request(config: Any, extra_args: Any, registry: Any) -> None:
     from picbench.engines.vllm.settings import PicSettings
     from picbench.engines.vllm.wire import read_args
     from picbench.errors import PicBenchError
@@ -47,7 +51,7 @@ def _check_request(config: Any, extra_args: Any) -> None:
     if not extra_args:
         return
     try:
-        args = read_args(extra_args, config.model_config.max_model_len)
+        args = read_args(extra_args, config.model_config.max_model_len, registry)
     except PicBenchError as error:
         raise ValueError(str(error)) from error
     if args is not None and PicSettings.read(config.additional_config) is None:

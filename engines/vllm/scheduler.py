@@ -109,10 +109,10 @@ def _checked(vllm_config: Any) -> PicSettings:
     check_version()
     for name, parameters in _UPSTREAM.items():
         check_signature(getattr(Scheduler, name), parameters)
-    check_config(vllm_config)
     settings = PicSettings.read(vllm_config.additional_config)
     if settings is None:
         raise ConfigError("the scheduler is picbench's, but additional_config has no 'pic'")
+    check_config(vllm_config)
     if vllm_config.parallel_config.worker_cls != CPU_WORKER:
         raise ConfigError(
             "the scheduler is picbench's, but the workers are not",

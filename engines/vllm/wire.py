@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from picbench.engines.algorithms import Algorithm, parse
+from picbench.engines.algorithms import Algorithm, Registry
 from picbench.engines.layout import Piece
 from picbench.errors import ConfigError
 
@@ -39,7 +39,9 @@ class PicArgs:
     tag: str | None = None
 
 
-def read_args(extra_args: Mapping[str, Any] | None, prompt_tokens: int) -> PicArgs | None:
+def read_args(
+    extra_args: Mapping[str, Any] | None, prompt_tokens: int, registry: Registry
+) -> PicArgs | None:
     """A request's PIC arguments; None if it has none.
 
     Raises ConfigError if spans overlap, are empty, or leave the prompt, or if the algorithm is
@@ -58,7 +60,8 @@ def read_args(extra_args: Mapping[str, Any] | None, prompt_tokens: int) -> PicAr
         algorithm, tag = extra_args.get(FLAT_ALGORITHM), None
     else:
         return None
-    return PicArgs(_spans(spans, prompt_tokens), parse(algorithm) if algorithm else None, tag)
+    chosen = registry.parse(algorithm) if algorithm else None
+    return PicArgs(_spans(spans, prompt_tokens), chosen, tag)
 
 
 def cut(tokens: Sequence[int], spans: Sequence[Span]) -> list[Piece]:

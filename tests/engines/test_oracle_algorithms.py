@@ -166,6 +166,14 @@ def test_same_documents_behind_another_first_one(case: Case) -> None:
             case.hold(algorithm, [case.text(5), case.chunk(50, key), b, question])
 
 
+def test_text_that_repeats_a_chunk_is_not_its_linked_tokens(case: Case) -> None:
+    """The same computed tokens behind the same chunks, at other positions."""
+    a, b, question = case.chunk(20, 1), case.chunk(20, 2), case.text(40)
+    assert b.tokens is not None
+    case.hold("naive", [a, b, Text(tokens=b.tokens[:4]), question])
+    case.hold("epic:k=4", [a, b, question])
+
+
 def test_follow_up_reuses_generated_tokens(case: Case) -> None:
     """The second turn repeats the first with its answer, whose blocks are cached by now."""
     segments = [case.text(5, 1), case.chunk(50), case.text(7, 2)]

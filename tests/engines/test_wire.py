@@ -2,9 +2,15 @@
 
 import pytest
 
+from picbench.engines.algorithms import Registry
 from picbench.engines.layout import Piece
-from picbench.engines.vllm.wire import cut, read_args
+from picbench.engines.vllm import wire
+from picbench.engines.vllm.wire import cut
 from picbench.errors import ConfigError
+
+
+def read_args(extra, prompt_tokens):
+    return wire.read_args(extra, prompt_tokens, Registry())
 
 
 def test_nested_and_flat_forms_agree():

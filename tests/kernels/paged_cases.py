@@ -83,9 +83,7 @@ class PagedCase:
     def expected(self) -> Tensor:
         """The reference's answer, which knows only unrotated keys."""
         assert all(layout.rotated is False for layout in self.layouts)
-        return attend_reference(
-            self.query, self.kv_cache, **self.description, scale=self.scale
-        )
+        return attend_reference(self.query, self.kv_cache, **self.description, scale=self.scale)
 
 
 def rope_table(rotary_dim: int, dtype: torch.dtype = torch.float32, length: int = 512) -> RopeTable:

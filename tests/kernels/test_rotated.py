@@ -36,7 +36,12 @@ def test_slot_by_slot(use_vllm: bool, queries: int) -> None:
 @BACKENDS
 def test_all_kinds_in_one_batch(use_vllm: bool) -> None:
     decode = replace(PLAIN, queries=1, blocks=[10, 11, 12])
-    layouts = [decode, replace(PLAIN, blocks=[13, 14, 15]), PLANNED, replace(PLAIN, blocks=[7, 8, 9])]
+    layouts = [
+        decode,
+        replace(PLAIN, blocks=[13, 14, 15]),
+        PLANNED,
+        replace(PLAIN, blocks=[7, 8, 9]),
+    ]
     rotated = [replace(layout, rotated=layout.affine) for layout in layouts]
     _compare(layouts, rotated, use_vllm)
 

@@ -100,7 +100,7 @@ class TestStart:
         from picbench.engines.vllm.settings import SCHEDULER
 
         with pytest.raises(ConfigError, match="no 'pic'"):
-            _start(self.arguments(llama) | {"scheduler_cls": SCHEDULER})
+            _start(self.arguments(llama) | {"scheduler_cls": SCHEDULER, "block_size": 32})
 
     def test_workers_without_scheduler(self, llama):
         from picbench.engines.vllm.launch import _start
