@@ -11,6 +11,7 @@ from picbench.engines.algorithms import Registry, Reuse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Chunk, Hits, Request, Result, Segment, Timings, Tokens
+from picbench.engines.vllm.admission import check_request
 from picbench.engines.vllm.launch import Launched, launch
 from picbench.engines.vllm.tokenizer import Tokenizer
 from picbench.errors import ConfigError, EngineError
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """A request in vLLM's terms."""
+    """A request in vLLM's terms, under the names that vLLM gives them."""
 
     tag: str
-    tokens: list[int]
-    params: "SamplingParams"
-    salt: str | None
+    prompt_token_ids: list[int]
+    sampling_params: "SamplingParams"
+    cache_salt: str | None
 
 
 class Engine:
@@ -148,7 +149,9 @@ class Engine:
         else:
             spans = _spans(segments)
             params.extra_args = {"pic": {"spans": spans, "algorithm": algorithm.spec, "tag": tag}}
-        return _Prepared(tag, tokens, params, request.salt)
+        prepared = _Prepared(tag, tokens, params, request.salt)
+        check_request(self._running.engine.vllm_config, prepared, self._registry)
+        return prepared
 
     def _tokens(self, segment: Segment) -> tuple[int, ...]:
         if segment.tokens is not None:
@@ -187,7 +190,8 @@ class Engine:
 
     def _serve(self, prepared: Sequence[_Prepared], limit: int) -> "dict[str, RequestOutput]":
         engine = self._running.engine
-        queue, done, flying = deque(prepared), {}, 0
+        queue, flying = deque(prepared), 0
+        done: dict[str, Any] = {}
         try:
             while queue or flying:
                 while queue and flying < limit:
@@ -203,10 +207,10 @@ class Engine:
         return done
 
     def _submit(self, prepared: _Prepared) -> None:
-        prompt: Any = {"prompt_token_ids": prepared.tokens}
-        if prepared.salt is not None:
-            prompt["cache_salt"] = prepared.salt
-        self._running.engine.add_request(prepared.tag, prompt, prepared.params)
+        prompt: Any = {"prompt_token_ids": prepared.prompt_token_ids}
+        if prepared.cache_salt is not None:
+            prompt["cache_salt"] = prepared.cache_salt
+        self._running.engine.add_request(prepared.tag, prompt, prepared.sampling_params)
 
     def _result(self, prepared: _Prepared, output: "RequestOutput") -> Result:
         completion = output.outputs[0]
@@ -214,7 +218,7 @@ class Engine:
         return Result(
             text=self._tokenizer.decode(completion.token_ids),
             tokens=tuple(completion.token_ids),
-            prompt_tokens=tuple(prepared.tokens),
+            prompt_tokens=tuple(prepared.prompt_token_ids),
             timings=_timings(output, len(completion.token_ids)),
             counts=counts,
             hits=hits,
@@ -228,7 +232,7 @@ class Engine:
         if report is not None:
             return report.tokens, report.hits
         cached = output.num_cached_tokens or 0
-        tokens = Tokens(prompt=len(prepared.tokens), reused=cached)
+        tokens = Tokens(prompt=len(prepared.prompt_token_ids), reused=cached)
         return tokens, Hits(prefix=cached // BLOCK_SIZE)
 
     def _tag(self) -> str:

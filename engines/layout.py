@@ -104,14 +104,25 @@ def lay_out(
     text before the first chunk are taken over, so that this text is shared with plain requests
     (its KV is the same). Raises ValueError for an empty prompt and for links outside a chunk.
     """
-    pieces = [piece for piece in pieces if piece.tokens]
     count = sum(len(piece.tokens) for piece in pieces)
     if not count:
         raise ValueError("a plan needs at least one token")
-    prefix_keys = prefix_keys[: len(_leading_text(pieces)) // layout.block_size]
-    if layout.pad is Pad.PAPER:
-        pieces = list(_pad_as_paper(pieces, layout))
-    return _Builder(pieces, policy, layout, prefix_keys).build(count)
+    lead = len(_leading_text([piece for piece in pieces if piece.tokens]))
+    keys = prefix_keys[: lead // layout.block_size]
+    return _Builder(_padded(pieces, layout), policy, layout, keys).build(count)
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What a plan will need: its `slots`, and the `spare` blocks that its largest compile adds."""
+
+    slots: int
+    spare: int
+
+
+def measure(pieces: Sequence[Piece], policy: Policy, layout: Layout) -> Footprint:
+    """The footprint of a plan without making it: microseconds a chunk. Raises as `lay_out`."""
+    return _Builder(_padded(pieces, layout), policy, layout, ()).measure()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +177,24 @@ class _Builder:
             tail_events=tuple(event for event in self._events if event.start > covered),
         )
 
+    def measure(self) -> Footprint:
+        size, position, index = self._layout.block_size, 0, 0
+        slots = spare = 0
+        for piece in self._pieces:
+            if not piece.chunk:
+                slots += len(piece.tokens)
+            else:
+                treatment = self._policy(index, len(piece.tokens))
+                linked = self._links(treatment, piece, position)
+                pages = -(-len(piece.tokens) // size)
+                used = len(_used_pages(len(piece.tokens), frozenset(linked), size))
+                anchor = -(-len(self._anchor_tokens(treatment.anchor)) // size)
+                slots += used * size + len(linked)
+                spare = max(spare, anchor + pages - used if used else 0)
+                index += 1
+            position += len(piece.tokens)
+        return Footprint(slots, spare)
+
     def _compute(self, piece: Piece, indices: Iterable[int], start: int, kind: Slot) -> None:
         self._computed += [_Token(piece.tokens[i], start + i, piece.kind(i, kind)) for i in indices]
 
@@ -196,12 +225,7 @@ class _Builder:
     def _canonical(self, piece: Piece, anchor: Anchor, linked: frozenset[int]) -> Canonical:
         anchor_tokens = self._anchor_tokens(anchor)
         pages = _chunk_pages(piece, anchor_tokens, self._layout)
-        size = self._layout.block_size
-        used = tuple(
-            index
-            for index, page in enumerate(pages)
-            if not all(index * size + i in linked for i in range(page.visible))
-        )
+        used = _used_pages(len(piece.tokens), linked, self._layout.block_size)
         anchor_pages = self._anchor_pages(anchor_tokens, anchor)
         return Canonical(pages[-1].name, anchor_pages, pages, used)
 
@@ -234,6 +258,21 @@ class _Builder:
 def _leading_text(pieces: Sequence[Piece]) -> tuple[int, ...]:
     texts = takewhile(lambda piece: not piece.chunk, pieces)
     return tuple(token for piece in texts for token in piece.tokens)
+
+
+def _used_pages(length: int, linked: frozenset[int], size: int) -> tuple[int, ...]:
+    """Pages of a chunk that hold a token which is not linked."""
+    starts = range(0, length, size)
+    return tuple(
+        index
+        for index, start in enumerate(starts)
+        if not linked.issuperset(range(start, min(start + size, length)))
+    )
+
+
+def _padded(pieces: Sequence[Piece], layout: Layout) -> list[Piece]:
+    pieces = [piece for piece in pieces if piece.tokens]
+    return list(_pad_as_paper(pieces, layout)) if layout.pad is Pad.PAPER else pieces
 
 
 def _pad_as_paper(pieces: Sequence[Piece], layout: Layout) -> Iterator[Piece]:

@@ -15,7 +15,7 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-from vllm.v1.kv_cache_interface import KVCacheLayout
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.vllm.positions import StepPositions
@@ -101,7 +101,7 @@ class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
         )
 
 
-class PicAttention(AttentionImpl[AttentionBatch]):
+class PicAttention(AttentionImpl[Any]):
     """Attention of one layer."""
 
     def __init__(
@@ -149,7 +149,7 @@ class PicAttention(AttentionImpl[AttentionBatch]):
         key: Tensor,
         value: Tensor,
         kv_cache: Tensor,
-        attn_metadata: AttentionBatch,
+        attn_metadata: AttentionBatch | None,
         output: Tensor,
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,

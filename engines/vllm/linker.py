@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.engines.keys import Key
-from picbench.engines.layout import Layout, lay_out
+from picbench.engines.layout import Footprint, lay_out
 from picbench.engines.plan import Canonical, Plan, Slot
 from picbench.engines.request import Hits, Tokens
 from picbench.engines.vllm import rewrite
+from picbench.engines.vllm.admission import Limits
 from picbench.engines.vllm.pool import Pool
 from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.wire import PicArgs, cut, read_args
@@ -67,16 +68,14 @@ class Report:
 class Linker:
     """Plans requests and has missing chunks compiled; one belongs to each scheduler."""
 
-    def __init__(
-        self, settings: PicSettings, pool: Pool, submit: Submit, *, block_size: int, capacity: int
-    ) -> None:
+    def __init__(self, settings: PicSettings, limits: Limits, pool: Pool, submit: Submit) -> None:
         self._settings = settings
         self._registry = Registry()
         self._default = self._registry.parse(settings.algorithm)
         self._pool = pool
         self._submit = submit
-        self._block_size = block_size
-        self._capacity = capacity
+        self._limits = limits
+        self._block_size = limits.block_size
         self._links: dict[str, Link] = {}
         self._compiles: dict[Key, Compile] = {}
         self._compilers: dict[str, Compile] = {}
@@ -185,45 +184,17 @@ class Linker:
                 hint="leave prompt_logprobs and skip_reading_prefix_cache off",
             )
         pieces = cut(request.prompt_token_ids, args.spans)
+        layout = self._settings.layout(algorithm, request.cache_salt, self._block_size)
+        keys = list(request.block_hashes)
         try:
-            plan = lay_out(
-                pieces,
-                algorithm.treat,
-                self._layout(request, algorithm),
-                prefix_keys=list(request.block_hashes),
-            )
+            plan = lay_out(pieces, algorithm.treat, layout, prefix_keys=keys)
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
-        need = self._need(plan, request.max_tokens)
+        compiles = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]
+        footprint = Footprint(len(plan.tokens), max(compiles, default=0))
+        need = self._limits.check(footprint, request.max_tokens)
         rewrite.follow(request, plan)
         self._links[request.request_id] = Link(plan, need, args.tag)
-
-    def _layout(self, request: "Request", algorithm: Algorithm) -> Layout:
-        return Layout(
-            block_size=self._block_size,
-            scope=request.cache_salt or "",
-            pad=algorithm.pads,
-            pad_token=self._settings.pad_token,
-            bos_token=self._settings.bos_token,
-        )
-
-    def _need(self, plan: Plan, max_tokens: int) -> int:
-        """Blocks that must be free or evictable for a request to finish, compiles included."""
-        slots = len(plan.tokens) + max_tokens
-        if slots > self._capacity:
-            raise ConfigError(
-                f"the prompt needs {slots} KV slots with pads, linked and generated tokens; "
-                f"the engine has room for {self._capacity} a request",
-                hint="raise context (vLLM: max_model_len), or send fewer chunks",
-            )
-        compiles = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]
-        need = -(-slots // self._block_size) + max(compiles, default=0)
-        if need > self._pool.usable:
-            raise ConfigError(
-                f"the request needs {need} KV blocks, the pool has {self._pool.usable}",
-                hint="raise kv_blocks (--kv-blocks)",
-            )
-        return need
 
     def _advance(self, request: "Request", link: Link, *, head: bool) -> None:
         for canonical in link.plan.missing(self._pool.resident):

@@ -1,9 +1,8 @@
 """The `vllm.general_plugins` entry point: no PIC request is served as an ordinary one.
 
-vLLM ignores `extra_args` that it does not know. In a process where picbench is installed, a
-request that describes chunks is therefore checked on arrival: an engine that was not started with
-picbench's scheduler and workers refuses it, and a PIC engine refuses malformed spans before they
-reach the scheduler.
+vLLM ignores `extra_args` that it does not know, and an exception in its scheduler ends the engine.
+In a process where picbench is installed every request is therefore checked as it comes in, before
+it is sent to the engine core.
 """
 
 from collections.abc import Callable
@@ -11,10 +10,26 @@ from functools import wraps
 from typing import Any
 
 from picbench.engines.vllm.support import check_signature, check_version
+from picbench.errors import ConfigError, PicBenchError
 
-#: Upstream `InputProcessor._validate_params` (vllm/v1/engine/input_processor.py:138): the first
-#: line of `process_inputs`, the one gate that offline and online requests share.
-_PARAMETERS = ("self", "params", "supported_tasks")
+#: Upstream `InputProcessor.process_inputs` (vllm/v1/engine/input_processor.py:373): the one gate
+#: that offline and online requests share, and the first place where a prompt's tokens are known.
+_PARAMETERS = (
+    "self",
+    "request_id",
+    "prompt",
+    "params",
+    "supported_tasks",
+    "arrival_time",
+    "lora_request",
+    "tokenization_kwargs",
+    "trace_headers",
+    "priority",
+    "data_parallel_rank",
+    "resumable",
+    "session_id",
+    "kv_hints",
+)
 
 
 def register() -> None:
@@ -22,40 +37,48 @@ def register() -> None:
     from vllm.v1.engine.input_processor import InputProcessor
 
     check_version()
-    upstream = InputProcessor._validate_params
-    if getattr(upstream, "guards_pic", False):
-        return
-    check_signature(upstream, _PARAMETERS)
-    InputProcessor._validate_params = _guarded(upstream)
+    if not _registered():
+        check_signature(InputProcessor.process_inputs, _PARAMETERS)
+        guarded = _guarded(InputProcessor.process_inputs)
+        InputProcessor.process_inputs = guarded  # type: ignore[method-assign]
+
+
+def check_registered() -> None:
+    """Raise ConfigError in a process that vLLM started without the plug-in."""
+    if not _registered():
+        raise ConfigError(
+            "picbench's plug-in is not loaded", hint="add picbench to VLLM_PLUGINS, or unset it"
+        )
+
+
+def _registered() -> bool:
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    return getattr(InputProcessor.process_inputs, "guards_pic", False)
 
 
 def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
     from picbench.engines.algorithms import Registry
+    from picbench.engines.vllm.admission import check_request
 
     registry = Registry()
 
     @wraps(upstream)
-    def validate(self: Any, params: Any, supported_tasks: Any) -> Any:
-        _check_request(self.vllm_config, getattr(params, "extra_args", None), registry)
-        return upstream(self, params, supported_tasks)
+    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = upstream(self, *args, **kwargs)
+        try:
+            check_request(self.vllm_config, request, registry)
+        except PicBenchError as error:
+            # vLLM's servers answer a ValueError with 400, anything else with 500.
+            raise RequestError(error) from error
+        return request
 
-    validate.guards_pic = True  # type: ignore[attr-defined]
-    return validate
+    process_inputs.guards_pic = True  # type: ignore[attr-defined]
+    return process_inputs
 
 
-def _check_request(config: Any, extra_args: Any, registry: Any) -> None:
-    from picbench.engines.vllm.settings import PicSettings
-    from picbench.engines.vllm.wire import read_args
-    from picbench.errors import PicBenchError
+class RequestError(ConfigError, ValueError):
+    """A refused request, as vLLM's callers expect it."""
 
-    if not extra_args:
-        return
-    try:
-        args = read_args(extra_args, config.model_config.max_model_len, registry)
-    except PicBenchError as error:
-        raise ValueError(str(error)) from error
-    if args is not None and PicSettings.read(config.additional_config) is None:
-        raise ValueError(
-            "the request describes chunks, but this engine was started without picbench: it would "
-            "be served without reuse (see scheduler_cls, worker_cls in picbench's README)"
-        )
+    def __init__(self, error: PicBenchError) -> None:
+        super().__init__(error.message, hint=error.hint)

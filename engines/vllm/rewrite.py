@@ -38,10 +38,9 @@ def follow(request: "Request", plan: Plan) -> None:
 def isolate(request: "Request") -> None:
     """Keep a request's KV to itself: it reads nothing from the cache and leaves nothing in it."""
     request.skip_reading_prefix_cache = True
-    known = len(request.block_hashes)
-    request.block_hashes[:] = [_private() for _ in range(known)]
     stock = request._block_hasher
     if stock is not None:
+        request.block_hashes[:] = [_private() for _ in request.block_hashes]
         request._block_hasher = lambda r: [_private() for _ in stock(r)]
 
 
@@ -96,5 +95,7 @@ def _with_positions(params: Any, plan: Plan) -> Any:
     return mine
 
 
-def _private() -> bytes:
-    return secrets.token_bytes(32)
+def _private() -> "BlockHash":
+    from vllm.v1.core.kv_cache_utils import BlockHash
+
+    return BlockHash(secrets.token_bytes(32))

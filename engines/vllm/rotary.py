@@ -34,9 +34,9 @@ def leave_keys_unrotated(model: nn.Module) -> RopeTable:
     """
     check_signature(RotaryEmbedding.forward_native, ("self", "positions", "query", "key"))
     rotaries: list[RotaryEmbedding] = []
-    for layer in _rotating_layers(model):
-        rotaries.append(layer.rotary_emb)
-        layer.rotary_emb = QueryRotary(layer.rotary_emb)
+    for layer, rotary in _rotating_layers(model):
+        rotaries.append(rotary)
+        layer.rotary_emb = QueryRotary(rotary)
     attentions = sum(isinstance(module, Attention) for module in model.modules())
     if not rotaries or len(rotaries) != attentions:
         raise ConfigError(
@@ -46,7 +46,7 @@ def leave_keys_unrotated(model: nn.Module) -> RopeTable:
     return _table(rotaries)
 
 
-def _rotating_layers(model: nn.Module) -> Iterator[nn.Module]:
+def _rotating_layers(model: nn.Module) -> Iterator[tuple[nn.Module, RotaryEmbedding]]:
     for module in list(model.modules()):
         rotary = getattr(module, "rotary_emb", None)
         if isinstance(getattr(module, "attn", None), Attention) and rotary is not None:
@@ -55,7 +55,7 @@ def _rotating_layers(model: nn.Module) -> Iterator[nn.Module]:
                     f"rotary embedding {type(rotary).__name__} is not supported",
                     hint="picbench needs vLLM's RotaryEmbedding or a subclass",
                 )
-            yield module
+            yield module, rotary
 
 
 def _table(rotaries: list[RotaryEmbedding]) -> RopeTable:

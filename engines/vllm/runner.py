@@ -52,12 +52,11 @@ class PicModelRunner(CPUModelRunner):
         return inputs
 
     def _builders(self) -> list[PicMetadataBuilder]:
-        builders = [
-            builder for group in self._attn_group_iterator() for builder in group.metadata_builders
-        ]
-        if not all(isinstance(builder, PicMetadataBuilder) for builder in builders):
+        found = [b for group in self._attn_group_iterator() for b in group.metadata_builders]
+        ours = [builder for builder in found if isinstance(builder, PicMetadataBuilder)]
+        if len(ours) != len(found):
             raise EngineError("an attention layer does not use picbench's backend")
-        return builders
+        return ours
 
 
 def _extra_args(request: Any) -> Any:

@@ -13,7 +13,9 @@ from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from picbench.engines.vllm.admission import Limits
 from picbench.engines.vllm.linker import Linker
+from picbench.engines.vllm.plugin import check_registered
 from picbench.engines.vllm.pool import Pool
 from picbench.engines.vllm.settings import CPU_WORKER, PicSettings
 from picbench.engines.vllm.support import (
@@ -32,13 +34,8 @@ class PicScheduler(Scheduler):
         settings = _checked(vllm_config)
         check_kv_groups(len(kv_cache_config.kv_cache_groups))
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
-        self.linker = Linker(
-            settings,
-            Pool(self.kv_cache_manager.block_pool),
-            self._queue_ahead,
-            block_size=vllm_config.cache_config.block_size,
-            capacity=self.max_model_len,
-        )
+        pool = Pool(self.kv_cache_manager.block_pool)
+        self.linker = Linker(settings, Limits.of(vllm_config), pool, self._queue_ahead)
 
     def add_request(self, request: Request) -> None:
         """Plan a request on arrival."""
@@ -107,6 +104,7 @@ class PicScheduler(Scheduler):
 
 def _checked(vllm_config: Any) -> PicSettings:
     check_version()
+    check_registered()
     for name, parameters in _UPSTREAM.items():
         check_signature(getattr(Scheduler, name), parameters)
     settings = PicSettings.read(vllm_config.additional_config)

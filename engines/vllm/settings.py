@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from picbench.engines.algorithms import parse
+from picbench.engines.algorithms import Algorithm, parse
 from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.layout import Layout
 from picbench.errors import ConfigError
 
 #: Where the settings sit in `additional_config`.
@@ -49,6 +50,16 @@ class PicSettings:
         settings = cls(**given)
         parse(settings.algorithm)
         return settings
+
+    def layout(self, algorithm: Algorithm, salt: str | None, block_size: int) -> Layout:
+        """How the prompts of one tenant are laid out under an algorithm."""
+        return Layout(
+            block_size=block_size,
+            scope=salt or "",
+            pad=algorithm.pads,
+            pad_token=self.pad_token,
+            bos_token=self.bos_token,
+        )
 
 
 def engine_arguments(settings: PicSettings) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """vLLM's CPU worker with picbench's model runner: the official `worker_cls` extension point."""
 
+import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from picbench.engines.vllm.runner import PicModelRunner
@@ -20,9 +21,9 @@ class PicCPUWorker(CPUWorker):
                 "the workers are picbench's, but the scheduler is not",
                 hint=f"scheduler_cls={SCHEDULER} and additional_config with 'pic'",
             )
-        super().init_device()
+        super().init_device()  # type: ignore[no-untyped-call]
         if self.use_v2_model_runner:
             raise ConfigError(
                 "model runner V2 is not supported on CPU", hint="VLLM_USE_V2_MODEL_RUNNER=0"
             )
-        self.model_runner = PicModelRunner(self.vllm_config, self.device)
+        self.model_runner = PicModelRunner(self.vllm_config, torch.device("cpu"))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.keys import is_canonical
-from picbench.engines.layout import Anchor, Layout, Pad, Piece, Treatment, lay_out
+from picbench.engines.layout import Anchor, Layout, Pad, Piece, Treatment, lay_out, measure
 from picbench.engines.plan import GAP, Plan, Slot, Source
 
 SIZE = 16
@@ -159,6 +159,15 @@ def test_generated_tokens_continue_the_chain(head, question, answer):
     known = [page.key for page in plan.pages if len(page.tokens) == SIZE]
     fresh = plan.generated_keys([*plan.tokens, *answer], known)
     assert [*known, *fresh] == [p.key for p in longer.pages if len(p.tokens) == SIZE]
+
+
+@given(pieces, policies(), pads)
+def test_the_footprint_is_the_plans(given_pieces, policy, pad):
+    plan = lay_out(given_pieces, policy, layout(pad))
+    footprint = measure(given_pieces, policy, layout(pad))
+    spares = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]
+    assert footprint.slots == len(plan.tokens)
+    assert footprint.spare == max(spares, default=0)
 
 
 def test_linking_everything_leaves_no_chunk_block():

@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import pytest
 from hypothesis import HealthCheck, settings
 
 # The batches that the tests share lie beside them.
@@ -12,11 +11,3 @@ sys.path.insert(0, str(Path(__file__).parent))
 # How fast the machine is must not decide a test.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
-
-
-@pytest.fixture(params=["vllm", "torch"])
-def use_vllm(request: pytest.FixtureRequest) -> bool:
-    """Runs a test on vLLM's kernels (skipped where it is not installed) and on plain torch."""
-    if request.param == "vllm":
-        pytest.importorskip("vllm")
-    return bool(request.param == "vllm")

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -13,6 +15,16 @@ from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.reference import attend_reference
 from picbench.kernels.rope import RopeTable, rotate
 from picbench.kernels.shape import HeadShape
+
+#: Runs a test on vLLM's kernels, where they are installed, and on plain torch.
+BACKENDS = pytest.mark.parametrize(
+    "use_vllm",
+    [
+        pytest.param(True, marks=pytest.mark.skipif(find_spec("vllm") is None, reason="no vllm")),
+        False,
+    ],
+    ids=["vllm", "torch"],
+)
 
 #: Relative error of the whole output, by type.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}

@@ -2,14 +2,16 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_cases import TOLERANCE, Layout, make_case, relative_error
+from paged_cases import BACKENDS, TOLERANCE, Layout, make_case, relative_error, rope_table
 
+from picbench.kernels import steps
+from picbench.kernels.batch import AttentionBatch
+from picbench.kernels.cpu import attend
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.shape import HeadShape
 
-BACKENDS = pytest.mark.parametrize("use_vllm", [True, False], ids=["vllm", "torch"])
 SMALL = HeadShape(4, 2, 64, torch.float32)
 
 
@@ -57,6 +59,7 @@ def apart(layouts: list[Layout]) -> list[Layout]:
 
 
 @BACKENDS
+@settings(max_examples=60)
 @given(
     layouts=st.lists(planned() | plain(), min_size=1, max_size=3).map(apart),
     heads=st.sampled_from([(2, 2), (4, 2), (4, 1)]),
@@ -75,6 +78,7 @@ def test_any_batch_equals_the_reference(
 
 
 @BACKENDS
+@settings(max_examples=40)
 @given(layout=planned() | plain(), cut=st.integers(1, 99))
 def test_chunked_prefill_equals_one_shot(use_vllm: bool, layout: Layout, cut: int) -> None:
     case = make_case([layout], SMALL)
@@ -88,6 +92,7 @@ def test_chunked_prefill_equals_one_shot(use_vllm: bool, layout: Layout, cut: in
 
 
 @BACKENDS
+@settings(max_examples=40)
 @given(layouts=st.lists(planned() | plain(), min_size=2, max_size=4).map(apart))
 def test_a_batch_equals_its_requests_alone(use_vllm: bool, layouts: list[Layout]) -> None:
     case = make_case(layouts, SMALL)
@@ -131,22 +136,15 @@ def test_padding_queries_are_finite(use_vllm: bool) -> None:
 def test_a_query_that_sees_nothing_gets_zeros(use_vllm: bool, queries: int) -> None:
     kpos = [9] * 13 + list(range(5, 5 + queries))
     case = make_case([Layout(kpos, queries, [0])], SMALL)
-    batch = dict(case.description, qpos=torch.full((queries,), 2, dtype=torch.int32))
-    blind = type(case).build
-    assert blind is not None
-    from picbench.kernels.batch import AttentionBatch
-    from picbench.kernels.cpu import attend
-
+    blind = dict(case.description, qpos=torch.full((queries,), 2, dtype=torch.int32))
     out = torch.full_like(case.query, float("nan"))
-    built = AttentionBatch.build(**batch, affine=[False], shape=SMALL, use_vllm=use_vllm)
+    built = AttentionBatch.build(**blind, affine=[False], shape=SMALL, use_vllm=use_vllm)
     attend(case.query, case.kv_cache, built, case.scale, out)
     assert torch.equal(out, torch.zeros_like(out))
 
 
 @BACKENDS
 def test_partial_rotary_leaves_the_rest_of_a_head_alone(use_vllm: bool) -> None:
-    from paged_cases import rope_table
-
     layouts = [Layout(list(range(35)), 4, [4, 2, 0], affine=True), Layout([*range(9)], 1, [7])]
     case = make_case(layouts, SMALL, rope=rope_table(32))
     assert relative_error(case.run(use_vllm), case.expected()) <= 1e-5
@@ -155,4 +153,19 @@ def test_partial_rotary_leaves_the_rest_of_a_head_alone(use_vllm: bool) -> None:
 def test_uncovered_shapes_fall_back_to_torch() -> None:
     shape = HeadShape(2, 1, 48, torch.float32)
     case = make_case([Layout(list(range(40)), 5, [1, 3, 2], affine=True)], shape)
+    assert relative_error(case.run(), case.expected()) <= 1e-5
+
+
+def test_heads_are_taken_in_passes_where_scratch_is_scarce(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("vllm")
+    shape = HeadShape(8, 4, 64, torch.float32)
+    layouts = [Layout(list(range(50)), 1, [1, 3, 2, 9], affine=True)]
+    case = make_case(
+        [*layouts, Layout([*range(40, 56), *range(20), *range(56, 60)], 1, [0, 4, 5])], shape
+    )
+    monkeypatch.setattr(steps, "_SCRATCH_BYTES", 2 * 64 * 2 * 64 * 4)
+    passes = [step.kv_heads for step in case.build().steps if isinstance(step, steps.Gathered)]
+    assert passes == [2, 2]
     assert relative_error(case.run(), case.expected()) <= 1e-5

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from paged_cases import Layout, make_case, relative_error, rope_table
+from paged_cases import BACKENDS, Layout, make_case, relative_error, rope_table
 
 from picbench.errors import EngineError
 from picbench.kernels.rope import RopeTable, rotate
@@ -50,7 +50,7 @@ def test_rotation_equals_hugging_face_with_llama3_scaling(head_size: int) -> Non
     torch.testing.assert_close(found, expected[0].transpose(0, 1), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("use_vllm", [True, False], ids=["vllm", "torch"])
+@BACKENDS
 @pytest.mark.parametrize("head_size", [64, 128])
 def test_attention_with_llama3_scaling(use_vllm: bool, head_size: int) -> None:
     pytest.importorskip("transformers")

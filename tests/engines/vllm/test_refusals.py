@@ -179,13 +179,13 @@ class TestGuard:
         stock = EngineConfig(model=str(llama), stock=True, algorithm="prefix", kv_blocks=64)
         with Engine(stock) as engine:
             prepared = engine._prepare(Request([Text(tokens=draw(20, 1))]), 2, None, True)
-            prepared.params.extra_args = {"pic": {"spans": [[0, 10]]}}
+            prepared.sampling_params.extra_args = {"pic": {"spans": [[0, 10]]}}
             with pytest.raises(ValueError, match="started without picbench"):
                 engine._submit(prepared)
 
     def test_a_pic_engine_refuses_bad_spans(self, engine, draw):
         prepared = engine._prepare(Request([Text(tokens=draw(20, 1))]), 2, None, True)
-        prepared.params.extra_args = {"pic": {"spans": [[4, 2]]}}
+        prepared.sampling_params.extra_args = {"pic": {"spans": [[4, 2]]}}
         with pytest.raises(ValueError, match=r"spans\[0\]"):
             engine._submit(prepared)
 
@@ -193,6 +193,14 @@ class TestGuard:
         from vllm.v1.engine.input_processor import InputProcessor
 
         plugin.register()
-        guarded = InputProcessor._validate_params
+        guarded = InputProcessor.process_inputs
         plugin.register()
-        assert InputProcessor._validate_params is guarded
+        assert InputProcessor.process_inputs is guarded
+
+    def test_an_engine_whose_plugins_leave_picbench_out_does_not_start(self, monkeypatch):
+        from vllm.v1.engine.input_processor import InputProcessor
+
+        stock = InputProcessor.process_inputs.__wrapped__
+        monkeypatch.setattr(InputProcessor, "process_inputs", stock)
+        with pytest.raises(ConfigError, match="plug-in is not loaded"):
+            plugin.check_registered()
