@@ -15,7 +15,8 @@ class EngineConfig:
     algorithms `full` and `prefix` run there. `kv_blocks` fixes the pool in blocks of 16 tokens
     (stock CPU vLLM pages by 32 and gets half as many, so that the pools are equal in bytes).
     `context` is the longest prompt plus output in tokens (None: the model's own limit).
-    `batch_tokens` is the token budget of one scheduler step.
+    `batch_tokens` is the token budget of one scheduler step. `unrotated_keys` keeps every key
+    unrotated at rest, not only those of chunks: the papers' form, for comparison.
     """
 
     model: str
@@ -27,3 +28,4 @@ class EngineConfig:
     batch_tokens: int | None = None
     max_requests: int = 64
     seed: int = 0
+    unrotated_keys: bool = False

@@ -148,6 +148,13 @@ class Plan:
         """Number of leading pages that are canonical: these must never be computed."""
         return sum(1 for _ in takewhile(lambda page: page.canonical, self.pages))
 
+    @property
+    def canonical_slots(self) -> tuple[int, int]:
+        """First and behind the last slot of the canonical pages, which stand together."""
+        flags = [page.canonical for page in self.pages]
+        first = flags.index(True) if any(flags) else 0
+        return first * self.block_size, (first + sum(flags)) * self.block_size
+
     def count(self, kind: Slot) -> int:
         """Number of slots of one kind."""
         return self.kinds.count(kind)

@@ -27,7 +27,7 @@ from picbench.kernels.workspace import Workspace
 
 
 class PicAttentionBackend(AttentionBackend):
-    """Attention over unrotated keys; stands in for CPU_ATTN in the engines that ask for it."""
+    """Attention over unrotated shared keys; stands in for CPU_ATTN where an engine asks."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16]
     forward_includes_kv_cache_update = False
@@ -92,9 +92,10 @@ class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
             query_start=common_attn_metadata.query_start_loc_cpu.tolist(),
             seq_lens=common_attn_metadata.seq_lens.tolist(),
             block_table=common_attn_metadata.block_table_tensor,
-            kpos=self.step.kpos,
-            qpos=self.step.qpos,
-            affine=self.step.affine,
+            kpos=[row.positions for row in self.step.rows],
+            qpos=self.step.queries,
+            affine=[row.affine for row in self.step.rows],
+            rotated=[row.rotated for row in self.step.rows],
             rope=self.rope,
             shape=self._shape,
             workspace=self._workspace,
@@ -139,7 +140,7 @@ class PicAttention(AttentionImpl[Any]):
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        """Write a step's K (unrotated) and V, [tokens, kv_heads, head_size], for all requests."""
+        """Write a step's K and V, [tokens, kv_heads, head_size], for all requests."""
         store(key, value, kv_cache, slot_mapping)
 
     def forward(

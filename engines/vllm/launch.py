@@ -127,6 +127,7 @@ def _settings(config: EngineConfig, model: Mapping[str, Any]) -> PicSettings:
         algorithm=config.algorithm,
         pad_token=pad if pad is not None else 0,
         bos_token=_first(model.get("bos_token_id")),
+        unrotated_keys=config.unrotated_keys,
     )
 
 

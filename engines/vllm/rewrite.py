@@ -91,7 +91,8 @@ def _hasher(plan: Plan) -> "Hasher":
 def _with_positions(params: Any, plan: Plan) -> Any:
     # Callers may share one SamplingParams between requests, hence the copy.
     mine = copy.copy(params)
-    mine.extra_args = {**(params.extra_args or {}), POSITIONS: (plan.positions, plan.end)}
+    sent = (plan.positions, plan.end, plan.canonical_slots)
+    mine.extra_args = {**(params.extra_args or {}), POSITIONS: sent}
     return mine
 
 

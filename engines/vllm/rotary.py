@@ -1,4 +1,9 @@
-"""Leaving K unrotated: the model rotates Q only, attention rotates K when it reads it."""
+"""Rotary embedding with keys that may stay unrotated.
+
+A canonical block is read at many positions, so its keys are stored as they are and rotated when
+they are read. Every other block is found only behind one prefix and has one position; its keys
+rest rotated, which costs nothing and lets attention read them in place.
+"""
 
 from collections.abc import Iterator
 
@@ -12,21 +17,35 @@ from picbench.errors import ConfigError
 from picbench.kernels.rope import RopeTable
 
 
-class QueryRotary(nn.Module):
-    """Stands in for a layer's rotary module and hands K through unrotated."""
+class KeyPositions:
+    """What the keys of the current step are rotated to; the model runner sets it.
 
-    def __init__(self, rotary: RotaryEmbedding) -> None:
+    `step` [tokens] int64, or None where keys are rotated as queries are.
+    """
+
+    def __init__(self) -> None:
+        self.step: Tensor | None = None
+
+
+class SplitRotary(nn.Module):
+    """Stands in for a layer's rotary module and rotates keys to positions of their own."""
+
+    def __init__(self, rotary: RotaryEmbedding, keys: KeyPositions) -> None:
         super().__init__()
         self.rotary = rotary
+        self._keys = keys
 
     def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotate `query` [tokens, heads * head_size] by logical `positions` [tokens]."""
-        # In compiled graphs the op in place would also change what `query` is a view of.
-        rotated, _ = self.rotary(positions, query.contiguous(), None)
-        return rotated, key
+        """Rotate `query` [tokens, heads * head_size] by logical `positions` [tokens], and `key`."""
+        if self._keys.step is None:
+            rotated: tuple[Tensor, Tensor] = self.rotary(positions, query, key)
+            return rotated
+        query, _ = self.rotary(positions, query, None)
+        key, _ = self.rotary(self._keys.step, key, None)
+        return query, key
 
 
-def leave_keys_unrotated(model: nn.Module) -> RopeTable:
+def split_rotation(model: nn.Module, keys: KeyPositions) -> RopeTable:
     """Exchange the rotary module of every attention layer; the one they shared is not changed.
 
     Returns the model's own rotary parameters. Raises ConfigError for models whose layers do not
@@ -36,7 +55,7 @@ def leave_keys_unrotated(model: nn.Module) -> RopeTable:
     rotaries: list[RotaryEmbedding] = []
     for layer, rotary in _rotating_layers(model):
         rotaries.append(rotary)
-        layer.rotary_emb = QueryRotary(rotary)
+        layer.rotary_emb = SplitRotary(rotary, keys)
     attentions = sum(isinstance(module, Attention) for module in model.modules())
     if not rotaries or len(rotaries) != attentions:
         raise ConfigError(

@@ -11,8 +11,9 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from picbench.engines.vllm.backend import PicMetadataBuilder, selected
-from picbench.engines.vllm.positions import PositionTable, rotary_positions
-from picbench.engines.vllm.rotary import leave_keys_unrotated
+from picbench.engines.vllm.positions import PositionTable
+from picbench.engines.vllm.rotary import KeyPositions, split_rotation
+from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.support import check_signature
 from picbench.errors import EngineError
 
@@ -26,13 +27,15 @@ class PicModelRunner(CPUModelRunner):
         )
         check_signature(CPUModelRunner.load_model, ("self", "load_dummy_weights"))
         super().__init__(vllm_config, device)
-        self._table = PositionTable(self.max_model_len + 1)
+        settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
+        self._table = PositionTable(self.max_model_len + 1, unrotated=settings.unrotated_keys)
+        self._keys = KeyPositions()
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
-        """Load the model with picbench's attention, and leave its keys unrotated."""
+        """Load the model with picbench's attention and its own positions for keys."""
         with selected():
             super().load_model(load_dummy_weights)
-        self._rope = leave_keys_unrotated(self.model)
+        self._rope = split_rotation(self.model, self._keys)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         # Upstream gathers token ids and slots by physical positions, as it must; what reads
@@ -46,7 +49,8 @@ class PicModelRunner(CPUModelRunner):
             batch.num_computed_tokens_cpu[:count].tolist(),
             num_scheduled_tokens[:count].tolist(),
         )
-        self.positions[: len(step.qpos)] = rotary_positions(step.qpos)
+        self.positions[: len(step.queries)] = step.rotary
+        self._keys.step = None if step.alike else step.keys
         for builder in self._builders():
             builder.step, builder.rope = step, self._rope
         return inputs

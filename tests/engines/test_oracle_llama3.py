@@ -24,10 +24,15 @@ REUSING: dict[str, Rule] = {
 }
 
 
-@pytest.fixture(scope="module")
-def engine(llama3: Path) -> Iterator[Engine]:
+@pytest.fixture(scope="module", params=[False, True], ids=["keys at rest", "unrotated keys"])
+def engine(llama3: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
     config = EngineConfig(
-        model=str(llama3), dtype="float32", kv_blocks=1000, context=1024, batch_tokens=2048
+        model=str(llama3),
+        dtype="float32",
+        kv_blocks=1000,
+        context=1024,
+        batch_tokens=2048,
+        unrotated_keys=request.param,
     )
     with Engine(config) as engine:
         yield engine
