@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.outputs import RequestOutput
 
+    from picbench.engines.vllm.linker import Linker, Report
+
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
@@ -201,10 +203,14 @@ class Engine:
                     done[output.request_id] = output
                     flying -= 1
         except BaseException:
-            tags = [p.tag for p in prepared if p.tag not in done]
-            engine.abort_request(tags)
+            self._abort([p.tag for p in prepared if p.tag not in done])
             raise
         return done
+
+    def _abort(self, tags: list[str]) -> None:
+        self._running.engine.abort_request(tags)
+        for tag in tags:
+            self._report(tag)
 
     def _submit(self, prepared: _Prepared) -> None:
         prompt: Any = {"prompt_token_ids": prepared.prompt_token_ids}
@@ -227,13 +233,16 @@ class Engine:
         )
 
     def _costs(self, prepared: _Prepared, output: "RequestOutput") -> tuple[Tokens, Hits]:
-        linker = getattr(self._running.scheduler, "linker", None)
-        report = linker.take_report(prepared.tag) if linker else None
+        report = self._report(prepared.tag)
         if report is not None:
             return report.tokens, report.hits
         cached = output.num_cached_tokens or 0
         tokens = Tokens(prompt=len(prepared.prompt_token_ids), reused=cached)
         return tokens, Hits(prefix=cached // BLOCK_SIZE)
+
+    def _report(self, tag: str) -> "Report | None":
+        linker: Linker | None = getattr(self._running.scheduler, "linker", None)
+        return linker.take_report(tag) if linker else None
 
     def _tag(self) -> str:
         return f"request-{next(self._numbers)}"

@@ -96,6 +96,10 @@ class Canonical:
         """Keys of the blocks that a request needs resident."""
         return tuple(self.pages[index].name for index in self.used)
 
+    def resident(self, resident: Callable[[Key], bool]) -> bool:
+        """Whether a request may use the object: as a whole or not at all."""
+        return all(map(resident, self.keys))
+
     def compile_plan(self) -> "Plan":
         """The plan of the request that computes this object, alone or behind its anchor."""
         pages = (*self.anchor_pages, *self.pages)
@@ -180,7 +184,11 @@ class Plan:
 
         A chunk of which a single needed block is gone is missing as a whole.
         """
-        return tuple(c for c in self.canonicals if not all(map(resident, c.keys)))
+        return tuple(c for c in self.canonicals if not c.resident(resident))
+
+    def linkable(self, resident: Callable[[Key], bool]) -> bool:
+        """Whether nothing is missing."""
+        return all(c.resident(resident) for c in self.canonicals)
 
     def generated_keys(self, tokens: Sequence[int], known: Sequence[Key]) -> list[Key]:
         """Keys of the pages that generated tokens have filled since `known` were made.

@@ -42,19 +42,23 @@ class Link:
     plan: Plan
     need: int
     tag: str | None
-    held: "dict[Key, list[KVCacheBlock]]" = field(default_factory=dict)
+    held: "dict[Key, KVCacheBlock]" = field(default_factory=dict)
     compiled: int = 0
     placed: bool = False
 
 
 @dataclass(slots=True)
 class Compile:
-    """A canonical object being computed: the request that does it and whom it stands ahead of."""
+    """A canonical object being computed: by which request, for whom, and ahead of whom it stands.
+
+    `owner` asked first and is charged; `ahead_of` is the first in the queue that needs it.
+    """
 
     key: Key
     request: "Request"
     plan: Plan
     owner: str
+    ahead_of: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,7 @@ class Linker:
     def ready(self, request: "Request") -> bool:
         """Whether a waiting request may be scheduled now: all of its canonical KV is resident."""
         link = self._links.get(request.request_id)
-        return link is None or not link.plan.missing(self._pool.resident)
+        return link is None or link.plan.linkable(self._pool.resident)
 
     def verify(self, request: "Request", hit_tokens: int) -> None:
         """Raise EngineError if a request is about to compute canonical KV in its own context."""
@@ -164,8 +168,7 @@ class Linker:
 
     def held(self) -> "list[KVCacheBlock]":
         """Blocks that a waiting request holds, so that they are there when its compiles are."""
-        links = self._links.values()
-        return [block for link in links for blocks in link.held.values() for block in blocks]
+        return [block for link in self._links.values() for block in link.held.values()]
 
     def take_report(self, tag: str) -> Report | None:
         """What the request with this tag cost; None for a plain request. Each can be taken once."""
@@ -201,8 +204,8 @@ class Linker:
             compiling = self._compiles.get(canonical.key)
             if compiling is None:
                 self._start(canonical, request)
-            elif head and compiling.owner != request.request_id:
-                compiling.owner = request.request_id
+            elif head and compiling.ahead_of != request.request_id:
+                compiling.ahead_of = request.request_id
                 self._submit(compiling.request, request)
         if head:
             self._hold(link)
@@ -212,18 +215,18 @@ class Linker:
     def _start(self, canonical: Canonical, parent: "Request") -> None:
         plan = canonical.compile_plan()
         request = rewrite.compile_request(f"pic-compile-{next(self._numbers)}", plan, parent)
-        compiling = Compile(canonical.key, request, plan, parent.request_id)
+        asker = parent.request_id
+        compiling = Compile(canonical.key, request, plan, owner=asker, ahead_of=asker)
         self._compiles[canonical.key] = self._compilers[request.request_id] = compiling
         self._submit(request, parent)
 
     def _hold(self, link: Link) -> None:
-        for canonical in link.plan.canonicals:
-            if canonical.key not in link.held and all(map(self._pool.resident, canonical.keys)):
-                link.held[canonical.key] = self._pool.hold(canonical.keys)
+        for key in (key for canonical in link.plan.canonicals for key in canonical.keys):
+            if key not in link.held and (block := self._pool.hold(key)):
+                link.held[key] = block
 
     def _let_go(self, link: Link) -> None:
-        for blocks in link.held.values():
-            self._pool.release(blocks)
+        self._pool.release(list(link.held.values()))
         link.held.clear()
 
     def _charge(self, compiling: Compile, hit_tokens: int) -> None:

@@ -1,6 +1,5 @@
 """vLLM's block pool as the linker sees it: what is resident, and holding it there."""
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from picbench.engines.keys import Key
@@ -25,11 +24,12 @@ class Pool:
         """Whether a block with this key is in the pool, in use or idle."""
         return self._find(key) is not None
 
-    def hold(self, keys: Iterable[Key]) -> "list[KVCacheBlock]":
-        """Take a reference to each resident block, so that it is not evicted."""
-        blocks = [block for key in keys if (block := self._find(key)) is not None]
-        self._pool.touch(blocks)
-        return blocks
+    def hold(self, key: Key) -> "KVCacheBlock | None":
+        """Take a reference to a block, so that it is not evicted; None if it is not resident."""
+        block = self._find(key)
+        if block is not None:
+            self._pool.touch([block])
+        return block
 
     def release(self, blocks: "list[KVCacheBlock]") -> None:
         """Give references back; the last block of the list is evicted first."""

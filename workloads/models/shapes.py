@@ -44,12 +44,12 @@ class Shape:
 
 TINY = Shape(
     name="tiny",
-    summary="2 layers of random weights, 1 M parameters, 16k positions: smoke tests, CPU timing",
+    summary="2 layers of random weights, 0.8 M parameters, 16k positions: smoke tests, CPU timing",
     hidden=128,
     ffn=256,
     layers=2,
-    heads=4,
-    kv_heads=2,
+    heads=2,
+    kv_heads=1,
     head_dim=64,
     vocabulary=2048,
     positions=16_384,

@@ -11,7 +11,7 @@ from picbench.engines.algorithms import parse
 from picbench.engines.engine import Engine
 from picbench.engines.keys import computed_key
 from picbench.engines.layout import Layout, Piece, lay_out
-from picbench.engines.plan import Plan
+from picbench.engines.plan import Canonical, Plan
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import EngineError
 
@@ -164,12 +164,12 @@ def test_a_half_evicted_chunk_is_compiled_again(engine, inside, draw):
 
 
 def test_a_lookup_that_settles_for_half_is_noticed(engine, inside, draw, monkeypatch):
-    def half(self: Plan, resident: Any) -> Any:
-        return tuple(c for c in self.canonicals if not any(map(resident, c.keys)))
+    def half(self: Canonical, resident: Any) -> bool:
+        return any(map(resident, self.keys))
 
     prompt = request(draw(50, 33), draw(70, 34), question=draw(8, 35))
     serve(engine, prompt)
-    monkeypatch.setattr(Plan, "missing", half)
+    monkeypatch.setattr(Canonical, "resident", half)
     with pytest.raises(EngineError, match="lost a chunk"):
         half_evicted(inside, engine, prompt)
 
