@@ -1,0 +1,1 @@
+"""Attention over paged KV whose keys may be unrotated: reference, CPU, benchmarks."""

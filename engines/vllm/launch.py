@@ -69,7 +69,7 @@ def launch(config: EngineConfig) -> Launched:
     capacity = min(capacity, pool * BLOCK_SIZE)
     page = arguments["block_size"] // BLOCK_SIZE
     arguments |= {"max_model_len": capacity, "num_gpu_blocks_override": pool // page + 1}
-    arguments["max_num_batched_tokens"] = config.batch_tokens or max(2048, min(capacity, 8192))
+    arguments["max_num_batched_tokens"] = config.batch_tokens or max(2048, min(context, 8192))
     engine = _start(arguments)
     scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
     return Launched(engine, Observer(scheduler), context, capacity, pool)
@@ -143,9 +143,9 @@ def _context(config: EngineConfig, model: Mapping[str, Any]) -> int:
 
 
 def _capacity(context: int) -> int:
-    # Pads and linked tokens take slots of their own: half as many again holds chunks of 32 tokens
-    # with 16 linked; a request that needs more is told so.
-    return context + max(context // 2, 1024)
+    # Pads and linked tokens take slots of their own. The worst that the built-in algorithms do is
+    # a chunk of 17 tokens in two blocks with 4 linked, 36 slots; what needs more is told so.
+    return 2 * context + 1024
 
 
 def _pool(config: EngineConfig, model: Mapping[str, Any], capacity: int) -> int:

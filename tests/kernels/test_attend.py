@@ -4,12 +4,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_cases import BACKENDS, TOLERANCE, Layout, make_case, relative_error, rope_table
+from paged_cases import (
+    BACKENDS,
+    TOLERANCE,
+    Layout,
+    PagedCase,
+    make_case,
+    relative_error,
+    rope_table,
+)
+from torch import Tensor
 
 from picbench.kernels import steps
 from picbench.kernels.batch import AttentionBatch
 from picbench.kernels.cpu import attend
 from picbench.kernels.paging import BLOCK_SIZE, GAP
+from picbench.kernels.reference import attend_reference
 from picbench.kernels.shape import HeadShape
 
 SMALL = HeadShape(4, 2, 64, torch.float32)
@@ -132,15 +142,32 @@ def test_padding_queries_are_finite(use_vllm: bool) -> None:
 
 
 @BACKENDS
-@pytest.mark.parametrize("queries", [1, 3])
-def test_a_query_that_sees_nothing_gets_zeros(use_vllm: bool, queries: int) -> None:
-    kpos = [9] * 13 + list(range(5, 5 + queries))
-    case = make_case([Layout(kpos, queries, [0])], SMALL)
-    blind = dict(case.description, qpos=torch.full((queries,), 2, dtype=torch.int32))
+@pytest.mark.parametrize("qpos", [[2], [2, 2, 2], [2, 9, 7, 2]])
+def test_a_query_that_sees_nothing_gets_zeros(use_vllm: bool, qpos: list[int]) -> None:
+    case = make_case([Layout([*range(5, 25)], len(qpos), [1, 0])], SMALL)
+    found = _attend_from(case, qpos, use_vllm)
+    description = dict(case.description, qpos=torch.tensor(qpos))
+    expected = attend_reference(case.query, case.kv_cache, **description, scale=case.scale)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[0], torch.zeros_like(found[0]))
+
+
+@BACKENDS
+def test_a_lone_padding_query_is_finite(use_vllm: bool) -> None:
+    case = make_case([Layout([*range(20), *[GAP] * 12], 1, [1, 0])], SMALL)
+    assert bool(_attend_from(case, [GAP], use_vllm).isfinite().all())
+
+
+def _attend_from(case: PagedCase, qpos: list[int], use_vllm: bool) -> Tensor:
+    """Attention of the case's queries as if they stood at other positions."""
+    batch = AttentionBatch.build(
+        **dict(case.description, qpos=torch.tensor(qpos, dtype=torch.int32)),
+        affine=[False],
+        shape=case.shape,
+        use_vllm=use_vllm,
+    )
     out = torch.full_like(case.query, float("nan"))
-    built = AttentionBatch.build(**blind, affine=[False], shape=SMALL, use_vllm=use_vllm)
-    attend(case.query, case.kv_cache, built, case.scale, out)
-    assert torch.equal(out, torch.zeros_like(out))
+    return attend(case.query, case.kv_cache, batch, case.scale, out)
 
 
 @BACKENDS

@@ -1,0 +1,1 @@
+"""Benchmarks of the kernels; each module is a command (`python -m`)."""

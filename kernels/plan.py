@@ -1,0 +1,148 @@
+"""How each request of a step is served: read in place, or gathered into scratch memory first."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from picbench.kernels.paging import BLOCK_SIZE, GAP, flat_slots
+from picbench.kernels.rope import RopeTable
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request of a step, as the engine describes it (`AttentionBatch.build`).
+
+    `start` and `stop` bound its queries in the packed batch and `qpos` are their logical
+    positions. `table` [blocks] names its blocks, of which `length` slots are valid. `positions`
+    is the logical position of each slot, None for an affine request.
+    """
+
+    start: int
+    stop: int
+    table: Tensor
+    length: int
+    positions: Tensor | None
+    rotated: bool | Tensor
+    qpos: Tensor
+
+    @property
+    def affine(self) -> bool:
+        """Whether positions count up from 0 and the queries are the last slots."""
+        return self.positions is None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its keys can be read where they lie."""
+        return self.affine and self.rotated is True
+
+    @property
+    def kpos(self) -> Tensor:
+        """Logical position of each slot [length]."""
+        if self.positions is None:
+            return torch.arange(self.length, dtype=torch.int32)
+        return self.positions[: self.length]
+
+    @property
+    def turns(self) -> Tensor:
+        """The position by which the key of each slot is still to be rotated [length]; -1: none."""
+        if isinstance(self.rotated, Tensor):
+            return torch.where(self.rotated[: self.length], -1, self.kpos)
+        return torch.full((self.length,), -1) if self.rotated else self.kpos
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Keys and values of one request in the order in which its queries see them.
+
+    First the whole `blocks` [b] of the cache, then single `slots` [s]. `pages` and `rows` are
+    their cosines and sines (RopeTable), None where nothing is to be rotated. Query i of the
+    request sees the first visible[i] keys, and none sees more than the first `length`. `blind`
+    holds the packed indices of queries that see nothing, None if there are none.
+    """
+
+    start: int
+    stop: int
+    blocks: Tensor
+    pages: Tensor | None
+    slots: Tensor
+    rows: Tensor | None
+    visible: Tensor
+    length: int
+    blind: Tensor | None
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of scratch memory that the keys take."""
+        return len(self.blocks) + -(-len(self.slots) // BLOCK_SIZE)
+
+
+def in_logical_order(request: Request, rope: RopeTable) -> Gather:
+    """Gathers slot by slot in logical order, so that each query sees a prefix of the keys.
+
+    A padding query (qpos GAP) is given at most one key, because its output is thrown away.
+    """
+    kpos, order = request.kpos.sort(stable=True)
+    count = int(torch.searchsorted(kpos, GAP))
+    visible = torch.searchsorted(kpos[:count], request.qpos.to(kpos.dtype), right=True)
+    visible = torch.where(request.qpos == GAP, visible.clamp(max=1), visible)
+    return _gather(request, rope, order[:0], order[: int(visible.max())], visible)
+
+
+def in_slot_order(request: Request, rope: RopeTable) -> Gather:
+    """Gathers the blocks of a plain request: kpos counts up and the queries come last."""
+    blocks = torch.arange(-(-request.length // BLOCK_SIZE))
+    queries = request.stop - request.start
+    visible = torch.arange(request.length - queries, request.length) + 1
+    return _gather(request, rope, blocks, blocks[:0], visible)
+
+
+def for_one_query(request: Request, rope: RopeTable) -> Gather:
+    """Gathers what the only query sees, whole blocks where it sees all of a block.
+
+    Attention does not depend on the order of keys, so nothing is sorted.
+    """
+    kpos = request.kpos
+    seen = (kpos <= request.qpos) & (kpos != GAP)
+    full = len(seen) // BLOCK_SIZE * BLOCK_SIZE
+    whole = seen[:full].view(-1, BLOCK_SIZE).all(1)
+    loose = seen.clone()
+    loose[:full] &= ~whole.repeat_interleave(BLOCK_SIZE)
+    count = seen.sum().view(1)
+    return _gather(request, rope, whole.nonzero().flatten(), loose.nonzero().flatten(), count)
+
+
+def runs(visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Cuts queries into runs in which each sees one key more than the one before.
+
+    A run is an ordinary causal sequence. Returns where the runs begin (and the last one ends),
+    [runs + 1], and how many keys the last query of each sees, [runs]; both int32.
+    """
+    cuts = (visible.diff() != 1).nonzero().flatten() + 1
+    ends = torch.cat([cuts, cuts.new_tensor([len(visible)])])
+    starts = torch.cat([ends.new_zeros(1), ends]).int()
+    return starts, visible[ends - 1].int()
+
+
+def _gather(
+    request: Request, rope: RopeTable, blocks: Tensor, order: Tensor, visible: Tensor
+) -> Gather:
+    inside = (blocks.unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()
+    turns = request.turns
+    block_turns, slot_turns = turns[inside.clamp(max=request.length - 1)], turns[order]
+    blind = (visible == 0).nonzero().flatten() + request.start
+    return Gather(
+        start=request.start,
+        stop=request.stop,
+        blocks=request.table[blocks].long(),
+        pages=rope.pages(block_turns) if _any_turn(block_turns) else None,
+        slots=flat_slots(request.table, order),
+        rows=rope.rows(slot_turns) if _any_turn(slot_turns) else None,
+        visible=visible,
+        length=int(visible.max()),
+        blind=blind if len(blind) else None,
+    )
+
+
+def _any_turn(turns: Tensor) -> bool:
+    return len(turns) > 0 and int(turns.max()) >= 0
