@@ -7,6 +7,8 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+from picbench.environment import arm_environment
+
 #: Packages whose version can change a number.
 PACKAGES = (
     "picbench",
@@ -28,6 +30,7 @@ VARIABLES = (
     "LD_PRELOAD",
     "MKL_NUM_THREADS",
     "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
     "TORCHDYNAMO_DISABLE",
     "VLLM_ATTENTION_BACKEND",
     "VLLM_BATCH_INVARIANT",
@@ -40,13 +43,14 @@ VARIABLES = (
 
 def collect() -> dict[str, object]:
     """Everything about this process and machine that a reader of results may want, as JSON."""
+    known = arm_environment()
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "cpu": {"model": cpu_model(), "cores": _cores(), "memory_bytes": _memory()},
         "git": git_state(Path(__file__).parent),
-        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "environment": {name: known[name] for name in VARIABLES if name in known},
         "command": sys.argv,
     }
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request
+from picbench.environment import arm_environment
 from picbench.errors import EngineError, PicBenchError
 from picbench.server import Batch
 from picbench.worker import Build, open_engine
@@ -43,6 +44,7 @@ class Remote:
                 stderr=output,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
+                env=arm_environment(),
             )
         self._send(build)
 

@@ -28,7 +28,7 @@ class Workload:
 def load_workload(config: RunConfig) -> Workload:
     """Read, render and tokenize what `config` names; ConfigError or DataError if that fails."""
     dataset = datasets.find(config.dataset)
-    locate(config.data)  # Before a tokenizer is loaded, which takes seconds.
+    locate(config.data, config.dataset)  # Before a tokenizer is loaded, which takes seconds.
     model = models.resolve(config.model)
     samples = load_samples(
         dataset.name,

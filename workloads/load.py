@@ -79,8 +79,8 @@ def load_samples(
 ) -> list[Sample]:
     """Read the rows of `dataset`, render them and tokenize every part of the prompt alone.
 
-    `data` is a folder or a file (`source.py` says where rows are looked for). The first `limit`
-    rows are taken; a `seed` other than 0 shuffles all rows before.
+    `data` is a folder, a file or ``bundled`` (`source.py` says where rows are looked for). The
+    first `limit` rows are taken; a `seed` other than 0 shuffles all rows before.
     A prompt with more than `context - max_tokens` tokens loses its middle and is marked as
     truncated. `max_tokens` overrides what the prompt file, or else the data set, says. A
     beginning-of-sequence token stands at the very start where the tokenizer wants one.
@@ -90,7 +90,7 @@ def load_samples(
     """
     how = _rendering(find(dataset), tokenizer, context, max_tokens, prompts)
     reading = Reading(how.count, seed, how.room, on_bad_row)
-    rows = _pick(how.dataset.rows(locate(data), reading), limit, seed)
+    rows = _pick(how.dataset.rows(locate(data, dataset), reading), limit, seed)
     samples = [how.sample(row) for row in _distinct(rows)]
     if not samples:
         raise DataError(f"--data {data}: no rows for {dataset!r}", hint="--data, --limit")

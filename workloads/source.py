@@ -3,15 +3,21 @@
 from pathlib import Path
 
 from picbench.errors import ConfigError
+from picbench.workloads.bundled import BUNDLED, bundled_file
 
 
-def locate(data: str) -> Path:
-    """Return the folder or file that `--data` names, or raise ConfigError."""
+def locate(data: str, dataset: str) -> Path:
+    """Return the folder or file with the rows of `dataset` that `--data` names.
+
+    ``bundled`` names the rows that picbench generates. Raises ConfigError where there is nothing.
+    """
+    if data == BUNDLED:
+        return bundled_file(dataset)
     if data == "hub":
         raise ConfigError(
             "--data hub: data sets cannot be downloaded by this version",
             hint="fetch the rows yourself and name their folder: --data DIR with "
-            "DIR/<dataset>/*.jsonl",
+            "DIR/<dataset>/*.jsonl; or use --data bundled",
         )
     path = Path(data).expanduser()
     if not path.exists():

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 @click.option("--dataset", required=True, metavar="NAME", help="See picbench list datasets.")
 @click.option(
     "--data",
-    required=True,
-    metavar="DIR|FILE|hub",
-    help="Rows: a folder with NAME/*.jsonl, or one file.",
+    default="bundled",
+    show_default=True,
+    metavar="bundled|DIR|FILE|hub",
+    help="Rows: synthetic ones that picbench makes, a folder with NAME/*.jsonl, or one file.",
 )
 @click.option(
     "--model",

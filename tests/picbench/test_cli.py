@@ -302,7 +302,7 @@ def test_an_unwritable_output_is_refused(harness: Harness, tmp_path: Path) -> No
         (["--dataset", "musiqe", "--data", "."], "did you mean 'musique'?"),
         (["--dataset", "musique", "--data", "nowhere"], "--data nowhere: no such folder"),
         (["--dataset", "musique", "--data", ".", "--model", "shape:tine"], "'shape:tiny'"),
-        (["--dataset", "musique"], "Missing option '--data'"),
+        (["--data", "."], "Missing option '--dataset'"),
     ],
 )
 def test_bad_names_reach_the_user_from_the_real_loader(

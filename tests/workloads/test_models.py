@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
 from picbench.workloads import models
+from picbench.workloads.cache import cache_directory
 from picbench.workloads.models import Model, build, load_tokenizer, resolve
-from picbench.workloads.models.build import cache_directory, materialise
+from picbench.workloads.models.build import materialise
 from picbench.workloads.models.shapes import LLAMA_8B, MISTRAL_7B, SHAPES, TINY, YI_CODER_9B, Shape
 from picbench.workloads.models.tokenizer import BOS, VOCABULARY, train
 from picbench.workloads.tokens import Tokenizer
@@ -32,7 +33,7 @@ def test_names_and_descriptions() -> None:
 def test_a_shape_is_built_in_the_cache_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = resolve("shape:tiny")
     assert isinstance(model.path, Path)
-    assert model.path.parent == cache == cache_directory()
+    assert model.path.parent == cache == cache_directory("models")
     assert (model.weights, model.meaningful, model.context) == ("random", False, 16_384)
     assert model.label == "shape:tiny (random weights)"
     monkeypatch.setattr(build, "_write", pytest.fail)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -11,18 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from picbench.errors import ConfigError
+from picbench.workloads.cache import cache_directory
 from picbench.workloads.models.english import TEXT
 from picbench.workloads.models.shapes import Shape
 from picbench.workloads.models.tokenizer import BOS, EOS, PAD, SPECIAL, VOCABULARY, write_tokenizer
 
 #: Raised whenever the same shape is to be written differently.
 _FORMAT = 1
-
-
-def cache_directory() -> Path:
-    """Return where built models are kept: ``$XDG_CACHE_HOME/picbench/models``, or ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "picbench" / "models"
 
 
 def materialise(shape: Shape, directory: Path | None = None) -> Path:
@@ -32,7 +26,7 @@ def materialise(shape: Shape, directory: Path | None = None) -> Path:
     in one step, so that runs at the same time, or one that is killed, leave no half a model.
     Raises ConfigError when the folder cannot be written.
     """
-    parent = cache_directory() if directory is None else directory
+    parent = cache_directory("models") if directory is None else directory
     target = parent / f"{shape.name}-{_fingerprint(shape)}"
     if target.is_dir():
         return target

@@ -1,0 +1,39 @@
+"""The rows that come with picbench: generated, not shipped, and the same on every machine."""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from picbench.workloads.cache import cache_directory
+
+#: What `--data` says to use them.
+BUNDLED = "bundled"
+
+#: Rows of each data set.
+COUNT = 200
+
+
+def bundled_file(dataset: str, directory: Path | None = None) -> Path:
+    """Generate the rows of a data set into a file, and return the file.
+
+    The file is ``<dataset>-<fingerprint>.jsonl`` in `directory` (default: the user's cache) and
+    appears whole or not at all. Raises ConfigError for a data set that has no generator.
+    """
+    from picbench.workloads.testbed.generate import rows
+
+    lines = [json.dumps(row, ensure_ascii=False) for row in rows(dataset, count=COUNT)]
+    content = ("\n".join(lines) + "\n").encode()
+    parent = directory or cache_directory("rows")
+    file = parent / f"{dataset}-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
+    if not file.exists():
+        _write(file, content)
+    return file
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as partial:
+        partial.write(content)
+    os.replace(partial.name, file)  # noqa: PTH105
