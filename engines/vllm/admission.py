@@ -32,17 +32,17 @@ class Limits:
         Raises ConfigError if it can never have them.
         """
         slots = footprint.slots + max_tokens
-        if slots > self.capacity:
-            raise ConfigError(
-                f"the prompt needs {slots} KV slots with pads, linked and generated tokens; "
-                f"the engine has room for {self.capacity} a request",
-                hint="raise context (vLLM: max_model_len), or send fewer chunks",
-            )
         need = -(-slots // self.block_size) + footprint.spare
         if need > self.blocks:
             raise ConfigError(
                 f"the request needs {need} KV blocks, the pool has {self.blocks}",
                 hint="raise kv_blocks (--kv-blocks)",
+            )
+        if slots > self.capacity:
+            raise ConfigError(
+                f"the prompt needs {slots} KV slots with pads, linked and generated tokens; "
+                f"the engine has room for {self.capacity} a request",
+                hint="raise context (vLLM: max_model_len), or send fewer chunks",
             )
         return need
 

@@ -7,8 +7,10 @@ import pytest
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
+from picbench.engines.layout import Footprint
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm import plugin, support
+from picbench.engines.vllm.admission import Limits
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError
 
@@ -144,21 +146,18 @@ class TestArrival:
         with pytest.raises(ConfigError, match=message):
             engine.generate([Request([Chunk(tokens=draw(tokens, 1))])], max_tokens=max_tokens)
 
-    def test_more_slots_than_a_request_may_have(self, engine, inside, draw):
+    def test_more_blocks_than_the_pool_has(self, engine, inside, draw):
         """Chunks of one token take a block each."""
         chunks = [Chunk(tokens=draw(1, i)) for i in range(400)]
-        with pytest.raises(ConfigError, match="KV slots"):
+        with pytest.raises(ConfigError, match="needs 402 KV blocks, the pool has 300"):
             engine.generate([Request([*chunks, Text(tokens=(5,))], algorithm="naive")])
         assert inside.linker.idle
 
-    def test_more_blocks_than_the_pool_has(self, engine, inside, draw):
-        chunks = [Chunk(tokens=draw(17, i)) for i in range(80)]
-        request = Request(
-            [*chunks, Text(tokens=draw(400, 900))], algorithm="epic:k=16:anchored=off"
-        )
-        with pytest.raises(ConfigError, match=r"the pool has|KV slots"):
-            engine.generate([request], max_tokens=200)
-        assert inside.linker.idle
+    def test_more_slots_than_a_request_may_have(self):
+        limits = Limits(capacity=100, blocks=50, block_size=16)
+        assert limits.check(Footprint(slots=90, spare=2), max_tokens=10) == 9
+        with pytest.raises(ConfigError, match="needs 101 KV slots"):
+            limits.check(Footprint(slots=90, spare=2), max_tokens=11)
 
     def test_a_refused_request_leaves_the_engine_usable(self, engine, inside, draw):
         good = Request([Chunk(tokens=draw(40, 2)), Text(tokens=draw(5, 3))])
