@@ -6,6 +6,7 @@ from typing import Any
 
 from picbench.job import Job
 from picbench.summary import ArmSummary
+from picbench.workloads.bundled import BUNDLED
 
 SCHEMA = 1
 
@@ -27,7 +28,7 @@ def manifest(
         "config": job.config.model_dump(mode="json"),
         "sizes": asdict(job.sizes),
         "model": _model(job),
-        "workload": asdict(job.facts),
+        "workload": _workload(job),
         "cache": "cold at start, kept between requests",
         "arms": {
             arm.name: {
@@ -51,10 +52,14 @@ def summary(
         "status": status,
         "fingerprint": job.fingerprint,
         "model": _model(job),
-        "workload": asdict(job.facts),
+        "workload": _workload(job),
         "arms": {name: asdict(arm) for name, arm in arms.items()},
         "provenance": dict(provenance),
     }
+
+
+def _workload(job: Job) -> dict[str, object]:
+    return asdict(job.facts) | {"synthetic": job.config.data == BUNDLED}
 
 
 def _model(job: Job) -> dict[str, object]:

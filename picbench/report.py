@@ -11,6 +11,7 @@ from picbench.config import flag
 from picbench.engines.config import BLOCK_SIZE
 from picbench.job import Job
 from picbench.summary import ArmSummary
+from picbench.workloads.bundled import BUNDLED
 
 #: Characters in a line where output is not a terminal.
 WIDTH = 140
@@ -23,11 +24,16 @@ def print_result(job: Job, arms: Mapping[str, ArmSummary], stream: TextIO) -> No
     facts = job.facts
     print_all(
         stream,
-        f"{facts.dataset}, {facts.samples} requests an arm, {job.workload.model.label}, "
-        f"concurrency {job.config.concurrency}, pool {job.sizes.pool} blocks",
+        f"{facts.dataset}{_rows_label(job)}, {facts.samples} requests an arm, "
+        f"{job.workload.model.label}, concurrency {job.config.concurrency}, "
+        f"pool {job.sizes.pool} blocks",
         result_table(arms, job.workload.metric),
         *notes(job),
     )
+
+
+def _rows_label(job: Job) -> str:
+    return " (synthetic rows)" if job.config.data == BUNDLED else ""
 
 
 def print_plan(job: Job, stream: TextIO) -> None:

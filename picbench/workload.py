@@ -12,6 +12,7 @@ from picbench.workloads.load import load_samples
 from picbench.workloads.sample import Sample
 from picbench.workloads.scoring import score
 from picbench.workloads.source import locate
+from picbench.workloads.testbed.reply import MAX_TOKENS, answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,22 @@ def load_workload(config: RunConfig) -> Workload:
         limit=config.limit,
         seed=config.seed,
         context=_context(config.context, model),
-        max_tokens=config.max_tokens,
+        max_tokens=config.max_tokens or _reply_tokens(dataset.name, model),
         prompts=Path(config.prompts) if config.prompts else None,
         on_bad_row=config.on_bad_row,
     )
+    reader = _score_restated if model.restates else score
     return Workload(
-        dataset.name, dataset.metric, model, tuple(samples), partial(score, dataset.name)
+        dataset.name, dataset.metric, model, tuple(samples), partial(reader, dataset.name)
     )
+
+
+def _reply_tokens(dataset: str, model: models.Model) -> int | None:
+    return MAX_TOKENS.get(dataset) if model.restates else None
+
+
+def _score_restated(dataset: str, reply: str, answers: Sequence[str]) -> float:
+    return score(dataset, answer(dataset, reply), answers)
 
 
 def _context(wanted: int | None, model: models.Model) -> int | None:

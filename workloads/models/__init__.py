@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -17,7 +17,8 @@ __all__ = ["Model", "describe", "load_tokenizer", "names", "resolve"]
 Weights = Literal["real", "random", "dummy"]
 
 _PREFIX = "shape:"
-_HINT = "--model takes shape:NAME, a folder with a config.json, or OWNER/NAME on the hub"
+_TESTBED = "testbed"
+_HINT = "--model takes testbed, shape:NAME, a folder with a config.json, or OWNER/NAME on the hub"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +28,14 @@ class Model:
     `name` is what the user wrote, `path` a folder or an id on the hub. `weights` are ``real``
     (trained), ``random`` (files with random numbers) or ``dummy`` (no files: the engine makes
     them up). `context` is the longest sequence in tokens, None where it is not known yet.
+    `restates` marks the testbed model, whose replies repeat the question before they answer it.
     """
 
     name: str
     path: Path | str
     weights: Weights = "real"
     context: int | None = None
+    restates: bool = False
 
     @property
     def meaningful(self) -> bool:
@@ -42,17 +45,20 @@ class Model:
     @property
     def label(self) -> str:
         """How tables and plots name the model."""
+        if self.restates:
+            return "testbed model"
         return self.name if self.meaningful else f"{self.name} ({self.weights} weights)"
 
 
 def names() -> list[str]:
     """Return the names of the models that need no download."""
-    return [_PREFIX + name for name in SHAPES]
+    return [_TESTBED, *(_PREFIX + name for name in SHAPES)]
 
 
 def describe() -> dict[str, str]:
     """Return one line about each model that needs no download, by name."""
-    return {_PREFIX + name: shape.summary for name, shape in SHAPES.items()}
+    shapes = {_PREFIX + name: shape.summary for name, shape in SHAPES.items()}
+    return {_TESTBED: "trained on picbench's synthetic rows, 4k positions: accuracy"} | shapes
 
 
 def resolve(spec: str) -> Model:
@@ -63,6 +69,8 @@ def resolve(spec: str) -> Model:
     """
     if spec.startswith(_PREFIX):
         return _shape(spec)
+    if spec == _TESTBED:
+        return _testbed()
     folder = Path(spec).expanduser()
     if folder.is_dir():
         return _local(spec, folder)
@@ -97,6 +105,11 @@ def _shape(spec: str) -> Model:
     shape = SHAPES[name]
     with engine_packages():
         return Model(spec, materialise(shape), shape.weights, shape.positions)
+
+
+def _testbed() -> Model:
+    folder = Path(__file__).parents[1] / "testbed" / "model"
+    return replace(_local(_TESTBED, folder), restates=True)
 
 
 def _local(spec: str, folder: Path) -> Model:
