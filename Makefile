@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml
 	touch $@
 
 demo: install
-	$(RUN) --limit 20 --output runs/demo-$$(date -u +%Y%m%d-%H%M%S)
+	$(RUN) --limit 50 --output runs/demo-$$(date -u +%Y%m%dT%H%M%SZ)
 
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile

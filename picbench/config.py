@@ -20,7 +20,7 @@ class RunConfig(BaseModel):
     algo: tuple[str, ...] = Field(min_length=1)
     dataset: str = Field(min_length=1)
     data: str = Field(default="bundled", min_length=1)
-    model: str = Field("shape:tiny", min_length=1)
+    model: str = Field("testbed", min_length=1)
     limit: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
     concurrency: int = Field(4, ge=1)

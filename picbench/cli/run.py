@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--model",
-    default="shape:tiny",
+    default="testbed",
     show_default=True,
-    metavar="PATH|ID|shape:NAME",
-    help="A folder, an id on the hub, or a shape with random weights.",
+    metavar="testbed|PATH|ID|shape:NAME",
+    help="The model that comes with picbench, a folder, an id on the hub, or a shape with "
+    "random weights.",
 )
 @click.option("--limit", type=int, metavar="N", show_default="all rows", help="Rows to run.")
 @click.option(

@@ -160,7 +160,7 @@ def test_the_default_directory_names_data_set_model_and_fingerprint(
     result = invoke(harness, "run", "--dataset", "fake", "--data", "d", "--algo", "mepic")
     path = Path(result.stdout.splitlines()[-1])
     _, dataset, model, fingerprint = path.name.split("-")
-    assert (path.parent, dataset, model) == (Path("runs"), "fake", "tiny")
+    assert (path.parent, dataset, model) == (Path("runs"), "fake", "testbed")
     assert read(path / "summary.json")["fingerprint"].startswith(fingerprint)
 
 

@@ -25,7 +25,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_names_and_descriptions() -> None:
-    expected = ["testbed", "shape:tiny", "shape:llama-3.1-8b", "shape:mistral-7b", "shape:yi-coder-9b"]
+    expected = [
+        "testbed",
+        "shape:tiny",
+        "shape:llama-3.1-8b",
+        "shape:mistral-7b",
+        "shape:yi-coder-9b",
+    ]
     assert models.names() == expected
     assert list(models.describe()) == expected
 

@@ -1,1 +1,32 @@
-"""The testbed."""
+"""The testbed: six data sets about an invented world, and a small model trained on them.
+
+Everything is here that a run needs on a machine without a network: `rows` for ``--data bundled``,
+`model_path` for ``--model testbed``, `answer` and `MAX_TOKENS` for that model's replies. Training
+and the study without an engine are in `train` and `evaluate`, which need torch; nothing that is
+imported from here does.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from picbench.workloads.testbed.generate import DATASETS, rows
+from picbench.workloads.testbed.reply import MAX_TOKENS, answer
+
+__all__ = ["DATASETS", "MAX_TOKENS", "Variant", "answer", "model_path", "rows"]
+
+#: Block-tuned (Block-Attention) and link-tuned (KVLink) deltas of the model.
+Variant = Literal["block", "link"]
+
+
+def model_path(variant: Variant | None = None) -> Path:
+    """Return the folder of the model in Hugging Face's format.
+
+    The model itself is part of the package; a variant is put together in the user's cache, which
+    needs torch. Raises ConfigError when it cannot be written there.
+    """
+    folder = Path(__file__).parent / "model"
+    if variant is None:
+        return folder
+    from picbench.workloads.testbed.variants import put_together
+
+    return put_together(folder, variant)

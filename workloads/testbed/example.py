@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
-from picbench.workloads.testbed.names import Split
-from picbench.workloads.testbed.passages import Manner
+from picbench.workloads.testbed.text.names import Split
+from picbench.workloads.testbed.text.passages import Manner
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +52,14 @@ class Level:
     """How hard an example is.
 
     `scale`, from 0 to 1, is how much of the largest context may be used; `more` how many further
-    turns are wanted, `simple` which share of those asks for a single fact. Rows of the benchmark
-    have the level as it is here.
+    turns are wanted, `simple` which share of those asks for a single fact; `even` makes all sorts
+    of questions equally likely. Rows of the benchmark have the level as it is here.
     """
 
     scale: float = 1.0
     more: int = 0
     simple: float = 0.0
+    even: bool = False
     manner: Manner = field(default_factory=Manner)
 
     def count(self, rng: Random, low: int, high: int) -> int:

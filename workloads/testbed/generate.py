@@ -6,9 +6,9 @@ from typing import Any
 
 from picbench.errors import ConfigError
 from picbench.workloads.names import closest
-from picbench.workloads.testbed import hotpotqa, multi_news, musique, needle, samsum, wikimqa
 from picbench.workloads.testbed.example import Example, Level, Make
-from picbench.workloads.testbed.names import SPLITS, Split
+from picbench.workloads.testbed.text import hotpotqa, multi_news, musique, needle, samsum, wikimqa
+from picbench.workloads.testbed.text.names import SPLITS, Split
 
 #: The seed of the rows that ship with picbench.
 SEED = 0

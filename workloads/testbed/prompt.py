@@ -15,7 +15,10 @@ from picbench.workloads.segment import Counter
 
 # Named here and not found through entry points, so that training works from a checkout.
 _DATASETS: MappingProxyType[str, Dataset] = MappingProxyType(
-    {made.name: made for made in (MuSiQue(), WikiMQA(), HotpotQA(), SAMSum(), MultiNews(), Needle())}
+    {
+        made.name: made
+        for made in (MuSiQue(), WikiMQA(), HotpotQA(), SAMSum(), MultiNews(), Needle())
+    }
 )
 
 

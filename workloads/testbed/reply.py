@@ -4,6 +4,7 @@ The model restates what it looks up ("director of X is Y; home of Y is Z"): a mo
 finds a fact by continuing its own words, and cannot answer otherwise.
 """
 
+from collections.abc import Iterable
 from types import MappingProxyType
 
 #: How many tokens a reply may have: the longest in the rows, and some room.
@@ -23,9 +24,9 @@ _STEP = "; "
 _LINK = " is "
 
 
-def compose(steps: list[str], conclusion: str = "") -> str:
-    """The reply that takes these steps; `conclusion` is a last step such as "same is yes"."""
-    return _STEP.join([*steps, conclusion] if conclusion else steps)
+def compose(steps: Iterable[str]) -> str:
+    """The reply that takes these steps; the last one ends with the answer."""
+    return _STEP.join(steps)
 
 
 def extract(reply: str) -> str:

@@ -5,7 +5,7 @@ Run ``python -m picbench.workloads.testbed.tokenizer DIR`` to train it again.
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -21,7 +21,7 @@ SSEP, PDEP = "<ssep>", "<pdep>"
 #: Tokens whose embeddings the link-tuned variant trains.
 LINKS = tuple(f"<link_{i}>" for i in range(8))
 SPECIAL = (BOS, EOS, PAD, SSEP, PDEP, *LINKS)
-VOCABULARY = 4864
+VOCABULARY = 4992
 CONTEXT = 4096
 
 _EXAMPLES = 3000
@@ -42,11 +42,17 @@ def train(size: int = VOCABULARY, examples: int = _EXAMPLES) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(examples), trainer)
-    bos = tokenizer.token_to_id(BOS)
+    bos = ids_of(tokenizer, [BOS])[0]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, bos)]
     )
     return tokenizer
+
+
+def ids_of(tokenizer: Tokenizer, tokens: Iterable[str]) -> list[int]:
+    """The ids of tokens that the vocabulary must have."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    return [vocabulary[token] for token in tokens]
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from picbench.workloads.testbed.model import Cache, Llama
-from picbench.workloads.testbed.pic import Layout, visible
+from picbench.workloads.testbed.lm.llama import Cache, Llama
+from picbench.workloads.testbed.lm.pic import Layout, visible
 
 
 @torch.no_grad()

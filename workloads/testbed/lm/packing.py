@@ -4,8 +4,7 @@ A sequence has no padding: the next example begins where the last one ends, and 
 the sequence is full.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
 
@@ -15,13 +14,13 @@ from tokenizers import Tokenizer
 
 from picbench.workloads.testbed.example import Example, Level
 from picbench.workloads.testbed.generate import DATASETS, example
-from picbench.workloads.testbed.passages import Manner
+from picbench.workloads.testbed.lm.coder import Coder
 from picbench.workloads.testbed.prompt import prompt
-from picbench.workloads.testbed.tokenizer import BOS, EOS, LINKS
+from picbench.workloads.testbed.text.passages import Manner
 
 #: How often a sequence starts an example of each data set.
 _SHARES = MappingProxyType(
-    {"musique": 4, "2wikimqa": 4, "hotpotqa": 4, "samsum": 2, "multi_news": 4, "needle": 1}
+    {"musique": 4, "2wikimqa": 4, "hotpotqa": 4, "samsum": 2, "multi_news": 4, "needle": 2}
 )
 #: Tokens of the largest context of each data set.
 _LARGEST = MappingProxyType(
@@ -31,7 +30,7 @@ _LARGEST = MappingProxyType(
         "hotpotqa": 1150,
         "samsum": 1800,
         "multi_news": 900,
-        "needle": 3900,
+        "needle": 3800,
     }
 )
 _TURNS = MappingProxyType(
@@ -67,11 +66,17 @@ class Stage:
         """How hard the examples of a data set are."""
         room = min(1.0, 0.8 * self.tokens / _LARGEST[dataset])
         plain = 1.0 - self.progress
+        manner = Manner()
         return Level(
             scale=room * (0.1 + 0.9 * self.progress),
             more=_TURNS[dataset],
             simple=0.15 + 0.6 * plain,
-            manner=Manner(literal=0.15 + 0.85 * plain**2, named=0.5 + 0.5 * plain),
+            even=True,
+            manner=Manner(
+                literal=manner.literal + (1 - manner.literal) * plain**2,
+                named=manner.named + (1 - manner.named) * plain,
+                cut=manner.cut * self.progress,
+            ),
         )
 
 
@@ -79,10 +84,8 @@ class Packer:
     """Makes batches; the same stage, seed and number make the same batch."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
-        self._tokenizer = tokenizer
+        self._coder = Coder(tokenizer)
         self._seed = seed
-        self._bos, self._eos = (tokenizer.token_to_id(token) for token in (BOS, EOS))
-        self._links = [tokenizer.token_to_id(token) for token in LINKS]
 
     def batch(self, number: int, stage: Stage) -> Batch:
         """Make batch `number`."""
@@ -92,47 +95,50 @@ class Packer:
         return Batch(ids, asked, chunk)
 
     def _row(self, rng: Random, stage: Stage) -> list[list[int]]:
-        row: list[list[int]] = [[], [], []]
-        while len(row[0]) < stage.tokens:
+        row = _Row()
+        while len(row.ids) < stage.tokens:
             dataset = rng.choices(DATASETS, [_SHARES[name] for name in DATASETS])[0]
             index, seed = rng.randrange(1 << 30), rng.randrange(1 << 30)
             made = example(dataset, "train", index, seed, stage.level(dataset))
             self._append(row, dataset, made, stage.links)
-        return [column[: stage.tokens] for column in row]
+        return [column[: stage.tokens] for column in (row.ids, row.asked, row.chunk)]
 
-    def _append(self, row: list[list[int]], dataset: str, made: Example, links: int) -> None:
-        parts = prompt(dataset, made.context, made.turn.input, self._count)
-        # Only the last paragraph is said again for the turns after the first.
-        tails = [prompt(dataset, "", turn.input, self._count).tail for turn in made.more]
-        tails = [parts.tail, *("\n\n" + tail.rpartition("\n\n")[2] for tail in tails)]
+    def _append(self, row: "_Row", dataset: str, made: Example, links: int) -> None:
+        coder = self._coder
+        parts = prompt(dataset, made.context, made.turn.input, coder.count)
+        head, *chunks = coder.encode([parts.head, *parts.chunks])
+        row.add([coder.bos, *head])
+        for chunk in chunks:
+            row.add_chunk(chunk)
+            row.add(coder.links[:links], asked=-1)
+        for tail, reply in zip(*self._turns(dataset, made, parts.tail), strict=True):
+            row.add(tail)
+            row.add([*reply, coder.eos], asked=1)
+
+    def _turns(
+        self, dataset: str, made: Example, tail: str
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """What is asked and replied; after the first turn only a prompt's last paragraph is."""
+        others = (prompt(dataset, "", turn.input, self._coder.count).tail for turn in made.more)
+        tails = [tail, *("\n\n" + other.rpartition("\n\n")[2] for other in others)]
         replies = [f" {turn.reply}" for turn in (made.turn, *made.more)]
-        head, *rest = self._encode([parts.head, *parts.chunks, *tails, *replies])
-        add = _Appender(row)
-        add([self._bos, *head])
-        for chunk in rest[: len(parts.chunks)]:
-            add(chunk, chunk=True)
-            add(self._links[:links], asked=-1)
-        said = rest[len(parts.chunks) :]
-        for tail, reply in zip(said[: len(tails)], said[len(tails) :], strict=True):
-            add(tail)
-            add([*reply, self._eos], asked=1)
-
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
-
-    def _count(self, texts: Sequence[str]) -> list[int]:
-        return [len(ids) for ids in self._encode(texts)]
+        return self._coder.encode(tails), self._coder.encode(replies)
 
 
-class _Appender:
-    """Appends runs of tokens to a row, with their marks."""
+@dataclass(slots=True)
+class _Row:
+    """A sequence that grows: ids, and the marks of `Batch`."""
 
-    def __init__(self, row: list[list[int]]) -> None:
-        self._ids, self._asked, self._chunk = row
+    ids: list[int] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
+    chunk: list[int] = field(default_factory=list)
+    _chunks: int = 0
 
-    def __call__(self, ids: list[int], asked: int = 0, chunk: bool = False) -> None:
-        number = max(self._chunk, default=0) + 1 if chunk else 0
-        self._ids += ids
-        self._asked += [asked] * len(ids)
-        self._chunk += [number] * len(ids)
+    def add(self, ids: list[int], asked: int = 0, chunk: int = 0) -> None:
+        self.ids += ids
+        self.asked += [asked] * len(ids)
+        self.chunk += [chunk] * len(ids)
+
+    def add_chunk(self, ids: list[int]) -> None:
+        self._chunks += 1
+        self.add(ids, chunk=self._chunks)

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
-from picbench.workloads.testbed import names
-from picbench.workloads.testbed.names import Split
-from picbench.workloads.testbed.relations import ORGANISATION, PERSON, RELATIONS, WORK, Form
+from picbench.workloads.testbed.text import names
+from picbench.workloads.testbed.text.lists import words
+from picbench.workloads.testbed.text.names import Split
+from picbench.workloads.testbed.text.relations import ORGANISATION, PERSON, RELATIONS, WORK, Form
 
-TRADES = ["painter", "surgeon", "baker", "carpenter", "lawyer", "teacher", "sculptor", "gardener", "chemist", "printer", "sailor", "tailor", "banker", "journalist", "geologist", "farmer", "pilot", "librarian", "dentist", "violinist", "watchmaker", "blacksmith", "photographer", "mathematician"]
-COINS = ["crown", "florin", "dinar", "thaler", "mark", "peso", "guilder", "rupee", "shilling", "lira", "krone", "ducat"]
+TRADES = words(
+    "painter surgeon baker carpenter lawyer teacher sculptor gardener chemist printer sailor "
+    "tailor banker journalist geologist farmer pilot librarian dentist violinist watchmaker "
+    "blacksmith photographer mathematician"
+)
+COINS = words("crown florin dinar thaler mark peso guilder rupee shilling lira krone ducat")
 
 _YEARS = MappingProxyType(
     {
@@ -78,6 +83,13 @@ class World:
         known = self._facts.get((subject, relation))
         return known or self.tell(subject, relation, self._object(subject, relation))
 
+    def news(self, subject: Entity, relation: str) -> Fact:
+        """Return a fact that must not be known yet and whose object is new too."""
+        linked, self._linked = self._linked, 0.0
+        fact = self.fact(subject, relation)
+        self._linked = linked
+        return fact
+
     def tell(self, subject: Entity, relation: str, found: Entity) -> Fact:
         """Make `found` the `relation` of `subject`, of which there must be none yet."""
         fact = self._facts[subject, relation] = Fact(subject, relation, found)
@@ -109,6 +121,8 @@ class World:
             return Entity(self._rng.choice(TRADES), "trade")
         if forms == ("coin",):
             return Entity(self._rng.choice(COINS), "coin")
+        if forms == ("tongue",):
+            return Entity(self._rng.choice(names.LANGUAGES), "tongue")
         if self._rng.random() < self._linked:
             fitting = self._fitting(subject, relation)
             if fitting:
@@ -154,6 +168,5 @@ _MAKERS: MappingProxyType[Form, _Maker] = MappingProxyType(
         "town": _plain(names.town_name),
         "country": _plain(names.country_name),
         "river": _plain(lambda rng: rng.choice(names.RIVERS)),
-        "tongue": _plain(lambda rng: rng.choice(names.TONGUES)),
     }
 )

@@ -2,9 +2,9 @@
 
 from functools import partial
 
-from picbench.workloads.testbed.plant import plant_chain
-from picbench.workloads.testbed.qa import Generator, Sort
-from picbench.workloads.testbed.questions import chain
+from picbench.workloads.testbed.text.plant import plant_chain
+from picbench.workloads.testbed.text.qa import Generator, Sort
+from picbench.workloads.testbed.text.questions import chain
 
 make = Generator(
     tuple(

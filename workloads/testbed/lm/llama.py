@@ -119,7 +119,8 @@ class Attention(nn.Module):
         return attend(q, k, v, attn_mask=mask)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self._shape.head_size)).transpose(1, 2)
+        rows, tokens, _ = x.shape
+        return x.view(rows, tokens, -1, self._shape.head_size).transpose(1, 2)
 
 
 class Mlp(nn.Module):

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from picbench.workloads.testbed.lm.recipes import LINKS_EACH
+
 #: Groups of tokens outside of chunks.
 HEAD, TAIL = 0, -1
 PAD = -2
@@ -42,6 +44,8 @@ FULL = Arm("full", reuse=False)
 NAIVE = Arm("naive")
 #: MEPIC links the first block of sixteen slots of every chunk.
 MEPIC = Arm("mepic", link=16)
+#: KVLink puts trained link tokens behind every chunk.
+KVLINK = Arm("kvlink", trained_links=LINKS_EACH)
 ARMS = (
     FULL,
     NAIVE,
@@ -139,16 +143,24 @@ def collate(batch: Sequence[Slots]) -> Layout:
 
 def visible(layout: Layout, anchored: bool = False) -> Tensor:
     """Which slots a slot sees: (rows, 1, slots, slots)."""
-    q, k = (lambda x: x[:, :, None]), (lambda x: x[:, None, :])
-    before = k(layout.positions) <= q(layout.positions)
-    own = q(layout.group) == k(layout.group)
+    before = _as_key(layout.positions) <= _as_query(layout.positions)
+    own = _as_query(layout.group) == _as_key(layout.group)
+    isolated = own & _as_key(layout.canonical)
     if anchored:
-        own = own | (k(layout.group) == HEAD)
-    isolated = own & (k(layout.canonical) | (k(layout.group) == HEAD))
-    seen = torch.where(q(layout.canonical), isolated, ~k(layout.hidden)) & before
+        isolated = isolated | _as_key(layout.group == HEAD)
+    free = ~_as_key(layout.hidden)
+    seen = torch.where(_as_query(layout.canonical), isolated, free) & before
     # A pad sees itself, so that its softmax is over something.
     itself = torch.eye(layout.ids.shape[1], dtype=torch.bool, device=layout.ids.device)
-    return ((seen & k(layout.filled)) | itself)[:, None]
+    return ((seen & _as_key(layout.filled)) | itself)[:, None]
+
+
+def _as_query(x: Tensor) -> Tensor:
+    return x[:, :, None]
+
+
+def _as_key(x: Tensor) -> Tensor:
+    return x[:, None, :]
 
 
 def _padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:

@@ -4,9 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from picbench.workloads.testbed.model import Llama
-
-RANK = 24
+from picbench.workloads.testbed.lm.llama import Llama
 
 
 class Adapted(nn.Module):
@@ -24,13 +22,14 @@ class Adapted(nn.Module):
         return functional.linear(x, self.weight + self.up @ self.down)
 
 
-def adapt(model: Llama, rank: int = RANK) -> None:
+def adapt(model: Llama, rank: int) -> None:
     """Freeze the model and give every matrix inside its layers a delta to train."""
     model.requires_grad_(False)
     for layer in model.model.layers:
-        for block in (layer.self_attn, layer.mlp):
+        for block in layer.children():
             for name, linear in list(block.named_children()):
-                setattr(block, name, Adapted(linear, rank))
+                if isinstance(linear, nn.Linear):
+                    setattr(block, name, Adapted(linear, rank))
 
 
 def deltas(model: Llama) -> dict[str, Tensor]:

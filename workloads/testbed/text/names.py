@@ -9,6 +9,8 @@ from random import Random
 from typing import Literal, get_args
 from zlib import crc32
 
+from picbench.workloads.testbed.text.lists import words
+
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
@@ -24,12 +26,20 @@ FAMILIES = _words(_STEMS, "ek ovic den man sen well ley thorpe ano ides ert ick 
 TOWNS = _words(_STEMS, "burg mere stad ford holm wick minster port dale ness vale hurst")
 LANDS = _words(_STEMS, "ia land avia mark onia istan")
 RIVERS = _words(_STEMS, "a ent une isse")
-TONGUES = _words(_STEMS, "ish ese ic")
 
 _TOWN_FORMS = ("{}", "{}", "Port {}", "New {}", "Upper {}", "Lower {}", "Saint {}", "{} Falls")
 _COUNTRY_FORMS = ("{}", "{}", "{}", "North {}", "South {}", "East {}", "West {}")
-_ADJECTIVES = ["Silver", "Broken", "Hidden", "Quiet", "Crimson", "Distant", "Golden", "Hollow", "Burning", "Frozen", "Paper", "Velvet", "Wooden", "Endless", "Scarlet", "Empty", "Gentle", "Iron", "Amber", "Lonely", "Northern", "Painted", "Restless", "Secret", "Sleeping", "Stolen", "Twisted", "Wandering", "White", "Winter"]
-_NOUNS = ["Lantern", "Harbour", "Orchard", "Mirror", "Garden", "Letter", "Tower", "Shadow", "Compass", "Bridge", "Crown", "Feather", "Anchor", "Window", "Island", "Kingdom", "Lighthouse", "Meadow", "Mountain", "Ocean", "Palace", "River", "Sparrow", "Staircase", "Stranger", "Teacher", "Thunder", "Violin", "Voyage", "Willow", "Whisper", "Carnival", "Candle", "Forest", "Fortune", "Journey", "Machine"]
+_ADJECTIVES = words(
+    "Silver Broken Hidden Quiet Crimson Distant Golden Hollow Burning Frozen Paper Velvet Wooden "
+    "Endless Scarlet Empty Gentle Iron Amber Lonely Northern Painted Restless Secret Sleeping "
+    "Stolen Twisted Wandering White Winter"
+)
+_NOUNS = words(
+    "Lantern Harbour Orchard Mirror Garden Letter Tower Shadow Compass Bridge Crown Feather "
+    "Anchor Window Island Kingdom Lighthouse Meadow Mountain Ocean Palace River Sparrow Staircase "
+    "Stranger Teacher Thunder Violin Voyage Willow Whisper Carnival Candle Forest Fortune Journey "
+    "Machine"
+)
 _TITLE_FORMS = ("The {a} {n}", "The {a} {n}", "{a} {n}", "The {n} of {t}", "A {n} in {t}")
 _ORG_FORMS = {
     "company": ("{} Works", "{} Motors", "{} Bank", "{} Shipping", "{} Foods", "{} Glass"),
@@ -42,6 +52,10 @@ def split_of(name: str) -> Split:
     """The split that owns a name: 80 % train, 10 % validation, 10 % test."""
     bucket = crc32(name.encode()) % 10
     return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
+
+
+#: Languages are vocabulary, like trades and coins: every split has those of the train split.
+LANGUAGES = tuple(word for word in _words(_STEMS, "ish ese ic") if split_of(word) == "train")
 
 
 def person_name(rng: Random, form: str, like: str | None = None) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from picbench.workloads.testbed.world import Entity, Fact
+from picbench.workloads.testbed.text.world import Entity, Fact
 
 
 class Stated:

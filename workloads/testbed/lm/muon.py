@@ -63,4 +63,5 @@ def _orthogonal(stack: Tensor) -> Tensor:
     for _ in range(_ROUNDS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    found: Tensor = x.mT if tall else x
+    return found

@@ -8,15 +8,44 @@ from random import Random
 from string import Formatter
 from types import MappingProxyType
 
-from picbench.workloads.testbed.relations import ORGANISATION, PERSON, WORK, Form
+from picbench.workloads.testbed.text.lists import phrases, words
+from picbench.workloads.testbed.text.relations import ORGANISATION, PERSON, WORK, Form
 
 _WORDS = MappingProxyType(
     {
-        "adj": ["bitter", "bright", "broad", "careful", "cheap", "clumsy", "crowded", "curious", "damp", "dark", "dull", "dusty", "famous", "fragile", "gloomy", "grand", "grey", "heavy", "humble", "large", "late", "lively", "local", "long", "loud", "lucky", "modern", "modest", "narrow", "neat", "noisy", "patient", "plain", "proud", "rare", "rough", "rusty", "short", "shy", "simple", "slow", "small", "solid", "steep", "strange", "sturdy", "tall", "thin", "tidy", "tired", "warm", "wide", "wild", "young"],
-        "thing": ["archive", "attic", "barn", "basket", "bell", "bench", "boat", "bottle", "box", "cabinet", "cart", "chair", "clock", "coat", "corridor", "courtyard", "cup", "curtain", "desk", "diary", "door", "drum", "engine", "fence", "ferry", "fountain", "gallery", "garage", "gate", "hat", "kettle", "kitchen", "ladder", "lamp", "ledger", "library", "map", "market", "mill", "notebook", "oven", "photograph", "piano", "plate", "postcard", "quarry", "roof", "rope", "saddle", "shed", "shelf", "shop", "stove", "table", "tent", "ticket", "tram", "trunk", "tunnel", "umbrella", "wagon", "wall", "wheel", "workshop"],
-        "who": ["admirers", "apprentices", "builders", "children", "clerks", "collectors", "cousins", "critics", "dealers", "engineers", "farmers", "fishermen", "guests", "historians", "hikers", "journalists", "lodgers", "merchants", "musicians", "neighbours", "officials", "pensioners", "porters", "pupils", "readers", "scholars", "servants", "shopkeepers", "soldiers", "students", "tenants", "tourists", "travellers", "villagers", "visitors", "volunteers", "widows", "workers"],
-        "when": ["in spring", "in summer", "in autumn", "in winter", "after the war", "before dawn", "on Sundays", "at night", "every second year", "during the holidays", "in those days", "for a long time", "once a month", "most evenings", "after the flood", "in bad weather", "without warning", "long ago", "these days", "at the end of the season"],
-        "verb": ["admired", "avoided", "borrowed", "cleaned", "collected", "copied", "counted", "defended", "described", "discussed", "doubted", "examined", "feared", "forgot", "guarded", "hated", "ignored", "inspected", "loved", "measured", "mentioned", "missed", "painted", "praised", "preferred", "remembered", "repaired", "sketched", "studied", "trusted", "visited"],
+        "adj": words(
+            "bitter bright broad careful cheap clumsy crowded curious damp dark dull dusty famous "
+            "fragile gloomy grand grey heavy humble large late lively local long loud lucky "
+            "modern modest narrow neat noisy patient plain proud rare rough rusty short shy "
+            "simple slow small solid steep strange sturdy tall thin tidy tired warm wide wild "
+            "young"
+        ),
+        "thing": words(
+            "archive attic barn basket bell bench boat bottle box cabinet cart chair clock coat "
+            "corridor courtyard cup curtain desk diary door drum engine fence ferry fountain "
+            "gallery garage gate hat kettle kitchen ladder lamp ledger library map market mill "
+            "notebook oven photograph piano plate postcard quarry roof rope saddle shed shelf "
+            "shop stove table tent ticket tram trunk tunnel umbrella wagon wall wheel workshop"
+        ),
+        "who": words(
+            "admirers apprentices builders children clerks collectors cousins critics dealers "
+            "engineers farmers fishermen guests historians hikers journalists lodgers merchants "
+            "musicians neighbours officials pensioners porters pupils readers scholars servants "
+            "shopkeepers soldiers students tenants tourists travellers villagers visitors "
+            "volunteers widows workers"
+        ),
+        "when": phrases(
+            "in spring|in summer|in autumn|in winter|after the war|before dawn|on Sundays|"
+            "at night|every second year|during the holidays|in those days|for a long time|"
+            "once a month|most evenings|after the flood|in bad weather|without warning|long ago|"
+            "these days|at the end of the season"
+        ),
+        "verb": words(
+            "admired avoided borrowed cleaned collected copied counted defended described "
+            "discussed doubted examined feared forgot guarded hated ignored inspected loved "
+            "measured mentioned missed painted praised preferred remembered repaired sketched "
+            "studied trusted visited"
+        ),
     }
 )
 
@@ -38,7 +67,7 @@ _ANYTHING = (
 _PERSON = (
     "{s} kept a {adj} {thing} and {verb} it {when}.",
     "{s} was {adj} towards {who} but {adj} towards {who}.",
-    "{s} {verb} old {thing}s, as many {who} did {when}.",
+    "{s} {verb} every old {thing}, as many {who} did {when}.",
     "Among {who}, {s} had a reputation for being {adj} and {adj}.",
     "{s} never owned a {adj} {thing}, which surprised the {who}.",
     "The {who} {verb} {s} for a {adj} sense of humour.",
@@ -97,14 +126,13 @@ def _fill(rng: Random, template: str) -> str:
 @cache
 def _compiled(template: str) -> tuple[str, tuple[str, ...]]:
     """The template with `%s` for the fields that are drawn, and the names of these."""
-    text, fields = "", []
-    for literal, field, _, _ in Formatter().parse(template):
-        text += literal
-        if field in _WORDS:
-            text += "%s"
-            fields.append(field)
-        elif field:
-            text += f"{{{field}}}"
-    return text, tuple(fields)
+    parsed = [(literal, field or "") for literal, field, _, _ in Formatter().parse(template)]
+    drawn = tuple(field for _, field in parsed if field in _WORDS)
+    kept = (literal + _placeholder(field) for literal, field in parsed)
+    return "".join(kept), drawn
 
 
+def _placeholder(field: str) -> str:
+    if field in _WORDS:
+        return "%s"
+    return f"{{{field}}}" if field else ""

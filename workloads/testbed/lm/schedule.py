@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from picbench.workloads.testbed.packing import Stage
+from picbench.workloads.testbed.lm.packing import Stage
 
 _WARM_UP = 100
 _FLOOR = 0.02

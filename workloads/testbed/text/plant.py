@@ -2,7 +2,7 @@
 
 from random import Random
 
-from picbench.workloads.testbed.questions import (
+from picbench.workloads.testbed.text.questions import (
     Question,
     bridge_comparison,
     comparison,
@@ -10,7 +10,7 @@ from picbench.workloads.testbed.questions import (
     kinship,
     same,
 )
-from picbench.workloads.testbed.relations import (
+from picbench.workloads.testbed.text.relations import (
     KINSHIP,
     ORGANISATION,
     PERSON,
@@ -19,23 +19,42 @@ from picbench.workloads.testbed.relations import (
     WORK,
     Form,
 )
-from picbench.workloads.testbed.scene import Scene
-from picbench.workloads.testbed.world import Entity, Fact
+from picbench.workloads.testbed.text.scene import Scene
+from picbench.workloads.testbed.text.world import Entity, Fact
 
 _STARTS: tuple[Form, ...] = (*PERSON, *WORK, "town", "company", "university", "studio")
-_MAKERS = (("film", "director"), ("film", "composer"), ("novel", "author"), ("opera", "composer"))
+_MAKERS: tuple[tuple[Form, str], ...] = (
+    ("film", "director"),
+    ("film", "composer"),
+    ("novel", "author"),
+    ("opera", "composer"),
+)
+_YEARS: tuple[tuple[tuple[Form, ...], str], ...] = (
+    (PERSON, "birth year"),
+    (WORK, "release year"),
+    (ORGANISATION, "founding year"),
+)
+_SHARED: tuple[tuple[Form, str], ...] = (
+    ("man", "birthplace"),
+    ("woman", "trade"),
+    ("woman", "employer"),
+    ("man", "home"),
+    ("town", "country"),
+    ("film", "director"),
+    ("novel", "author"),
+    ("opera", "composer"),
+    ("film", "setting"),
+    ("company", "headquarters"),
+)
 
 
 def plant_chain(rng: Random, scene: Scene, hops: int) -> Question:
-    """A chain of `hops` facts, each in the passage about another entity."""
+    """A chain of `hops` facts, each about the object of the one before."""
     subject = scene.world.add(rng.choice(_STARTS))
-    visited = {subject}
     facts: list[Fact] = []
     for step in range(hops):
-        fact = _onward(rng, scene, subject, visited, last=step == hops - 1)
-        facts.append(fact)
-        visited.add(fact.object)
-        subject = fact.object
+        facts.append(_onward(rng, scene, subject, last=step == hops - 1))
+        subject = facts[-1].object
     return follow(facts, rng, f"{hops}-hop")
 
 
@@ -49,11 +68,9 @@ def plant_kinship(rng: Random, scene: Scene) -> Question:
 
 def plant_comparison(rng: Random, scene: Scene) -> Question:
     """Two things of a kind with different years."""
-    forms, relation = rng.choice(
-        ((PERSON, "birth year"), (WORK, "release year"), (ORGANISATION, "founding year"))
-    )
+    forms, relation = rng.choice(_YEARS)
     first = scene.world.add(rng.choice(forms))
-    second = scene.world.add(rng.choice(forms) if forms is not ORGANISATION else first.form)
+    second = scene.world.add(first.form if forms is ORGANISATION else rng.choice(forms))
     while second.year == first.year:
         second = scene.world.add(second.form)
     for entity in (first, second):
@@ -75,20 +92,7 @@ def plant_bridge_comparison(rng: Random, scene: Scene) -> Question:
 
 def plant_same(rng: Random, scene: Scene) -> Question:
     """Two things with an object in common or not, equally likely."""
-    form, relation = rng.choice(
-        (
-            ("man", "birthplace"),
-            ("woman", "trade"),
-            ("woman", "employer"),
-            ("man", "home"),
-            ("town", "country"),
-            ("film", "director"),
-            ("novel", "author"),
-            ("opera", "composer"),
-            ("film", "setting"),
-            ("company", "headquarters"),
-        )
-    )
+    form, relation = rng.choice(_SHARED)
     first = scene.world.add(form)
     second, third = (scene.world.add(form, year=first.year) for _ in range(2))
     shared = scene.state(first, relation).object
@@ -99,18 +103,18 @@ def plant_same(rng: Random, scene: Scene) -> Question:
     return _asked(same(rng, scene.stated, rng.random() < 0.5))
 
 
-def _onward(rng: Random, scene: Scene, subject: Entity, visited: set[Entity], last: bool) -> Fact:
+def _onward(rng: Random, scene: Scene, subject: Entity, last: bool) -> Fact:
     """State a fact about `subject` whose object is new and, unless `last`, has facts itself."""
-    nouns = [
-        noun
-        for noun in RELATIONS_OF[subject.form]
-        if last or all(form in RELATIONS_OF for form in RELATIONS[noun].objects)
-    ]
-    rng.shuffle(nouns)
-    for noun in nouns:
-        if scene.world.fact(subject, noun).object not in visited:
-            return scene.state(subject, noun)
-    raise RuntimeError(f"no way onward from {subject.name}")
+    noun = rng.choice(
+        [
+            noun
+            for noun in RELATIONS_OF[subject.form]
+            if not scene.world.knows(subject, noun)
+            and (last or all(form in RELATIONS_OF for form in RELATIONS[noun].objects))
+        ]
+    )
+    scene.world.news(subject, noun)
+    return scene.state(subject, noun)
 
 
 def _asked(question: Question | None) -> Question:

@@ -9,24 +9,47 @@ from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
-from picbench.workloads.testbed import names
 from picbench.workloads.testbed.example import Example, Level, Turn
-from picbench.workloads.testbed.names import Split
+from picbench.workloads.testbed.text import names
+from picbench.workloads.testbed.text.lists import phrases
+from picbench.workloads.testbed.text.names import Split
 
 #: Fewest and most examples of a context.
 EXAMPLES = (5, 16)
 
 _LISTS = MappingProxyType(
     {
-        "day": ["on Monday", "on Tuesday", "on Wednesday", "on Thursday", "on Friday", "on Saturday", "on Sunday", "tonight", "tomorrow", "next week", "after work", "at noon"],
-        "place": ["at the lake", "at the station", "at the old mill", "in the park", "at the market", "at the library", "by the harbour", "at the museum", "in the garden", "at the pool", "at the corner shop", "in the barn"],
-        "activity": ["play chess", "have lunch", "go running", "see a film", "drink tea", "practise the song", "ride bikes", "pick berries", "paint the fence", "study for the exam", "go swimming", "feed the ducks"],
-        "task": ["bring a cake", "buy the tickets", "fix the tent", "call the doctor", "book a table", "walk the dog", "return the books", "water the plants", "pick up the keys", "print the map", "wash the car", "order the flowers", "charge the camera", "pay the bill", "carry the chairs", "feed the cat"],
-        "event": ["lost a wallet", "found a kitten", "broke a window", "sold the old bike", "bought a telescope", "won a prize", "passed the test", "missed the train", "got a new job", "burned the soup", "adopted a parrot", "forgot the password"],
-        "chat": ["How are you?", "Long time no see!", "It is so cold today.", "I slept badly.", "Ha ha, true.", "My phone is almost dead.", "I miss the summer.", "You are funny.", "Anyway.", "What a week!", "The traffic was terrible.", "I am so hungry.", "Let me think.", "Good to hear from you.", "Oh well."],
-        "yes": ["Sure!", "Great idea.", "Why not?", "Fine with me.", "I would love to.", "OK!"],
-        "no": ["No, sorry.", "I have no time.", "Not me, sorry.", "I really cannot."],
-        "wow": ["Really?", "Oh no!", "Wow.", "Tell me more!", "I cannot believe it.", "Seriously?"],
+        "day": phrases(
+            "on Monday|on Tuesday|on Wednesday|on Thursday|on Friday|on Saturday|on Sunday|"
+            "tonight|tomorrow|next week|after work|at noon"
+        ),
+        "place": phrases(
+            "at the lake|at the station|at the old mill|in the park|at the market|at the library|"
+            "by the harbour|at the museum|in the garden|at the pool|at the corner shop|in the barn"
+        ),
+        "activity": phrases(
+            "play chess|have lunch|go running|see a film|drink tea|practise the song|ride bikes|"
+            "pick berries|paint the fence|study for the exam|go swimming|feed the ducks"
+        ),
+        "task": phrases(
+            "bring a cake|buy the tickets|fix the tent|call the doctor|book a table|walk the dog|"
+            "return the books|water the plants|pick up the keys|print the map|wash the car|"
+            "order the flowers|charge the camera|pay the bill|carry the chairs|feed the cat"
+        ),
+        "event": phrases(
+            "lost a wallet|found a kitten|broke a window|sold the old bike|bought a telescope|"
+            "won a prize|passed the test|missed the train|got a new job|burned the soup|"
+            "adopted a parrot|forgot the password"
+        ),
+        "chat": phrases(
+            "How are you?|Long time no see!|It is so cold today.|I slept badly.|Ha ha, true.|"
+            "My phone is almost dead.|I miss the summer.|You are funny.|Anyway.|What a week!|"
+            "The traffic was terrible.|I am so hungry.|Let me think.|Good to hear from you.|"
+            "Oh well."
+        ),
+        "yes": phrases("Sure!|Great idea.|Why not?|Fine with me.|I would love to.|OK!"),
+        "no": phrases("No, sorry.|I have no time.|Not me, sorry.|I really cannot."),
+        "wow": phrases("Really?|Oh no!|Wow.|Tell me more!|I cannot believe it.|Seriously?"),
     }
 )
 _ASKS = ("Shall we {x}?", "Do you want to {x}?", "I would like to {x}. Are you in?", "Let's {x}!")

@@ -1,0 +1,86 @@
+"""Scores of a model under position-independent reuse, without any engine."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from statistics import fmean
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from picbench.workloads.testbed.generate import DATASETS, rows
+from picbench.workloads.testbed.lm.coder import Coder
+from picbench.workloads.testbed.lm.decode import generate
+from picbench.workloads.testbed.lm.llama import Llama
+from picbench.workloads.testbed.lm.pic import Arm, Tokens, collate, expand
+from picbench.workloads.testbed.prompt import dataset, prompt
+from picbench.workloads.testbed.reply import MAX_TOKENS, answer
+
+#: Rows of a batch on a GPU and elsewhere: masks take memory with the square of the length.
+_AT_ONCE = {"cuda": 100, "cpu": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A row, tokenized."""
+
+    row: dict[str, Any]
+    tokens: Tokens
+
+
+class Judge:
+    """Scores a model on rows of the invented world."""
+
+    def __init__(self, model: Llama, tokenizer: Tokenizer) -> None:
+        self._model = model
+        self._coder = Coder(tokenizer)
+        self._device = next(model.parameters()).device
+
+    def table(
+        self, arms: Sequence[Arm], count: int = 200, names: Sequence[str] = DATASETS
+    ) -> dict[str, dict[str, float]]:
+        """The mean score of every arm on the first `count` rows of every data set."""
+        found: dict[str, dict[str, float]] = {arm.name: {} for arm in arms}
+        for name in names:
+            items = self.items(rows(name, count=count))
+            for arm in arms:
+                found[arm.name][name] = round(
+                    fmean(score for score, _ in self.judge(items, arm)), 4
+                )
+        return found
+
+    def items(self, found: Sequence[dict[str, Any]]) -> list[Item]:
+        """Tokenize rows, sorted by length."""
+        items = [Item(row, self._tokens(row)) for row in found]
+        return sorted(items, key=lambda item: sum(map(len, item.tokens.chunks)))
+
+    def judge(self, items: Sequence[Item], arm: Arm) -> Iterator[tuple[float, str]]:
+        """Yield the score and the reply of every item."""
+        size = _AT_ONCE.get(self._device.type, 1)
+        for start in range(0, len(items), size):
+            group = items[start : start + size]
+            for item, reply in zip(group, self._replies(group, arm), strict=True):
+                name = item.row["dataset"]
+                yield dataset(name).score(answer(name, reply), item.row["answers"]), reply
+
+    def _replies(self, group: Sequence[Item], arm: Arm) -> list[str]:
+        prompts = [item.tokens for item in group]
+        if arm.shuffled:
+            others = prompts[1:] + prompts[:1]
+            prompts = list(map(with_chunks_of, prompts, others))
+        layout = collate([expand(tokens, arm, self._coder.links) for tokens in prompts])
+        limit = MAX_TOKENS[group[0].row["dataset"]]
+        layout = layout.to(self._device)
+        said = generate(self._model, layout, limit, self._coder.eos, arm.anchored)
+        return list(map(self._coder.decode, said))
+
+    def _tokens(self, row: dict[str, Any]) -> Tokens:
+        parts = prompt(row["dataset"], row["context"], row["input"], self._coder.count)
+        head, *chunks, tail = self._coder.encode([parts.head, *parts.chunks, parts.tail])
+        return Tokens([self._coder.bos, *head], chunks, tail)
+
+
+def with_chunks_of(tokens: Tokens, other: Tokens) -> Tokens:
+    """Chunks of the same lengths, filled with what another request has in its chunks."""
+    foreign = cycle(token for chunk in other.chunks for token in chunk)
+    return tokens._replace(chunks=[list(islice(foreign, len(c))) for c in tokens.chunks])

@@ -1,0 +1,154 @@
+"""The training loop: losses, optimisers, checkpoints, a log."""
+
+import json
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from picbench.workloads.testbed.lm.llama import Llama
+from picbench.workloads.testbed.lm.muon import Muon
+from picbench.workloads.testbed.lm.recipes import Recipe
+
+#: Loss weights of a token of a reply, and of any other token.
+_ASKED, _OTHER = 2.0, 0.2
+_LOG_EVERY = 50
+_SAVE_EVERY = 1000
+
+
+class Trainer:
+    """A model, its optimisers, and where it stands.
+
+    Begins from the checkpoint `out`/`variant`.checkpoint.pt if there is one.
+    """
+
+    def __init__(self, model: Llama, recipe: Recipe, variant: str, out: Path) -> None:
+        self.model = model
+        self.step = 0
+        self.tokens = 0
+        self.seconds = 0.0
+        self._recipe = recipe
+        self._log_file = out / f"{variant}.log.jsonl"
+        self._checkpoint = out / f"{variant}.checkpoint.pt"
+        self._device = next(model.parameters()).device
+        self._optimizers = optimizers(model, recipe)
+        on_gpu = self._device.type == "cuda"
+        self._loss = torch.compile(losses, dynamic=False) if on_gpu else losses
+        if self._checkpoint.exists():
+            self._resume()
+
+    def run(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Train on every batch, saving and logging on the way."""
+        started = time.monotonic() - self.seconds
+        for ids, asked, chunk in batches:
+            found = self._train(ids, asked, chunk)
+            self.step += 1
+            self.tokens += ids.numel()
+            self.seconds = time.monotonic() - started
+            if self.step % _LOG_EVERY == 0:
+                self._log(found)
+            if self.step % _SAVE_EVERY == 0:
+                self._save()
+
+    def _train(self, *batch: Tensor) -> Tensor:
+        ids, asked, chunk = (x.to(self._device, torch.long, non_blocking=True) for x in batch)
+        self._set_rates()
+        every = self._recipe.isolate
+        mask = isolated(chunk[:, :-1]) if every and self.step % every == 0 else None
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
+            found: Tensor = self._loss(self.model, ids, asked, mask)
+        found[0].backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimizer in self._optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return found.detach()
+
+    def _set_rates(self) -> None:
+        factor = self._recipe.schedule.rate(self.step)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * factor
+
+    def _log(self, found: Tensor) -> None:
+        loss, replies = found.tolist()
+        entry = {
+            "step": self.step,
+            "loss": round(loss, 4),
+            "reply_loss": round(replies, 5),
+            "tokens_per_second": round(self.tokens / self.seconds),
+            "seconds": round(self.seconds, 1),
+        }
+        line = json.dumps(entry)
+        print(line, flush=True)
+        with self._log_file.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _save(self) -> None:
+        part = self._checkpoint.with_suffix(".part")
+        torch.save(self._state(), part)
+        part.replace(self._checkpoint)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
+        }
+
+    def _resume(self) -> None:
+        state = torch.load(self._checkpoint, map_location=self._device, weights_only=True)
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.seconds = state["seconds"]
+        self.model.load_state_dict(state["model"])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+
+def losses(model: Llama, ids: Tensor, asked: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the training loss and the mean loss on the tokens of replies."""
+    positions = torch.arange(ids.shape[1] - 1, device=ids.device)[None]
+    hidden, _ = model(ids[:, :-1], positions, mask)
+    logits = model.logits(hidden).float().flatten(0, 1)
+    each = functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
+    kind = asked[:, 1:].flatten()
+    reply = (kind == 1).float()
+    weight = _ASKED * reply + _OTHER * (kind == 0)
+    return torch.stack(
+        ((each * weight).sum() / weight.sum(), (each * reply).sum() / reply.sum().clamp(min=1))
+    )
+
+
+def isolated(chunk: Tensor) -> Tensor:
+    """The mask under which chunk tokens see their own chunk only: (rows, 1, tokens, tokens).
+
+    `chunk` is (rows, tokens) and numbers the chunks from 1; 0 is text that sees all before it.
+    """
+    tokens = chunk.shape[1]
+    causal = torch.ones(tokens, tokens, dtype=torch.bool, device=chunk.device).tril()
+    own = chunk[:, :, None] == chunk[:, None, :]
+    return ((own | (chunk == 0)[:, :, None]) & causal)[:, None]
+
+
+def optimizers(model: Llama, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers if it has a rate, AdamW for all the rest."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    inner = [
+        name for name, p in trained.items() if recipe.muon and p.dim() == 2 and "embed" not in name
+    ]
+    rest = [p for name, p in trained.items() if name not in inner]
+    made: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(rest, recipe.adam, betas=(0.9, 0.95), weight_decay=0.0)
+    ]
+    if inner:
+        made.append(Muon([trained[name] for name in inner], recipe.muon))
+    for optimizer in made:
+        for group in optimizer.param_groups:
+            group["peak"] = group["lr"]
+    return made

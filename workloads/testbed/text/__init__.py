@@ -1,0 +1,1 @@
+"""The invented world and the texts about it."""
