@@ -52,7 +52,6 @@ _OPENINGS: MappingProxyType[Form, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-
 #: Titles of passages that go on with the one before.
 CONTINUATIONS = ("Continued", "Second part", "More of the same", "The same, continued")
 
@@ -81,6 +80,7 @@ class Manner:
 
 
 _NAMELESS = Manner(named=0.0)
+# How often a continuation does not begin with its facts.
 _AIMLESS = 0.3
 
 

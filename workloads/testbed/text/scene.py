@@ -10,12 +10,11 @@ from picbench.workloads.testbed.text.stated import Stated
 from picbench.workloads.testbed.text.world import Entity, Fact, World
 
 _FORMS: tuple[Form, ...] = (*PERSON * 3, *WORK, "town", "town", "company", "university", "studio")
-_MENTIONED = 0.5
-_LOOKALIKE = 0.6
-_ECHO = 0.25
-_LATE = 0.75
-_PALETTE = 4
-_FACTS = (2, 4)
+# How likely a newcomer is one that facts mention, or else resembles an entity with a passage; that
+# a passage mentions a fact of another; that a fact waits for the second part of an account.
+_MENTIONED, _LOOKALIKE, _ECHO, _LATE = 0.5, 0.6, 0.25, 0.75
+#: Relations that passages about things of one form are about, and facts of one account.
+_PALETTE, _FACTS = 4, (2, 4)
 
 
 class Scene:

@@ -1,0 +1,65 @@
+"""The model that ships with picbench."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from picbench.errors import ConfigError
+from picbench.workloads.testbed import model_path, rows
+from picbench.workloads.testbed.lm.files import load
+from picbench.workloads.testbed.lm.judge import Judge
+from picbench.workloads.testbed.lm.pic import FULL, NAIVE, Arm
+from picbench.workloads.testbed.variants import put_together
+
+CPU = torch.device("cpu")
+
+
+def test_all_models_together_have_at_most_32_megabytes() -> None:
+    assert sum(file.stat().st_size for file in model_path().iterdir()) <= 32e6
+
+
+def test_hugging_face_computes_the_same() -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(model_path(), dtype=torch.float32)
+    ours, tokenizer = load(model_path(), CPU)
+    text = rows("hotpotqa", count=1)[0]["context"][:800]
+    ids = torch.tensor([tokenizer.encode(text).ids])
+    with torch.no_grad():
+        hidden, _ = ours(ids, torch.arange(ids.shape[1])[None])
+        difference = (theirs(ids).logits - ours.logits(hidden)).abs().max()
+    assert difference < 1e-3
+    found = transformers.AutoTokenizer.from_pretrained(model_path())
+    assert found(text)["input_ids"] == ids[0].tolist()
+    assert (found.bos_token, found.eos_token, found.pad_token) == ("<s>", "</s>", "<pad>")
+
+
+def test_it_answers_and_reuse_costs_accuracy() -> None:
+    judge = Judge(*load(model_path(), CPU))
+    items = judge.items(rows("hotpotqa", count=8))
+    found = {
+        arm.name: [score for score, _ in judge.judge(items, arm)]
+        for arm in (FULL, NAIVE, Arm("shuffled", shuffled=True))
+    }
+    means = {name: sum(scores) / len(scores) for name, scores in found.items()}
+    assert means["full"] >= 0.9
+    assert means["naive"] < means["full"]
+    assert means["shuffled"] <= 0.4
+
+
+@pytest.mark.parametrize("variant", ["block", "link"])
+def test_variants_are_put_together_once(variant: str, tmp_path: Path) -> None:
+    folder = put_together(model_path(), variant, tmp_path)
+    assert put_together(model_path(), variant, tmp_path) == folder
+    assert list(tmp_path.iterdir()) == [folder]
+    merged, _ = load(folder, CPU)
+    tuned, _ = load(model_path(), CPU, variant)
+    for one, other in zip(merged.parameters(), tuned.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_variant_that_cannot_be_written_is_a_plain_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(ConfigError, match="testbed-block"):
+        put_together(model_path(), "block", blocked)

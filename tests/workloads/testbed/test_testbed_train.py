@@ -1,0 +1,157 @@
+"""Training on a very small scale."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from picbench.workloads.testbed import model_path
+from picbench.workloads.testbed.lm import trainer
+from picbench.workloads.testbed.lm.files import LINK_ROWS, load
+from picbench.workloads.testbed.lm.llama import Llama, Shape
+from picbench.workloads.testbed.lm.muon import Muon
+from picbench.workloads.testbed.lm.packing import Packer, Stage
+from picbench.workloads.testbed.lm.pic import NAIVE, Tokens, collate, expand, visible
+from picbench.workloads.testbed.lm.recipes import LINKS_EACH, RECIPES, Recipe
+from picbench.workloads.testbed.lm.schedule import Schedule
+from picbench.workloads.testbed.tokenizer import LINKS, ids_of
+from picbench.workloads.testbed.train import train
+
+TOKENIZER = Tokenizer.from_file(str(model_path() / "tokenizer.json"))
+SMALL = Shape(
+    TOKENIZER.get_vocab_size(), width=32, layers=2, heads=2, kv_heads=1, head_size=16, inner=32
+)
+
+
+def recipe(variant: str, steps: int = 4) -> Recipe:
+    full = RECIPES[variant]
+    small = replace(full.schedule, steps=steps, tokens=256, lengths=((0.0, (128,)),))
+    return replace(full, schedule=small, rank=min(full.rank, 2))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(model_path() / name, tmp_path / name)
+    return tmp_path
+
+
+def test_a_model_and_its_variants_are_trained_and_saved(folder: Path) -> None:
+    for variant in RECIPES:
+        train(variant, folder, recipe(variant), workers=0, shape=SMALL)
+    device = torch.device("cpu")
+    base, _ = load(folder, device)
+    ids = torch.tensor([[5, 30, 31, 32]])
+    plain = base(ids, torch.arange(4)[None])[0]
+    for variant in ("block", "link"):
+        tuned, _ = load(folder, device, variant)
+        assert (tuned(ids, torch.arange(4)[None])[0] - plain).abs().max() > 0
+    assert load_file(folder / "link.delta")[LINK_ROWS].shape == (LINKS_EACH, 32)
+    noted = json.loads((folder / "training.json").read_text("utf-8"))
+    assert {name: took["steps"] for name, took in noted.items()} == dict.fromkeys(RECIPES, 4)
+
+
+def test_only_link_embeddings_and_deltas_learn(folder: Path) -> None:
+    train("base", folder, recipe("base"), workers=0, shape=SMALL)
+    before, _ = load(folder, torch.device("cpu"))
+    train("link", folder, recipe("link"), workers=0)
+    after, _ = load(folder, torch.device("cpu"), "link")
+    changed = (before.model.embed_tokens.weight != after.model.embed_tokens.weight).any(1)
+    assert changed.nonzero().flatten().tolist() == ids_of(TOKENIZER, LINKS)[:LINKS_EACH]
+
+
+def test_training_goes_on_from_a_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "_SAVE_EVERY", 2)
+    whole = train("base", folder, recipe("base"), workers=0, shape=SMALL).model.state_dict()
+    (folder / "base.checkpoint.pt").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        _interrupted(folder, monkeypatch)
+    resumed = train("base", folder, recipe("base"), workers=0, shape=SMALL)
+    assert resumed.step == 4
+    for name, tensor in resumed.model.state_dict().items():
+        torch.testing.assert_close(tensor, whole[name])
+
+
+def _interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = trainer.Trainer._train
+    calls: list[int] = []
+
+    def stop(self: trainer.Trainer, *batch: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step(self, *batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "_train", stop)
+        train("base", folder, recipe("base"), workers=0, shape=SMALL)
+
+
+def test_the_loss_falls() -> None:
+    model = Llama(replace(SMALL, width=64, inner=64))
+    batch = Packer(TOKENIZER, 0).batch(0, Stage(2, 129))
+    ids, asked = (torch.from_numpy(x).long() for x in (batch.ids, batch.asked))
+    optimizers = trainer.optimizers(model, RECIPES["base"])
+    found = []
+    for _ in range(12):
+        loss = trainer.losses(model, ids, asked, None)[0]
+        found.append(loss.item())
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert found[-1] < found[0] - 1
+
+
+def test_batches_are_full_and_the_same_every_time() -> None:
+    stage = Stage(2, 700, progress=0.5, links=2)
+    first, second = (Packer(TOKENIZER, 1).batch(3, stage) for _ in range(2))
+    assert first.ids.shape == first.asked.shape == first.chunk.shape == (2, 700)
+    assert (first.ids == second.ids).all()
+    links = ids_of(TOKENIZER, LINKS)
+    assert ((first.asked == -1) == (first.ids >= links[0]) & (first.ids <= links[1])).all()
+    assert 0.02 < (first.asked == 1).mean() < 0.5
+
+
+def test_a_packed_example_is_tokenized_as_a_row_is() -> None:
+    batch = Packer(TOKENIZER, 1).batch(0, Stage(1, 900))
+    text = TOKENIZER.decode(batch.ids[0], skip_special_tokens=False)
+    assert text.startswith("<s>")
+    assert "</s>" in text
+    chunk = TOKENIZER.decode(batch.ids[0][batch.chunk[0] == 1])
+    assert chunk.startswith(("Passage 1:", "Dialogue: ", "Section 1: "))
+
+
+def test_the_training_mask_is_that_of_naive_reuse() -> None:
+    tokens = Tokens([5, 6], [[7, 8], [9, 10, 11]], [12])
+    slots = expand(tokens, NAIVE)
+    chunk = torch.tensor([[max(group, 0) for group in slots.group]])
+    assert (trainer.isolated(chunk) == visible(collate([slots]))).all()
+
+
+@pytest.mark.parametrize("steps", [400, 4400])
+def test_schedules_rise_hold_and_fall(steps: int) -> None:
+    schedule = Schedule(steps)
+    rates = [schedule.rate(step) for step in range(steps)]
+    assert rates[0] == 1 / 100
+    assert rates[steps // 2] == max(rates) == 1
+    assert rates[-1] < 0.05
+    assert all(schedule.stage(step).rows >= 1 for step in range(0, steps, 7))
+    assert schedule.stage(0).tokens == 1025
+    assert {schedule.stage(s).tokens for s in range(steps - 2, steps)} == {2049, 4097}
+    assert schedule.stage(steps - 1).progress == 1
+
+
+def test_muon_steps_are_orthogonal() -> None:
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.zeros(16, 24))
+    weight.grad = torch.randn(16, 24)
+    Muon([weight], lr=1.0, weight_decay=0.0).step()
+    singular = torch.linalg.svdvals(weight.detach())
+    assert singular.min() > 0.6
+    assert singular.max() < 1.3
