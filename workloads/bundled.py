@@ -2,11 +2,9 @@
 
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 
-from picbench.workloads.cache import cache_directory
+from picbench.workloads.cache import cache_directory, write_whole
 
 #: What `--data` says to use them.
 BUNDLED = "bundled"
@@ -28,12 +26,5 @@ def bundled_file(dataset: str, directory: Path | None = None) -> Path:
     parent = directory or cache_directory("rows")
     file = parent / f"{dataset}-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
     if not file.exists():
-        _write(file, content)
+        write_whole(file, content)
     return file
-
-
-def _write(file: Path, content: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as partial:
-        partial.write(content)
-    os.replace(partial.name, file)  # noqa: PTH105

@@ -8,13 +8,14 @@ from pathlib import Path
 from random import Random
 
 from picbench.errors import ConfigError, DataError
+from picbench.workloads.chat import Chat
 from picbench.workloads.datasets import Dataset, Reading, find
+from picbench.workloads.datasets.grid import Grid
 from picbench.workloads.prompt import Template, read_prompts
 from picbench.workloads.row import BadRows, Row
 from picbench.workloads.sample import Part, Sample
-from picbench.workloads.source import locate
-from picbench.workloads.tokens import Tokenizer, encode, start_tokens
-from picbench.workloads.truncate import truncate
+from picbench.workloads.tokens import Tokenizer, begin, encode
+from picbench.workloads.truncate import Frame, truncate
 
 #: Tokens that a data set which makes its rows leaves free: the question, the end of a sentence.
 _QUESTION = 128
@@ -29,6 +30,7 @@ class _Rendering:
     max_tokens: int
     tokenizer: Tokenizer
     context: int | None
+    chat: Chat | None
 
     def count(self, texts: Iterable[str]) -> list[int]:
         return [len(ids) for ids in encode(self.tokenizer, list(texts))]
@@ -43,20 +45,38 @@ class _Rendering:
         """How many tokens of a prompt are left for the context, roughly."""
         if self.budget is None:
             return None
-        return self.budget - sum(self.count(self.template.render(""))) - _QUESTION
+        return self.budget - sum(self.count(self.around(""))) - _QUESTION
+
+    def around(self, question: str) -> tuple[str, str]:
+        """Return the texts before and behind the context."""
+        head, tail = self.template.render(question)
+        return self.chat.wrap(head, tail) if self.chat else (head, tail)
 
     def sample(self, row: Row) -> Sample:
         parts = self._parts(row)
         whole = Sample(row.id, row.dataset, parts, row.answers, self.max_tokens, row.source)
         if self.budget is None or whole.prompt_tokens <= self.budget:
             return whole
-        return replace(whole, parts=truncate(parts, self.budget, self.tokenizer), truncated=True)
+        kept = truncate(parts, self.budget, self.tokenizer, self._frame(self.budget))
+        return replace(whole, parts=kept, truncated=True)
+
+    def _frame(self, budget: int) -> Frame:
+        if self.chat is None:
+            return Frame()
+        head, tail = encode(self.tokenizer, self.chat.wrap("", ""))
+        frame = Frame(len(begin(self.tokenizer, head)), len(tail))
+        if frame.size >= budget:
+            raise ConfigError(
+                f"a chat template of {frame.size} tokens leaves none for the prompt",
+                hint="raise --context or use --chat off",
+            )
+        return frame
 
     def _parts(self, row: Row) -> tuple[Part, ...]:
-        head, tail = self.template.render(row.input)
+        head, tail = self.around(row.input)
         texts = [head, *self.dataset.split(row.context, self.count), tail]
         ids = encode(self.tokenizer, texts)
-        ids[0] = start_tokens(self.tokenizer) + ids[0]
+        ids[0] = begin(self.tokenizer, ids[0])
         last = len(texts) - 1
         return tuple(
             Part("text" if index in (0, last) else "chunk", text, tokens)
@@ -67,7 +87,7 @@ class _Rendering:
 
 def load_samples(
     dataset: str,
-    data: str,
+    data: Path,
     tokenizer: Tokenizer,
     *,
     limit: int | None = None,
@@ -75,26 +95,36 @@ def load_samples(
     context: int | None = None,
     max_tokens: int | None = None,
     prompts: Path | None = None,
-    on_bad_row: BadRows = "stop",
+    chat: Chat | None = None,
+    grid: Grid | None = None,
+    bad_rows: BadRows | None = None,
 ) -> list[Sample]:
     """Read the rows of `dataset`, render them and tokenize every part of the prompt alone.
 
-    `data` is a folder, a file or ``bundled`` (`source.py` says where rows are looked for). The
-    first `limit` rows are taken; a `seed` other than 0 shuffles all rows before.
+    `data` is a folder or a file (`source.py` says where rows are looked for). The first `limit`
+    rows are taken; a `seed` other than 0 shuffles all rows before.
     A prompt with more than `context - max_tokens` tokens loses its middle and is marked as
     truncated. `max_tokens` overrides what the prompt file, or else the data set, says. A
-    beginning-of-sequence token stands at the very start where the tokenizer wants one.
+    beginning-of-sequence token stands at the very start where the tokenizer wants one. `chat`
+    goes around the prompt, and `grid` makes rows of text files. `bad_rows` meets malformed rows;
+    by default the first one stops the run.
 
     Raises ConfigError for a name, a path, a template or a number that is wrong, DataError for a
-    malformed row (`on_bad_row` ``"skip"`` logs and leaves it out) or when no row is left.
+    malformed row or when no row is left.
     """
-    how = _rendering(find(dataset), tokenizer, context, max_tokens, prompts)
-    reading = Reading(how.count, seed, how.room, on_bad_row)
-    rows = _pick(how.dataset.rows(locate(data, dataset), reading), limit, seed)
+    how = _rendering(find(dataset), tokenizer, context, max_tokens, prompts, chat)
+    reading = Reading(how.count, seed, how.room, bad_rows or BadRows(), grid)
+    rows = _pick(how.dataset.rows(data, reading), limit, seed)
     samples = [how.sample(row) for row in _distinct(rows)]
     if not samples:
-        raise DataError(f"--data {data}: no rows for {dataset!r}", hint="--data, --limit")
+        raise DataError(f"{data}: no rows for {dataset!r}", hint=_no_rows_hint(reading.bad))
     return samples
+
+
+def _no_rows_hint(bad: BadRows) -> str:
+    if not bad.skipped:
+        return "--data, --limit"
+    return f"all were malformed, the first: {bad.skipped[0]}"
 
 
 def _rendering(
@@ -103,6 +133,7 @@ def _rendering(
     context: int | None,
     max_tokens: int | None,
     prompts: Path | None,
+    chat: Chat | None,
 ) -> _Rendering:
     file = read_prompts(prompts) if prompts else None
     template = file.template(dataset.name) if file else dataset.template
@@ -114,7 +145,7 @@ def _rendering(
             "of output",
             hint="lower --max-tokens or raise --context",
         )
-    return _Rendering(dataset, template, length, tokenizer, context)
+    return _Rendering(dataset, template, length, tokenizer, context, chat)
 
 
 def _pick(rows: Iterator[Row], limit: int | None, seed: int) -> Iterator[Row]:

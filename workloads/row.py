@@ -1,17 +1,28 @@
 """Rows of LongBench's schema, read from JSON lines."""
 
 import hashlib
-import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from picbench.errors import DataError
 
-BadRows = Literal["stop", "skip"]
 
-_log = logging.getLogger(__name__)
+@dataclass(slots=True)
+class BadRows:
+    """What becomes of malformed rows: the first one stops the run, or `skip` leaves them out.
+
+    `skipped` says of each row that was left out where it stands and what is wrong with it.
+    """
+
+    skip: bool = False
+    skipped: list[str] = field(default_factory=list)
+
+    def meet(self, error: DataError) -> None:
+        """Note a malformed row, or raise `error`."""
+        if not self.skip:
+            raise error
+        self.skipped.append(error.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +41,11 @@ class Row:
     source: str
 
 
-def read_rows(path: Path, dataset: str, on_bad: BadRows = "stop") -> Iterator[Row]:
+def read_rows(path: Path, dataset: str, bad: BadRows) -> Iterator[Row]:
     """Read the rows of one JSON lines file; blank lines are passed over.
 
-    A malformed row, or one that says it is of another data set than `dataset`, raises DataError
-    with file and line; under ``on_bad="skip"`` it is logged and left out.
+    A malformed row, or one that says it is of another data set than `dataset`, is met by `bad`
+    as a DataError with file and line.
     """
     for number, line in _lines(path):
         if not line.strip():
@@ -42,9 +53,7 @@ def read_rows(path: Path, dataset: str, on_bad: BadRows = "stop") -> Iterator[Ro
         try:
             yield _parse(line, f"{path}:{number}", dataset)
         except DataError as error:
-            if on_bad == "stop":
-                raise
-            _log.warning("skipped a row: %s", error.message)
+            bad.meet(error)
 
 
 def content_id(*texts: str) -> str:

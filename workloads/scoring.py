@@ -1,13 +1,34 @@
 """Score replies by the rule of their data set."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
-from picbench.workloads.datasets import find
+from picbench.workloads.cacheblend import stemmed_rouge_l, token_f1
+from picbench.workloads.datasets import Dataset
+from picbench.workloads.tokens import Tokenizer
+
+Rule = Literal["longbench", "cacheblend"]
 
 
-def score(dataset: str, prediction: str, answers: Sequence[str]) -> float:
-    """Return the score of one reply, from 0 to 1: the metric's best over `answers`.
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """How replies of one data set are scored: the name of the metric and the metric itself.
 
-    Raises ConfigError for an unknown data set.
+    `score` takes a reply and its right answers and returns the best over these, from 0 to 1.
     """
-    return find(dataset).score(prediction, answers)
+
+    metric: str
+    score: Callable[[str, Sequence[str]], float]
+
+
+def find_scorer(dataset: Dataset, rule: Rule, tokenizer: Tokenizer) -> Scorer:
+    """Return LongBench's scorer for `dataset`, or CacheBlend's, whose F1 is over token ids.
+
+    Raises ConfigError where a package is missing.
+    """
+    if rule == "longbench":
+        return Scorer(dataset.metric, dataset.score)
+    metric = token_f1(tokenizer) if dataset.metric == "f1" else stemmed_rouge_l()
+    return Scorer(f"{dataset.metric} (CacheBlend)", partial(dataset.best, metric))

@@ -1,28 +1,38 @@
 """Find the files of a data set in what `--data` names."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from picbench.errors import ConfigError
 from picbench.workloads.bundled import BUNDLED, bundled_file
+from picbench.workloads.hub import Origin, hub_rows, is_hub, parse
 
 
-def locate(data: str, dataset: str) -> Path:
-    """Return the folder or file with the rows of `dataset` that `--data` names.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A folder or a file with rows; `origin` says which ones of the hub, where they are from it."""
 
-    ``bundled`` names the rows that picbench generates. Raises ConfigError where there is nothing.
+    path: Path
+    origin: Origin | None = None
+
+
+def locate(data: str, dataset: str, *, offline: bool = False) -> Source:
+    """Return where the rows of `dataset` are that `--data` names.
+
+    ``bundled`` names the rows that picbench generates, ``hub`` those of the hub (`hub/archive.py`
+    has its forms); `offline` takes the latter from the hub's cache only. All else is a folder or
+    a file. Raises ConfigError where there is nothing.
     """
     if data == BUNDLED:
-        return bundled_file(dataset)
-    if data == "hub":
-        raise ConfigError(
-            "--data hub: data sets cannot be downloaded by this version",
-            hint="fetch the rows yourself and name their folder: --data DIR with "
-            "DIR/<dataset>/*.jsonl; or use --data bundled",
-        )
+        return Source(bundled_file(dataset))
+    if is_hub(data):
+        return Source(*hub_rows(parse(data), dataset, offline=offline))
     path = Path(data).expanduser()
     if not path.exists():
-        raise ConfigError(f"--data {data}: no such folder or file", hint="--data DIR or FILE")
-    return path
+        raise ConfigError(
+            f"--data {data}: no such folder or file", hint="--data DIR, FILE, hub or bundled"
+        )
+    return Source(path)
 
 
 def row_files(data: Path, dataset: str) -> list[Path]:

@@ -25,6 +25,17 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
     return [tuple(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
 
 
+def begin(tokenizer: Tokenizer, tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the tokens of a prompt's start with one BOS before them.
+
+    Where the text brings one itself, as chat templates do, there is none to add.
+    """
+    bos = tokenizer.bos_token_id
+    if bos is not None and tokens[:1] == (bos,):
+        return tokens
+    return start_tokens(tokenizer) + tokens
+
+
 def start_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the BOS token if this tokenizer puts one before a prompt by itself, else nothing.
 

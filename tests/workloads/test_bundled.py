@@ -16,7 +16,7 @@ def test_every_data_set_has_rows_with_chunks(
     dataset: str, word_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    samples = load_samples(dataset, "bundled", word_tokenizer, limit=3)
+    samples = load_samples(dataset, bundled_file(dataset), word_tokenizer, limit=3)
     assert len(samples) == 3
     assert all(len(sample.chunks) >= 2 and sample.answers for sample in samples)
 

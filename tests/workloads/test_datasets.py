@@ -8,8 +8,8 @@ import pytest
 
 from picbench.errors import ConfigError
 from picbench.workloads import datasets
-from picbench.workloads.datasets import Reading
-from picbench.workloads.scoring import score
+from picbench.workloads.datasets import Reading, find
+from picbench.workloads.datasets.grid import EPIC
 
 NAMES = ["2wikimqa", "hotpotqa", "multi_news", "musique", "needle", "samsum"]
 QA = ["2wikimqa", "hotpotqa", "musique", "needle"]
@@ -35,7 +35,7 @@ def test_every_dataset_is_described_in_one_line() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_dataset_knows_its_name(name: str) -> None:
-    assert datasets.find(name).name == name
+    assert find(name).name == name
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_a_dataset_knows_its_name(name: str) -> None:
     ],
 )
 def test_metric_and_length(name: str, metric: str, max_tokens: int) -> None:
-    found = datasets.find(name)
+    found = find(name)
     assert (found.metric, found.max_tokens) == (metric, max_tokens)
 
 
 def test_an_unknown_name_is_met_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'musiqe'.*did you mean 'musique'"):
-        datasets.find("musiqe")
+        find("musiqe")
 
 
 @pytest.mark.parametrize("value", ["picbench.nowhere:X", "picbench.errors:X", "pathlib:Path"])
@@ -61,67 +61,79 @@ def test_a_broken_registration_is_named(monkeypatch: pytest.MonkeyPatch, value: 
     point = EntryPoint("broken", value, "picbench.datasets")
     monkeypatch.setattr(datasets, "entry_points", lambda group: [point])
     with pytest.raises(ConfigError, match=f"broken.*{value}"):
-        datasets.find("broken")
+        find("broken")
 
 
 @pytest.mark.parametrize("name", ["musique", "2wikimqa", "hotpotqa"])
 def test_passages_become_chunks(name: str) -> None:
-    chunks = datasets.find(name).split("Passage 1:\nA\nPassage 2:\nB", count_words)
+    chunks = find(name).split("Passage 1:\nA\nPassage 2:\nB", count_words)
     assert chunks == ["Passage 1:\nA\n", "Passage 2:\nB"]
 
 
 def test_examples_become_chunks() -> None:
     text = "Dialogue: A: hi\nSummary: A greets.\nDialogue: B: bye\nSummary: B leaves."
-    chunks = datasets.find("samsum").split(text, count_words)
+    chunks = find("samsum").split(text, count_words)
     assert [chunk[:12] for chunk in chunks] == ["Dialogue: A:", "Dialogue: B:"]
 
 
 def test_articles_become_chunks() -> None:
-    chunks = datasets.find("multi_news").split("Passage 1:\nA\nPassage 2:\nB", count_words)
+    chunks = find("multi_news").split("Passage 1:\nA\nPassage 2:\nB", count_words)
     assert len(chunks) == 2
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_unmarked_text_is_cut_by_tokens(name: str) -> None:
     text = "One two three four. " * 300
-    chunks = datasets.find(name).split(text, count_words)
+    chunks = find(name).split(text, count_words)
     assert "".join(chunks) == text
     assert [len(chunk.split()) for chunk in chunks] == [512, 512, 176]
 
 
 @pytest.mark.parametrize("name", QA)
 def test_questions_are_scored_by_their_best_answer(name: str) -> None:
-    assert score(name, "The Eiffel Tower", ["Louvre", "eiffel tower"]) == 1.0
-    assert score(name, "", ["Louvre"]) == 0.0
+    assert find(name).score("The Eiffel Tower", ["Louvre", "eiffel tower"]) == 1.0
+    assert find(name).score("", ["Louvre"]) == 0.0
 
 
 def test_a_summary_is_the_first_line() -> None:
     reply = "\nAda is late.\nDialogue: Ben: hi\nSummary: Ben greets."
-    assert datasets.find("samsum").extract(reply) == "Ada is late."
-    assert score("samsum", reply, ["Ada is late."]) == pytest.approx(1.0)
+    assert find("samsum").extract(reply) == "Ada is late."
+    assert find("samsum").score(reply, ["Ada is late."]) == pytest.approx(1.0)
 
 
 def test_a_report_may_have_many_lines() -> None:
-    assert score("multi_news", "One.\nTwo.", ["One.\nTwo."]) == pytest.approx(1.0)
+    assert find("multi_news").score("One.\nTwo.", ["One.\nTwo."]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_few_shot_prompts_go_without_a_chat_template(name: str) -> None:
+    assert find(name).chat == (name != "samsum")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_grid_is_refused_where_rows_are_ready_made(name: str, write_rows: Any) -> None:
+    data = write_rows(name, row())
+    with pytest.raises(ConfigError, match="--grid"):
+        list(find(name).rows(data, Reading(count_words, grid=EPIC)))
 
 
 def test_files_are_read_in_turn(write_rows: Any) -> None:
     write_rows("musique", row(_id="b1"), row(_id="b2"), row(_id="b3"), name="b")
     data = write_rows("musique", row(_id="a1"), name="a")
-    rows = datasets.find("musique").rows(data, Reading(count_words))
+    rows = find("musique").rows(data, Reading(count_words))
     assert [one.id for one in rows] == ["a1", "b1", "b2", "b3"]
 
 
 def test_one_file_for_a_dataset_is_found(write_rows: Any, tmp_path: Path) -> None:
     folder = write_rows("musique", row(_id="x"))
     (folder / "musique" / "rows.jsonl").rename(tmp_path / "musique.jsonl")
-    rows = datasets.find("musique").rows(tmp_path, Reading(count_words))
+    rows = find("musique").rows(tmp_path, Reading(count_words))
     assert [one.id for one in rows] == ["x"]
 
 
 def test_a_folder_without_rows_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"musique/\*\.jsonl"):
-        list(datasets.find("musique").rows(tmp_path, Reading(count_words)))
+        list(find("musique").rows(tmp_path, Reading(count_words)))
 
 
 def test_listing_imports_nothing_heavy() -> None:

@@ -7,6 +7,7 @@ import pytest
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets import find
 from picbench.workloads.load import load_samples
+from picbench.workloads.row import BadRows
 from picbench.workloads.sample import Part, Sample
 from picbench.workloads.tokens import Tokenizer
 
@@ -31,8 +32,9 @@ def row(dataset: str, index: int = 0, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def data(write_rows: Any) -> str:
-    return str(write_rows("musique", *(row("musique", index) for index in range(8))))
+def data(write_rows: Any) -> Path:
+    folder: Path = write_rows("musique", *(row("musique", index) for index in range(8)))
+    return folder
 
 
 @pytest.mark.parametrize("dataset", CONTEXTS)
@@ -40,7 +42,7 @@ def test_every_dataset_becomes_text_chunks_text(
     dataset: str, write_rows: Any, word_tokenizer: Tokenizer
 ) -> None:
     folder = write_rows(dataset, row(dataset))
-    (sample,) = load_samples(dataset, str(folder), word_tokenizer)
+    (sample,) = load_samples(dataset, folder, word_tokenizer)
     assert [part.kind for part in sample.parts] == ["text", "chunk", "chunk", "text"]
     assert "".join(chunk.text for chunk in sample.chunks) == CONTEXTS[dataset]
     assert "Question 0?" in sample.parts[-1].text
@@ -50,7 +52,7 @@ def test_every_dataset_becomes_text_chunks_text(
     assert not sample.truncated
 
 
-def test_parts_are_tokenized_alone_with_one_bos(data: str, word_tokenizer: Tokenizer) -> None:
+def test_parts_are_tokenized_alone_with_one_bos(data: Path, word_tokenizer: Tokenizer) -> None:
     sample = load_samples("musique", data, word_tokenizer)[0]
     assert sample.tokens[0] == 0
     assert sample.tokens.count(0) == 1
@@ -61,13 +63,13 @@ def test_parts_are_tokenized_alone_with_one_bos(data: str, word_tokenizer: Token
 
 @pytest.mark.parametrize("bos", [(None, True), (0, False)])
 def test_no_bos_where_the_tokenizer_prepends_none(
-    bos: tuple[int | None, bool], data: str, make_tokenizer: Any
+    bos: tuple[int | None, bool], data: Path, make_tokenizer: Any
 ) -> None:
     assert 0 not in load_samples("musique", data, make_tokenizer(*bos))[0].tokens
 
 
 def test_empty_parts_are_dropped_but_not_the_bos(
-    data: str, tmp_path: Path, word_tokenizer: Tokenizer
+    data: Path, tmp_path: Path, word_tokenizer: Tokenizer
 ) -> None:
     prompts = tmp_path / "prompts.json"
     prompts.write_text('{"musique": "{context}"}', encoding="utf-8")
@@ -77,7 +79,7 @@ def test_empty_parts_are_dropped_but_not_the_bos(
 
 
 def test_a_prompt_file_brings_templates_and_lengths(
-    data: str, tmp_path: Path, word_tokenizer: Tokenizer
+    data: Path, tmp_path: Path, word_tokenizer: Tokenizer
 ) -> None:
     prompts = tmp_path / "prompts.json"
     content = {
@@ -93,7 +95,7 @@ def test_a_prompt_file_brings_templates_and_lengths(
 
 
 def test_the_first_rows_are_taken_unless_a_seed_shuffles(
-    data: str, word_tokenizer: Tokenizer
+    data: Path, word_tokenizer: Tokenizer
 ) -> None:
     def ids(**options: Any) -> list[str]:
         return [one.id for one in load_samples("musique", data, word_tokenizer, **options)]
@@ -107,13 +109,13 @@ def test_the_first_rows_are_taken_unless_a_seed_shuffles(
 
 def test_ids_are_unique(write_rows: Any, word_tokenizer: Tokenizer) -> None:
     folder = write_rows("musique", *(row("musique") for _ in range(3)))
-    samples = load_samples("musique", str(folder), word_tokenizer)
+    samples = load_samples("musique", folder, word_tokenizer)
     assert [one.id for one in samples] == ["row0", "row0~2", "row0~3"]
 
 
 def test_a_long_prompt_loses_its_middle(write_rows: Any, word_tokenizer: Tokenizer) -> None:
     passages = "\n".join(f"Passage {index}:\n" + "word " * 50 for index in range(1, 11))
-    folder = str(write_rows("musique", row("musique", context=passages)))
+    folder = write_rows("musique", row("musique", context=passages))
     whole = load_samples("musique", folder, word_tokenizer)[0]
     (cut,) = load_samples("musique", folder, word_tokenizer, context=332, max_tokens=32)
     assert whole.prompt_tokens > 500
@@ -122,45 +124,45 @@ def test_a_long_prompt_loses_its_middle(write_rows: Any, word_tokenizer: Tokeniz
     assert len(cut.chunks) < len(whole.chunks)
 
 
-def test_a_context_without_room_is_refused(data: str, word_tokenizer: Tokenizer) -> None:
+def test_a_context_without_room_is_refused(data: Path, word_tokenizer: Tokenizer) -> None:
     with pytest.raises(ConfigError, match="--max-tokens"):
         load_samples("musique", data, word_tokenizer, context=32)
 
 
 def test_needles_fit_the_context(tmp_path: Path, word_tokenizer: Tokenizer) -> None:
     (tmp_path / "a.txt").write_text("Some text that is dull. " * 3000, encoding="utf-8")
-    samples = load_samples("needle", str(tmp_path), word_tokenizer, limit=30, context=3000)
+    samples = load_samples("needle", tmp_path, word_tokenizer, limit=30, context=3000)
     assert not any(sample.truncated for sample in samples)
     assert max(sample.prompt_tokens for sample in samples) > 2500
 
 
-def test_bad_rows_stop_or_are_skipped(data: str, word_tokenizer: Tokenizer) -> None:
-    file = Path(data) / "musique" / "rows.jsonl"
+def test_bad_rows_stop_or_are_skipped(data: Path, word_tokenizer: Tokenizer) -> None:
+    file = data / "musique" / "rows.jsonl"
     file.write_text(file.read_text(encoding="utf-8") + "nonsense\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"rows\.jsonl:9"):
         load_samples("musique", data, word_tokenizer)
-    assert len(load_samples("musique", data, word_tokenizer, on_bad_row="skip")) == 8
+    bad = BadRows(skip=True)
+    assert len(load_samples("musique", data, word_tokenizer, bad_rows=bad)) == 8
+    assert len(bad.skipped) == 1
 
 
-@pytest.mark.parametrize(
-    ("dataset", "where", "named"),
-    [
-        ("musiqe", ".", "did you mean 'musique'"),
-        ("musique", "nowhere", "--data nowhere"),
-        ("musique", "hub", "--data DIR"),
-    ],
-)
-def test_wrong_names_are_refused(
-    dataset: str, where: str, named: str, word_tokenizer: Tokenizer
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_samples(dataset, where, word_tokenizer)
-    assert named in str(caught.value)
+def test_an_unknown_data_set_is_refused(tmp_path: Path, word_tokenizer: Tokenizer) -> None:
+    with pytest.raises(ConfigError, match="did you mean 'musique'"):
+        load_samples("musiqe", tmp_path, word_tokenizer)
 
 
 def test_an_empty_file_is_refused(write_rows: Any, word_tokenizer: Tokenizer) -> None:
     with pytest.raises(DataError, match="no rows for 'musique'"):
-        load_samples("musique", str(write_rows("musique")), word_tokenizer)
+        load_samples("musique", write_rows("musique"), word_tokenizer)
+
+
+def test_a_file_of_malformed_rows_names_the_first(
+    tmp_path: Path, word_tokenizer: Tokenizer
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("nonsense\n{}\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"no rows.*malformed.*rows\.jsonl:1"):
+        load_samples("musique", file, word_tokenizer, bad_rows=BadRows(skip=True))
 
 
 def test_spans_are_where_the_chunks_lie() -> None:

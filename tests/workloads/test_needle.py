@@ -5,8 +5,9 @@ import pytest
 
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets import Reading
+from picbench.workloads.datasets.grid import Grid
 from picbench.workloads.datasets.needle import Haystack, Needle
-from picbench.workloads.row import Row
+from picbench.workloads.row import BadRows, Row
 
 SENTENCE = "The grass of this field is dry and of no use to anyone. "
 
@@ -24,8 +25,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rows(data: Path, seed: int = 0, room: int | None = None) -> list[Row]:
-    return list(Needle().rows(data, Reading(count_words, seed, room)))
+def rows(data: Path, seed: int = 0, room: int | None = None, grid: Grid | None = None) -> list[Row]:
+    return list(Needle().rows(data, Reading(count_words, seed, room, grid=grid)))
 
 
 def test_the_grid_has_twenty_lengths_and_ten_depths(folder: Path) -> None:
@@ -88,14 +89,38 @@ def test_too_little_room_or_text_is_refused(folder: Path, tmp_path: Path) -> Non
         rows(small)
 
 
-def test_text_that_is_not_utf8_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match=r"bad\.txt"):
+def test_text_that_is_not_utf8_is_named_by_file_and_line(tmp_path: Path) -> None:
+    (tmp_path / "bad.txt").write_bytes(b"Good.\nGood.\nNot \xff good.\n")
+    with pytest.raises(DataError, match=r"bad\.txt:3: not UTF-8"):
         rows(tmp_path)
+
+
+def test_text_that_is_not_utf8_can_be_skipped(folder: Path) -> None:
+    (folder / "needle" / "bad.txt").write_bytes(b"\xff")
+    bad = BadRows(skip=True)
+    made = list(Needle().rows(folder, Reading(count_words, bad=bad)))
+    assert len(made) == 200
+    assert [message.split(": ")[0] for message in bad.skipped] == [f"{folder}/needle/bad.txt:1"]
+
+
+def test_another_grid(folder: Path) -> None:
+    made = rows(folder, grid=Grid(1_500, 2_500, 2, 3))
+    cells = sorted(tuple(map(int, row.id.split("-")[2:])) for row in made)
+    assert cells == [(size, depth) for size in (1_500, 2_500) for depth in (0, 50, 100)]
+
+
+def test_a_grid_is_bounded_by_the_context(folder: Path) -> None:
+    sizes = {int(row.id.split("-")[2]) for row in rows(folder, room=2_000)}
+    assert (min(sizes), max(sizes)) == (1_000, 2_000)
+    with pytest.raises(ConfigError, match="5000 tokens"):
+        rows(folder, room=2_000, grid=Grid(5_000, 6_000, 2, 2))
 
 
 def test_a_folder_without_text_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"needle/\*\*/\*\.txt"):
+        rows(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(DataError, match="0 tokens of text"):
         rows(tmp_path)
 
 

@@ -1,12 +1,11 @@
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from picbench.errors import DataError
-from picbench.workloads.row import content_id, read_rows
+from picbench.workloads.row import BadRows, content_id, read_rows
 
 GOOD: dict[str, Any] = {
     "input": "Who?",
@@ -29,7 +28,7 @@ def write(path: Path, *lines: str | dict[str, Any]) -> Path:
 
 def test_reads_a_row(tmp_path: Path) -> None:
     file = write(tmp_path, GOOD)
-    (row,) = read_rows(file, "musique")
+    (row,) = read_rows(file, "musique", BadRows())
     assert (row.id, row.dataset, row.input) == ("one", "musique", "Who?")
     assert (row.context, row.answers) == ("Passage 1:\nAda.", ("Ada",))
     assert row.source == f"{file}:1"
@@ -37,17 +36,22 @@ def test_reads_a_row(tmp_path: Path) -> None:
 
 def test_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> None:
     file = write(tmp_path, "\ufeff" + json.dumps(GOOD), "", "  ", GOOD)
-    assert [row.source for row in read_rows(file, "musique")] == [f"{file}:1", f"{file}:4"]
+    assert [row.source for row in read_rows(file, "musique", BadRows())] == [
+        f"{file}:1",
+        f"{file}:4",
+    ]
 
 
 def test_number_ids_become_text(tmp_path: Path) -> None:
-    assert [row.id for row in read_rows(write(tmp_path, GOOD | {"_id": 0}), "musique")] == ["0"]
+    assert [
+        row.id for row in read_rows(write(tmp_path, GOOD | {"_id": 0}), "musique", BadRows())
+    ] == ["0"]
 
 
 @pytest.mark.parametrize("nameless", [{"_id": ""}, {"_id": None}])
 def test_rows_without_id_are_named_by_content(tmp_path: Path, nameless: dict[str, Any]) -> None:
     rows = [GOOD | nameless, GOOD | nameless | {"input": "Whose?"}]
-    first, second = read_rows(write(tmp_path, *rows), "musique")
+    first, second = read_rows(write(tmp_path, *rows), "musique", BadRows())
     assert first.id == content_id("Who?", "Passage 1:\nAda.", "Ada")
     assert first.id != second.id
 
@@ -77,20 +81,20 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, bad: Any, nam
     raw = line if isinstance(line, bytes) else line.encode()
     file.write_bytes(json.dumps(GOOD).encode() + b"\n" + raw + b"\n")
     with pytest.raises(DataError) as caught:
-        list(read_rows(file, "musique"))
+        list(read_rows(file, "musique", BadRows()))
     assert caught.value.message.startswith(f"{file}:2: ")
     assert named in caught.value.message
     assert caught.value.hint
     assert "\n" not in str(caught.value)
 
 
-def test_malformed_rows_can_be_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    file = write(tmp_path, GOOD, "{", GOOD | {"_id": "two"})
-    with caplog.at_level(logging.WARNING):
-        assert [row.id for row in read_rows(file, "musique", "skip")] == ["one", "two"]
-    assert f"{file}:2" in caplog.text
+def test_malformed_rows_can_be_skipped_and_are_remembered(tmp_path: Path) -> None:
+    file = write(tmp_path, GOOD, "{", GOOD | {"_id": "two"}, {"input": "no context"})
+    bad = BadRows(skip=True)
+    assert [row.id for row in read_rows(file, "musique", bad)] == ["one", "two"]
+    assert [message.split(": ")[0] for message in bad.skipped] == [f"{file}:2", f"{file}:4"]
 
 
 def test_a_missing_file_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.jsonl"):
-        list(read_rows(tmp_path / "none.jsonl", "musique"))
+        list(read_rows(tmp_path / "none.jsonl", "musique", BadRows()))

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.workloads.sample import Part
-from picbench.workloads.truncate import truncate
+from picbench.workloads.truncate import Frame, truncate
 
 
 class Letters:
@@ -47,6 +47,13 @@ def test_a_part_around_the_middle_keeps_both_ends() -> None:
 
 def test_a_part_of_which_nothing_is_left_goes() -> None:
     assert truncate(PARTS, 4, Letters()) == (part("text", "SY"), part("text", "Q?"))
+
+
+def test_a_chat_template_stays_whole() -> None:
+    parts = (part("text", "<SYS"), part("chunk", "abcdefgh"), part("text", "Q?>!"))
+    # of 11 tokens 3 are the template's, of the other 8 each end keeps 4
+    kept = truncate(parts, 11, Letters(), Frame(before=1, behind=2))
+    assert "".join(one.text for one in kept) == "<SYSa" + "ghQ?>!"
 
 
 @given(st.lists(st.text("abc", min_size=1, max_size=9), min_size=1, max_size=6), st.integers(2, 60))

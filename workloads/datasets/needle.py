@@ -2,7 +2,7 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
 from random import Random
@@ -10,13 +10,11 @@ from typing import ClassVar
 
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets.base import Dataset, Metric, Reading
+from picbench.workloads.datasets.grid import EPIC, Grid
 from picbench.workloads.prompt import Template
 from picbench.workloads.row import Row
-from picbench.workloads.segment import Counter, sentences
+from picbench.workloads.segment import sentences
 from picbench.workloads.source import no_rows, row_files, text_files
-
-#: EPIC's grid: haystacks of 1,000 to 11,000 tokens, the needle at ten depths.
-SHORTEST, LONGEST, LENGTHS, DEPTHS = 1_000, 11_000, 20, 10
 
 _HOTELS = ("Albatross", "Bellweather", "Cormorant", "Dovecote", "Eiderdown", "Foxglove", "Gable",
            "Harbour", "Isthmus", "Juniper", "Kestrel", "Lantern")  # fmt: skip
@@ -45,7 +43,7 @@ class Haystack:
 
 
 class Needle(Dataset):
-    """Needle in a haystack over any folder of text files, on EPIC's grid."""
+    """Needle in a haystack over any folder of text files, on EPIC's grid or another."""
 
     name: ClassVar[str] = "needle"
     summary: ClassVar[str] = "one hidden sentence, 20 lengths x 10 depths, over your text files"
@@ -73,18 +71,12 @@ class Needle(Dataset):
         return self._hidden(files, reading)
 
     def _hidden(self, files: list[Path], reading: Reading) -> Iterator[Row]:
-        longest = min(LONGEST, LONGEST if reading.room is None else reading.room)
-        if longest < SHORTEST:
-            raise ConfigError(
-                f"a needle needs a haystack of {SHORTEST} tokens, the context has room for "
-                f"{max(0, longest)}",
-                hint="raise --context, or take a model with a longer one",
-            )
-        hay = _gather(files, reading.count, longest)
-        cells = list(product(_lengths(min(longest, hay.ends[-1])), range(DEPTHS)))
+        grid = _fitting(reading.grid or EPIC, reading.room)
+        hay = _gather(files, reading, grid)
+        cells = list(product(grid.sizes(hay.ends[-1]), grid.depth_shares))
         Random(reading.seed).shuffle(cells)
-        for length, step in cells:
-            yield self._row(hay, length, step / (DEPTHS - 1), reading.seed)
+        for length, depth in cells:
+            yield self._row(hay, length, depth, reading.seed)
 
     def _row(self, hay: Haystack, length: int, depth: float, seed: int) -> Row:
         name = f"{self.name}-{seed}-{length}-{round(100 * depth)}"
@@ -102,31 +94,55 @@ class Needle(Dataset):
         )
 
 
-def _gather(files: list[Path], count: Counter, tokens: int) -> Haystack:
-    """Put the texts one after another until there are at least `tokens` tokens."""
+def _fitting(grid: Grid, room: int | None) -> Grid:
+    """Return the part of the grid that fits the context."""
+    if room is None or room >= grid.longest:
+        return grid
+    if room < grid.shortest:
+        raise ConfigError(
+            f"a needle needs a haystack of {grid.shortest} tokens, the context has room for "
+            f"{max(0, room)}",
+            hint="raise --context, take a model with a longer one, or a smaller --grid",
+        )
+    return replace(grid, longest=room)
+
+
+def _gather(files: list[Path], reading: Reading, grid: Grid) -> Haystack:
+    """Put the texts one after another until they are as long as the grid's longest haystack."""
     found: list[str] = []
     ends = [0]
-    for file in files:
-        pieces = sentences(_read(file).strip() + "\n\n")
+    for text in _texts(files, reading):
+        pieces = sentences(text)
         found += pieces
-        ends += list(accumulate(count(pieces), initial=ends[-1]))[1:]
-        if ends[-1] >= tokens:
+        ends += list(accumulate(reading.count(pieces), initial=ends[-1]))[1:]
+        if ends[-1] >= grid.longest:
             break
-    if ends[-1] < SHORTEST:
+    if ends[-1] < grid.shortest:
         raise DataError(
-            f"{files[0].parent}: {ends[-1]} tokens of text, a haystack needs {SHORTEST}",
-            hint="--data names a folder with more text files",
+            f"{files[0].parent}: {ends[-1]} tokens of text, a haystack needs {grid.shortest}",
+            hint="--data names a folder with more text files, or --grid a smaller haystack",
         )
     return Haystack(tuple(found), tuple(ends[1:]), f"{files[0]}:1")
 
 
+def _texts(files: list[Path], reading: Reading) -> Iterator[str]:
+    for file in files:
+        try:
+            yield _read(file).strip() + "\n\n"
+        except DataError as error:
+            reading.bad.meet(error)
+
+
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: {error}", hint="text files must be readable UTF-8") from error
-
-
-def _lengths(longest: int) -> list[int]:
-    step = (longest - SHORTEST) / (LENGTHS - 1)
-    return list(dict.fromkeys(round(SHORTEST + step * index) for index in range(LENGTHS)))
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {file}: {error.strerror}", hint="--data DIR") from error
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{file}:{line}: not UTF-8: {error.reason}",
+            hint="convert the file; --on-bad-row skip leaves it out",
+        ) from error

@@ -14,6 +14,7 @@ class SAMSum(Dataset):
     summary: ClassVar[str] = "few-shot summaries of chats"
     metric: ClassVar[Metric] = "rouge-l"
     max_tokens: ClassVar[int] = 128
+    chat: ClassVar[bool] = False
     template: ClassVar[Template] = Template(
         "Here are chats between friends, and under each of them what happened in it.\n\n"
         "{context}\n\n"
