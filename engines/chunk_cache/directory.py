@@ -1,0 +1,65 @@
+"""Which chunks lie in a remote tier, as far as the scheduler knows."""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from enum import Enum
+
+from picbench.engines.chunk_cache.orders import Reports
+from picbench.engines.keys import Key
+
+#: Chunks that are remembered at most: 100 bytes each.
+_MOST = 1 << 20
+
+
+class Place(Enum):
+    """What is known of a chunk that is not resident."""
+
+    REMOTE = "remote"
+    MISSING = "missing"
+    ASKED = "asked"
+    UNKNOWN = "unknown"
+
+
+class Directory:
+    """Answers where a chunk is, without waiting for a tier.
+
+    With `asks`, a chunk that nothing is known of is asked for, because others may have stored it;
+    otherwise the tiers hold what this engine stored, and nothing else. What the directory says may
+    be out of date: a load that fails says so, and the chunk counts as missing.
+    """
+
+    def __init__(self, *, asks: bool) -> None:
+        self._asks = asks
+        self._known: OrderedDict[Key, Place] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(place is Place.REMOTE for place in self._known.values())
+
+    def where(self, key: Key) -> Place:
+        """Where a chunk is."""
+        return self._known.get(key, Place.UNKNOWN if self._asks else Place.MISSING)
+
+    def asked(self, key: Key) -> None:
+        """The tiers are being asked for a chunk."""
+        self._set([key], Place.ASKED)
+
+    def settle(self, key: Key) -> None:
+        """A chunk that was missing is being compiled: ask again when it is gone next time."""
+        if self._known.get(key) is Place.MISSING:
+            del self._known[key]
+
+    def update(self, reports: Reports) -> None:
+        """Take over what the workers found."""
+        self._set(reports.present | reports.stored, Place.REMOTE)
+        self._set(reports.absent | reports.lost, Place.MISSING)
+
+    def clear(self) -> None:
+        """The tiers were emptied."""
+        self._known.clear()
+
+    def _set(self, keys: Iterable[Key], place: Place) -> None:
+        for key in keys:
+            self._known[key] = place
+            self._known.move_to_end(key)
+        while len(self._known) > _MOST:
+            self._known.popitem(last=False)

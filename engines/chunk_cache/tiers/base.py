@@ -1,0 +1,113 @@
+"""What a tier is: a place that keeps bytes under keys and may lose them at any time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Self, TypeAlias
+
+import numpy as np
+
+Key: TypeAlias = bytes
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+#: Makes writable memory of exactly so many bytes; may raise MemoryError.
+Allocate: TypeAlias = Callable[[int], memoryview]
+
+
+def pageable(nbytes: int) -> memoryview:
+    """Ordinary memory: the allocator for hosts that nothing reads by DMA."""
+    return np.empty(nbytes, np.uint8).data
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a tier holds, and what it has done since it was opened.
+
+    `objects` and `bytes` count what is there now, of all processes that share the tier; None where
+    the store does not say. `capacity` is in bytes, None where the tier has no bound of its own.
+    `evictions` and `refused` (puts that were not kept: full, or too large) count this process.
+    """
+
+    objects: int | None
+    bytes: int | None
+    capacity: int | None
+    evictions: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """A tier as `--tiers` names it: ``kind:location:capacity?option=value``.
+
+    `text` is the part of the flag that it was read from, for messages. `capacity` is in bytes,
+    `deadline` in seconds and for every call.
+    """
+
+    kind: str
+    location: str = field(default="", repr=False)  # may hold a password
+    capacity: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    deadline: float = 2.0
+    text: str = ""
+
+
+class Tier(ABC):
+    """Bytes under keys. Methods block, are safe to call from any thread, and take batches.
+
+    Keys are content hashes, so two values under one key are equal and a value never goes stale.
+    A tier may drop any value at any time. It raises (OSError or its client's error) when it cannot
+    answer; a value that is not there is an answer. Bounds, deadlines and checksums beyond that are
+    the business of `Guarded`.
+    """
+
+    #: What `--tiers` calls the kind, and what users read about it.
+    kind: ClassVar[str]
+    summary: ClassVar[str]
+    notation: ClassVar[str]
+
+    #: Whether calls only touch this process's memory, so that they cannot hang.
+    immediate: ClassVar[bool] = False
+
+    #: Names this tier in tables and warnings, without credentials.
+    name: str
+
+    @classmethod
+    @abstractmethod
+    def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
+        """The tier that a spec describes; raises ConfigError for what it does not understand.
+
+        A store that cannot be reached now is not an error: it may come back.
+        """
+
+    @abstractmethod
+    def exists(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether a value is there, per key. Does not count as use."""
+
+    @abstractmethod
+    def put(self, items: Sequence[tuple[Key, Buffer]]) -> list[bool]:
+        """Keep values; False per item that was not kept: the tier is full, or the item too large.
+
+        What is kept has been copied when this returns. A value that is there already is replaced.
+        """
+
+    @abstractmethod
+    def get(self, keys: Sequence[Key]) -> list[Buffer | None]:
+        """The values, None per key that is not there; counts as use.
+
+        Values stay valid for as long as the caller holds them, whatever the tier evicts, and are
+        not to be written to: a host tier hands out views of the memory that it keeps.
+        """
+
+    @abstractmethod
+    def delete(self, keys: Sequence[Key]) -> None:
+        """Drop values; keys that are not there are fine."""
+
+    @abstractmethod
+    def usage(self) -> Usage:
+        """What the tier holds."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files and connections; values in shared stores stay."""

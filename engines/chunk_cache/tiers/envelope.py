@@ -1,0 +1,65 @@
+"""Sealed values: a payload behind a header that any later change to either gives away.
+
+The header is 64 bytes, so that the payload starts on a cache line: magic, version, payload length,
+and XXH3-128 over magic, version, length, key and payload. The key is covered because a store that
+answers with another key's intact value lies as well. The checksum finds accidents; it is no
+protection against somebody who writes to the store on purpose.
+"""
+
+import struct
+
+import numpy as np
+import xxhash
+
+from picbench.engines.chunk_cache.tiers.base import Allocate, Buffer, Key, pageable
+
+HEADER_BYTES = 64
+
+_MAGIC = b"PICBCHNK"
+_VERSION = 1
+_FIELDS = struct.Struct("<8sIQ")
+_DIGEST_BYTES = 16
+_PADDING = bytes(HEADER_BYTES - _FIELDS.size - _DIGEST_BYTES)
+
+
+def seal(key: Key, payload: Buffer, allocate: Allocate = pageable) -> memoryview:
+    """A sealed copy of `payload` under `key`."""
+    return stamp(key, enclose(payload, allocate))
+
+
+def enclose(payload: Buffer, allocate: Allocate = pageable) -> memoryview:
+    """A copy of `payload` with room for the header in front, not valid until `stamp`."""
+    sealed = allocate(HEADER_BYTES + memoryview(payload).nbytes)
+    copy_bytes(sealed[HEADER_BYTES:], payload)
+    return sealed
+
+
+def stamp(key: Key, enclosed: memoryview) -> memoryview:
+    """Seal an enclosed payload in place; returns it."""
+    enclosed[:HEADER_BYTES] = _header(key, enclosed[HEADER_BYTES:])
+    return enclosed
+
+
+def unseal(key: Key, sealed: Buffer) -> memoryview | None:
+    """The payload, a read-only view; None for anything that was not sealed under `key` like this.
+
+    Short, torn, altered, of another version or of another key all look the same.
+    """
+    view = memoryview(sealed).toreadonly().cast("B")
+    payload = view[HEADER_BYTES:]
+    intact = len(view) >= HEADER_BYTES and view[:HEADER_BYTES] == _header(key, payload)
+    return payload if intact else None
+
+
+def copy_bytes(target: memoryview, source: Buffer) -> None:
+    """Copy bytes of equal length; lets other threads run, which slice assignment does not."""
+    if target.nbytes:  # numpy refuses empty buffers
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def _header(key: Key, payload: memoryview) -> bytes:
+    fields = _FIELDS.pack(_MAGIC, _VERSION, len(payload))
+    digest = xxhash.xxh3_128(fields)
+    digest.update(len(key).to_bytes(8, "little") + key)
+    digest.update(payload)
+    return fields + digest.digest() + _PADDING

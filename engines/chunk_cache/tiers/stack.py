@@ -1,0 +1,209 @@
+"""Tiers in order, asked in the background: what the engine talks to."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+from picbench.engines.chunk_cache.tiers.base import Buffer, Key, Usage
+from picbench.engines.chunk_cache.tiers.budget import Budget
+from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, enclose, seal, stamp
+from picbench.engines.chunk_cache.tiers.guard import Counters, Guarded
+from picbench.engines.chunk_cache.tiers.lane import Lane, group_by_size
+from picbench.engines.chunk_cache.tiers.ticket import Ticket
+
+Sealed = tuple[Key, memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class StackLimits:
+    """Bounds of what is in flight.
+
+    `store_bytes`: sealed bytes that wait to be stored or are being stored; beyond it `store`
+    refuses. `call_bytes`: what one call to a tier moves at most, a single larger value excepted,
+    so that a deadline means the same for every batch. `threads`: for fetches, and as many for
+    stores; with `call_bytes` they bound what fetches hold in flight, and further ones wait.
+    """
+
+    store_bytes: int = 256 << 20
+    call_bytes: int = 64 << 20
+    threads: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A payload and the tier that had it.
+
+    `data` is read-only, of the length that was asked for, and valid for as long as it is held; from
+    a host tier it is a view of the tier's own (pinned) memory.
+    """
+
+    data: memoryview
+    tier: str
+
+
+class TierStack:
+    """Tiers from the nearest to the farthest, behind calls that return at once.
+
+    May be used from any thread. Lookups, fetches and stores have threads of their own, so that
+    none waits for a transfer of another kind. Nothing here raises for what tiers do: at worst every
+    answer is "not there". Keys must cover all that a payload depends on: model, dtype, layout,
+    tenant.
+    """
+
+    def __init__(self, tiers: Sequence[Guarded], limits: StackLimits | None = None) -> None:
+        self._tiers = tuple(tiers)
+        self._limits = limits or StackLimits()
+        self._budget = Budget(self._limits.store_bytes)
+        self._lookups = Lane("tier-lookup", 1)
+        self._fetches = Lane("tier-fetch", self._limits.threads)
+        self._stores = Lane("tier-store", self._limits.threads)
+
+    def lookup(self, keys: Sequence[Key]) -> Ticket[str | None]:
+        """Per key the name of the nearest tier that says it holds the value; it may be wrong."""
+        groups = [range(len(keys))] if keys else []
+        return self._lookups.run(len(keys), None, groups, lambda _: self._find(keys))
+
+    def fetch(self, wanted: Sequence[tuple[Key, int]]) -> Ticket[Fetched | None]:
+        """Payloads by key and length in bytes, each from the nearest tier that has it intact.
+
+        None for what no tier has, or has in another length. What a lower tier had is copied into
+        the nearest one, behind the answer.
+        """
+        sizes = [HEADER_BYTES + length for _, length in wanted]
+        groups = group_by_size(sizes, self._limits.call_bytes, range(len(wanted)))
+        return self._fetches.run(
+            len(wanted), None, groups, lambda group: self._read([wanted[i] for i in group])
+        )
+
+    def store(
+        self, items: Sequence[tuple[Key, Buffer]], *, copy: bool = True
+    ) -> Ticket[tuple[str, ...]]:
+        """Write payloads through to every tier; per item the names of those that then hold it.
+
+        With `copy`, payloads are copied before this returns, and the buffers may be reused at
+        once. Without, nothing is copied in the caller's thread, and the buffers must stay as they
+        are until the ticket is done. What exceeds `store_bytes` in flight is refused: its answer
+        is (), and its buffer is not read.
+        """
+        sizes = [HEADER_BYTES + memoryview(payload).nbytes for _, payload in items]
+        accepted = [i for i, size in enumerate(sizes) if self._budget.take(size)]
+        sealings = {i: _sealing(*items[i], copy=copy) for i in accepted}
+        return self._stores.run(
+            len(items),
+            (),
+            group_by_size(sizes, self._limits.call_bytes, accepted),
+            lambda group: self._write([sealings.pop(i)() for i in group]),
+            after=lambda group: self._budget.give(sum(sizes[i] for i in group)),
+        )
+
+    def delete(self, keys: Sequence[Key]) -> Ticket[None]:
+        """Drop values from every tier; a store of the same key that is not done may undo it."""
+        groups = [range(len(keys))] if keys else []
+        return self._stores.run(len(keys), None, groups, lambda _: self._delete(keys))
+
+    @property
+    def refused(self) -> int:
+        """Values that `store` refused, and copies upwards that were dropped: too much in flight."""
+        return self._budget.refusals
+
+    def counters(self) -> dict[str, Counters]:
+        """By name of tier, what it has done; asks nobody."""
+        return {tier.name: tier.counters() for tier in self._tiers}
+
+    def usage(self) -> dict[str, Usage | None]:
+        """By name of tier, what it holds; None for one that does not answer. Takes its deadline."""
+        return {tier.name: tier.usage() for tier in self._tiers}
+
+    def close(self, timeout: float = 5.0) -> bool:
+        """Take no more work, finish what is pending within `timeout` seconds, close the tiers.
+
+        What has not begun by then is dropped. Returns whether everything was finished.
+        """
+        end = monotonic() + timeout
+        lanes = (self._lookups, self._fetches, self._stores)  # fetches hand work to stores
+        drained = [lane.drain(max(0.0, end - monotonic())) for lane in lanes]
+        for tier in self._tiers:
+            tier.close()
+        return all(drained)
+
+    def _find(self, keys: Sequence[Key]) -> list[str | None]:
+        names: list[str | None] = [None] * len(keys)
+        for tier in self._tiers:
+            left = [i for i, name in enumerate(names) if name is None]
+            for i, there in zip(left, tier.exists([keys[i] for i in left]), strict=True):
+                names[i] = tier.name if there else None
+        return names
+
+    def _read(self, wanted: Sequence[tuple[Key, int]]) -> list[Fetched | None]:
+        found: list[Fetched | None] = [None] * len(wanted)
+        for tier in self._tiers:
+            left = [i for i, answer in enumerate(found) if answer is None]
+            values = _right_length(tier, [wanted[i] for i in left])
+            for i, sealed in zip(left, values, strict=True):
+                if sealed is not None:
+                    found[i] = Fetched(sealed[HEADER_BYTES:], tier.name)
+                    self._promote(tier, (wanted[i][0], sealed))
+        return found
+
+    def _promote(self, holder: Guarded, value: Sealed) -> None:
+        """Copy what `holder` had into the nearest tier, unless too much is in flight."""
+        nearest, nbytes = self._tiers[0], value[1].nbytes
+        if holder is not nearest and self._budget.take(nbytes):
+            self._stores.run(
+                1,
+                False,
+                [[0]],
+                lambda _: nearest.put([value]),
+                after=lambda _: self._budget.give(nbytes),
+            )
+
+    def _write(self, values: Sequence[Sealed]) -> list[tuple[str, ...]]:
+        kept = [_write_to(tier, values) for tier in self._tiers]
+        names = [tier.name for tier in self._tiers]
+        return [
+            tuple(name for name, row in zip(names, kept, strict=True) if row[i])
+            for i in range(len(values))
+        ]
+
+    def _delete(self, keys: Sequence[Key]) -> list[None]:
+        for tier in self._tiers:
+            tier.delete(keys)
+        return [None] * len(keys)
+
+
+def _sealing(key: Key, payload: Buffer, *, copy: bool) -> Callable[[], Sealed]:
+    """What seals a payload later; it is copied now or then."""
+    if not copy:
+        return lambda: (key, seal(key, payload))
+    enclosed = enclose(payload)
+    return lambda: (key, stamp(key, enclosed))
+
+
+def _right_length(tier: Guarded, wanted: Sequence[tuple[Key, int]]) -> list[memoryview | None]:
+    """Sealed values from a tier; intact ones of another length are as useless as corrupt ones."""
+    values = tier.get([key for key, _ in wanted])
+    wrong = {
+        key
+        for (key, length), sealed in zip(wanted, values, strict=True)
+        if sealed is not None and sealed.nbytes != HEADER_BYTES + length
+    }
+    tier.discard(list(wrong))
+    return [
+        None if key in wrong else sealed for (key, _), sealed in zip(wanted, values, strict=True)
+    ]
+
+
+def _write_to(tier: Guarded, values: Sequence[Sealed]) -> list[bool]:
+    """Which values a tier holds afterwards.
+
+    Far tiers are asked first, since most of what leaves HBM came from them. A near one is not: it
+    copies fast, and writing again makes the value its most recent.
+    """
+    if tier.immediate:
+        return tier.put(values)
+    wanted = tier.wants([key for key, _ in values])
+    missing = [i for i, wants in enumerate(wanted) if wants]
+    held = [not wants for wants in wanted]
+    for i, kept in zip(missing, tier.put([values[i] for i in missing]), strict=True):
+        held[i] = kept
+    return held

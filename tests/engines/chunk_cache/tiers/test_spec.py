@@ -1,0 +1,99 @@
+"""The notation of --tiers."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.engines.chunk_cache.tiers import options
+from picbench.engines.chunk_cache.tiers.base import TierSpec, pageable
+from picbench.engines.chunk_cache.tiers.lmcache import LMCache
+from picbench.engines.chunk_cache.tiers.mooncake import Mooncake
+from picbench.engines.chunk_cache.tiers.spec import describe_tiers, open_tiers, parse_tiers
+from picbench.errors import ConfigError
+
+
+def test_a_list_of_tiers() -> None:
+    text = "host:4GiB, disk:/var/kv:1.5TB?deadline=500ms ,redis://u:p@h:6379/0:10GiB?ttl=1h"
+    host, disk, redis = parse_tiers(text)
+    assert host == TierSpec("host", "", 4 << 30, {}, 2.0, "host:4GiB")
+    assert (disk.location, disk.capacity, disk.deadline) == ("/var/kv", 1_500_000_000_000, 0.5)
+    assert (redis.location, redis.capacity) == ("//u:p@h:6379/0", 10 << 30)
+    assert redis.options == {"ttl": "1h"}
+    assert redis.text == "redis://***@h:6379/0:10GiB?ttl=1h"
+    assert parse_tiers("") == []
+
+
+def test_a_port_is_no_capacity() -> None:
+    (spec,) = parse_tiers("redis://h:6379")
+    assert (spec.location, spec.capacity) == ("//h:6379", None)
+
+
+@given(number=st.integers(0, 10**6), unit=st.sampled_from(["B", "KiB", "MiB", "GiB", "TiB"]))
+def test_sizes_in_binary_units(number: int, unit: str) -> None:
+    power = ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
+    assert options.parse_size(f"{number}{unit}") == number << 10 * power
+
+
+@pytest.mark.parametrize("text", ["", "4", "GiB", "4 potatoes", "-1GiB", "4GiB!", "1e3B"])
+def test_not_sizes(text: str) -> None:
+    assert options.parse_size(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("hots:4GiB", "did you mean 'host'"),
+        ("cloud", "one of disk, host"),
+        ("host", "a capacity is missing"),
+        ("host:4", "'4' is not a size"),
+        ("host:0GiB", "a capacity is missing"),
+        ("host:1GiB?color=red", "unknown option 'color'"),
+        ("host:1GiB?deadline=2", "deadline=2 is not a duration"),
+        ("host:1GiB?deadline=0s", "deadline=0s is not a duration"),
+        ("host:1GiB,host:2GiB", "named twice"),
+        ("mooncake:", "the master's address is missing"),
+        ("mooncake:h:1?buffer=big", "buffer=big is not a size"),
+        ("lmcache:h", "is not host:port"),
+        ("lmcache:h:1:4GiB", "has no bound"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_flag(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match="--tiers") as caught:
+        open_tiers(parse_tiers(text))
+    assert problem in str(caught.value)
+
+
+def test_tiers_of_a_wrong_list_are_closed_again(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        open_tiers(parse_tiers(f"disk:{tmp_path}:1MiB,host"))
+    (tmp_path / "index.sqlite").rename(tmp_path / "moved")  # nobody holds a write-ahead log
+    assert not list(tmp_path.glob("*-wal"))
+
+
+@pytest.mark.parametrize("kind", [LMCache, Mooncake])
+def test_a_missing_client_names_the_extra(
+    kind: type[LMCache | Mooncake], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, kind.kind, None)
+    spec = TierSpec(kind.kind, "127.0.0.1:1", text="x")
+    with pytest.raises(ConfigError, match=rf"pip install 'picbench\[{kind.kind}\]'"):
+        kind.open(spec, pageable)
+
+
+def test_every_kind_describes_itself_without_its_client() -> None:
+    code = (
+        "import sys\n"
+        "from picbench.engines.chunk_cache.tiers.spec import describe_tiers, parse_tiers\n"
+        "parse_tiers('host:1GiB')\n"
+        "assert len(describe_tiers()) >= 5\n"
+        "print({'torch', 'vllm', 'redis', 'lmcache', 'mooncake'} & set(sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "set()"
+    assert all(name and summary and notation for name, summary, notation in describe_tiers())
