@@ -22,6 +22,7 @@ $(STAMP): pyproject.toml
 	$(PIP) install --quiet --upgrade pip
 	$(PIP) install --quiet $(TORCH)+cpu || $(PIP) install --quiet $(TORCH) \
 	  --index-url https://download.pytorch.org/whl/cpu
+	rm -rf *.egg-info # an old one here would hide entry points that are new
 	$(PIP) install --quiet --editable '.[cpu,dev]'
 	$(PIP) uninstall --quiet --yes $(UNWANTED)
 	touch $@

@@ -1,6 +1,5 @@
 """The offline engine: segments in, tokens, timings and block counts out."""
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -9,10 +8,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.layout import Piece, lay_out
 from picbench.engines.ledger import Snapshot
+from picbench.engines.pace import Departure, Pace
 from picbench.engines.request import Chunk, Hits, Request, Result, Segment, Timings, Tokens
 from picbench.engines.vllm.admission import check_request
 from picbench.engines.vllm.launch import Launched, launch
+from picbench.engines.vllm.settings import REJECTED, PicSettings
 from picbench.engines.vllm.tokenizer import Tokenizer
 from picbench.errors import ConfigError, EngineError
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.outputs import RequestOutput
 
+    from picbench.engines.chunks import ChunkCache
+    from picbench.engines.plan import Canonical
     from picbench.engines.vllm.linker import Linker, Report
 
 
@@ -69,22 +73,27 @@ class Engine:
         logprobs: int | None = None,
         ignore_eos: bool = False,
         concurrency: int | None = None,
+        arrivals: Sequence[float] | None = None,
     ) -> list[Result]:
         """Serve requests and return their results in the same order.
 
-        At most `concurrency` requests are in flight (None: all at once). `max_tokens` holds for
+        At most `concurrency` requests are in flight (None: any number). With `arrivals`, each
+        request is submitted that many seconds from now, never earlier, and its latency counts
+        from that time even if it is submitted later (an open loop). `max_tokens` holds for
         requests that name none. With `logprobs`, each result carries that many log-probabilities
         a token. Raises ConfigError for a request that can never be served, before any is started.
         """
         prepared = [self._prepare(r, max_tokens, logprobs, ignore_eos) for r in requests]
-        outputs = self._serve(prepared, concurrency or len(prepared))
-        return [self._result(p, outputs[p.tag]) for p in prepared]
+        pace = Pace(prepared, concurrency or len(prepared), arrivals)
+        served = self._serve(prepared, pace)
+        return [self._result(p, *served[p.tag]) for p in prepared]
 
     def warm_up(self) -> None:
         """Run a plain request and forget it, so that first-use costs are not measured."""
         params = self._params(2, None, ignore_eos=True)
         prompt = [1] * min(64, self._running.capacity - 2)
-        self._serve([_Prepared(self._tag(), prompt, params, None)], 1)
+        prepared = [_Prepared(self._tag(), prompt, params, None)]
+        self._serve(prepared, Pace(prepared, 1))
         self.reset()
         self.measure()
 
@@ -102,10 +111,33 @@ class Engine:
         """How often a request lost its blocks to another one since the engine started."""
         return self._running.observer.preemptions
 
-    def reset(self) -> None:
-        """Drop all cached KV. Raises EngineError while requests run."""
-        if not self._running.scheduler.reset_prefix_cache():
+    def reset(self, *, tiers: bool = True) -> None:
+        """Drop all cached KV, and with `tiers` what this engine stored behind the pool.
+
+        Raises EngineError while requests run or chunks are pinned.
+        """
+        self.drain()
+        if not self._running.scheduler.reset_prefix_cache(reset_connector=tiers):
             raise EngineError("the cache cannot be dropped while requests hold blocks")
+        self.drain()
+
+    def drain(self) -> None:
+        """Run until nothing is on its way between the pool and the tiers."""
+        core: Any = self._running.engine.engine_core
+        while core.engine_core.scheduler.has_requests():
+            self._running.engine.step()
+
+    @property
+    def cache(self) -> "ChunkCache":
+        """The chunk cache. Raises ConfigError in a stock engine, which has none."""
+        from picbench.engines.chunks import ChunkCache
+
+        if self.config.stock:
+            raise ConfigError("stock vLLM has no chunk cache", hint="leave stock off")
+        worker: Any = self._running.engine.model_executor
+        courier = worker.driver_worker.worker.courier
+        supply = self._running.scheduler.supply
+        return ChunkCache(supply, courier, self.generate, self._canonical, self.drain)
 
     def describe(self) -> dict[str, Any]:
         """What runs here: versions, device, pool, limits."""
@@ -155,6 +187,14 @@ class Engine:
         check_request(self._running.engine.vllm_config, prepared, self._registry)
         return prepared
 
+    def _canonical(self, request: Request) -> "Canonical":
+        """The first chunk of a request, as the engine's default algorithm compiles it."""
+        pieces = [Piece(self._tokens(s), isinstance(s, Chunk)) for s in request.segments]
+        settings = PicSettings.read(self._running.engine.vllm_config.additional_config)
+        assert settings is not None
+        layout = settings.layout(self._algorithm, request.salt, BLOCK_SIZE)
+        return lay_out(pieces, self._algorithm.treat, layout).canonicals[0]
+
     def _tokens(self, segment: Segment) -> tuple[int, ...]:
         if segment.tokens is not None:
             return segment.tokens
@@ -190,45 +230,54 @@ class Engine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _serve(self, prepared: Sequence[_Prepared], limit: int) -> "dict[str, RequestOutput]":
+    def _serve(
+        self, prepared: Sequence[_Prepared], pace: Pace[_Prepared]
+    ) -> "dict[str, tuple[RequestOutput, float]]":
+        """Outputs, and how many seconds late each request was submitted, by tag."""
         engine = self._running.engine
-        queue, flying = deque(prepared), 0
+        late: dict[str, float] = {}
         done: dict[str, Any] = {}
         try:
-            while queue or flying:
-                while queue and flying < limit:
-                    self._submit(queue.popleft())
-                    flying += 1
+            while pace:
+                for departure in pace.departures():
+                    self._submit(departure)
+                    late[departure.item.tag] = departure.late
+                if pace.idle:
+                    pace.wait()
+                    continue
                 for output in engine.step():
                     done[output.request_id] = output
-                    flying -= 1
+                    pace.landed()
         except BaseException:
             self._abort([p.tag for p in prepared if p.tag not in done])
             raise
-        return done
+        return {tag: (output, late[tag]) for tag, output in done.items()}
 
     def _abort(self, tags: list[str]) -> None:
         self._running.engine.abort_request(tags)
         for tag in tags:
             self._report(tag)
 
-    def _submit(self, prepared: _Prepared) -> None:
+    def _submit(self, departure: Departure[_Prepared]) -> None:
+        prepared = departure.item
         prompt: Any = {"prompt_token_ids": prepared.prompt_token_ids}
         if prepared.cache_salt is not None:
             prompt["cache_salt"] = prepared.cache_salt
-        self._running.engine.add_request(prepared.tag, prompt, prepared.sampling_params)
+        self._running.engine.add_request(
+            prepared.tag, prompt, prepared.sampling_params, arrival_time=departure.arrived
+        )
 
-    def _result(self, prepared: _Prepared, output: "RequestOutput") -> Result:
+    def _result(self, prepared: _Prepared, output: "RequestOutput", late: float) -> Result:
         completion = output.outputs[0]
         counts, hits = self._costs(prepared, output)
         return Result(
             text=self._tokenizer.decode(completion.token_ids),
             tokens=tuple(completion.token_ids),
             prompt_tokens=tuple(prepared.prompt_token_ids),
-            timings=_timings(output, len(completion.token_ids)),
+            timings=_timings(output, len(completion.token_ids), late),
             counts=counts,
             hits=hits,
-            finish_reason=completion.finish_reason,
+            finish_reason=_reason(completion),
             logprobs=_logprobs(completion.logprobs),
         )
 
@@ -257,7 +306,7 @@ def _spans(segments: Sequence[tuple[Segment, tuple[int, ...]]]) -> list[list[int
     return spans
 
 
-def _timings(output: "RequestOutput", generated: int) -> Timings:
+def _timings(output: "RequestOutput", generated: int, late: float) -> Timings:
     stats: Any = output.metrics
     if stats is None:
         raise EngineError("vLLM reported no timings")
@@ -267,7 +316,15 @@ def _timings(output: "RequestOutput", generated: int) -> Timings:
         prefill=stats.first_token_ts - stats.scheduled_ts,
         tpot=decode / (generated - 1) if generated > 1 else None,
         e2e=stats.first_token_latency + decode,
+        late=late,
     )
+
+
+def _reason(completion: Any) -> str | None:
+    if completion.stop_reason == REJECTED:
+        return "rejected"
+    reason: str | None = completion.finish_reason
+    return reason
 
 
 def _logprobs(steps: Any) -> tuple[dict[int, float], ...] | None:

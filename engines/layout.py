@@ -114,7 +114,11 @@ def lay_out(
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a plan will need: its `slots`, and the `spare` blocks that its largest compile adds."""
+    """What a plan will need: its `slots`, and `spare` blocks beside them.
+
+    Spare are the blocks that its largest compile adds, and for private copies the canonical blocks
+    that they are copied from: with no tier in reach, all must be resident at once.
+    """
 
     slots: int
     spare: int
@@ -150,7 +154,8 @@ class _Builder:
         self._end = sum(len(piece.tokens) for piece in self._pieces)
         self._lead = _leading_text(self._pieces)
         self._prefix_keys = prefix_keys
-        self._canonical_pages: list[Page] = []
+        self._mapped: list[Page] = []
+        self._copied: list[Page] = []
         self._canonicals: dict[tuple[Key, tuple[int, ...]], Canonical] = {}
         self._computed: list[_Token] = []
         self._events: list[ChunkEvent] = []
@@ -168,7 +173,7 @@ class _Builder:
         full = [page for page in computed if page.key is not None]
         covered = max((p for page in full for p in page.positions), default=-1)
         return Plan(
-            pages=(*self._canonical_pages, *computed),
+            pages=(*self._mapped, *self._copied, *computed),
             canonicals=tuple(self._canonicals.values()),
             prompt_tokens=prompt_tokens,
             end=self._end,
@@ -179,7 +184,7 @@ class _Builder:
 
     def measure(self) -> Footprint:
         size, position, index = self._layout.block_size, 0, 0
-        slots = spare = 0
+        slots = spare = held = 0
         for piece in self._pieces:
             if not piece.chunk:
                 slots += len(piece.tokens)
@@ -190,10 +195,11 @@ class _Builder:
                 used = len(_used_pages(len(piece.tokens), frozenset(linked), size))
                 anchor = -(-len(self._anchor_tokens(treatment.anchor)) // size)
                 slots += used * size + len(linked)
+                held += used if treatment.private else 0
                 spare = max(spare, anchor + pages - used if used else 0)
                 index += 1
             position += len(piece.tokens)
-        return Footprint(slots, spare)
+        return Footprint(slots, spare + held)
 
     def _compute(self, piece: Piece, indices: Iterable[int], start: int, kind: Slot) -> None:
         self._computed += [_Token(piece.tokens[i], start + i, piece.kind(i, kind)) for i in indices]
@@ -206,10 +212,11 @@ class _Builder:
         self._compute(piece, linked, start, Slot.LINKED)
         if canonical.used:
             self._canonicals.setdefault((canonical.key, canonical.used), canonical)
+        pages = self._copied if treatment.private else self._mapped
         for used in canonical.used:
             page = canonical.pages[used]
             offset = used * self._layout.block_size
-            self._canonical_pages.append(
+            pages.append(
                 _in_view(page, start + offset, offset, frozenset(linked), treatment.private)
             )
 
@@ -312,11 +319,13 @@ def _chunk_pages(piece: Piece, anchor: tuple[int, ...], layout: Layout) -> tuple
 def _in_view(page: Page, start: int, offset: int, linked: frozenset[int], private: bool) -> Page:
     """A canonical page as one request sees it: at its position there, without linked tokens."""
     hidden = [p == GAP or offset + i in linked for i, p in enumerate(page.positions)]
+    own = {Slot.CHUNK: Slot.PRIVATE} if private else {}
     return Page(
         tokens=page.tokens,
         positions=tuple(GAP if gone else start + i for i, gone in enumerate(hidden)),
         kinds=tuple(
-            Slot.PAD if gone else kind for gone, kind in zip(hidden, page.kinds, strict=True)
+            Slot.PAD if gone else own.get(kind, kind)
+            for gone, kind in zip(hidden, page.kinds, strict=True)
         ),
         key=None if private else page.key,
         canonical=True,

@@ -3,7 +3,8 @@
 A plan is all that an engine knows of an algorithm (`layout.py` makes plans). It lists the
 request's blocks in *compute order*:
 
-1. canonical pages, the chunks' shared KV, in logical order;
+1. canonical pages: the chunks' KV, first those that are mapped (shared with other requests), then
+   those that are copied into blocks of the request's own, each in logical order;
 2. computed pages: linked tokens and prompt text, packed, in logical order, the last token last.
 
 Canonical pages are resident before a request runs (missing ones are compiled as requests of their
@@ -17,7 +18,7 @@ so no visible key ever has a larger compute index. Nothing here imports torch or
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from functools import cached_property
 from itertools import takewhile
@@ -32,6 +33,7 @@ class Slot(StrEnum):
     """What a slot holds, in the ledger's words."""
 
     CHUNK = "chunk"
+    PRIVATE = "private"
     LINKED = "linked"
     PROMPT = "prompt"
     PAD = "pad"
@@ -96,6 +98,11 @@ class Canonical:
         """Keys of the blocks that a request needs resident."""
         return tuple(self.pages[index].name for index in self.used)
 
+    @property
+    def unused(self) -> tuple[Key, ...]:
+        """Keys of the blocks that belong to the object, but that a request does not map."""
+        return tuple(p.name for index, p in enumerate(self.pages) if index not in self.used)
+
     def resident(self, resident: Callable[[Key], bool]) -> bool:
         """Whether a request may use the object: as a whole or not at all."""
         return all(map(resident, self.keys))
@@ -112,6 +119,10 @@ class Canonical:
             block_size=len(pages[0].tokens),
             tail_key=self.key,
         )
+
+    def fetch_plan(self) -> "Plan":
+        """The plan of a request whose blocks a remote tier fills; it computes nothing."""
+        return replace(self, anchor_pages=()).compile_plan()
 
 
 @dataclass(frozen=True)
@@ -147,10 +158,21 @@ class Plan:
         """Slot kinds in compute order."""
         return [kind for page in self.pages for kind in page.kinds]
 
-    @property
+    @cached_property
     def shared(self) -> int:
-        """Number of leading pages that are canonical: these must never be computed."""
-        return sum(1 for _ in takewhile(lambda page: page.canonical, self.pages))
+        """Number of leading pages that are mapped canonical ones: these must never be computed."""
+        mapped = takewhile(lambda page: page.canonical and page.copy_of is None, self.pages)
+        return sum(1 for _ in mapped)
+
+    @property
+    def canonical(self) -> int:
+        """Number of leading pages that hold canonical KV, mapped or copied."""
+        return self.shared + len(self.copies)
+
+    @cached_property
+    def copies(self) -> tuple[Key, ...]:
+        """Names of the canonical blocks that the pages behind the shared ones are copied from."""
+        return tuple(page.copy_of for page in self.pages if page.copy_of is not None)
 
     @property
     def canonical_slots(self) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 Nothing here imports torch or vllm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -51,13 +51,15 @@ class Timings:
 
     `ttft` counts from arrival, `prefill` from the first time the request was scheduled (both end
     at the first token); `tpot` is the mean gap between later tokens (None below two tokens);
-    `e2e` is arrival to last token.
+    `e2e` is arrival to last token. A request that was due at a time of its own arrived then, even
+    if it was submitted `late` seconds afterwards.
     """
 
     ttft: float
     prefill: float
     tpot: float | None
     e2e: float
+    late: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +82,26 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Reused KV blocks of one request by kind: canonical chunk blocks, prefix-keyed blocks."""
+    """Reused KV blocks of one request by kind.
+
+    `chunk` are canonical blocks that it shares, `prefix` prefix-keyed ones, `copied` its own copies
+    of canonical blocks. `tiers` are the blocks that were loaded for it, by tier: into the pool for
+    everybody, or into its copies.
+    """
 
     chunk: int = 0
     prefix: int = 0
+    copied: int = 0
+    tiers: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one request produced. `logprobs` has one {token id: logprob} a generated token."""
+    """What one request produced. `logprobs` has one {token id: logprob} a generated token.
+
+    `finish_reason` is vLLM's, or ``"rejected"`` for a request that `on_pressure` refused: it has no
+    tokens, and its timings say when it was answered.
+    """
 
     text: str
     tokens: tuple[int, ...]

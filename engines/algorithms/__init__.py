@@ -1,11 +1,18 @@
 """Algorithms by name, discovered through the entry-point group ``picbench.algorithms``."""
 
-from picbench.engines.algorithms.base import Algorithm, ChunkAlgorithm, Reuse, option
+from picbench.engines.algorithms.base import (
+    Algorithm,
+    ChunkAlgorithm,
+    CopyingAlgorithm,
+    Reuse,
+    option,
+)
 from picbench.engines.algorithms.registry import Registry, describe, names, parse
 
 __all__ = [
     "Algorithm",
     "ChunkAlgorithm",
+    "CopyingAlgorithm",
     "Registry",
     "Reuse",
     "describe",

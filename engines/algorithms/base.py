@@ -68,3 +68,22 @@ class ChunkAlgorithm(Algorithm):
     def anchor(self) -> Anchor:
         """What chunks are compiled behind."""
         return Anchor.PREFIX if self.anchored == "on" else Anchor.NONE
+
+
+@dataclass(frozen=True)
+class CopyingAlgorithm(ChunkAlgorithm):
+    """A chunk algorithm whose publication copies chunk KV into every request.
+
+    ``copy=private`` is that form: chunk KV lives in a tier outside the KV pool, and every request
+    gets blocks of its own. ``copy=shared`` maps the same blocks into all requests, so that copying
+    is the only difference between the two.
+    """
+
+    copy: str = option(
+        "private", "each request gets copies of chunk KV, or shares it", ("private", "shared")
+    )
+
+    @property
+    def private(self) -> bool:
+        """Whether requests get blocks of their own."""
+        return self.copy == "private"

@@ -3,16 +3,21 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from picbench.engines.algorithms.base import ChunkAlgorithm, option
+from picbench.engines.algorithms.base import CopyingAlgorithm, option
 from picbench.engines.layout import Anchor, Treatment
 
 
 @dataclass(frozen=True)
-class Epic(ChunkAlgorithm):
+class Epic(CopyingAlgorithm):
     """Recompute the first k tokens of each chunk but the prompt's first.
 
     k = 0 recomputes nothing; chunks are then compiled behind BOS tokens that are discarded, so
     that the attention sink of each chunk falls on them (LegoLink-0).
+
+    As published, every request copies the chunks' KV. There it overwrites the first k tokens of
+    its copy; here they get slots of their own in whole blocks, and blocks that they replace as a
+    whole are not copied: the same blocks for k = 16 and its multiples, at most one more a chunk
+    for others.
     """
 
     name: ClassVar[str] = "epic"
@@ -38,4 +43,4 @@ class Epic(ChunkAlgorithm):
     def treat(self, index: int, length: int) -> Treatment:
         """Link the first k tokens; the prompt's first chunk is exempt."""
         linked = range(min(self.k, length)) if index else range(0)
-        return Treatment(linked=linked, anchor=self.anchor)
+        return Treatment(linked=linked, anchor=self.anchor, private=self.private)

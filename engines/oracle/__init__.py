@@ -17,7 +17,7 @@ It shares no code with the engine: the two may agree only by both being right.
 from picbench.engines.oracle.compare import distance
 from picbench.engines.oracle.expand import Row, Segment, expand
 from picbench.engines.oracle.model import Oracle, visible
-from picbench.engines.oracle.rule import Rule, epic, epic_zero, full, mepic, naive
+from picbench.engines.oracle.rule import Rule, epic, epic_zero, first, full, mepic, naive
 
 __all__ = [
     "Oracle",
@@ -28,6 +28,7 @@ __all__ = [
     "epic",
     "epic_zero",
     "expand",
+    "first",
     "full",
     "mepic",
     "naive",

@@ -53,6 +53,11 @@ def epic(k: int) -> Rule:
     return Rule(lambda index, length: range(min(k, length) if index else 0))
 
 
+def first(share: float) -> Rule:
+    """The first tokens of every chunk, the given share of them, rounded up."""
+    return Rule(lambda _, length: range(-int(-round(share * length, 6) // 1)))
+
+
 def epic_zero(bos: int) -> Rule:
     """LegoLink-0: nothing is recomputed, chunks are compiled behind four discarded BOS."""
     return replace(naive(), anchor=lambda _: (bos,) * 4)

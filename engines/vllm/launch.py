@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from picbench.engines.algorithms import Reuse, parse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.vllm.device import Device, find
 from picbench.engines.vllm.observer import Observer
 from picbench.engines.vllm.settings import PicSettings, engine_arguments
 from picbench.errors import ConfigError
@@ -17,21 +18,17 @@ from picbench.errors import ConfigError
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
-#: Stock CPU attention pages by multiples of 32 (vllm/v1/attention/backends/cpu_attn.py).
-STOCK_BLOCK_SIZE = 32
-
-#: KV pool when none is asked for.
-DEFAULT_POOL_BYTES = 256 << 20
-
 #: The scheduler has to be in this process; a plan's slots may outnumber the model's positions,
-#: although no logical position does; and eager engines must not compile the one function of
-#: vLLM's sampler that asks for it (20 s and a C++ compiler for the first request with logprobs).
+#: although no logical position does.
 _ENVIRONMENT = {
-    "TORCHDYNAMO_DISABLE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
+
+#: Eager engines must not compile the one function of vLLM's sampler that asks for it (20 s and a
+#: C++ compiler for the first request with logprobs).
+_EAGER = {"TORCHDYNAMO_DISABLE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +53,19 @@ class Launched:
 
 def launch(config: EngineConfig) -> Launched:
     """Start an engine. Raises ConfigError if it cannot start with these settings."""
+    device = find(config.device)
     model = _read_model(config.model)
     context = _context(config, model)
-    arguments = _common_arguments(config)
+    arguments = _common_arguments(config, device)
     if config.stock:
-        arguments |= _stock_arguments(config)
+        arguments |= _stock_arguments(config, device)
         capacity = context
     else:
-        arguments |= engine_arguments(_settings(config, model))
+        arguments |= engine_arguments(
+            _settings(config, model), device.name, asynchronous=config.asynchronous
+        )
         capacity = _capacity(context)
-    pool = _pool(config, model, capacity)
+    pool = _pool(config, model, capacity, device)
     capacity = min(capacity, pool * BLOCK_SIZE)
     page = arguments["block_size"] // BLOCK_SIZE
     arguments |= {"max_model_len": capacity, "num_gpu_blocks_override": pool // page + 1}
@@ -76,21 +76,27 @@ def launch(config: EngineConfig) -> Launched:
 
 
 def _start(arguments: Mapping[str, Any]) -> "LLMEngine":
-    with _environment():
+    with _environment(_ENVIRONMENT | (_EAGER if arguments["enforce_eager"] else {})):
+        import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
         try:
             return LLMEngine.from_engine_args(EngineArgs(**arguments))
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                "the GPU has too little free memory for the model and its KV pool",
+                hint="lower --kv-blocks or --context, or use a smaller model",
+            ) from error
         except (ValueError, NotImplementedError) as error:
             line = " ".join(str(error).split())
             raise ConfigError(f"vLLM refused to start: {line}") from error
 
 
 @contextmanager
-def _environment() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _ENVIRONMENT}
-    os.environ.update(_ENVIRONMENT)
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
@@ -101,7 +107,7 @@ def _environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _common_arguments(config: EngineConfig) -> dict[str, Any]:
+def _common_arguments(config: EngineConfig, device: Device) -> dict[str, Any]:
     return {
         "model": config.model,
         "dtype": config.dtype,
@@ -109,16 +115,18 @@ def _common_arguments(config: EngineConfig) -> dict[str, Any]:
         "load_format": "auto" if _has_weights(config.model) else "dummy",
         # Text is decoded by the engine's own tokenizer, so that one engine serves token ids too.
         "skip_tokenizer_init": True,
-        "enforce_eager": True,
+        "enforce_eager": config.eager or not device.graphs,
+        "tensor_parallel_size": config.tensor_parallel,
         "max_num_seqs": config.max_requests,
         "disable_log_stats": False,
-        "kv_cache_memory_bytes": DEFAULT_POOL_BYTES,
+        "kv_cache_memory_bytes": device.pool_bytes,
+        **device.arguments,
     }
 
 
-def _stock_arguments(config: EngineConfig) -> dict[str, Any]:
+def _stock_arguments(config: EngineConfig, device: Device) -> dict[str, Any]:
     caching = parse(config.algorithm).reuse is Reuse.PREFIX
-    return {"block_size": STOCK_BLOCK_SIZE, "enable_prefix_caching": caching}
+    return {"block_size": device.stock_block_size, "enable_prefix_caching": caching}
 
 
 def _settings(config: EngineConfig, model: Mapping[str, Any]) -> PicSettings:
@@ -128,6 +136,8 @@ def _settings(config: EngineConfig, model: Mapping[str, Any]) -> PicSettings:
         pad_token=pad if pad is not None else 0,
         bos_token=_first(model.get("bos_token_id")),
         unrotated_keys=config.unrotated_keys,
+        tiers=config.tiers,
+        on_pressure=config.on_pressure,
     )
 
 
@@ -148,15 +158,15 @@ def _capacity(context: int) -> int:
     return 2 * context + 1024
 
 
-def _pool(config: EngineConfig, model: Mapping[str, Any], capacity: int) -> int:
+def _pool(config: EngineConfig, model: Mapping[str, Any], capacity: int, device: Device) -> int:
     """Blocks of 16 slots, a multiple of the stock page so that pools are equal in bytes."""
     if config.kv_blocks is not None:
         if config.kv_blocks < 2:
             raise ConfigError(
                 f"kv_blocks is {config.kv_blocks}", hint="use at least 2 (--kv-blocks)"
             )
-        return config.kv_blocks - config.kv_blocks % (STOCK_BLOCK_SIZE // BLOCK_SIZE)
-    wanted = max(2 * capacity // BLOCK_SIZE, DEFAULT_POOL_BYTES // _block_bytes(config, model))
+        return config.kv_blocks - config.kv_blocks % device.stock_page
+    wanted = max(2 * capacity // BLOCK_SIZE, device.pool_bytes // _block_bytes(config, model))
     return wanted + wanted % 2
 
 

@@ -1,21 +1,21 @@
-"""Compile and link: plans for requests, canonical KV for chunks, and who waits for whom.
+"""Link: plans for requests, who waits for which chunks, and what a request's prompt cost.
 
 A request with chunks is planned on arrival. While canonical KV that it needs is missing, the
-linker has it compiled by requests of its own, which stand in the queue right ahead of the first
-request that needs them and serve everybody who waits. The waiting request is passed over, not
-blocked on, and links in the very step that schedules the last of its compiles.
+linker has it supplied (`supply.py`) by requests of its own, which stand in the queue right ahead
+of the first request that needs them and serve everybody who waits. The waiting request is passed
+over, not blocked on, and links in the very step that schedules the last of its compiles.
 
 Progress under pressure: the request at the head of the queue holds references to the chunks that
-are already there, so that they cannot be evicted while the rest is compiled; nobody else does.
-Compiles are only started while the requests ahead, together, fit the pool.
+are already there, so that they cannot be evicted while the rest is supplied; nobody else does.
+Chunks are only sent for while the requests ahead, together, fit the pool.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import count
 from typing import TYPE_CHECKING
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
+from picbench.engines.chunk_cache.orders import Copy, Load, Part
 from picbench.engines.keys import Key
 from picbench.engines.layout import Footprint, lay_out
 from picbench.engines.plan import Canonical, Plan, Slot
@@ -24,6 +24,7 @@ from picbench.engines.vllm import rewrite
 from picbench.engines.vllm.admission import Limits
 from picbench.engines.vllm.pool import Pool
 from picbench.engines.vllm.settings import PicSettings
+from picbench.engines.vllm.supply import Job, Supply
 from picbench.engines.vllm.wire import PicArgs, cut, read_args
 from picbench.errors import ConfigError, EngineError
 
@@ -31,34 +32,31 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
     from vllm.v1.request import Request
 
-#: Puts a compile request into the engine's queue, ahead of a waiting request.
-Submit = Callable[["Request", "Request"], None]
-
 
 @dataclass(slots=True)
 class Link:
-    """A planned request: its plan, what it holds while it waits, and what became of it."""
+    """A planned request: its plan, what it holds while it waits, and what became of it.
+
+    `served` counts blocks that tiers loaded on its behalf, by tier.
+    """
 
     plan: Plan
     need: int
     tag: str | None
     held: "dict[Key, KVCacheBlock]" = field(default_factory=dict)
     compiled: int = 0
+    served: dict[str, int] = field(default_factory=dict)
     placed: bool = False
 
+    @property
+    def copies(self) -> bool:
+        """Whether the request gets blocks of its own for its chunks."""
+        return bool(self.plan.copies)
 
-@dataclass(slots=True)
-class Compile:
-    """A canonical object being computed: by which request, for whom, and ahead of whom it stands.
-
-    `owner` asked first and is charged; `ahead_of` is the first in the queue that needs it.
-    """
-
-    key: Key
-    request: "Request"
-    plan: Plan
-    owner: str
-    ahead_of: str
+    def count(self, served: Mapping[str, int]) -> None:
+        """Add blocks that tiers loaded."""
+        for tier, blocks in served.items():
+            self.served[tier] = self.served.get(tier, 0) + blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +68,18 @@ class Report:
 
 
 class Linker:
-    """Plans requests and has missing chunks compiled; one belongs to each scheduler."""
+    """Plans requests and has missing chunks supplied; one belongs to each scheduler."""
 
-    def __init__(self, settings: PicSettings, limits: Limits, pool: Pool, submit: Submit) -> None:
+    def __init__(self, settings: PicSettings, limits: Limits, pool: Pool, supply: Supply) -> None:
         self._settings = settings
         self._registry = Registry()
         self._default = self._registry.parse(settings.algorithm)
         self._pool = pool
-        self._submit = submit
+        self._supply = supply
         self._limits = limits
         self._block_size = limits.block_size
         self._links: dict[str, Link] = {}
-        self._compiles: dict[Key, Compile] = {}
-        self._compilers: dict[str, Compile] = {}
-        self._numbers = count()
+        self._isolated: set[str] = set()
         self._reports: dict[str, Report] = {}
 
     def admit(self, request: "Request") -> None:
@@ -100,15 +96,29 @@ class Linker:
         algorithm = args.algorithm or self._default
         if algorithm.reuse is Reuse.NOTHING:
             rewrite.isolate(request)
+            self._isolated.add(request.request_id)
         elif algorithm.reuse is Reuse.CHUNKS and args.spans:
             self._plan(request, args, algorithm)
 
+    def demand(self, request: "Request") -> int:
+        """Blocks that a request will take from those that nobody references now."""
+        link = self._links.get(request.request_id)
+        if link is None:
+            return -(-(request.num_prompt_tokens + request.max_tokens) // self._block_size)
+        if link.copies:
+            return link.need
+        mapped = {page.key for page in link.plan.pages[: link.plan.shared] if page.key}
+        return link.need - sum(map(self._pool.in_use, mapped))
+
     def prepare(self, waiting: "Iterable[Request]") -> None:
-        """Before a step: start the compiles that waiting requests need, in queue order."""
+        """Before a step: send for the chunks that waiting requests need, in queue order."""
+        self._supply.tidy()
+        queue = [r for r in waiting if not self.is_own(r)]
+        if queue:
+            self._supply.make_way(self.demand(queue[0]))
         if not self._links:
             return
         room = self._pool.usable
-        queue = [r for r in waiting if not self.is_compile(r)]
         for place, request in enumerate(queue):
             link = self._links.get(request.request_id)
             if link is None:
@@ -120,9 +130,11 @@ class Linker:
             self._advance(request, link, head=place == 0)
 
     def ready(self, request: "Request") -> bool:
-        """Whether a waiting request may be scheduled now: all of its canonical KV is resident."""
+        """Whether a waiting request may be scheduled now: its canonical KV is there."""
         link = self._links.get(request.request_id)
-        return link is None or link.plan.linkable(self._pool.resident)
+        if link is None or request.num_computed_tokens:
+            return True
+        return all(self._there(c, link) for c in link.plan.canonicals)
 
     def verify(self, request: "Request", hit_tokens: int) -> None:
         """Raise EngineError if a request is about to compute canonical KV in its own context."""
@@ -130,45 +142,84 @@ class Linker:
         if link is not None and hit_tokens < link.plan.shared * self._block_size:
             raise EngineError(f"request {request.request_id} lost a chunk between lookup and use")
 
+    def external(self, request: "Request", hit_tokens: int) -> tuple[int, bool]:
+        """Tokens behind the hits whose KV comes from outside, and whether that takes steps."""
+        job = self._supply.job_of(request.request_id)
+        if job is not None:
+            loaded = len(job.plan.tokens) - hit_tokens if job.fetches else 0
+            return loaded, loaded > 0
+        link = self._links.get(request.request_id)
+        if link is None or not link.copies:
+            return 0, False
+        # The blocks that are copied must not be handed out as the ones that they are copied into.
+        self._hold(link)
+        remote = any(map(self._supply.remote, link.plan.canonicals))
+        return len(link.plan.copies) * self._block_size, remote
+
+    def allocated(self, request: "Request", block_ids: tuple[int, ...], external: int) -> None:
+        """Blocks were allocated for tokens that come from outside: order loads and copies."""
+        if not external:
+            return
+        job = self._supply.job_of(request.request_id)
+        if job is not None:
+            resident = len(job.plan.pages) - external // self._block_size
+            self._supply.load(job, block_ids, resident)
+            return
+        link = self._links[request.request_id]
+        first = link.plan.shared
+        self._fill(request, link, block_ids[first : first + len(link.plan.copies)])
+        self._let_go(link)
+
     def place(self, request: "Request", hit_tokens: int) -> None:
         """After a step that scheduled a request: let its blocks go (it has its own references)."""
-        compiling = self._compilers.get(request.request_id)
-        if compiling is not None:
-            self._charge(compiling, hit_tokens)
+        job = self._supply.job_of(request.request_id)
+        if job is not None:
+            self._charge(job, hit_tokens)
         link = self._links.get(request.request_id)
         if link is None:
             return
         self._let_go(link)
         if not link.placed:
             link.placed = True
+            self._supply.chunks.use(link.plan.canonicals)
             self._report(request, link, hit_tokens)
 
-    def forget(self, request: "Request") -> None:
+    def forget(self, request: "Request", block_ids: tuple[int, ...], *, done: bool) -> None:
         """A request ended, for whatever reason: drop all that is kept for it."""
+        self._pool.forget(self._private(request, block_ids))
+        self._isolated.discard(request.request_id)
         link = self._links.pop(request.request_id, None)
         if link is not None:
             self._let_go(link)
-        compiling = self._compilers.pop(request.request_id, None)
-        if compiling is not None:
-            del self._compiles[compiling.key]
+        job = self._supply.job_of(request.request_id)
+        if job is not None:
+            owner = self._links.get(job.owner)
+            if owner is not None:
+                owner.count(self._supply.served(request.request_id))
+            self._supply.end(job, block_ids, done=done)
+
+    def preempted(self, request: "Request", block_ids: tuple[int, ...]) -> None:
+        """A request is about to lose its blocks: nobody else could ever find its own ones."""
+        self._pool.forget(self._private(request, block_ids))
 
     def orphans(self) -> list[str]:
-        """Ids of compile requests that nobody waits for any more."""
+        """Ids of the linker's own requests that nobody waits for any more."""
         wanted = {c.key for link in self._links.values() for c in link.plan.canonicals}
-        return [c.request.request_id for key, c in self._compiles.items() if key not in wanted]
+        return self._supply.orphans(wanted)
 
-    def is_compile(self, request: "Request") -> bool:
+    def is_own(self, request: "Request") -> bool:
         """Whether a request is one of the linker's own."""
-        return request.request_id in self._compilers
+        return self._supply.job_of(request.request_id) is not None
 
     def plan_of(self, request_id: str) -> Plan | None:
-        """The plan that a request follows, its own or that of a compile."""
-        following = self._links.get(request_id) or self._compilers.get(request_id)
+        """The plan that a request follows, its own or that of a job."""
+        following = self._links.get(request_id) or self._supply.job_of(request_id)
         return following.plan if following else None
 
     def held(self) -> "list[KVCacheBlock]":
-        """Blocks that a waiting request holds, so that they are there when its compiles are."""
-        return [block for link in self._links.values() for block in link.held.values()]
+        """Blocks that waiting requests hold until the others are there, and pinned ones."""
+        waiting = [block for link in self._links.values() for block in link.held.values()]
+        return waiting + self._supply.pinned()
 
     def take_report(self, tag: str) -> Report | None:
         """What the request with this tag cost; None for a plain request. Each can be taken once."""
@@ -176,8 +227,8 @@ class Linker:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is planned, held or compiled."""
-        return not self._links and not self._compiles
+        """Whether nothing is planned, held or on its way."""
+        return not self._links and self._supply.idle
 
     def _plan(self, request: "Request", args: PicArgs, algorithm: Algorithm) -> None:
         assert request.prompt_token_ids is not None
@@ -194,34 +245,30 @@ class Linker:
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
         compiles = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]
-        footprint = Footprint(len(plan.tokens), max(compiles, default=0))
-        need = self._limits.check(footprint, request.max_tokens)
+        spare = max(compiles, default=0) + len(plan.copies)
+        need = self._limits.check(Footprint(len(plan.tokens), spare), request.max_tokens)
         rewrite.follow(request, plan)
         self._links[request.request_id] = Link(plan, need, args.tag)
+        self._supply.ask(plan.canonicals)
+
+    def _there(self, canonical: Canonical, link: Link) -> bool:
+        if link.copies:
+            return self._supply.copyable(canonical) or self._supply.remote(canonical)
+        return self._supply.mappable(canonical)
 
     def _advance(self, request: "Request", link: Link, *, head: bool) -> None:
-        for canonical in link.plan.missing(self._pool.resident):
-            compiling = self._compiles.get(canonical.key)
-            if compiling is None:
-                self._start(canonical, request)
-            elif head and compiling.ahead_of != request.request_id:
-                compiling.ahead_of = request.request_id
-                self._submit(compiling.request, request)
+        for canonical in link.plan.canonicals:
+            if not self._there(canonical, link):
+                shared = not link.copies
+                self._supply.provide(canonical, request, head=head, shared=shared)
         if head:
             self._hold(link)
         else:
             self._let_go(link)
 
-    def _start(self, canonical: Canonical, parent: "Request") -> None:
-        plan = canonical.compile_plan()
-        request = rewrite.compile_request(f"pic-compile-{next(self._numbers)}", plan, parent)
-        asker = parent.request_id
-        compiling = Compile(canonical.key, request, plan, owner=asker, ahead_of=asker)
-        self._compiles[canonical.key] = self._compilers[request.request_id] = compiling
-        self._submit(request, parent)
-
     def _hold(self, link: Link) -> None:
-        for key in (key for canonical in link.plan.canonicals for key in canonical.keys):
+        wanted = [c for c in link.plan.canonicals if not (link.copies and self._supply.remote(c))]
+        for key in (key for canonical in wanted for key in canonical.keys):
             if key not in link.held and (block := self._pool.hold(key)):
                 link.held[key] = block
 
@@ -229,25 +276,52 @@ class Linker:
         self._pool.release(list(link.held.values()))
         link.held.clear()
 
-    def _charge(self, compiling: Compile, hit_tokens: int) -> None:
+    def _fill(self, request: "Request", link: Link, blocks: tuple[int, ...]) -> None:
+        """Order what fills a request's own blocks: copies of pool blocks, or loads."""
+        target = dict[Key, list[int]]()
+        for name, block in zip(link.plan.copies, blocks, strict=True):
+            target.setdefault(name, []).append(block)
+        parts: list[Part] = []
+        for canonical in link.plan.canonicals:
+            into = [(i, b) for i in canonical.used for b in target.pop(canonical.pages[i].name, ())]
+            if not self._supply.remote(canonical):
+                source = {i: self._pool.block_id(canonical.pages[i].name) for i in canonical.used}
+                self._supply.orders.copies += [Copy(source[i], block) for i, block in into]
+            elif into:
+                pages, ids = zip(*into, strict=True)
+                parts.append(Part(canonical.key, len(canonical.pages), pages, ids))
+        if parts:
+            self._supply.orders.loads.append(Load(request.request_id, tuple(parts)))
+
+    def _private(self, request: "Request", block_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of a request's blocks that no other request could ever find.
+
+        Behind copies nothing can be found: a lookup ends at the first block without a name.
+        """
+        if request.request_id in self._isolated:
+            return block_ids
+        link = self._links.get(request.request_id)
+        return block_ids[link.plan.shared :] if link and link.copies else ()
+
+    def _charge(self, job: Job, hit_tokens: int) -> None:
         """Charge a compile to the request that asked first."""
-        owner = self._links.get(compiling.owner)
+        owner = self._links.get(job.owner)
         if owner is not None and not owner.placed:
-            fresh = compiling.plan.pages[hit_tokens // self._block_size :]
+            fresh = job.plan.pages[hit_tokens // self._block_size :]
             owner.compiled += sum(page.real for page in fresh)
 
     def _report(self, request: "Request", link: Link, hit_tokens: int) -> None:
         plan, hits = link.plan, hit_tokens // self._block_size
-        mapped = plan.pages[:hits]
-        computed = plan.pages[hits:]
-        reused = sum(page.real for page in mapped)
+        link.count(self._supply.served(request.request_id))
+        reused = sum(page.real for page in plan.pages[:hits])
         tokens = Tokens(
             prompt=plan.prompt_tokens,
             reused=reused,
             compiled=link.compiled,
-            linked=sum(page.kinds.count(Slot.LINKED) for page in computed),
+            linked=sum(page.kinds.count(Slot.LINKED) for page in plan.pages[hits:]),
             padded=plan.count(Slot.PAD),
         )
         rewrite.correct_stats(request, plan, reused)
         if link.tag is not None:
-            self._reports[link.tag] = Report(tokens, Hits(plan.shared, hits - plan.shared))
+            found = Hits(plan.shared, hits - plan.canonical, len(plan.copies), dict(link.served))
+            self._reports[link.tag] = Report(tokens, found)

@@ -16,15 +16,14 @@ from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.keys import is_canonical
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.plan import Plan
+from picbench.engines.vllm.hooks import listen
+from picbench.engines.vllm.pool import key_of
 from picbench.errors import EngineError
 
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
 _FREE, _PREFIX, _CHUNK = _CODE["free"], _CODE["prefix_idle"], _CODE["chunk_idle"]
 _HELD, _PROMPT, _DECODE, _PAD = (_CODE[k] for k in ("chunk", "prompt", "decode", "pad"))
 _UNSEEN = 255
-#: Bytes that vLLM appends to a block's hash (vllm/v1/core/kv_cache_utils.py).
-_GROUP_ID = 4
-
 Codes = npt.NDArray[np.uint8]
 
 
@@ -47,7 +46,7 @@ class Observer:
         self._snapshots: list[Snapshot] = []
         self._preemptions = 0
         self._began = time.monotonic()
-        self._pool.metrics_collector = self
+        listen(self._pool, self)
         scheduler.schedule = self._observed(scheduler.schedule)
         scheduler._preempt_request = self._counted(scheduler._preempt_request)
 
@@ -97,7 +96,7 @@ class Observer:
 
     def _observe(self) -> None:
         slots: Codes = np.full((self._pool.num_gpu_blocks, self._size), _UNSEEN, dtype=np.uint8)
-        for request in self._scheduler.running:
+        for request in self._holding():
             self._register(request)
             self._attribute(request, slots)
         self._hold(slots)
@@ -116,6 +115,15 @@ class Observer:
             )
         )
 
+    def _holding(self) -> list[Any]:
+        """Requests that hold blocks: running, being loaded, or ended while they were."""
+        scheduler = self._scheduler
+        waiting = len(scheduler.waiting) + len(scheduler.kv_holding_waiting)
+        if len(scheduler.requests) == len(scheduler.running) + waiting:
+            return [*scheduler.running, *scheduler.kv_holding_waiting]
+        manager = scheduler.kv_cache_manager
+        return [r for r in scheduler.requests.values() if manager.get_block_ids(r.request_id)[0]]
+
     def _register(self, request: Any) -> None:
         """Note what the request's newly cached blocks will be once they are idle."""
         known, cached = (d.get(request.request_id, 0) for d in (self._known, self._cached))
@@ -123,9 +131,9 @@ class Observer:
             return
         blocks = self._scheduler.kv_cache_manager.get_blocks(request.request_id).blocks[0]
         for block in blocks[min(known, cached) : cached]:
-            if block.block_hash is not None:
-                chunk = is_canonical(block.block_hash[:-_GROUP_ID])
-                self._idle[block.block_id] = _CHUNK if chunk else _PREFIX
+            key = key_of(block)
+            if key is not None:
+                self._idle[block.block_id] = _CHUNK if is_canonical(key) else _PREFIX
         self._known[request.request_id] = cached
 
     def _attribute(self, request: Any, slots: Codes) -> None:

@@ -44,8 +44,8 @@ def isolate(request: "Request") -> None:
         request._block_hasher = lambda r: [_private() for _ in stock(r)]
 
 
-def compile_request(request_id: str, plan: Plan, parent: "Request") -> "Request":
-    """The request that computes a canonical object on behalf of `parent`.
+def own_request(request_id: str, plan: Plan, parent: "Request") -> "Request":
+    """The request that computes or fetches a canonical object on behalf of `parent`.
 
     It samples one token, because vLLM has no request that samples none; nobody reads it.
     """

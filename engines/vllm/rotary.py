@@ -5,7 +5,8 @@ they are read. Every other block is found only behind one prefix and has one pos
 rest rotated, which costs nothing and lets attention read them in place.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -45,24 +46,53 @@ class SplitRotary(nn.Module):
         return query, key
 
 
-def split_rotation(model: nn.Module, keys: KeyPositions) -> RopeTable:
-    """Exchange the rotary module of every attention layer; the one they shared is not changed.
+class UnrotatedKeys(nn.Module):
+    """Stands in for a layer's rotary module and rotates queries only."""
 
-    Returns the model's own rotary parameters. Raises ConfigError for models whose layers do not
-    follow the pattern `q, k = self.rotary_emb(positions, q, k)` with one set of parameters.
+    def __init__(self, rotary: RotaryEmbedding) -> None:
+        super().__init__()
+        self.rotary = rotary
+
+    def forward(self, positions: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotate `query` [tokens, heads * head_size] by logical `positions` [tokens]."""
+        query, _ = self.rotary(positions, query, None)
+        return query, key
+
+
+def split_rotation(
+    model: nn.Module, split: Callable[[RotaryEmbedding], nn.Module], *, exact: bool = False
+) -> RopeTable:
+    """Exchange the rotary module of every attention layer for what `split` makes of it.
+
+    The module that layers shared is not changed. Returns and raises what `rope_table` does.
+    """
+    table = rope_table(model, exact=exact)
+    for layer, rotary in _rotating_layers(model):
+        layer.rotary_emb = split(rotary)
+    return table
+
+
+def rope_table(model: nn.Module, *, exact: bool = False) -> RopeTable:
+    """The rotary parameters that all attention layers of a model share.
+
+    The model rounds them to its own type; `exact` computes them anew in float32. Raises ConfigError
+    for models whose layers do not follow the pattern `q, k = self.rotary_emb(positions, q, k)` with
+    one set of parameters.
     """
     check_signature(RotaryEmbedding.forward_native, ("self", "positions", "query", "key"))
-    rotaries: list[RotaryEmbedding] = []
-    for layer, rotary in _rotating_layers(model):
-        rotaries.append(rotary)
-        layer.rotary_emb = SplitRotary(rotary, keys)
+    rotaries = [rotary for _, rotary in _rotating_layers(model)]
     attentions = sum(isinstance(module, Attention) for module in model.modules())
     if not rotaries or len(rotaries) != attentions:
         raise ConfigError(
             f"{type(model).__name__} rotates {len(rotaries)} of {attentions} attention layers",
             hint="picbench serves Llama-like models, with RoPE in every layer",
         )
-    return _table(rotaries)
+    table = _table(rotaries)
+    if not exact:
+        return table
+    check_signature(RotaryEmbedding._compute_cos_sin_cache, ("self",))
+    cache = rotaries[0]._compute_cos_sin_cache().to(table.cos_sin_cache.device)
+    return replace(table, cos_sin_cache=cache)
 
 
 def _rotating_layers(model: nn.Module) -> Iterator[tuple[nn.Module, RotaryEmbedding]]:

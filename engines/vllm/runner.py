@@ -3,6 +3,7 @@
 Upstream: vllm/v1/worker/gpu_model_runner.py and cpu_model_runner.py of vLLM 0.32.0.
 """
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from picbench.engines.vllm.backend import PicMetadataBuilder, selected
 from picbench.engines.vllm.positions import PositionTable
-from picbench.engines.vllm.rotary import KeyPositions, split_rotation
+from picbench.engines.vllm.rotary import KeyPositions, SplitRotary, split_rotation
 from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.support import check_signature
 from picbench.errors import EngineError
@@ -35,7 +36,7 @@ class PicModelRunner(CPUModelRunner):
         """Load the model with picbench's attention and its own positions for keys."""
         with selected():
             super().load_model(load_dummy_weights)
-        self._rope = split_rotation(self.model, self._keys)
+        self._rope = split_rotation(self.model, partial(SplitRotary, keys=self._keys))
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         # Upstream gathers token ids and slots by physical positions, as it must; what reads

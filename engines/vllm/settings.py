@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from picbench.engines.algorithms import Algorithm, parse
-from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.chunk_cache.tiers.spec import parse_tiers
+from picbench.engines.config import BLOCK_SIZE, DEFAULT_TIERS, PRESSURE
 from picbench.engines.layout import Layout
 from picbench.errors import ConfigError
 
@@ -18,6 +19,16 @@ KEY = "pic"
 
 SCHEDULER = "picbench.engines.vllm.scheduler.PicScheduler"
 CPU_WORKER = "picbench.engines.vllm.worker.PicCPUWorker"
+CUDA_SCHEDULER = "picbench.engines.vllm.cuda.scheduler.PicCudaScheduler"
+CUDA_ASYNC_SCHEDULER = "picbench.engines.vllm.cuda.scheduler.PicAsyncScheduler"
+CUDA_WORKER = "picbench.engines.vllm.cuda.worker.PicGPUWorker"
+WORKERS = (CPU_WORKER, CUDA_WORKER)
+CONNECTOR = "PicConnector"
+CONNECTOR_MODULE = "picbench.engines.vllm.connector"
+
+
+#: vLLM's stop reason of a request that `on_pressure` refused.
+REJECTED = "rejected: the KV pool is short of blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,8 @@ class PicSettings:
     pad_token: int = 0
     bos_token: int | None = None
     unrotated_keys: bool = False
+    tiers: str = DEFAULT_TIERS
+    on_pressure: str = "wait"
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":
@@ -52,7 +65,17 @@ class PicSettings:
             )
         settings = cls(**given)
         parse(settings.algorithm)
+        parse_tiers(settings.tiers)
+        if settings.on_pressure not in PRESSURE:
+            raise ConfigError(
+                f"on_pressure is {settings.on_pressure!r}", hint=f"use {' or '.join(PRESSURE)}"
+            )
         return settings
+
+    @property
+    def shares_tiers(self) -> bool:
+        """Whether other engines may store chunks in the same tiers."""
+        return any(spec.kind != "host" for spec in parse_tiers(self.tiers))
 
     def layout(self, algorithm: Algorithm, salt: str | None, block_size: int) -> Layout:
         """How the prompts of one tenant are laid out under an algorithm."""
@@ -65,13 +88,38 @@ class PicSettings:
         )
 
 
-def engine_arguments(settings: PicSettings) -> dict[str, Any]:
-    """Arguments that make `vllm.LLM` or `vllm serve` a PIC engine on CPU."""
+def engine_arguments(
+    settings: PicSettings, device: str = "cpu", *, asynchronous: bool = True
+) -> dict[str, Any]:
+    """Arguments that make `vllm.LLM` or `vllm serve` a PIC engine on a device, cpu or cuda.
+
+    `asynchronous` engines on CUDA schedule a step while the one before it runs.
+
+    A load that fails is no reason to fail a request: its chunks are then compiled.
+    """
+    from vllm.config import KVTransferConfig
+
     return {
-        "scheduler_cls": SCHEDULER,
-        "worker_cls": CPU_WORKER,
+        **(_on_cuda(asynchronous) if device == "cuda" else _ON_CPU),
         "additional_config": {KEY: asdict(settings)},
         "block_size": BLOCK_SIZE,
         "enable_prefix_caching": True,
-        "async_scheduling": False,
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector=CONNECTOR,
+            kv_connector_module_path=CONNECTOR_MODULE,
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+        ),
+    }
+
+
+_ON_CPU = {"scheduler_cls": SCHEDULER, "worker_cls": CPU_WORKER, "async_scheduling": False}
+
+
+def _on_cuda(asynchronous: bool) -> dict[str, Any]:
+    return {
+        "scheduler_cls": CUDA_ASYNC_SCHEDULER if asynchronous else CUDA_SCHEDULER,
+        "worker_cls": CUDA_WORKER,
+        "async_scheduling": asynchronous,
+        "attention_backend": "CUSTOM",
     }

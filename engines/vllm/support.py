@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.vllm.settings import CUDA_ASYNC_SCHEDULER
 from picbench.errors import ConfigError
 
 VLLM = "0.32.0"
@@ -73,8 +74,12 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     yield "pipeline parallelism", parallel.pipeline_parallel_size > 1
     yield "data parallelism", parallel.data_parallel_size > 1
     yield "priority scheduling", config.scheduler_config.policy != "fcfs"
-    yield "async scheduling on CPU", bool(config.scheduler_config.async_scheduling)
+    yield "async scheduling with this scheduler", _runs_ahead(config.scheduler_config)
     yield "a quantised KV cache", cache.cache_dtype not in ("auto", "bfloat16", "float16")
+
+
+def _runs_ahead(scheduler: Any) -> bool:
+    return bool(scheduler.async_scheduling) and scheduler.scheduler_cls != CUDA_ASYNC_SCHEDULER
 
 
 def _slides(text: Any) -> bool:

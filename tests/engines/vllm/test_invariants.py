@@ -1,5 +1,6 @@
 """The invariants of sharing, each beside a change that breaks it and is noticed."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +9,11 @@ import torch
 
 from picbench.engines import layout
 from picbench.engines.algorithms import parse
+from picbench.engines.chunk_cache.coordinator import Coordinator
 from picbench.engines.engine import Engine
 from picbench.engines.keys import computed_key
 from picbench.engines.layout import Layout, Piece, lay_out
+from picbench.engines.pace import Departure
 from picbench.engines.plan import Canonical, Plan
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import EngineError
@@ -163,6 +166,16 @@ def test_a_half_evicted_chunk_is_compiled_again(engine, inside, draw):
     assert distance(after, before) < 1e-3
 
 
+def test_a_chunk_goes_as_a_whole(engine, inside, draw):
+    prompt = request(draw(50, 35), draw(70, 36), question=draw(8, 37))
+    serve(engine, prompt)
+    first, second = plan_of(prompt).canonicals
+    inside.pool.evict_blocks({inside.block_of(second.keys[1])})
+    resident = inside.supply.pool.resident
+    assert not any(resident(page.name) for page in second.pages)
+    assert all(resident(page.name) for page in first.pages)
+
+
 def test_a_lookup_that_settles_for_half_is_noticed(engine, inside, draw, monkeypatch):
     def half(self: Canonical, resident: Any) -> bool:
         return any(map(resident, self.keys))
@@ -170,6 +183,7 @@ def test_a_lookup_that_settles_for_half_is_noticed(engine, inside, draw, monkeyp
     prompt = request(draw(50, 33), draw(70, 34), question=draw(8, 35))
     serve(engine, prompt)
     monkeypatch.setattr(Canonical, "resident", half)
+    monkeypatch.setattr(Coordinator, "evicted", lambda self, page: None)
     with pytest.raises(EngineError, match="lost a chunk"):
         half_evicted(inside, engine, prompt)
 
@@ -182,7 +196,7 @@ def leaked(inside, engine: Engine, prompt: Request, steps: int) -> int:
     free = inside.free
     running = engine._running.engine
     prepared = engine._prepare(prompt, 4, None, True)
-    engine._submit(prepared)
+    engine._submit(Departure(prepared, time.time(), 0.0))
     for _ in range(steps):
         running.step()
     running.abort_request([prepared.tag])

@@ -8,11 +8,22 @@ import pytest
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
+from picbench.engines.ledger import KINDS
 from picbench.engines.request import Chunk, Request, Result, Text
 
 CHUNKS = 100
 REQUESTS = 1000
-ALGORITHMS = ["mepic", "naive", "epic:k=4", "epic:k=16", "mepic:anchored=on", "prefix", "full"]
+ALGORITHMS = [
+    "mepic",
+    "naive",
+    "epic:k=4",
+    "epic:k=16",
+    "epic:k=16:copy=shared",
+    "cacheblend:r=0.15",
+    "mepic:anchored=on",
+    "prefix",
+    "full",
+]
 
 
 def workload(draw) -> list[Request]:
@@ -63,7 +74,7 @@ def test_a_small_pool_gives_the_outputs_of_a_big_one(llama, requests):
 def check_ledger(engine: Engine) -> None:
     """The counts of every step sum to the pool, and every kind of slot occurred."""
     assert all(sum(s.blocks.values()) == s.pool for s in engine.memory)
-    for kind in ("prefix_idle", "chunk_idle", "chunk", "linked", "prompt", "decode", "pad"):
+    for kind in KINDS[1:]:
         assert any(s.blocks[kind] for s in engine.memory), kind
 
 

@@ -1,5 +1,6 @@
 """What is refused: at start, on arrival, and in a process without picbench's parts."""
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.layout import Footprint
+from picbench.engines.pace import Departure
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm import plugin, support
 from picbench.engines.vllm.admission import Limits
@@ -180,13 +182,13 @@ class TestGuard:
             prepared = engine._prepare(Request([Text(tokens=draw(20, 1))]), 2, None, True)
             prepared.sampling_params.extra_args = {"pic": {"spans": [[0, 10]]}}
             with pytest.raises(ValueError, match="started without picbench"):
-                engine._submit(prepared)
+                engine._submit(Departure(prepared, time.time(), 0.0))
 
     def test_a_pic_engine_refuses_bad_spans(self, engine, draw):
         prepared = engine._prepare(Request([Text(tokens=draw(20, 1))]), 2, None, True)
         prepared.sampling_params.extra_args = {"pic": {"spans": [[4, 2]]}}
         with pytest.raises(ValueError, match=r"spans\[0\]"):
-            engine._submit(prepared)
+            engine._submit(Departure(prepared, time.time(), 0.0))
 
     def test_registering_twice_guards_once(self):
         from vllm.v1.engine.input_processor import InputProcessor

@@ -1,0 +1,38 @@
+"""CacheBlend's memory behaviour (arXiv 2405.16444, EuroSys 2025) with a static selection."""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import ClassVar
+
+from picbench.engines.algorithms.base import CopyingAlgorithm, option
+from picbench.engines.layout import Treatment
+
+
+@dataclass(frozen=True)
+class CacheBlend(CopyingAlgorithm):
+    """Recompute a share r of each chunk's tokens in a copy of its KV.
+
+    The paper selects the tokens whose KV deviates most, per request and after a full first layer.
+    This one takes the first r of each chunk instead, rounded up: the tokens that a missing prefix
+    changes most (arXiv 2410.15332, section on attention sinks). Work and memory behind the first
+    layer are the paper's, the choice of tokens and with it the accuracy are not.
+    """
+
+    name: ClassVar[str] = "cacheblend"
+    summary: ClassVar[str] = "CacheBlend-r's copies and work; static choice of tokens"
+
+    r: float = option(
+        0.15, "share of each chunk that is recomputed", (0.01, 0.05, 0.1, 0.15, 0.18, 0.2, 0.3)
+    )
+
+    @property
+    def spec(self) -> str:
+        """As in the base class, with r always named."""
+        rest = super().spec.split(":")[1:]
+        return ":".join(["cacheblend", f"r={self.r}", *(o for o in rest if not o.startswith("r="))])
+
+    def treat(self, index: int, length: int) -> Treatment:
+        """Link the first r of the chunk; no chunk is exempt."""
+        # The share times the length has rounding errors: 0.15 * 100 must be 15, not 16.
+        count = min(length, ceil(round(self.r * length, 6)))
+        return Treatment(linked=range(count), anchor=self.anchor, private=self.private)

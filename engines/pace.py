@@ -1,0 +1,92 @@
+"""When requests are handed to an engine: in a closed loop, or each at a time of its own."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from picbench.errors import ConfigError
+
+T = TypeVar("T")
+
+#: Seconds between looks at the clock while an idle engine waits for the next request.
+_NAP = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Departure(Generic[T]):
+    """An item that is handed over now.
+
+    `arrived` is the time (Unix seconds) that its latency counts from: now in a closed loop, when
+    it was due in an open one. `late` is how many seconds later than that it is handed over.
+    """
+
+    item: T
+    arrived: float
+    late: float
+
+
+class Pace(Generic[T]):
+    """Hands out items, at most `limit` at a time.
+
+    Without `arrivals` an item is due as soon as there is room for it (a closed loop). With them,
+    seconds from now for each item, no item is handed out before its time; one that finds no room
+    or a busy engine goes as soon as it can, and is late (an open loop). `clock` is monotonic.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[T],
+        limit: int,
+        arrivals: Sequence[float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._limit = limit
+        self._flying = 0
+        self._queue = deque(_in_order(items, arrivals))
+        self._began, self._wall = clock(), time.time()
+
+    def __bool__(self) -> bool:
+        """Whether anything is still to be handed out or to come back."""
+        return bool(self._queue) or self._flying > 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was handed out has come back."""
+        return self._flying == 0
+
+    def departures(self) -> Iterator[Departure[T]]:
+        """Hand out what may go now."""
+        while self._queue and self._flying < self._limit:
+            item, due = self._queue[0]
+            now = self._clock() - self._began
+            if due is not None and now < due:
+                return
+            self._queue.popleft()
+            self._flying += 1
+            start = now if due is None else due
+            yield Departure(item, self._wall + start, now - start)
+
+    def landed(self) -> None:
+        """One of the items handed out has come back."""
+        self._flying -= 1
+
+    def wait(self) -> None:
+        """Sleep until the next item is due, or for a short while."""
+        due = self._queue[0][1] if self._queue else None
+        if due is not None:
+            time.sleep(max(0.0, min(_NAP, self._began + due - self._clock())))
+
+
+def _in_order(items: Sequence[T], arrivals: Sequence[float] | None) -> list[tuple[T, float | None]]:
+    if arrivals is None:
+        return [(item, None) for item in items]
+    if len(arrivals) != len(items) or not all(0 <= due < float("inf") for due in arrivals):
+        raise ConfigError(
+            f"{len(arrivals)} arrival times for {len(items)} requests, or one that cannot be",
+            hint="give one time in seconds, from 0 on, for each request",
+        )
+    order = sorted(range(len(items)), key=arrivals.__getitem__)
+    return [(items[index], arrivals[index]) for index in order]

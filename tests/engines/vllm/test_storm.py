@@ -1,0 +1,163 @@
+"""An eviction storm: many requests over many chunks, in a pool that holds few of them."""
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.pace import Departure
+from picbench.engines.request import Chunk, Request, Text
+
+ALGORITHMS = ["mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "cacheblend:r=0.15"]
+HOST = "4MiB"
+REDIS = "64MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Storm:
+    """Its size; chunks have 17 to 48 tokens, two or three blocks."""
+
+    requests: int
+    chunks: int
+
+    @property
+    def pool(self) -> int:
+        """Blocks that hold a twentieth of the chunks, and room for a few requests."""
+        return int(0.05 * self.chunks * 2.5) + 42
+
+
+@pytest.fixture(scope="module")
+def storm(request: pytest.FixtureRequest) -> Storm:
+    count = request.config.getoption("--storm")
+    return Storm(count, max(50, count // 10))
+
+
+@pytest.fixture(scope="module")
+def requests(storm: Storm, draw: Any) -> list[Request]:
+    dice = random.Random(11)
+    chunks = [Chunk(tokens=draw(dice.randint(17, 48), 5000 + i)) for i in range(storm.chunks)]
+    return [
+        Request(
+            [*dice.choices(chunks, k=dice.randint(1, 4)), Text(tokens=draw(5, 100_000 + index))],
+            algorithm=dice.choice(ALGORITHMS),
+            max_tokens=dice.choice([2, 3, 4, 40]),
+        )
+        for index in range(storm.requests)
+    ]
+
+
+@pytest.fixture(scope="module")
+def pebble(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small layer: the storm is about blocks, not about numbers."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=64,
+        vocab_size=1024,
+        max_position_embeddings=1024,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    )
+    folder = tmp_path_factory.mktemp("pebble")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
+    return folder
+
+
+@dataclass(slots=True)
+class Driver:
+    """Keeps an engine busy, and aborts requests at random if it is told to."""
+
+    engine: Engine
+    abort_share: float = 0.0
+    dice: random.Random = field(default_factory=lambda: random.Random(13))
+    tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def run(self, requests: list[Request], flying: int = 24) -> None:
+        running = self.engine._running.engine
+        queue, alive = iter(enumerate(requests)), dict[str, int]()
+        self._fill(queue, alive, flying)
+        while alive:
+            for output in running.step():
+                index = alive.pop(output.request_id)
+                self.tokens[index] = tuple(output.outputs[0].token_ids)
+                self.engine._report(output.request_id)
+            if alive and self.dice.random() < self.abort_share:
+                victim = self.dice.choice(sorted(alive))
+                running.abort_request([victim])
+                self.engine._report(victim)
+                del alive[victim]
+            self._fill(queue, alive, flying)
+        self.engine.drain()
+
+    def _fill(self, queue: Iterator[Any], alive: dict[str, int], flying: int) -> None:
+        while len(alive) < flying and (entry := next(queue, None)) is not None:
+            index, request = entry
+            prepared = self.engine._prepare(request, 3, None, True)
+            self.engine._submit(Departure(prepared, time.time(), 0.0))
+            alive[prepared.tag] = index
+
+
+def engine_of(model: Path, blocks: int, tiers: str) -> Engine:
+    return Engine(
+        EngineConfig(
+            model=str(model),
+            dtype="float32",
+            kv_blocks=blocks,
+            context=256,
+            batch_tokens=512,
+            max_requests=16,
+            tiers=tiers,
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(pebble: Path, storm: Storm, requests: list[Request]) -> dict[int, tuple[int, ...]]:
+    with engine_of(pebble, storm.chunks * 3 + 4000, "") as engine:
+        driver = Driver(engine)
+        driver.run(requests)
+        assert engine.preemptions == 0
+    return driver.tokens
+
+
+def test_a_storm_changes_no_output_and_leaks_nothing(
+    pebble: Path,
+    storm: Storm,
+    requests: list[Request],
+    expected: dict[int, tuple[int, ...]],
+    redis_process: Any,
+) -> None:
+    tiers = f"host:{HOST},{redis_process.address}:{REDIS}"
+    with engine_of(pebble, storm.pool, tiers) as engine:
+        driver = Driver(engine, abort_share=0.05)
+        driver.run(requests)
+        assert 0 < len(driver.tokens) < storm.requests
+        assert all(expected[index] == tokens for index, tokens in driver.tokens.items())
+        assert engine.preemptions > 0
+        assert all(sum(s.blocks.values()) == s.pool for s in engine.memory)
+        scheduler = engine._running.scheduler
+        assert scheduler.linker.idle
+        assert not scheduler.requests
+        pool = scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == engine._running.pool
+        host, redis = engine.cache.tiers
+        assert host.bytes is not None
+        assert host.bytes <= 4 << 20
+        assert redis.bytes is not None
+        assert redis.bytes <= 64 << 20
+        assert host.hits + redis.hits > 0
+        assert host.failures + redis.failures == 0
