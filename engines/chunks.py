@@ -54,7 +54,8 @@ class ChunkCache:
     """Looks into the chunk cache of one engine, and warms, pins and drops chunks.
 
     Chunks are named by their content under the engine's default algorithm; `prefix` is the text in
-    front of them, which matters only to algorithms that compile behind it (``anchored=on``).
+    front of them, which matters only to algorithms that compile behind it (``anchored=on``), and
+    `salt` the tenant whose requests may use them.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class ChunkCache:
         supply: Supply,
         courier: Courier,
         serve: Callable[[Sequence[Request]], object],
-        locate: Callable[[Request], Canonical],
+        locate: Callable[[Request], Canonical | None],
         drain: Callable[[], None],
     ) -> None:
         self._supply = supply
@@ -115,36 +116,65 @@ class ChunkCache:
         """Bytes (loaded, stored) by tier since the engine started."""
         return {t.name: (t.loaded_bytes, t.stored_bytes) for t in self.tiers}
 
-    def warm(self, chunks: Sequence[Chunk], prefix: Text | None = None, pin: bool = False) -> None:
+    def stored(
+        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
+    ) -> int:
+        """How many of the chunks a tier has, as far as is known.
+
+        A chunk that the algorithm always recomputes as a whole counts: there is nothing to store.
+        """
+        keys = [self._key(chunk, prefix, salt) for chunk in chunks]
+        return sum(key is None or self._supply.stored(key) for key in keys)
+
+    def warm(
+        self,
+        chunks: Sequence[Chunk],
+        prefix: Text | None = None,
+        *,
+        salt: str | None = None,
+        pin: bool = False,
+    ) -> None:
         """Compile chunks, or fetch them, and wait until the tiers have them.
 
         With `pin` they are not evicted until they are unpinned, or until a request comes that
         could never run beside them.
         """
-        self._serve([_request(chunk, prefix) for chunk in chunks])
+        self._serve([_request(chunk, prefix, salt) for chunk in chunks])
         self._drain()
         if pin:
-            self.pin(chunks, prefix)
+            self.pin(chunks, prefix, salt)
 
-    def pin(self, chunks: Sequence[Chunk], prefix: Text | None = None) -> None:
+    def pin(
+        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
+    ) -> None:
         """Keep chunks in the pool. Raises ConfigError for one that is not there."""
-        for chunk in chunks:
-            if not self._supply.pin(self._key(chunk, prefix)):
+        for key in self._keys(chunks, prefix, salt):
+            if not self._supply.pin(key):
                 raise ConfigError("a chunk to pin is not in the KV pool", hint="warm it first")
 
-    def unpin(self, chunks: Sequence[Chunk], prefix: Text | None = None) -> None:
+    def unpin(
+        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
+    ) -> None:
         """Let chunks be evicted again."""
-        for chunk in chunks:
-            self._supply.unpin(self._key(chunk, prefix))
+        for key in self._keys(chunks, prefix, salt):
+            self._supply.unpin(key)
 
-    def drop(self, chunks: Sequence[Chunk], prefix: Text | None = None) -> int:
+    def drop(
+        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
+    ) -> int:
         """Forget chunks that no request uses and nobody pinned; return how many."""
-        return sum(self._supply.chunks.drop(self._key(chunk, prefix)) for chunk in chunks)
+        return sum(map(self._supply.chunks.drop, self._keys(chunks, prefix, salt)))
 
-    def _key(self, chunk: Chunk, prefix: Text | None) -> Key:
-        return self._locate(_request(chunk, prefix)).key
+    def _keys(self, chunks: Sequence[Chunk], prefix: Text | None, salt: str | None) -> list[Key]:
+        keys = [self._key(chunk, prefix, salt) for chunk in chunks]
+        return [key for key in keys if key is not None]
+
+    def _key(self, chunk: Chunk, prefix: Text | None, salt: str | None) -> Key | None:
+        canonical = self._locate(_request(chunk, prefix, salt))
+        return canonical.key if canonical else None
 
 
-def _request(chunk: Chunk, prefix: Text | None) -> Request:
+def _request(chunk: Chunk, prefix: Text | None, salt: str | None) -> Request:
     """A request that has a chunk compiled: some text must follow, so one token is generated."""
-    return Request([*([prefix] if prefix else []), chunk, Text(tokens=(0,))], max_tokens=1)
+    segments = [*([prefix] if prefix else []), chunk, Text(tokens=(0,))]
+    return Request(segments, max_tokens=1, salt=salt)

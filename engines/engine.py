@@ -187,13 +187,16 @@ class Engine:
         check_request(self._running.engine.vllm_config, prepared, self._registry)
         return prepared
 
-    def _canonical(self, request: Request) -> "Canonical":
-        """The first chunk of a request, as the engine's default algorithm compiles it."""
+    def _canonical(self, request: Request) -> "Canonical | None":
+        """The first chunk of a request, as the engine's default algorithm compiles it.
+
+        None if that algorithm recomputes all of it: such a chunk has no KV of its own.
+        """
         pieces = [Piece(self._tokens(s), isinstance(s, Chunk)) for s in request.segments]
-        settings = PicSettings.read(self._running.engine.vllm_config.additional_config)
+        settings = PicSettings.given(self._running.engine.vllm_config.additional_config)
         assert settings is not None
         layout = settings.layout(self._algorithm, request.salt, BLOCK_SIZE)
-        return lay_out(pieces, self._algorithm.treat, layout).canonicals[0]
+        return next(iter(lay_out(pieces, self._algorithm.treat, layout).canonicals), None)
 
     def _tokens(self, segment: Segment) -> tuple[int, ...]:
         if segment.tokens is not None:
@@ -243,6 +246,7 @@ class Engine:
                     self._submit(departure)
                     late[departure.item.tag] = departure.late
                 if pace.idle:
+                    self._running.observer.note()
                     pace.wait()
                     continue
                 for output in engine.step():

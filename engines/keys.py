@@ -8,6 +8,8 @@ remote tier.
 """
 
 import hashlib
+import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,7 +65,10 @@ def computed_key(
 
 
 def _ints(values: Sequence[int]) -> bytes:
-    return b"".join(value.to_bytes(8, "little", signed=True) for value in values)
+    packed = array("q", values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def _digest(*parts: bytes) -> Key:

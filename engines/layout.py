@@ -57,6 +57,12 @@ class Piece:
         real = self.lead <= index < len(self.tokens) - self.trail
         return kind if real else Slot.PAD
 
+    def kinds(self, begin: int, count: int, kind: Slot) -> tuple[Slot, ...]:
+        """The kinds of `count` tokens from `begin` on."""
+        if not self.lead and not self.trail:
+            return (kind,) * count
+        return tuple(self.kind(begin + i, kind) for i in range(count))
+
 
 @dataclass(frozen=True, slots=True)
 class Treatment:
@@ -307,8 +313,7 @@ def _chunk_pages(piece: Piece, anchor: tuple[int, ...], layout: Layout) -> tuple
             Page(
                 tokens=part + (tokens[-1],) * fill,
                 positions=(*range(first, first + len(part)), *(GAP,) * fill),
-                kinds=tuple(piece.kind(begin + i, Slot.CHUNK) for i in range(len(part)))
-                + (Slot.PAD,) * fill,
+                kinds=piece.kinds(begin, len(part), Slot.CHUNK) + (Slot.PAD,) * fill,
                 key=key,
                 canonical=True,
             )
@@ -318,15 +323,18 @@ def _chunk_pages(piece: Piece, anchor: tuple[int, ...], layout: Layout) -> tuple
 
 def _in_view(page: Page, start: int, offset: int, linked: frozenset[int], private: bool) -> Page:
     """A canonical page as one request sees it: at its position there, without linked tokens."""
-    hidden = [p == GAP or offset + i in linked for i, p in enumerate(page.positions)]
-    own = {Slot.CHUNK: Slot.PRIVATE} if private else {}
+    size, own = len(page.tokens), Slot.PRIVATE if private else Slot.CHUNK
+    kinds = tuple(own if k is Slot.CHUNK else k for k in page.kinds) if private else page.kinds
+    positions = tuple(range(start, start + size))
+    # Most pages of a long chunk are mapped as they are; a plan may have thousands.
+    if not linked.isdisjoint(range(offset, offset + size)) or GAP in page.positions:
+        hidden = [p == GAP or offset + i in linked for i, p in enumerate(page.positions)]
+        positions = tuple(GAP if gone else start + i for i, gone in enumerate(hidden))
+        kinds = tuple(Slot.PAD if gone else k for gone, k in zip(hidden, kinds, strict=True))
     return Page(
         tokens=page.tokens,
-        positions=tuple(GAP if gone else start + i for i, gone in enumerate(hidden)),
-        kinds=tuple(
-            Slot.PAD if gone else own.get(kind, kind)
-            for gone, kind in zip(hidden, page.kinds, strict=True)
-        ),
+        positions=positions,
+        kinds=kinds,
         key=None if private else page.key,
         canonical=True,
         copy_of=page.key if private else None,

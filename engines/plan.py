@@ -72,12 +72,12 @@ class Page:
     @property
     def visible(self) -> int:
         """Number of slots that queries may see."""
-        return sum(position != GAP for position in self.positions)
+        return len(self.positions) - self.positions.count(GAP)
 
     @property
     def real(self) -> int:
         """Number of slots that hold a token of the user's which queries may see."""
-        return sum(kind != Slot.PAD for kind in self.kinds)
+        return len(self.kinds) - self.kinds.count(Slot.PAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,10 @@ class Canonical:
     @property
     def unused(self) -> tuple[Key, ...]:
         """Keys of the blocks that belong to the object, but that a request does not map."""
-        return tuple(p.name for index, p in enumerate(self.pages) if index not in self.used)
+        if len(self.used) == len(self.pages):
+            return ()
+        spare = sorted(set(range(len(self.pages))).difference(self.used))
+        return tuple(self.pages[index].name for index in spare)
 
     def resident(self, resident: Callable[[Key], bool]) -> bool:
         """Whether a request may use the object: as a whole or not at all."""

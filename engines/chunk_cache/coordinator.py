@@ -79,6 +79,11 @@ class Coordinator:
         """The chunk with this key, if it is in the pool."""
         return self._chunks.get(key)
 
+    def whole(self, key: Key) -> bool:
+        """Whether a chunk is in the pool with all of its blocks; one lookup, however long it is."""
+        chunk = self._chunks.get(key)
+        return chunk is not None and len(chunk.pages) == chunk.size
+
     def add(self, canonical: Canonical) -> CachedChunk:
         """A chunk has been compiled or fetched: from now on it is one object."""
         known = self._chunks.get(canonical.key)

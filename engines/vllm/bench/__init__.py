@@ -1,0 +1,1 @@
+"""What picbench adds to vLLM's scheduler, timed without an engine around it."""
