@@ -1,14 +1,18 @@
 """The model that ships with picbench."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from picbench.errors import ConfigError
-from picbench.workloads.testbed import model_path, rows
+from picbench.workloads.testbed import DATASETS, model_path, rows
+from picbench.workloads.testbed.card import card
+from picbench.workloads.testbed.evaluate import ARMS_OF, evaluate
 from picbench.workloads.testbed.lm.files import load
-from picbench.workloads.testbed.lm.judge import Judge
+from picbench.workloads.testbed.lm.judge import Judge, chance
 from picbench.workloads.testbed.lm.pic import FULL, NAIVE, Arm
 from picbench.workloads.testbed.variants import put_together
 
@@ -17,6 +21,39 @@ CPU = torch.device("cpu")
 
 def test_all_models_together_have_at_most_32_megabytes() -> None:
     assert sum(file.stat().st_size for file in model_path().iterdir()) <= 32e6
+
+
+def test_the_card_says_what_was_noted() -> None:
+    names = ("config.json", "training.json", "scores.json")
+    config, training, scores = (json.loads((model_path() / n).read_text("utf-8")) for n in names)
+    assert card(config, training, scores) == (model_path() / "README.md").read_text("utf-8")
+    assert set(training) == set(scores) == set(ARMS_OF)
+    for variant, arms in ARMS_OF.items():
+        found = scores[variant]["arms"]
+        assert {arm.name for arm in arms} == set(found) - {"chance"}
+        assert all(set(score) == set(DATASETS) for score in found.values())
+        assert scores[variant]["rows"] >= 200
+
+
+def test_evaluation_notes_scores_and_keeps_those_of_other_variants(tmp_path: Path) -> None:
+    shutil.copytree(model_path(), tmp_path / "model")
+    folder = tmp_path / "model"
+    before = json.loads((folder / "scores.json").read_text("utf-8"))
+    noted = dict.fromkeys(DATASETS, 0.25)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Judge, "table", lambda self, arms, count: {a.name: noted for a in arms})
+        evaluate(folder, 3, ["block"])
+    after = json.loads((folder / "scores.json").read_text("utf-8"))
+    assert after.pop("block")["arms"] == {"full": noted, "naive": noted}
+    before.pop("block")
+    assert after == before
+    assert "| naive | 0.250 |" in (folder / "README.md").read_text("utf-8")
+
+
+def test_chance_is_what_another_rows_answer_scores() -> None:
+    found = chance(12, ("musique", "samsum"))
+    assert found["musique"] <= 0.2
+    assert 0.05 < found["samsum"] < 0.5
 
 
 def test_hugging_face_computes_the_same() -> None:

@@ -9,13 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
+from torch.nn.attention.flex_attention import create_mask
 
-from picbench.workloads.testbed import model_path
+from picbench.workloads.testbed import DATASETS, model_path
 from picbench.workloads.testbed.lm import trainer
 from picbench.workloads.testbed.lm.files import LINK_ROWS, load
 from picbench.workloads.testbed.lm.llama import Llama, Shape
+from picbench.workloads.testbed.lm.lowrank import adapt, deltas, merge
 from picbench.workloads.testbed.lm.muon import Muon
-from picbench.workloads.testbed.lm.packing import Packer, Stage
+from picbench.workloads.testbed.lm.packing import Packer, Shares, Stage
 from picbench.workloads.testbed.lm.pic import NAIVE, Tokens, collate, expand, visible
 from picbench.workloads.testbed.lm.recipes import LINKS_EACH, RECIPES, Recipe
 from picbench.workloads.testbed.lm.schedule import Schedule
@@ -132,6 +134,87 @@ def test_the_training_mask_is_that_of_naive_reuse() -> None:
     slots = expand(tokens, NAIVE)
     chunk = torch.tensor([[max(group, 0) for group in slots.group]])
     assert (trainer.isolated(chunk) == visible(collate([slots]))).all()
+
+
+def test_the_sparse_mask_is_the_dense_one() -> None:
+    chunk = torch.from_numpy(Packer(TOKENIZER, 2).batch(0, Stage(2, 256)).chunk)
+    made = trainer.sparse(chunk)
+    found = create_mask(made.mask_mod, 2, 1, 256, 256, "cpu")
+    assert (found == trainer.isolated(chunk)).all()
+    assert made.sparsity() > 0
+
+
+def test_a_share_of_the_rows_is_isolated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "_LOG_EVERY", 1)
+    train("base", folder, recipe("base"), workers=0, shape=SMALL)
+    whole = recipe("block", steps=1)
+    long = replace(whole.schedule, tokens=4096, lengths=((0.0, (2048,)),))
+    train("block", folder, replace(whole, schedule=long, isolate=0.5), workers=0)
+    entry = json.loads((folder / "block.log.jsonl").read_text("utf-8"))
+    assert entry["reply_loss"] > 0
+    assert entry["isolated_reply_loss"] > 0
+    entry = json.loads((folder / "base.log.jsonl").read_text("utf-8").splitlines()[0])
+    assert entry["isolated_reply_loss"] is None
+
+
+def test_recipes_isolate_what_their_papers_do() -> None:
+    assert {name: made.isolate for name, made in RECIPES.items()} == {
+        "base": 0.0,
+        "block": 0.5,
+        "link": 1.0,
+    }
+    assert RECIPES["link"].schedule.stage(0).links == LINKS_EACH
+    assert RECIPES["block"].schedule.stage(0).links == 0
+
+
+def test_deltas_lose_little_in_eight_bits() -> None:
+    model = Llama(SMALL)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    adapt(model, rank=3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith((".up", ".down")):
+                parameter.normal_().mul_(torch.rand(1))
+    exact = {
+        name.removesuffix("up") + "weight": up
+        @ model.state_dict()[name.removesuffix("up") + "down"]
+        for name, up in model.state_dict().items()
+        if name.endswith(".up")
+    }
+    merged = merge(weights, deltas(model))
+    assert {name for name in merged if not merged[name].equal(weights[name])} == set(exact)
+    for name, product in exact.items():
+        error = (merged[name] - weights[name] - product).norm() / product.norm()
+        assert error < 0.02, name
+
+
+def test_optimisers_share_what_learns() -> None:
+    model = Llama(SMALL)
+    both = trainer.optimizers(model, RECIPES["base"])
+    assert [type(optimizer) for optimizer in both] == [torch.optim.AdamW, Muon]
+    found = [
+        id(p) for optimizer in both for group in optimizer.param_groups for p in group["params"]
+    ]
+    assert sorted(found) == sorted(map(id, model.parameters()))
+    adapt(model, rank=2)
+    assert [type(o) for o in trainer.optimizers(model, RECIPES["base"])] == [Muon]
+    assert [type(o) for o in trainer.optimizers(model, RECIPES["block"])] == [torch.optim.AdamW]
+
+
+def test_an_untrained_delta_changes_nothing() -> None:
+    model = Llama(SMALL)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    adapt(model, rank=2)
+    merged = merge(weights, deltas(model))
+    assert all(merged[name].equal(weights[name]) for name in weights)
+
+
+def test_shares_are_in_the_order_of_the_data_sets() -> None:
+    found = [name.replace("wikimqa", "2wikimqa") for name in Shares._fields]
+    assert tuple(found) == DATASETS
+    only = Shares(0, 0, 0, 0, 0, 1)
+    batch = Packer(TOKENIZER, 1).batch(0, Stage(1, 300, shares=only))
+    assert "Section 1" in TOKENIZER.decode(batch.ids[0])
 
 
 @pytest.mark.parametrize("steps", [400, 4400])

@@ -41,12 +41,11 @@ def save_training(
     """Note in ``training.json`` what training a variant took."""
     file = folder / "training.json"
     known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     known[variant] = {
         "steps": steps,
         "tokens": tokens,
         "seconds": round(seconds, 1),
-        "device": name,
+        "device": device_name(device),
         "torch": torch.__version__,
     }
     write_json(file, known)
@@ -75,6 +74,11 @@ def variant_weights(folder: Path, tokenizer: Tokenizer, variant: str | None) -> 
         embedding[start : start + len(delta[LINK_ROWS])] = delta[LINK_ROWS]
         merged[_EMBEDDING] = embedding
     return merged
+
+
+def device_name(device: torch.device) -> str:
+    """What a GPU is called, or the kind of any other device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def write_json(path: Path, value: object) -> None:

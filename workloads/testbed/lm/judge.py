@@ -1,6 +1,6 @@
 """Scores of a model under position-independent reuse, without any engine."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from statistics import fmean
@@ -17,7 +17,7 @@ from picbench.workloads.testbed.prompt import dataset, prompt
 from picbench.workloads.testbed.reply import MAX_TOKENS, answer
 
 #: Rows of a batch on a GPU and elsewhere: masks take memory with the square of the length.
-_AT_ONCE = {"cuda": 100, "cpu": 4}
+_AT_ONCE = {"cuda": 200, "cpu": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +44,14 @@ class Judge:
         for name in names:
             items = self.items(rows(name, count=count))
             for arm in arms:
-                found[arm.name][name] = round(
-                    fmean(score for score, _ in self.judge(items, arm)), 4
-                )
+                mean = round(fmean(score for score, _ in self.judge(items, arm)), 4)
+                found[arm.name][name] = mean
+                print(f"{name}: {arm.name} {mean:.3f}", flush=True)
         return found
 
     def items(self, found: Sequence[dict[str, Any]]) -> list[Item]:
         """Tokenize rows, sorted by length."""
-        items = [Item(row, self._tokens(row)) for row in found]
+        items = [Item(row, tokens_of(row, self._coder)) for row in found]
         return sorted(items, key=lambda item: sum(map(len, item.tokens.chunks)))
 
     def judge(self, items: Sequence[Item], arm: Arm) -> Iterator[tuple[float, str]]:
@@ -74,10 +74,23 @@ class Judge:
         said = generate(self._model, layout, limit, self._coder.eos, arm.anchored)
         return list(map(self._coder.decode, said))
 
-    def _tokens(self, row: dict[str, Any]) -> Tokens:
-        parts = prompt(row["dataset"], row["context"], row["input"], self._coder.count)
-        head, *chunks, tail = self._coder.encode([parts.head, *parts.chunks, parts.tail])
-        return Tokens([self._coder.bos, *head], chunks, tail)
+
+def tokens_of(row: Mapping[str, Any], coder: Coder) -> Tokens:
+    """The prompt of a row, as a run tokenizes it."""
+    parts = prompt(row["dataset"], row["context"], row["input"], coder.count)
+    head, *chunks, tail = coder.encode([parts.head, *parts.chunks, parts.tail])
+    return Tokens([coder.bos, *head], chunks, tail)
+
+
+def chance(count: int, names: Sequence[str] = DATASETS) -> dict[str, float]:
+    """What another row's right answer scores: the floor for replies to the wrong chunks."""
+    return {name: round(fmean(_swapped(name, rows(name, count=count))), 4) for name in names}
+
+
+def _swapped(name: str, found: Sequence[dict[str, Any]]) -> Iterator[float]:
+    others = [*found[1:], *found[:1]]
+    for row, other in zip(found, others, strict=True):
+        yield dataset(name).score(other["answers"][0], row["answers"])
 
 
 def with_chunks_of(tokens: Tokens, other: Tokens) -> Tokens:

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 #: Keys and values of one layer: (batch, heads, slots, head size), keys rotated.
 Cache = tuple[Tensor, Tensor]
+#: Which slots a query sees: (batch, 1, queries, slots), or a sparse mask, which wants compiling.
+Mask = Tensor | BlockMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(inner, shape.width, bias=False)
 
     def forward(
-        self, x: Tensor, turn: Tensor, mask: Tensor | None, past: Cache | None
+        self, x: Tensor, turn: Tensor, mask: Mask | None, past: Cache | None
     ) -> tuple[Tensor, Cache]:
         """Attend; without a mask causally. Returns the output and all keys and values."""
         q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
@@ -109,11 +112,17 @@ class Attention(nn.Module):
         out = self._attend(q, k, v, mask)
         return self.o_proj(out.transpose(1, 2).flatten(2)), (k, v)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | None) -> Tensor:
         attend = functional.scaled_dot_product_attention
         if mask is None:
             return attend(q, k, v, is_causal=True, enable_gqa=True)
-        # No fused kernel takes both a mask and grouped heads.
+        if isinstance(mask, BlockMask):
+            return flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
+        # No fused kernel takes both a mask and grouped heads. In decoding the heads of a group
+        # pass as queries, which all see the same, so that no key is copied.
+        if q.shape[2] == 1:
+            grouped = q.view(len(q), k.shape[1], -1, q.shape[-1])
+            return attend(grouped, k, v, attn_mask=mask).reshape_as(q)
         group = self._shape.heads // self._shape.kv_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         return attend(q, k, v, attn_mask=mask)
@@ -148,7 +157,7 @@ class Layer(nn.Module):
         self.mlp = Mlp(shape)
 
     def forward(
-        self, x: Tensor, turn: Tensor, mask: Tensor | None, past: Cache | None
+        self, x: Tensor, turn: Tensor, mask: Mask | None, past: Cache | None
     ) -> tuple[Tensor, Cache]:
         """Return the layer's output and its keys and values."""
         attended, cache = self.self_attn(self.input_layernorm(x), turn, mask, past)
@@ -181,13 +190,14 @@ class Llama(nn.Module):
         self,
         ids: Tensor,
         positions: Tensor,
-        mask: Tensor | None = None,
+        mask: Mask | None = None,
         past: list[Cache] | None = None,
     ) -> tuple[Tensor, list[Cache]]:
         """Return the last hidden states (batch, tokens, width) and every layer's cache.
 
         `ids` and `positions` are (batch, tokens); `mask` is (batch, 1, tokens, past + tokens),
-        True where a query sees a slot, or None for plain causal attention without a past.
+        True where a query sees a slot, its sparse form, or None for plain causal attention
+        without a past.
         """
         x = self.model.embed_tokens(ids)
         turn = self._turn(positions)

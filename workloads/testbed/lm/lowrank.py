@@ -6,6 +6,9 @@ from torch.nn import functional
 
 from picbench.workloads.testbed.lm.llama import Llama
 
+_SCALE = ".scale"
+_LARGEST = 127
+
 
 class Adapted(nn.Module):
     """A linear layer whose weight is frozen, plus a trained product of rank `rank`."""
@@ -33,12 +36,13 @@ def adapt(model: Llama, rank: int) -> None:
 
 
 def deltas(model: Llama) -> dict[str, Tensor]:
-    """The trained factors by name, in bfloat16."""
-    return {
-        name: tensor.detach().bfloat16().contiguous()
-        for name, tensor in model.state_dict().items()
-        if name.endswith((".up", ".down"))
-    }
+    """The trained factors by name, in eight bits with a scale for each of their vectors."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        if name.endswith((".up", ".down")):
+            along = 0 if name.endswith(".up") else 1
+            found[name], found[name + _SCALE] = _pack(tensor, along)
+    return found
 
 
 def merge(weights: dict[str, Tensor], delta: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -47,6 +51,17 @@ def merge(weights: dict[str, Tensor], delta: dict[str, Tensor]) -> dict[str, Ten
     for name in delta:
         if name.endswith(".up"):
             target = name.removesuffix(".up") + ".weight"
-            product = delta[name].float() @ delta[name.removesuffix("up") + "down"].float()
+            product = _unpack(delta, name) @ _unpack(delta, name.removesuffix("up") + "down")
             merged[target] = (weights[target].float() + product).to(weights[target].dtype)
     return merged
+
+
+def _pack(factor: Tensor, along: int) -> tuple[Tensor, Tensor]:
+    """Whole numbers from -127 to 127, and the scale of each vector that runs along a dimension."""
+    largest = factor.detach().abs().amax(along, keepdim=True)
+    scale = largest.clamp(min=torch.finfo(torch.float32).tiny).float() / _LARGEST
+    return (factor / scale).round().to(torch.int8).contiguous(), scale.contiguous()
+
+
+def _unpack(delta: dict[str, Tensor], name: str) -> Tensor:
+    return delta[name].float() * delta[name + _SCALE]

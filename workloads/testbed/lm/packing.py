@@ -7,6 +7,7 @@ the sequence is full.
 from dataclasses import dataclass, field
 from random import Random
 from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +19,6 @@ from picbench.workloads.testbed.lm.coder import Coder
 from picbench.workloads.testbed.prompt import prompt
 from picbench.workloads.testbed.text.passages import Manner
 
-#: How often a sequence starts an example of each data set.
-_SHARES = MappingProxyType(
-    {"musique": 4, "2wikimqa": 4, "hotpotqa": 4, "samsum": 2, "multi_news": 4, "needle": 2}
-)
 #: Tokens of the largest context of each data set.
 _LARGEST = MappingProxyType(
     {
@@ -40,6 +37,20 @@ _TURNS = MappingProxyType(
 Ids = npt.NDArray[np.int32]
 
 
+class Shares(NamedTuple):
+    """How often a sequence starts an example of each data set, in the order of DATASETS."""
+
+    musique: int = 4
+    wikimqa: int = 4
+    hotpotqa: int = 4
+    samsum: int = 2
+    multi_news: int = 4
+    needle: int = 2
+
+
+USUAL = Shares()
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Sequences of one length, (rows, tokens) each.
@@ -55,12 +66,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a batch is made of: its size, how far the curriculum is (0 to 1), the chunks' links."""
+    """What a batch is made of.
+
+    Its size, how far the curriculum is (0 to 1), the links behind each chunk, and the data sets.
+    """
 
     rows: int
     tokens: int
     progress: float = 1.0
     links: int = 0
+    shares: Shares = USUAL
 
     def level(self, dataset: str) -> Level:
         """How hard the examples of a data set are."""
@@ -97,7 +112,7 @@ class Packer:
     def _row(self, rng: Random, stage: Stage) -> list[list[int]]:
         row = _Row()
         while len(row.ids) < stage.tokens:
-            dataset = rng.choices(DATASETS, [_SHARES[name] for name in DATASETS])[0]
+            dataset = rng.choices(DATASETS, stage.shares)[0]
             index, seed = rng.randrange(1 << 30), rng.randrange(1 << 30)
             made = example(dataset, "train", index, seed, stage.level(dataset))
             self._append(row, dataset, made, stage.links)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from picbench.workloads.testbed.lm.packing import Stage
+from picbench.workloads.testbed.lm.packing import USUAL, Shares, Stage
 
 _WARM_UP = 100
 _FLOOR = 0.02
@@ -14,7 +14,7 @@ class Schedule:
 
     The curriculum ends at the share `grown` of the steps; the learning rate falls from the share
     `decay` on. `lengths` gives, for each share of the steps from which it holds, the lengths of
-    sequences that take turns.
+    sequences that take turns; `shares` how often an example is of each data set.
     """
 
     steps: int
@@ -27,6 +27,7 @@ class Schedule:
         (0.8, (2048, 4096)),
     )
     links: int = 0
+    shares: Shares = USUAL
 
     def stage(self, step: int) -> Stage:
         """What the batch of a step is made of; sequences have one token more for the targets."""
@@ -34,7 +35,7 @@ class Schedule:
         turns = [lengths for start, lengths in self.lengths if start <= share][-1]
         length = turns[step % len(turns)]
         progress = min(1.0, share / self.grown) if self.grown else 1.0
-        return Stage(max(1, self.tokens // length), length + 1, progress, self.links)
+        return Stage(max(1, self.tokens // length), length + 1, progress, self.links, self.shares)
 
     def rate(self, step: int) -> float:
         """The factor of the learning rates."""

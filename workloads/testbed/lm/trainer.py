@@ -2,15 +2,16 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from picbench.workloads.testbed.lm.llama import Llama
+from picbench.workloads.testbed.lm.llama import Llama, Mask
 from picbench.workloads.testbed.lm.muon import Muon
 from picbench.workloads.testbed.lm.recipes import Recipe
 
@@ -38,6 +39,8 @@ class Trainer:
         self._optimizers = optimizers(model, recipe)
         on_gpu = self._device.type == "cuda"
         self._loss = torch.compile(losses, dynamic=False) if on_gpu else losses
+        # Where nothing is compiled, a dense mask is the faster one.
+        self._sparse = torch.compile(create_block_mask, dynamic=False) if on_gpu else None
         if self._checkpoint.exists():
             self._resume()
 
@@ -50,23 +53,30 @@ class Trainer:
             self.tokens += ids.numel()
             self.seconds = time.monotonic() - started
             if self.step % _LOG_EVERY == 0:
-                self._log(found)
+                self._log(*found)
             if self.step % _SAVE_EVERY == 0:
                 self._save()
 
-    def _train(self, *batch: Tensor) -> Tensor:
+    def _train(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         ids, asked, chunk = (x.to(self._device, torch.long, non_blocking=True) for x in batch)
         self._set_rates()
-        every = self._recipe.isolate
-        mask = isolated(chunk[:, :-1]) if every and self.step % every == 0 else None
+        mask = self._mask(chunk[:, :-1]) if self._recipe.isolate else None
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-            found: Tensor = self._loss(self.model, ids, asked, mask)
-        found[0].backward()  # type: ignore[no-untyped-call]
+            loss, replies = self._loss(self.model, ids, asked, mask)
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self._optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        return found.detach()
+        return loss.detach(), replies.detach()
+
+    def _mask(self, chunk: Tensor) -> Mask:
+        """Isolate the chunks of the recipe's share of the rows; the others see all before them."""
+        chunk[self._isolated(len(chunk)) :] = 0
+        return sparse(chunk, self._sparse) if self._sparse else isolated(chunk)
+
+    def _isolated(self, rows: int) -> int:
+        return round(self._recipe.isolate * rows)
 
     def _set_rates(self) -> None:
         factor = self._recipe.schedule.rate(self.step)
@@ -74,12 +84,13 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * factor
 
-    def _log(self, found: Tensor) -> None:
-        loss, replies = found.tolist()
+    def _log(self, loss: Tensor, replies: Tensor) -> None:
+        count = self._isolated(len(replies))
         entry = {
             "step": self.step,
-            "loss": round(loss, 4),
-            "reply_loss": round(replies, 5),
+            "loss": round(loss.item(), 4),
+            "reply_loss": _mean(replies[count:]),
+            "isolated_reply_loss": _mean(replies[:count]),
             "tokens_per_second": round(self.tokens / self.seconds),
             "seconds": round(self.seconds, 1),
         }
@@ -111,18 +122,18 @@ class Trainer:
             optimizer.load_state_dict(saved)
 
 
-def losses(model: Llama, ids: Tensor, asked: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the training loss and the mean loss on the tokens of replies."""
+def losses(model: Llama, ids: Tensor, asked: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
+    """Return the training loss, and for each row the mean loss on the tokens of replies."""
     positions = torch.arange(ids.shape[1] - 1, device=ids.device)[None]
     hidden, _ = model(ids[:, :-1], positions, mask)
     logits = model.logits(hidden).float().flatten(0, 1)
     each = functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
-    kind = asked[:, 1:].flatten()
+    kind = asked[:, 1:]
+    each = each.view_as(kind)
     reply = (kind == 1).float()
     weight = _ASKED * reply + _OTHER * (kind == 0)
-    return torch.stack(
-        ((each * weight).sum() / weight.sum(), (each * reply).sum() / reply.sum().clamp(min=1))
-    )
+    replies = (each * reply).sum(1) / reply.sum(1).clamp(min=1)
+    return (each * weight).sum() / weight.sum(), replies
 
 
 def isolated(chunk: Tensor) -> Tensor:
@@ -130,10 +141,28 @@ def isolated(chunk: Tensor) -> Tensor:
 
     `chunk` is (rows, tokens) and numbers the chunks from 1; 0 is text that sees all before it.
     """
-    tokens = chunk.shape[1]
-    causal = torch.ones(tokens, tokens, dtype=torch.bool, device=chunk.device).tril()
-    own = chunk[:, :, None] == chunk[:, None, :]
-    return ((own | (chunk == 0)[:, :, None]) & causal)[:, None]
+    tokens = torch.arange(chunk.shape[1], device=chunk.device)
+    rows = torch.arange(len(chunk), device=chunk.device)
+    return _sees(chunk, rows[:, None, None], tokens[:, None], tokens)[:, None]
+
+
+def sparse(chunk: Tensor, make: Callable[..., BlockMask] = create_block_mask) -> BlockMask:
+    """`isolated` in the form whose empty blocks cost nothing; `make` may be compiled."""
+    rows, tokens = chunk.shape
+
+    def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return _sees(chunk, row, query, key)
+
+    return make(sees, rows, None, tokens, tokens, chunk.device.type)
+
+
+def _sees(chunk: Tensor, row: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    own = chunk[row, query]
+    return ((own == chunk[row, key]) | (own == 0)) & (key <= query)
+
+
+def _mean(values: Tensor) -> float | None:
+    return round(values.mean().item(), 5) if len(values) else None
 
 
 def optimizers(model: Llama, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -143,9 +172,9 @@ def optimizers(model: Llama, recipe: Recipe) -> list[torch.optim.Optimizer]:
         name for name, p in trained.items() if recipe.muon and p.dim() == 2 and "embed" not in name
     ]
     rest = [p for name, p in trained.items() if name not in inner]
-    made: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(rest, recipe.adam, betas=(0.9, 0.95), weight_decay=0.0)
-    ]
+    made: list[torch.optim.Optimizer] = []
+    if rest:
+        made.append(torch.optim.AdamW(rest, recipe.adam, betas=(0.9, 0.95), weight_decay=0.0))
     if inner:
         made.append(Muon([trained[name] for name in inner], recipe.muon))
     for optimizer in made:
