@@ -58,4 +58,4 @@ class PicCPUWorker(CPUWorker):
     def shutdown(self) -> None:
         """Close the tiers, then the worker."""
         with self._agent.at_work():
-            super().shutdown()  # type: ignore[no-untyped-call]
+            super().shutdown()

@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,10 @@ def measure(known: int, repeats: int, seed: int = 0) -> list[Timing]:
     bench = _filled(known)
     dice = random.Random(seed)
     requests = [dice.choices(bench.canonicals, k=CHUNKS) for _ in range(repeats)]
-    lookup = [_timed(lambda r=r: all(map(bench.supply.mappable, r))) for r in requests]
-    use = [_timed(lambda r=r: bench.supply.chunks.use(r)) for r in requests]
-    evict = [_timed(lambda: bench.block_pool.get_new_blocks(1)) for _ in range(min(50, known // 2))]
+    lookup = [_timed(partial(_mappable, bench.supply, request)) for request in requests]
+    use = [_timed(partial(bench.supply.chunks.use, request)) for request in requests]
+    allocate = partial(bench.block_pool.get_new_blocks, 1)
+    evict = [_timed(allocate) for _ in range(min(50, known // 2))]
     each = {"lookup": (lookup, CHUNKS), "use": (use, CHUNKS), "evict": (evict, 1)}
     return [_timing(name, known, count, TOKENS, found) for name, (found, count) in each.items()]
 
@@ -76,7 +78,7 @@ def measure_plan(repeats: int, seed: int = 0) -> Timing:
     """Time laying out a request of 64 long chunks."""
     dice = random.Random(seed)
     pieces = [_chunk(dice, LONG) for _ in range(CHUNKS)]
-    found = [_timed(lambda: _plan(pieces)) for _ in range(repeats)]
+    found = [_timed(partial(_plan, pieces)) for _ in range(repeats)]
     return _timing("plan", 0, CHUNKS, LONG, found)
 
 
@@ -145,6 +147,10 @@ def _chunk(dice: random.Random, tokens: int) -> Piece:
 
 def _plan(pieces: Sequence[Piece]) -> Plan:
     return lay_out([*pieces, Piece((0,))], parse("mepic").treat, Layout(SIZE))
+
+
+def _mappable(supply: Supply, request: Sequence[Canonical]) -> bool:
+    return all(map(supply.mappable, request))
 
 
 def _timed(operation: Callable[[], object]) -> float:

@@ -31,6 +31,11 @@ class Storm:
         """Blocks that hold a twentieth of the chunks, and room for a few requests."""
         return int(0.05 * self.chunks * 2.5) + 42
 
+    @property
+    def running(self) -> int:
+        """Requests that run at a time: more than the pool can finish without preemption."""
+        return max(16, self.chunks // 20)
+
 
 @pytest.fixture(scope="module")
 def storm(request: pytest.FixtureRequest) -> Storm:
@@ -86,7 +91,7 @@ class Driver:
     dice: random.Random = field(default_factory=lambda: random.Random(13))
     tokens: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
-    def run(self, requests: list[Request], flying: int = 24) -> None:
+    def run(self, requests: list[Request], flying: int) -> None:
         running = self.engine._running.engine
         queue, alive = iter(enumerate(requests)), dict[str, int]()
         self._fill(queue, alive, flying)
@@ -111,7 +116,7 @@ class Driver:
             alive[prepared.tag] = index
 
 
-def engine_of(model: Path, blocks: int, tiers: str) -> Engine:
+def engine_of(model: Path, storm: Storm, blocks: int, tiers: str) -> Engine:
     return Engine(
         EngineConfig(
             model=str(model),
@@ -119,7 +124,7 @@ def engine_of(model: Path, blocks: int, tiers: str) -> Engine:
             kv_blocks=blocks,
             context=256,
             batch_tokens=512,
-            max_requests=16,
+            max_requests=storm.running,
             tiers=tiers,
         )
     )
@@ -127,9 +132,9 @@ def engine_of(model: Path, blocks: int, tiers: str) -> Engine:
 
 @pytest.fixture(scope="module")
 def expected(pebble: Path, storm: Storm, requests: list[Request]) -> dict[int, tuple[int, ...]]:
-    with engine_of(pebble, storm.chunks * 3 + 4000, "") as engine:
+    with engine_of(pebble, storm, storm.chunks * 3 + 4000, "") as engine:
         driver = Driver(engine)
-        driver.run(requests)
+        driver.run(requests, flying=2 * storm.running)
         assert engine.preemptions == 0
     return driver.tokens
 
@@ -142,9 +147,9 @@ def test_a_storm_changes_no_output_and_leaks_nothing(
     redis_process: Any,
 ) -> None:
     tiers = f"host:{HOST},{redis_process.address}:{REDIS}"
-    with engine_of(pebble, storm.pool, tiers) as engine:
+    with engine_of(pebble, storm, storm.pool, tiers) as engine:
         driver = Driver(engine, abort_share=0.05)
-        driver.run(requests)
+        driver.run(requests, flying=2 * storm.running)
         assert 0 < len(driver.tokens) < storm.requests
         assert all(expected[index] == tokens for index, tokens in driver.tokens.items())
         assert engine.preemptions > 0

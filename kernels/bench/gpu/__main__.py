@@ -1,0 +1,178 @@
+"""Checks and times the CUDA kernels on the GPU of this machine.
+
+    python -m picbench.kernels.bench.gpu --output results/gpu
+
+Writes kernels.json and kernels.md, and the kernels' figures of summary.json. Cases that an earlier
+run with the same versions and commit has measured are kept, so that it can be interrupted.
+"""
+
+import importlib.metadata
+import json
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from picbench.errors import ConfigError, PicBenchError
+from picbench.kernels.bench.gpu import decode, link, moves
+from picbench.kernels.bench.gpu.report import report
+from picbench.kernels.bench.gpu.timing import Spread, interleave, paired
+from picbench.kernels.cuda import flash
+from picbench.kernels.shape import HeadShape
+
+# Llama-3.1-8B's and Mistral-7B's.
+SHAPE = HeadShape(32, 8, 128, torch.bfloat16)
+KINDS = ("decode", "link", "moves")
+
+
+def measure_decode(case: decode.DecodeCase, rounds: int, seed: int) -> dict[str, Any]:
+    """Checks and times one decode case; speeds relative to FlashAttention-3."""
+    samples = interleave(decode.arms(case, seed), rounds, seed)
+    base = samples["fa3"]
+    return {
+        "kind": "decode",
+        "requests": case.requests,
+        "context": case.context,
+        "chunk": case.chunk,
+        "bytes": case.nbytes,
+        "ms": _spreads(samples),
+        "speed_vs_fa3": {name: asdict(paired(base, own)) for name, own in samples.items()},
+    }
+
+
+def measure_link(case: link.LinkCase, rounds: int, seed: int) -> dict[str, Any]:
+    """Checks and times one link case; time relative to FlashAttention-3."""
+    arms, served = link.arms(case, seed)
+    samples = interleave(arms, rounds, seed)
+    return {
+        "kind": "link",
+        "form": case.form,
+        "new": case.new,
+        "context": case.context,
+        "served_by": served,
+        "ms": _spreads(samples),
+        "time_vs_fa3": asdict(paired(samples["link"], samples["fa3"])),
+    }
+
+
+def _spreads(samples: dict[str, list[float]]) -> dict[str, Any]:
+    return {name: asdict(Spread.of(times)) for name, times in samples.items()}
+
+
+def provenance(commit: str, rounds: int, seed: int) -> dict[str, Any]:
+    """Hardware, versions and settings of this run."""
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": importlib.metadata.version("triton"),
+        "vllm": importlib.metadata.version("vllm"),
+        "commit": commit,
+        "rounds": rounds,
+        "seed": seed,
+        "workspace_bytes": link.WORKSPACE_BYTES,
+        "weights": "none: random queries, keys and values",
+    }
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "none: not in a checkout"
+
+
+def summarise(results: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Medians over the target's cases: speed of decode, time of link, ours over the reference."""
+    decoding = [
+        row["speed_vs_fa3"]["turned"]["median"]
+        for row in results
+        if row["kind"] == "decode" and row["requests"] >= 16
+    ]
+    linking = [row["time_vs_fa3"]["median"] for row in results if row["kind"] == "link"]
+    found = {"decode_vs_fa3": decoding, "link_vs_fa3": linking}
+    return {name: statistics.median(values) for name, values in found.items() if values}
+
+
+@click.command(help=__doc__)
+@click.option("--output", type=click.Path(path_type=Path), default=Path("results/gpu"))
+@click.option("--only", multiple=True, type=click.Choice(KINDS), default=KINDS)
+@click.option("--rounds", type=click.IntRange(min=5), default=21, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--commit", default=None, help="Default: this checkout's.")
+def main(output: Path, only: Sequence[str], rounds: int, seed: int, commit: str | None) -> None:
+    """Runs the command."""
+    try:
+        _run(output, only, rounds, seed, commit or _commit())
+    except PicBenchError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def _run(output: Path, only: Sequence[str], rounds: int, seed: int, commit: str) -> None:
+    if not flash.covers(SHAPE):
+        raise ConfigError(
+            "the reference, FlashAttention-3, does not run here",
+            hint="install picbench[cuda] on a Hopper GPU",
+        )
+    run = provenance(commit, rounds, seed)
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / "kernels.json"
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    results = kept["results"] if kept.get("provenance") == run else []
+    known = {row["case"] for row in results}
+    for name, work in _work(only, rounds, seed):
+        if name in known:
+            continue
+        click.echo(name, err=True)
+        results.extend({"case": name} | row for row in work())
+        torch.cuda.empty_cache()
+        document = {"schema": 1, "provenance": run, "results": results}
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        (output / "kernels.md").write_text(report(document))
+    _update(output / "summary.json", summarise(results))
+
+
+def _work(
+    only: Sequence[str], rounds: int, seed: int
+) -> Iterator[tuple[str, Callable[[], list[dict[str, Any]]]]]:
+    if "decode" in only:
+        for case in decode.cases(SHAPE):
+            name = f"decode {case.requests} x {case.context} in {case.chunk}"
+            yield name, partial(_one, measure_decode, case, rounds, seed)
+    if "link" in only:
+        for one in link.cases(SHAPE):
+            name = f"link {one.form} {one.new} over {one.context}"
+            yield name, partial(_one, measure_link, one, rounds, seed)
+    if "moves" in only:
+        yield "moves", lambda: list(moves.measure(SHAPE, rounds, seed))
+
+
+def _one(
+    measure: Callable[[Any, int, int], dict[str, Any]], case: Any, rounds: int, seed: int
+) -> list[dict[str, Any]]:
+    return [measure(case, rounds, seed)]
+
+
+def _update(path: Path, figures: dict[str, float]) -> None:
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | figures, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

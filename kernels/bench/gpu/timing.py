@@ -1,0 +1,87 @@
+"""Times arms on the device: captured once as CUDA graphs, replayed interleaved."""
+
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+_WARMUP = 3
+#: Seconds' worth of launches that one sample holds at least, as a fraction of a millisecond.
+_SAMPLE_MS = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median, quartiles, smallest value and count of a sample."""
+
+    median: float
+    q25: float
+    q75: float
+    best: float
+    n: int
+
+    @classmethod
+    def of(cls, sample: Sequence[float]) -> "Spread":
+        """Summarises two values or more."""
+        q25, median, q75 = statistics.quantiles(sample, n=4, method="inclusive")
+        return cls(median, q25, q75, min(sample), len(sample))
+
+
+def interleave(
+    arms: Mapping[str, Callable[[], object]], rounds: int, seed: int
+) -> dict[str, list[float]]:
+    """Milliseconds of each call of each arm, `rounds` times, in random order within a round."""
+    replays = {name: _capture(arm) for name, arm in arms.items()}
+    repeats = {name: _repeats(replay) for name, replay in replays.items()}
+    samples: dict[str, list[float]] = {name: [] for name in arms}
+    order, shuffler = list(arms), random.Random(seed)
+    for _ in range(rounds):
+        shuffler.shuffle(order)
+        for name in order:
+            samples[name].append(_time(replays[name], repeats[name]))
+    return samples
+
+
+def paired(own: Sequence[float], base: Sequence[float]) -> Spread:
+    """The ratio of two arms' times, paired within a round."""
+    return Spread.of([a / b for a, b in zip(own, base, strict=True)])
+
+
+def _capture(arm: Callable[[], object]) -> Callable[[], None]:
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARMUP):
+            arm()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        arm()
+    return graph.replay
+
+
+def _repeats(replay: Callable[[], None]) -> int:
+    replay()
+    return max(1, round(_SAMPLE_MS / _time(replay, 1)))
+
+
+def _time(replay: Callable[[], None], repeats: int) -> float:
+    def repeat() -> None:
+        for _ in range(repeats):
+            replay()
+
+    return elapsed(repeat) / repeats
+
+
+def elapsed(work: Callable[[], object]) -> float:
+    """Milliseconds between the device's reaching `work` and its being done with it."""
+    # torch annotates neither events nor streams.
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))

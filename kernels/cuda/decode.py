@@ -1,0 +1,204 @@
+"""Decode of planned requests: one query each, over blocks whose keys rest anywhere."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from picbench.errors import EngineError
+from picbench.kernels.cuda import splits
+from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.cuda.merge import merge
+from picbench.kernels.cuda.resolve import SPAN, resolve
+from picbench.kernels.cuda.rows import RowTable
+from picbench.kernels.cuda.tiles import precision
+from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+
+_LOG2E = math.log2(math.e)
+
+
+# Programs of the kernel that a multiprocessor of an H200 holds at once (68 KiB of shared memory
+# each), and multiprocessors to assume where there is no GPU.
+_RESIDENT, _ASSUMED = 3, 132
+# What another split costs, as a share of the whole: its outputs are written, read and merged.
+_SPLIT_COST = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How the decode kernel is launched; what is None is chosen by shape and batch size."""
+
+    warps: int = 4
+    stages: int | None = None
+    splits: int | None = None
+
+
+def choose_splits(pairs: int, resident: int, most: int = 64) -> int:
+    """Splits of each of `pairs` (request, KV head), so that waves of programs fill the device.
+
+    `resident` programs run at once; a last wave that is not full wastes the rest of it.
+    """
+
+    def gain(splits: int) -> float:
+        waves = pairs * splits / resident
+        return waves / math.ceil(waves) * (1 - _SPLIT_COST * splits)
+
+    return max(range(1, most + 1), key=gain)
+
+
+class DecodeBatch:
+    """Device buffers of one decode step, shared by all layers and kept from step to step.
+
+    Addresses never change, so a CUDA graph that captured `decode` at some batch size may be
+    replayed after any `fill` of that size.
+    """
+
+    def __init__(
+        self,
+        table: RowTable,
+        max_batch: int,
+        shape: HeadShape,
+        rope: RopeTable,
+        tuning: Tuning | None = None,
+    ) -> None:
+        if table.unrotated and rope.rotary_dim != shape.head_size:
+            raise EngineError(
+                f"keys of {shape.head_size} dimensions rotate only {rope.rotary_dim}",
+                hint="let keys rest rotated (unrotated_keys=False)",
+            )
+        self.table, self.shape, self.rope = table, shape, rope
+        self.tuning = tuning or Tuning()
+        self.size = 0
+        device = table.blocks.device
+        entries = table.blocks.shape[1]
+        ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        self.blocks = torch.zeros(max_batch, entries, **ints)
+        self.seen = torch.zeros(max_batch, entries, **ints)
+        self.tiles = torch.zeros(max_batch, **ints)
+        self.rows = torch.zeros(max_batch, **ints)
+        self._resident = _RESIDENT * _multiprocessors(device)
+        parts = max(n * self.splits(n) for n in range(1, max_batch + 1))
+        floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
+        self.partial = torch.empty(parts, shape.num_heads, shape.head_size, **floats)
+        self.lse = torch.empty(parts, shape.num_heads, **floats)
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory held, the row table's not counted."""
+        held = (self.blocks, self.seen, self.tiles, self.rows, self.partial, self.lse)
+        return sum(t.nbytes for t in held)
+
+    def splits(self, requests: int) -> int:
+        """Splits of each request's keys in a batch of this size."""
+        chosen = self.tuning.splits
+        return chosen or choose_splits(requests * self.shape.num_kv_heads, self._resident)
+
+    def fill(self, block_table: Tensor, rows: Tensor, lengths: Tensor) -> None:
+        """Prepares a step of `len(rows)` requests; nothing is copied to or from the host.
+
+        `block_table` [requests, max_blocks], `rows` [requests] (of the row table) and `lengths`
+        [requests], the slots of each with this step's token, are int32 on the device. A length of
+        0 leaves a request out.
+        """
+        self.size = len(rows)
+        self.rows[: self.size].copy_(rows)
+        table = self.table
+        entries = table.blocks.shape[1]
+        resolve[(self.size, triton.cdiv(entries, SPAN))](
+            table.blocks,
+            table.seen,
+            table.bounds,
+            block_table,
+            rows,
+            lengths,
+            self.blocks,
+            self.seen,
+            self.tiles,
+            entries,
+            block_table.stride(0),
+            WIDTH=table.tile_blocks,
+            SPAN=SPAN,
+        )
+
+
+def decode(
+    query: Tensor, kv_cache: Tensor, batch: DecodeBatch, scale: float, out: Tensor
+) -> Tensor:
+    """Attention of `query` [requests, num_heads, head_size] over the cache, into `out`.
+
+    Queries are rotated by their logical positions. `out` has the shape of `query`; rows of
+    requests that the batch leaves out are not touched. Slots that are not visible may hold
+    anything, NaN included. Nothing is allocated.
+    """
+    shape, tuning, table = batch.shape, batch.tuning, batch.table
+    requests, heads, size = batch.size, shape.num_heads, shape.head_size
+    key, value = key_value(kv_cache)
+    count = batch.splits(requests)
+    kernel = splits.attend_unrotated if table.unrotated else splits.attend_turned
+    kernel[(shape.num_kv_heads, count, requests)](
+        query,
+        key,
+        value,
+        batch.blocks,
+        batch.seen,
+        table.turns,
+        batch.tiles,
+        batch.rows,
+        batch.rope.cos_sin_cache,
+        batch.partial,
+        batch.lse,
+        scale * _LOG2E,
+        query.stride(0),
+        key.stride(0),
+        key.stride(1),
+        key.stride(2),
+        batch.blocks.stride(0),
+        table.turns.stride(0),
+        count,
+        HEADS=heads,
+        HEAD=size,
+        GROUP=shape.group,
+        PACKED=max(16, triton.next_power_of_2(shape.group)),
+        ROTARY=batch.rope.rotary_dim,
+        TILE=table.tile_blocks * BLOCK_SIZE,
+        PRECISION=precision(shape.dtype),
+        num_warps=tuning.warps,
+        num_stages=tuning.stages or _stages(batch),
+    )
+    merge[(requests, heads)](
+        batch.partial,
+        batch.lse,
+        batch.tiles,
+        batch.tiles,
+        out,
+        heads * size,
+        heads,
+        1,
+        out.stride(0),
+        out.stride(1),
+        count,
+        HEAD=size,
+        TILE=8,
+        num_warps=1,
+    )
+    return out
+
+
+def _stages(batch: DecodeBatch) -> int:
+    # One less than this many tiles of keys and values lie in shared memory (227 KiB), those of
+    # unrotated keys with cosines and sines in float32.
+    row_bytes = batch.shape.head_size * batch.shape.dtype.itemsize
+    if batch.table.unrotated:
+        return 2 if row_bytes <= 256 else 1
+    return 3 if row_bytes <= 512 else 2
+
+
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _ASSUMED
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

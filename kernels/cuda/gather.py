@@ -1,0 +1,100 @@
+"""Copies keys and values of requests into pages in logical order, keys rotated (Triton)."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.rope import RopeTable, rotate
+
+#: Keys of a page of the workspace: what FlashAttention-3 loads at a time, through TMA.
+PAGE = 128
+
+# Keys that one program copies; divides PAGE.
+_TILE = 16
+
+
+def gather(
+    kv_cache: Tensor, slots: Tensor, turns: Tensor, rope: RopeTable, key: Tensor, value: Tensor
+) -> None:
+    """Fills the first len(slots) places of `key` and `value`, both [pages, PAGE, kv_heads, size].
+
+    `slots` [n] int64 are flat cache slots, n a multiple of PAGE; `turns` [n] int32 says how far
+    each key is still to be rotated. Places with a negative slot get zeros. `kv_cache` may be a
+    slice of some KV heads of a layer's cache; `key` and `value` have as many heads.
+    """
+    key_cache, value_cache = key_value(kv_cache)
+    heads, size = key.shape[2:]
+    _gather[(len(slots) // _TILE, heads)](
+        key_cache,
+        value_cache,
+        slots,
+        turns,
+        rope.cos_sin_cache,
+        key,
+        value,
+        key_cache.stride(0),
+        key_cache.stride(1),
+        key_cache.stride(2),
+        heads,
+        BLOCK=BLOCK_SIZE,
+        SIZE=size,
+        ROTARY=rope.rotary_dim,
+        TILE=_TILE,
+        num_warps=4,
+    )
+
+
+def gather_reference(
+    kv_cache: Tensor, slots: Tensor, turns: Tensor, rope: RopeTable
+) -> tuple[Tensor, Tensor]:
+    """`gather` in plain torch: keys and values [n, kv_heads, head_size] of slots >= 0."""
+    key_cache, value_cache = key_value(kv_cache)
+    block, offset = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+    cos, sin = rope.cos_sin_cache[turns.abs().long()].float().chunk(2, dim=-1)
+    rows = torch.cat([cos, sin * turns.sign().unsqueeze(-1)], dim=-1)
+    return rotate(key_cache[block, offset], rows), value_cache[block, offset]
+
+
+@triton.jit
+def _gather(
+    key_cache: tl.tensor,
+    value_cache: tl.tensor,
+    slots: tl.tensor,
+    turns: tl.tensor,
+    cos_sin: tl.tensor,
+    key: tl.tensor,
+    value: tl.tensor,
+    block_stride: tl.tensor,
+    slot_stride: tl.tensor,
+    head_stride: tl.tensor,
+    heads: tl.tensor,
+    BLOCK: tl.constexpr,
+    SIZE: tl.constexpr,
+    ROTARY: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    half: tl.constexpr = ROTARY // 2
+    place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    head = tl.program_id(1)
+    slot = tl.load(slots + place)
+    turn = tl.load(turns + place)
+    there = (slot >= 0)[:, None]
+    dim = tl.arange(0, SIZE)
+    rotates = (dim < ROTARY)[None, :]
+    mate = tl.where(dim < half, dim + half, tl.where(dim < ROTARY, dim - half, dim))[None, :]
+    sign = tl.where(dim < half, -1.0, 1.0)[None, :]
+    at = (slot // BLOCK) * block_stride + (slot % BLOCK) * slot_stride + head * head_stride
+    own = tl.load(key_cache + at[:, None] + dim[None, :], mask=there, other=0.0)
+    paired = tl.load(key_cache + at[:, None] + mate, mask=there, other=0.0).to(tl.float32)
+    row = cos_sin + tl.abs(turn).to(tl.int64)[:, None] * ROTARY + (dim % half)[None, :]
+    cos = tl.load(row, mask=there & rotates, other=1.0).to(tl.float32)
+    sin = tl.load(row + half, mask=there & rotates, other=0.0).to(tl.float32)
+    sin = tl.where((turn < 0)[:, None], -sin, sin)
+    turned = own.to(tl.float32) * cos + paired * (sign * sin)
+    to = (place[:, None] * heads + head) * SIZE + dim[None, :]
+    tl.store(key + to, turned.to(key.dtype.element_ty))
+    moved = tl.load(value_cache + at[:, None] + dim[None, :], mask=there, other=0.0)
+    tl.store(value + to, moved)

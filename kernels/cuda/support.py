@@ -1,0 +1,32 @@
+"""What this GPU and this installation can serve."""
+
+import torch
+
+from picbench.errors import ConfigError
+from picbench.kernels.cuda import flash
+from picbench.kernels.shape import HeadShape
+
+# Triton's tiles are powers of two, and a head is a side of them.
+_HEAD_SIZES = (16, 32, 64, 128, 256)
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def require(shape: HeadShape) -> None:
+    """Raises ConfigError, in one line, where no kernel here serves these heads."""
+    if shape.head_size not in _HEAD_SIZES:
+        raise ConfigError(
+            f"heads of size {shape.head_size} are not supported on CUDA",
+            hint=f"picbench's CUDA kernels serve head sizes {', '.join(map(str, _HEAD_SIZES))}",
+        )
+    if shape.dtype not in _DTYPES:
+        raise ConfigError(
+            f"a KV cache of {shape.dtype} is not supported on CUDA",
+            hint="use --dtype bfloat16, float16 or float32",
+        )
+
+
+def describe(shape: HeadShape) -> str:
+    """One line that says which kernels serve these heads here."""
+    if flash.covers(shape):
+        return "decode: Triton split-KV; link: gather and FlashAttention-3"
+    return "decode: Triton split-KV; link: gather and Triton tiles (FlashAttention-3 not usable)"

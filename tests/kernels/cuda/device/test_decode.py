@@ -1,0 +1,140 @@
+"""Decode against the float64 reference, over poisoned caches."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from picbench.errors import EngineError
+from picbench.kernels.bench.gpu.scene import (
+    Scene,
+    Slots,
+    draw,
+    plain,
+    planned,
+    relative_error,
+    rope_table,
+)
+from picbench.kernels.cuda.decode import DecodeBatch, Tuning, decode
+from picbench.kernels.cuda.rows import RowTable
+from picbench.kernels.shape import HeadShape
+
+UNTOUCHED = 7.0
+
+
+def decoded(
+    scene: Scene, query: Tensor, *, unrotated: bool = False, splits: int = 3, skip: int = -1
+) -> Tensor:
+    device = scene.table.device
+    count = len(scene.requests)
+    table = RowTable(count + 2, scene.table.shape[1] + 4, device, unrotated=unrotated)
+    rows = torch.arange(count, dtype=torch.int32, device=device).flip(0) + 1
+    for row, slots in zip(rows.tolist(), scene.requests, strict=True):
+        table.put(row, slots.kpos, slots.turns)
+    lengths = scene.lengths
+    if skip >= 0:
+        lengths[skip] = 0
+    tuning = Tuning(splits=splits)
+    batch = DecodeBatch(table, count + 1, scene.shape, scene.rope, tuning)
+    for held in (batch.blocks, batch.seen):
+        held.fill_(-1)
+    batch.partial.fill_(float("nan"))
+    batch.lse.fill_(float("nan"))
+    batch.fill(scene.table, rows, lengths)
+    out = torch.full_like(query, UNTOUCHED)
+    return decode(query, scene.kv_cache, batch, scene.scale, out)
+
+
+def worst(scene: Scene, query: Tensor, found: Tensor) -> float:
+    last = torch.tensor([10_000], dtype=torch.int32)
+    errors = []
+    for i in range(len(scene.requests)):
+        expected = scene.expected(i, query[i : i + 1], last)
+        errors.append(relative_error(found[i : i + 1], expected))
+    return max(errors)
+
+
+def requests(unrotated: bool = False) -> list[Slots]:
+    return [
+        planned([40, 100, 16], linked=16, text=21, unrotated=unrotated),
+        planned([33, 7], linked=4, text=1, anchor=50, unrotated=unrotated),
+        planned([17, 90], linked=0, text=16, unrotated=unrotated),
+        planned([], linked=0, text=70, unrotated=unrotated),
+        planned([1, 1, 1], linked=0, text=1, anchor=3, unrotated=unrotated),
+    ]
+
+
+@pytest.mark.parametrize("splits", [1, 3, 40])
+def test_planned_requests(
+    shape: HeadShape, device: str, head_major: bool, tolerance: float, splits: int
+) -> None:
+    rope = rope_table(shape.head_size, 300, device)
+    scene = draw(requests(), shape, rope, device=device, head_major=head_major, poison=True)
+    query = scene.queries(5)
+    assert worst(scene, query, decoded(scene, query, splits=splits)) <= tolerance
+
+
+def test_unrotated_keys(shape: HeadShape, device: str, tolerance: float) -> None:
+    rope = rope_table(shape.head_size, 300, device)
+    scene = draw(requests(unrotated=True), shape, rope, device=device, poison=True)
+    query = scene.queries(5)
+    assert worst(scene, query, decoded(scene, query, unrotated=True)) <= tolerance
+
+
+def test_partial_rotary(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    shape = HeadShape(4, 2, 64, dtype)
+    scene = draw(requests(), shape, rope_table(32, 300, device), device=device, poison=True)
+    query = scene.queries(5)
+    assert worst(scene, query, decoded(scene, query)) <= tolerance
+
+
+def test_requests_left_out_are_not_touched(device: str, dtype: torch.dtype) -> None:
+    shape = HeadShape(4, 2, 64, dtype)
+    scene = draw(requests(), shape, rope_table(64, 300, device), device=device, poison=True)
+    found = decoded(scene, scene.queries(5), skip=2)
+    assert torch.equal(found[2], torch.full_like(found[2], UNTOUCHED))
+    assert bool(found.isfinite().all())
+
+
+def test_generated_tokens_need_no_new_row(
+    device: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    shape = HeadShape(4, 2, 64, dtype)
+    rope = rope_table(64, 300, device)
+    prompt = planned([40, 30], linked=16, text=5)
+    more = torch.arange(75, 75 + 100, dtype=torch.int32)
+    grown = Slots(
+        torch.cat([prompt.kpos, more]), torch.cat([prompt.turns, torch.zeros_like(more)]), 1
+    )
+    scene = draw([grown], shape, rope, device=device, poison=True)
+    short = Scene(shape, rope, (prompt,), scene.table, scene.kv_cache)
+    table = RowTable(1, scene.table.shape[1], device)
+    table.put(0, prompt.kpos, prompt.turns)
+    batch = DecodeBatch(table, 1, shape, rope, Tuning(splits=2))
+    row = torch.zeros(1, dtype=torch.int32, device=device)
+    for now in (short, scene):
+        batch.fill(scene.table, row, now.lengths)
+        query = now.queries(1)
+        out = torch.full_like(query, float("nan"))
+        decode(query, scene.kv_cache, batch, scene.scale, out)
+        assert worst(now, query, out) <= tolerance
+
+
+def test_a_row_is_written_anew(device: str, dtype: torch.dtype, tolerance: float) -> None:
+    shape = HeadShape(4, 2, 64, dtype)
+    scene = draw([plain(50, 1)], shape, rope_table(64, 300, device), device=device, poison=True)
+    table = RowTable(1, 16, device)
+    old = planned([60, 60, 60], linked=16, text=3)
+    table.put(0, old.kpos, old.turns)
+    table.put(0, scene.requests[0].kpos, scene.requests[0].turns)
+    batch = DecodeBatch(table, 1, shape, scene.rope)
+    batch.fill(scene.table, torch.zeros(1, dtype=torch.int32, device=device), scene.lengths)
+    query = scene.queries(1)
+    out = decode(query, scene.kv_cache, batch, scene.scale, torch.empty_like(query))
+    assert worst(scene, query, out) <= tolerance
+
+
+def test_unrotated_partial_rotary_is_refused(device: str) -> None:
+    table = RowTable(1, 4, device, unrotated=True)
+    shape = HeadShape(4, 2, 64, torch.float16)
+    with pytest.raises(EngineError, match="rotate only 32"):
+        DecodeBatch(table, 1, shape, rope_table(32, 100, device))

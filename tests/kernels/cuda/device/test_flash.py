@@ -1,0 +1,77 @@
+"""FlashAttention-3's ways through the package, where it runs, and what stands in where not."""
+
+import numpy as np
+import pytest
+import torch
+
+from picbench.kernels.bench.gpu.scene import draw, plain, planned, relative_error, rope_table
+from picbench.kernels.cuda import flash, order
+from picbench.kernels.cuda.gather import PAGE
+from picbench.kernels.cuda.merge import merge, merge_reference
+from picbench.kernels.cuda.parts import PartBatch, decode_parts, parts_of
+from picbench.kernels.cuda.tiles import Tiles, tile_rows, tokens_of
+from picbench.kernels.shape import HeadShape
+
+
+@pytest.fixture(params=[torch.float16, torch.bfloat16] if flash.available() else [torch.float16])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """The types that FlashAttention serves."""
+    kind: torch.dtype = request.param
+    return kind
+
+
+needs_flash = pytest.mark.skipif(not flash.available(), reason="FlashAttention-3 does not run here")
+
+
+@needs_flash
+@pytest.mark.parametrize("most", [2, 128])
+def test_decode_by_parts(shape: HeadShape, tolerance: float, most: int) -> None:
+    rope = rope_table(shape.head_size, 400, "cuda")
+    requests = [
+        planned([40, 100, 16], linked=16, text=21),
+        planned([33, 7], linked=0, text=1, anchor=50),
+        plain(70, 1),
+    ]
+    scene = draw(requests, shape, rope, device="cuda", poison=True)
+    parts = [parts_of(s.kpos.numpy(), s.turns.numpy(), most) for s in requests]
+    query = scene.queries(len(requests))
+    batch = PartBatch.build(parts, scene.table, shape, rope)
+    out = decode_parts(query, scene.kv_cache, batch, scene.scale, torch.full_like(query, 7))
+    for i, slots in enumerate(requests):
+        expected = scene.expected(i, query[i : i + 1], torch.tensor([slots.end]))
+        assert relative_error(out[i : i + 1], expected) <= tolerance
+
+
+@needs_flash
+def test_tiles_equal_flash(shape: HeadShape, tolerance: float) -> None:
+    seen = np.concatenate([np.arange(1, 17), np.arange(300, 317), np.arange(118, 251)])
+    runs = order.runs(seen.astype(np.int32))
+    query = torch.randn(len(seen), shape.num_heads, shape.head_size, device="cuda").to(shape.dtype)
+    size = (2, 3, PAGE, shape.num_kv_heads, shape.head_size)
+    key, value = torch.randn(size, device="cuda").to(shape.dtype)
+    starts, lengths = (torch.from_numpy(part).cuda() for part in runs)
+    table = torch.arange(3, dtype=torch.int32, device="cuda").expand(len(lengths), -1)
+    sequences = flash.Runs(starts, lengths, table.contiguous(), 133, 316)
+    rows = tile_rows(seen.astype(np.int32), 0, 0, tokens_of(shape.group))
+    tiles = Tiles.of(rows, seen.astype(np.int32), shape, shape.num_kv_heads, query.device)
+    found, expected = torch.empty_like(query), torch.empty_like(query)
+    tiles.attend(query, key, value, 0.1, found)
+    sequences.attend(query, key, value, 0.1, expected)
+    assert relative_error(found, expected.double()) <= tolerance
+
+
+@pytest.mark.parametrize("parts", [1, 5, 40])
+def test_merge_equals_its_reference(parts: int, device: str, dtype: torch.dtype) -> None:
+    partial = torch.randn(parts + 3, 3, 64, device=device).to(dtype)
+    lse = torch.randn(3, parts + 3, device=device) * 20
+    lse[1, 2:] = float("-inf")
+    partial[2:, 1] = float("nan")
+    ints = {"dtype": torch.int32, "device": device}
+    starts, counts = torch.tensor([2, 0], **ints), torch.tensor([parts, 0], **ints)
+    out = torch.full((2, 3, 64), 7.0, device=device)
+    merge[(2, 3)](
+        partial, lse, starts, counts, out, 3 * 64, 1, parts + 3, 3 * 64, 64, 0, HEAD=64, TILE=16
+    )
+    wanted = merge_reference(partial[2 : 2 + parts].double(), lse.T[2 : 2 + parts].double())
+    assert relative_error(out[0], wanted) <= 1e-5
+    assert torch.equal(out[1], torch.full_like(out[1], 7.0))
