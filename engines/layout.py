@@ -4,10 +4,13 @@ An algorithm is a policy that turns each chunk of a prompt into a `Treatment`; `
 mechanism that all of them share. Nothing here imports torch or vllm.
 """
 
+from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from itertools import takewhile
+from typing import Any
 
 from picbench.engines.keys import (
     ChunkEvent,
@@ -97,14 +100,48 @@ class Layout:
     bos_token: int | None = None
 
 
+class PageCache:
+    """Chunks' canonical pages, which are the same in every request, least recently used out first.
+
+    Hashing them is most of the work of a plan; a scheduler plans on the engine's critical path.
+    """
+
+    def __init__(self, tokens: int = 1 << 21) -> None:
+        self._room = tokens
+        self._pages: OrderedDict[Any, tuple[Page, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the chunks that it knows."""
+        return sum(len(tokens) for tokens, *_ in self._pages)
+
+    def find(self, piece: Piece, anchor: tuple[int, ...], layout: Layout) -> tuple[Page, ...]:
+        """The pages of a chunk that is compiled behind `anchor`."""
+        name = (piece.tokens, piece.lead, anchor, layout.scope, layout.block_size)
+        pages = self._pages.get(name)
+        if pages is not None:
+            self._pages.move_to_end(name)
+            return pages
+        self._room -= len(piece.tokens)
+        while self._room < 0 and self._pages:
+            (tokens, *_), _ = self._pages.popitem(last=False)
+            self._room += len(tokens)
+        pages = self._pages[name] = _chunk_pages(piece, anchor, layout)
+        return pages
+
+
 def lay_out(
     pieces: Sequence[Piece],
     policy: Policy,
     layout: Layout,
     *,
     prefix_keys: Sequence[Key] = (),
+    cache: PageCache | None = None,
 ) -> Plan:
-    """Plan a prompt.
+    """Plan a prompt; with a `cache`, chunks that it knows are not hashed again.
 
     `prefix_keys` are the engine's own keys of the full blocks of the raw prompt; those inside the
     text before the first chunk are taken over, so that this text is shared with plain requests
@@ -115,7 +152,7 @@ def lay_out(
         raise ValueError("a plan needs at least one token")
     lead = len(_leading_text([piece for piece in pieces if piece.tokens]))
     keys = prefix_keys[: lead // layout.block_size]
-    return _Builder(_padded(pieces, layout), policy, layout, keys).build(count)
+    return _Builder(_padded(pieces, layout), policy, layout, keys, cache).build(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +190,9 @@ class _Builder:
         policy: Policy,
         layout: Layout,
         prefix_keys: Sequence[Key],
+        cache: PageCache | None = None,
     ) -> None:
+        self._pages = _chunk_pages if cache is None else cache.find
         self._pieces = pieces
         self._policy = policy
         self._layout = layout
@@ -237,7 +276,7 @@ class _Builder:
 
     def _canonical(self, piece: Piece, anchor: Anchor, linked: frozenset[int]) -> Canonical:
         anchor_tokens = self._anchor_tokens(anchor)
-        pages = _chunk_pages(piece, anchor_tokens, self._layout)
+        pages = self._pages(piece, anchor_tokens, self._layout)
         used = _used_pages(len(piece.tokens), linked, self._layout.block_size)
         anchor_pages = self._anchor_pages(anchor_tokens, anchor)
         return Canonical(pages[-1].name, anchor_pages, pages, used)
@@ -352,7 +391,8 @@ def _chain_pages(
     key, seen = root, 0
     for index, begin in enumerate(range(0, len(tokens), size)):
         part = tokens[begin : begin + size]
-        upto = seen + sum(event.start <= _last(part) for event in events[seen:])
+        last = max(t.position for t in part if t.position != GAP)
+        upto = bisect_right(events, last, lo=seen, key=_start)
         ids, positions = [t.token for t in part], [t.position for t in part]
         if index < len(prefix_keys):
             key = prefix_keys[index]
@@ -363,5 +403,5 @@ def _chain_pages(
         yield Page(tuple(ids), tuple(positions), kinds, key if len(part) == size else None)
 
 
-def _last(part: Sequence[_Token]) -> int:
-    return max(t.position for t in part if t.position != GAP)
+def _start(event: ChunkEvent) -> int:
+    return event.start

@@ -10,9 +10,6 @@ from picbench.errors import ConfigError
 
 T = TypeVar("T")
 
-#: Seconds between looks at the clock while an idle engine waits for the next request.
-_NAP = 0.05
-
 
 @dataclass(frozen=True, slots=True)
 class Departure(Generic[T]):
@@ -74,10 +71,10 @@ class Pace(Generic[T]):
         self._flying -= 1
 
     def wait(self) -> None:
-        """Sleep until the next item is due, or for a short while."""
+        """Sleep until the next item is due."""
         due = self._queue[0][1] if self._queue else None
         if due is not None:
-            time.sleep(max(0.0, min(_NAP, self._began + due - self._clock())))
+            time.sleep(max(0.0, self._began + due - self._clock()))
 
 
 def _in_order(items: Sequence[T], arrivals: Sequence[float] | None) -> list[tuple[T, float | None]]:

@@ -59,7 +59,7 @@ def check_request(config: Any, request: Any, registry: Registry) -> None:
     args = read_args(params.extra_args, len(prompt), registry)
     if args is None:
         return
-    settings = PicSettings.read(config.additional_config)
+    settings = PicSettings.given(config.additional_config)
     if settings is None:
         raise ConfigError(
             "the request describes chunks, but this engine was started without picbench: it would "

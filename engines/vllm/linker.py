@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.engines.chunk_cache.orders import Copy, Load, Part
 from picbench.engines.keys import Key
-from picbench.engines.layout import Footprint, lay_out
+from picbench.engines.layout import Footprint, PageCache, lay_out
 from picbench.engines.plan import Canonical, Plan, Slot
 from picbench.engines.request import Hits, Tokens
 from picbench.engines.vllm import rewrite
@@ -80,6 +80,7 @@ class Linker:
         self._block_size = limits.block_size
         self._links: dict[str, Link] = {}
         self._isolated: set[str] = set()
+        self._pages = PageCache()
         self._reports: dict[str, Report] = {}
 
     def admit(self, request: "Request") -> None:
@@ -241,7 +242,7 @@ class Linker:
         layout = self._settings.layout(algorithm, request.cache_salt, self._block_size)
         keys = list(request.block_hashes)
         try:
-            plan = lay_out(pieces, algorithm.treat, layout, prefix_keys=keys)
+            plan = lay_out(pieces, algorithm.treat, layout, prefix_keys=keys, cache=self._pages)
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
         compiles = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]

@@ -55,6 +55,10 @@ class Observer:
         self._snapshots = []
         self._began = time.monotonic()
 
+    def note(self) -> None:
+        """Take a snapshot between steps: the engine has nothing to do, and its clock runs on."""
+        self._observe()
+
     @property
     def snapshots(self) -> list[Snapshot]:
         """One snapshot a step since the measurement began."""

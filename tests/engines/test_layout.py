@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.keys import is_canonical
-from picbench.engines.layout import Anchor, Layout, Pad, Piece, Treatment, lay_out, measure
+from picbench.engines.layout import (
+    Anchor,
+    Layout,
+    Pad,
+    PageCache,
+    Piece,
+    Treatment,
+    lay_out,
+    measure,
+)
 from picbench.engines.plan import GAP, Plan, Slot, Source
 
 SIZE = 16
@@ -255,6 +264,16 @@ def test_anchored_compile_stands_right_behind_the_prefix():
     prompt = [Piece(text), Piece((3,) * 16, chunk=True), Piece((5,) * 16, chunk=True), Piece((4,))]
     second = lay_out(prompt, anchored, layout()).canonicals[1].compile_plan()
     assert [p for p in second.positions if p != GAP] == list(range(36))
+
+
+@given(st.lists(pieces, min_size=1, max_size=4), policies(), pads, st.integers(1, 60))
+def test_a_cache_of_any_size_changes_no_plan(prompts, policy, pad, room):
+    cache = PageCache(room)
+    for prompt in [*prompts, *prompts]:
+        plain = lay_out(prompt, policy, layout(pad))
+        assert lay_out(prompt, policy, layout(pad), cache=cache) == plain
+        assert cache.tokens <= room or len(cache) == 1
+    assert len(cache) or not any(piece.chunk for prompt in prompts for piece in prompt)
 
 
 def test_empty_prompt_and_stray_links_are_refused():

@@ -23,7 +23,7 @@ from typing import Any
 
 from picbench.engines.algorithms import parse
 from picbench.engines.chunk_cache.directory import Directory
-from picbench.engines.layout import Layout, Piece, lay_out
+from picbench.engines.layout import Layout, PageCache, Piece, lay_out
 from picbench.engines.plan import Canonical, Plan
 from picbench.engines.vllm.hooks import Evictions, listen
 from picbench.engines.vllm.pool import Pool
@@ -74,12 +74,15 @@ def measure(known: int, repeats: int, seed: int = 0) -> list[Timing]:
     return [_timing(name, known, count, TOKENS, found) for name, (found, count) in each.items()]
 
 
-def measure_plan(repeats: int, seed: int = 0) -> Timing:
+def measure_plan(repeats: int, seed: int = 0) -> list[Timing]:
     """Time laying out a request of 64 long chunks."""
     dice = random.Random(seed)
     pieces = [_chunk(dice, LONG) for _ in range(CHUNKS)]
-    found = [_timed(partial(_plan, pieces)) for _ in range(repeats)]
-    return _timing("plan", 0, CHUNKS, LONG, found)
+    cache = PageCache()
+    cold = [_timed(partial(_plan, pieces)) for _ in range(repeats)]
+    warm = [_timed(partial(_plan, pieces, cache)) for _ in range(repeats + 1)][1:]
+    each = {"plan, new chunks": cold, "plan, known chunks": warm}
+    return [_timing(name, 0, CHUNKS, LONG, found) for name, found in each.items()]
 
 
 def render(timings: Sequence[Timing], facts: dict[str, str]) -> str:
@@ -110,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=300)
     options = parser.parse_args(argv)
     timings = [t for known in KNOWN for t in measure(known, options.repeats)]
-    timings.append(measure_plan(max(3, options.repeats // 20)))
+    timings += measure_plan(max(3, options.repeats // 20))
     facts = _facts()
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
@@ -145,8 +148,8 @@ def _chunk(dice: random.Random, tokens: int) -> Piece:
     return Piece(tuple(dice.randrange(1, 30_000) for _ in range(tokens)), chunk=True)
 
 
-def _plan(pieces: Sequence[Piece]) -> Plan:
-    return lay_out([*pieces, Piece((0,))], parse("mepic").treat, Layout(SIZE))
+def _plan(pieces: Sequence[Piece], cache: PageCache | None = None) -> Plan:
+    return lay_out([*pieces, Piece((0,))], parse("mepic").treat, Layout(SIZE), cache=cache)
 
 
 def _mappable(supply: Supply, request: Sequence[Canonical]) -> bool:

@@ -4,8 +4,14 @@ from picbench.engines.vllm.bench.coordinator import measure, measure_plan, rende
 
 
 def test_every_operation_is_timed() -> None:
-    timings = [*measure(known=100, repeats=2), measure_plan(repeats=3)]
-    assert [t.operation for t in timings] == ["lookup", "use", "evict", "plan"]
+    timings = [*measure(known=100, repeats=2), *measure_plan(repeats=3)]
+    assert [t.operation for t in timings] == [
+        "lookup",
+        "use",
+        "evict",
+        "plan, new chunks",
+        "plan, known chunks",
+    ]
     assert all(0 < t.low <= t.median <= t.high for t in timings[:2])
     facts = {"cpu": "c", "python": "p", "vllm": "v", "commit": "k"}
     assert render(timings, facts).count("\n| ") == 2 + len(timings)

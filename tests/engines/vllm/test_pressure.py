@@ -63,7 +63,7 @@ def test_a_small_pool_gives_the_outputs_of_a_big_one(llama, requests):
     assert big.preemptions == 0
     big.close()
     small, found = serve(llama, 60, requests)
-    assert small.preemptions > 10
+    assert small.preemptions > 0
     assert [r.tokens for r in found] == [r.tokens for r in expected]
     recompiled = sum(r.counts.compiled for r in found) - sum(r.counts.compiled for r in expected)
     assert recompiled > 0

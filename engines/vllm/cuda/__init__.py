@@ -1,0 +1,1 @@
+"""Plans carried out on a GPU: device-resident positions, attention, runners, worker."""

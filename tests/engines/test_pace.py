@@ -1,0 +1,109 @@
+"""Requests go when they are due, never earlier, and late ones are known."""
+
+import time
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.engines.pace import Pace
+from picbench.errors import ConfigError
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def taken(pace: Pace[str]) -> list[str]:
+    return [departure.item for departure in pace.departures()]
+
+
+def test_a_closed_loop_keeps_so_many_in_flight() -> None:
+    pace = Pace("abcd", limit=2)
+    assert taken(pace) == ["a", "b"]
+    assert taken(pace) == []
+    pace.landed()
+    assert taken(pace) == ["c"]
+    assert pace
+    for _ in range(2):
+        pace.landed()
+    assert pace.idle
+    assert taken(pace) == ["d"]
+    pace.landed()
+    assert not pace
+
+
+def test_an_open_loop_hands_out_in_the_order_of_arrival() -> None:
+    clock = Clock()
+    pace = Pace("abc", limit=9, arrivals=[2.0, 0.0, 1.0], clock=clock)
+    assert taken(pace) == ["b"]
+    clock.now += 0.999
+    assert taken(pace) == []
+    clock.now += 1.001
+    assert taken(pace) == ["c", "a"]
+
+
+def test_latency_counts_from_the_arrival_that_was_meant() -> None:
+    clock = Clock()
+    began = time.time()
+    pace = Pace("ab", limit=1, arrivals=[1.0, 2.0], clock=clock)
+    clock.now += 1.5
+    [first] = pace.departures()
+    assert first.late == pytest.approx(0.5)
+    assert first.arrived == pytest.approx(began + 1.0, abs=0.5)
+    clock.now += 3.5
+    assert not list(pace.departures())
+    pace.landed()
+    [second] = pace.departures()
+    assert second.late == pytest.approx(3.0)
+    assert second.arrived - first.arrived == pytest.approx(1.0)
+
+
+def test_a_closed_loop_is_never_late() -> None:
+    clock = Clock()
+    pace = Pace("ab", limit=1, clock=clock)
+    [first] = pace.departures()
+    clock.now += 5
+    pace.landed()
+    [second] = pace.departures()
+    assert (first.late, second.late) == (0.0, 0.0)
+    assert second.arrived - first.arrived == pytest.approx(5)
+
+
+@given(
+    st.lists(st.floats(0, 50), min_size=1, max_size=20),
+    st.lists(st.floats(0, 10), min_size=1, max_size=60),
+    st.integers(1, 5),
+)
+def test_nothing_is_early_and_nothing_is_lost(
+    arrivals: list[float], steps: list[float], limit: int
+) -> None:
+    clock = Clock()
+    pace = Pace(range(len(arrivals)), limit, arrivals, clock)
+    seen: list[int] = []
+    flying = 0
+    for step in [*steps, *[60.0] * (len(arrivals) + 1)]:
+        clock.now += step
+        for departure in pace.departures():
+            assert clock.now - 100.0 >= arrivals[departure.item]
+            assert departure.late >= 0
+            seen.append(departure.item)
+            flying += 1
+        assert flying <= limit
+        while flying:
+            pace.landed()
+            flying -= 1
+    assert sorted(seen) == list(range(len(arrivals)))
+    assert [arrivals[item] for item in seen] == sorted(arrivals)
+    assert not pace
+
+
+@pytest.mark.parametrize("arrivals", [[0.0], [0.0, -1.0], [0.0, float("nan")]])
+def test_arrivals_that_cannot_be_are_refused(arrivals: list[float]) -> None:
+    with pytest.raises(ConfigError, match="arrival times for 2 requests"):
+        Pace("ab", 1, arrivals)

@@ -1,0 +1,30 @@
+"""What the GPU adapter needs of vLLM's GPU runners, which import without a GPU."""
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_worker import Worker
+
+from picbench.engines.vllm.cuda.runner import UPSTREAM
+from picbench.engines.vllm.cuda.scheduler import PicAsyncScheduler
+from picbench.engines.vllm.cuda.worker import PicGPUWorker
+from picbench.engines.vllm.scheduler import PicScheduler
+from picbench.engines.vllm.support import check_signature
+
+
+def test_methods_that_are_extended_are_those_of_the_pinned_release() -> None:
+    for owner, name, parameters in UPSTREAM:
+        check_signature(getattr(owner, name), parameters)
+    check_signature(Worker._make_model_runner, ("self",))
+    check_signature(
+        GPUModelRunner._prepare_inputs, ("self", "scheduler_output", "num_scheduled_tokens")
+    )
+
+
+def test_every_step_of_a_worker_runs_with_its_own_connector() -> None:
+    for name in ("initialize_from_config", "execute_model", "sample_tokens", "shutdown"):
+        assert getattr(PicGPUWorker, name) is not getattr(Worker, name)
+
+
+def test_plans_come_before_scheduling_ahead() -> None:
+    order = PicAsyncScheduler.__mro__
+    assert order.index(PicScheduler) < order.index(AsyncScheduler)
