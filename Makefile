@@ -13,7 +13,7 @@ RUN := $(BIN)/picbench run --algo mepic,naive,full --dataset musique
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: install demo test check lint types clean
+.PHONY: install demo test check gpu-check lint types clean
 
 install: $(STAMP)
 
@@ -34,6 +34,19 @@ test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: lint types
+
+# On a GPU host, with a Python that has torch, vLLM and picbench: correctness first, and no
+# measurement behind a check that fails. Each step takes minutes and can be run alone.
+GPU_PYTHON ?= $(BIN)/python
+GPU_MODEL ?= $(shell $(GPU_PYTHON) -c "from picbench.workloads import models; print(models.resolve('shape:llama-3.1-8b').path)" 2>/dev/null)
+TESTBED := workloads/testbed/model
+
+gpu-check:
+	$(GPU_PYTHON) -m pytest -q -p no:cacheprovider tests/kernels/cuda tests/engines/vllm/cuda
+	$(GPU_PYTHON) -m picbench.engines.vllm.cuda.check --model $(TESTBED) --dtype float32 --eager
+	$(GPU_PYTHON) -m picbench.engines.vllm.cuda.check --model $(TESTBED) --dtype bfloat16
+	$(GPU_PYTHON) -m picbench.kernels.bench.gpu --output results/gpu
+	$(GPU_PYTHON) -m picbench.engines.vllm.cuda.race --model $(GPU_MODEL) --output results/gpu
 
 lint: install
 	$(BIN)/ruff check .

@@ -1,6 +1,6 @@
 """Times the PIC engine against stock vLLM on one GPU, in turns.
 
-    python -m picbench.engines.vllm.cuda.race --model DIR [--repeats 5] [--json FILE]
+    python -m picbench.engines.vllm.cuda.race --model DIR [--repeats 5] [--output results/gpu]
 
 Plain requests (prefix caching on, nothing cached): what the engine costs when PIC does nothing.
 Warm chunks: a prompt of 64 chunks whose KV is cached, against stock vLLM without any of it. Prompts
@@ -22,7 +22,10 @@ from typing import Any
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
+from picbench.engines.vllm.cuda.report import ratios, render
 from picbench.engines.vllm.cuda.tokens import Tokens
+from picbench.kernels.bench.facts import commit
+from picbench.kernels.bench.gpu.facts import provenance, update
 
 #: 64 chunks and their surroundings make a prompt of 32k tokens.
 CHUNKS, CHUNK_TOKENS = 64, 504
@@ -137,7 +140,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", required=True, help="a Llama in Hugging Face's format")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each kind")
-    parser.add_argument("--json", type=Path, help="also write all measurements to this file")
+    parser.add_argument("--output", type=Path, help="also write race.json and race.md here")
+    parser.add_argument("--commit", default=None, help="what to call the code, without a checkout")
     given = parser.parse_args()
     config = EngineConfig(
         model=given.model,
@@ -150,9 +154,19 @@ def main() -> int:
     stock = replace(config, stock=True, algorithm="prefix")
     found = race({"stock": stock, "picbench": config}, given.repeats)
     _show(found)
-    if given.json:
-        given.json.write_text(json.dumps(found, indent=1))
+    if given.output:
+        facts = provenance(given.commit or commit(), given.repeats, 0)
+        save(given.output, found, {**facts, "model": Path(given.model).name})
     return 0
+
+
+def save(output: Path, found: dict[str, dict[str, list[float]]], facts: dict[str, Any]) -> None:
+    """Write a race's measurements, its page, and its part of ``summary.json``."""
+    output.mkdir(parents=True, exist_ok=True)
+    document = {"schema": 1, "provenance": facts, "found": found}
+    (output / "race.json").write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    (output / "race.md").write_text(render(found, facts), "utf-8")
+    update(output / "summary.json", ratios(found))
 
 
 if __name__ == "__main__":

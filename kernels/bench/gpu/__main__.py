@@ -6,11 +6,8 @@ Writes kernels.json and kernels.md, and the kernels' figures of summary.json. Ca
 run with the same versions and commit has measured are kept, so that it can be interrupted.
 """
 
-import importlib.metadata
 import json
-import platform
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -22,7 +19,9 @@ import click
 import torch
 
 from picbench.errors import ConfigError, PicBenchError
+from picbench.kernels.bench.facts import commit as checkout
 from picbench.kernels.bench.gpu import decode, link, moves
+from picbench.kernels.bench.gpu.facts import provenance, update
 from picbench.kernels.bench.gpu.report import report
 from picbench.kernels.bench.gpu.timing import Spread, interleave, paired
 from picbench.kernels.cuda import flash
@@ -67,36 +66,6 @@ def _spreads(samples: dict[str, list[float]]) -> dict[str, Any]:
     return {name: asdict(Spread.of(times)) for name, times in samples.items()}
 
 
-def provenance(commit: str, rounds: int, seed: int) -> dict[str, Any]:
-    """Hardware, versions and settings of this run."""
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "driver": _driver(),
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": importlib.metadata.version("triton"),
-        "vllm": importlib.metadata.version("vllm"),
-        "commit": commit,
-        "rounds": rounds,
-        "seed": seed,
-        "workspace_bytes": link.WORKSPACE_BYTES,
-        "weights": "none: random queries, keys and values",
-    }
-
-
-def _driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "none: not in a checkout"
-
-
 def summarise(results: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Medians over the target's cases: speed of decode, time of link, ours over the reference."""
     decoding = [
@@ -118,7 +87,7 @@ def summarise(results: Sequence[dict[str, Any]]) -> dict[str, float]:
 def main(output: Path, only: Sequence[str], rounds: int, seed: int, commit: str | None) -> None:
     """Runs the command."""
     try:
-        _run(output, only, rounds, seed, commit or _commit())
+        _run(output, only, rounds, seed, commit or checkout())
     except PicBenchError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
@@ -130,7 +99,10 @@ def _run(output: Path, only: Sequence[str], rounds: int, seed: int, commit: str)
             "the reference, FlashAttention-3, does not run here",
             hint="install picbench[cuda] on a Hopper GPU",
         )
-    run = provenance(commit, rounds, seed)
+    run = provenance(commit, rounds, seed) | {
+        "workspace_bytes": link.WORKSPACE_BYTES,
+        "weights": "none: random queries, keys and values",
+    }
     output.mkdir(parents=True, exist_ok=True)
     path = output / "kernels.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
@@ -145,7 +117,7 @@ def _run(output: Path, only: Sequence[str], rounds: int, seed: int, commit: str)
         document = {"schema": 1, "provenance": run, "results": results}
         path.write_text(json.dumps(document, indent=1) + "\n")
         (output / "kernels.md").write_text(report(document))
-    _update(output / "summary.json", summarise(results))
+    update(output / "summary.json", summarise(results))
 
 
 def _work(
@@ -167,11 +139,6 @@ def _one(
     measure: Callable[[Any, int, int], dict[str, Any]], case: Any, rounds: int, seed: int
 ) -> list[dict[str, Any]]:
     return [measure(case, rounds, seed)]
-
-
-def _update(path: Path, figures: dict[str, float]) -> None:
-    known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(known | figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":
