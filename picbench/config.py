@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from picbench.engines.config import DEFAULT_TIERS
 from picbench.errors import ConfigError
 
 
@@ -18,20 +19,31 @@ class RunConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     algo: tuple[str, ...] = Field(min_length=1)
-    dataset: str = Field(min_length=1)
+    dataset: str = ""
+    requests: str | None = None
     data: str = Field(default="bundled", min_length=1)
     model: str = Field("testbed", min_length=1)
     limit: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
     concurrency: int = Field(4, ge=1)
+    rate: float | None = Field(None, gt=0, allow_inf_nan=False)
+    arrivals: Literal["poisson", "uniform"] = "poisson"
+    max_running: int = Field(64, ge=1)
+    slo: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     kv_blocks: int | None = Field(None, ge=1)
+    tiers: str = DEFAULT_TIERS
+    on_pressure: Literal["wait", "reject"] = "wait"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     context: int | None = Field(None, ge=16)
     prompts: str | None = None
     output: str | None = None
     same_engine: bool = False
     on_bad_row: Literal["stop", "skip"] = "stop"
+    offline: bool = False
+    chat: Literal["auto", "on", "off"] = "auto"
+    scoring: Literal["longbench", "cacheblend"] = "longbench"
+    grid: str | None = None
 
 
 def parse_config(values: Mapping[str, Any]) -> RunConfig:

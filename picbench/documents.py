@@ -1,12 +1,11 @@
 """The JSON documents of a run directory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from picbench.job import Job
 from picbench.summary import ArmSummary
-from picbench.workloads.bundled import BUNDLED
 
 SCHEMA = 1
 
@@ -19,7 +18,8 @@ def manifest(
 ) -> dict[str, Any]:
     """manifest.json: what was asked for and on what it ran; `state` is how far the run is.
 
-    Engines start with no KV cached and keep their cache from request to request.
+    Engines start with no KV cached, or that of preloaded chunks, and keep their cache from
+    request to request.
     """
     return {
         "schema": SCHEMA,
@@ -29,7 +29,7 @@ def manifest(
         "sizes": asdict(job.sizes),
         "model": _model(job),
         "workload": _workload(job),
-        "cache": "cold at start, kept between requests",
+        "cache": f"{'warm' if job.workload.preload else 'cold'} at start, kept between requests",
         "arms": {
             arm.name: {
                 "algorithm": arm.algorithm,
@@ -59,7 +59,22 @@ def summary(
 
 
 def _workload(job: Job) -> dict[str, object]:
-    return asdict(job.facts) | {"synthetic": job.config.data == BUNDLED}
+    workload = job.workload
+    return asdict(job.facts) | {
+        "synthetic": workload.synthetic,
+        "arrivals": _arrivals(workload.arrivals),
+        "preloaded_chunks": len(workload.preload),
+        "request_file": workload.requests,
+        "origin": None if workload.origin is None else asdict(workload.origin),
+        "chat": workload.chat,
+        "skipped_rows": len(workload.skipped),
+        "first_skipped": next(iter(workload.skipped), None),
+    }
+
+
+def _arrivals(times: Sequence[float] | None) -> dict[str, object] | None:
+    """How requests arrive, None in a closed loop; each one's time is in its row."""
+    return None if times is None else {"requests": len(times), "last_s": max(times)}
 
 
 def _model(job: Job) -> dict[str, object]:

@@ -10,20 +10,19 @@ from pathlib import Path
 
 from picbench.arm import Arm, parse_arms
 from picbench.config import RunConfig
+from picbench.engines.chunk_cache.tiers.spec import parse_tiers
 from picbench.engines.config import EngineConfig
 from picbench.sizing import Sizes, measure_sizes
+from picbench.slo import Objectives, parse_slo
 from picbench.store import check_free
 from picbench.workload import Workload
 from picbench.workloads.workload import Workload as Facts
+from picbench.workloads.workload import fingerprint as fingerprint_of
 from picbench.workloads.workload import summarise
 
 #: Settings that change where or how a run is written, and none of its numbers. The names of
 #: files are covered by the fingerprint of the requests that were made from them.
-_NEUTRAL = {"output", "data", "prompts", "algo", "on_bad_row"}
-
-
-#: Requests that an engine may run at once at least: the concurrency, and chunks being compiled.
-MAX_REQUESTS = 64
+_NEUTRAL = {"output", "data", "prompts", "algo", "on_bad_row", "offline", "requests"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class Job:
     """Arms, workload and sizes of a run, and the directory that it will write.
 
     `fingerprint` is the SHA-256, in hex, of what decides the numbers: settings, arms, sizes and
-    requests.
+    requests. `objectives` are those of latency, if there are any.
     """
 
     config: RunConfig
@@ -41,6 +40,7 @@ class Job:
     sizes: Sizes
     fingerprint: str
     output: Path
+    objectives: Objectives | None = None
 
     def engine(self, arm: Arm) -> EngineConfig:
         """The settings of an arm's engine: the same for all but for the algorithm."""
@@ -51,41 +51,53 @@ class Job:
             dtype=self.config.dtype,
             kv_blocks=self.sizes.pool,
             context=self.sizes.context,
-            max_requests=max(self.config.concurrency, MAX_REQUESTS),
+            max_requests=self.running,
             seed=self.config.seed,
+            tiers=self.config.tiers,
+            on_pressure=self.config.on_pressure,
         )
+
+    @property
+    def running(self) -> int:
+        """Requests that an engine computes at a time at most, chunks being compiled included."""
+        least = 0 if self.workload.arrivals else self.config.concurrency
+        return max(least, self.config.max_running)
 
 
 def prepare(config: RunConfig, load: Callable[[RunConfig], Workload]) -> Job:
     """Check all that can be checked before an engine starts; ConfigError for what is wrong."""
     arms = parse_arms(config.algo, same_engine=config.same_engine)
+    parse_tiers(config.tiers)
+    objectives = parse_slo(config.slo) if config.slo else None
     if config.output:
         check_free(Path(config.output))
     workload = load(config)
     facts = summarise(workload.samples)
     sizes = measure_sizes(
         workload.samples,
-        concurrency=config.concurrency,
+        concurrency=config.max_running if workload.arrivals else config.concurrency,
         context=config.context,
         pool=config.kv_blocks,
     )
-    fingerprint = _fingerprint(config, arms, facts, sizes)
-    output = Path(config.output or _default_output(config, fingerprint))
+    fingerprint = _fingerprint(config, arms, workload, sizes)
+    output = Path(config.output or _default_output(config, workload.dataset, fingerprint))
     check_free(output)
-    return Job(config, arms, workload, facts, sizes, fingerprint, output)
+    return Job(config, arms, workload, facts, sizes, fingerprint, output, objectives)
 
 
-def _fingerprint(config: RunConfig, arms: tuple[Arm, ...], facts: Facts, sizes: Sizes) -> str:
+def _fingerprint(config: RunConfig, arms: tuple[Arm, ...], workload: Workload, sizes: Sizes) -> str:
     content = {
         "settings": config.model_dump(exclude=_NEUTRAL),
         "arms": [[arm.algorithm, arm.stock] for arm in arms],
         "sizes": asdict(sizes),
-        "requests": facts.fingerprint,
+        "requests": fingerprint_of(workload.samples),
+        "arrivals": workload.arrivals,
+        "preload": [sample.tokens for sample in workload.preload],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _default_output(config: RunConfig, fingerprint: str) -> Path:
+def _default_output(config: RunConfig, dataset: str, fingerprint: str) -> Path:
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     model = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.model.removeprefix("shape:")).name)
-    return Path("runs") / f"{now}-{config.dataset}-{model}-{fingerprint[:8]}"
+    return Path("runs") / f"{now}-{dataset}-{model}-{fingerprint[:8]}"

@@ -1,15 +1,18 @@
-"""The run protocol: interleaved rounds.
+"""The run protocol: interleaved rounds, or whole runs one after another.
 
 A round sends the same group of samples to every arm in turn, and the next round begins with the
 next arm: whatever drifts (clock, temperature, neighbours) hits all arms alike, and only one arm
 computes at a time. Within a group requests run in a closed loop.
+
+Requests that arrive at times of their own (an open loop) cannot be cut into groups without
+draining the queue that they build up. There each arm serves all of them, and then the next arm.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from picbench.engines.request import Chunk, Request, Text
-from picbench.errors import EngineError
+from picbench.errors import EngineError, InvalidRun
 from picbench.server import Batch, Failure, Server
 from picbench.workloads.sample import Part, Sample
 
@@ -19,12 +22,13 @@ DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One arm's answer to one group of samples."""
+    """One arm's answer to one group of samples; `arrivals` in seconds, None in a closed loop."""
 
     round: int
     arm: str
     samples: Sequence[Sample]
     batch: Batch
+    arrivals: Sequence[float] | None = None
 
 
 def group_size(concurrency: int) -> int:
@@ -46,7 +50,7 @@ def schedule(
 def interleave(
     servers: Mapping[str, Server], samples: Sequence[Sample], concurrency: int
 ) -> Iterator[Turn]:
-    """Run the whole schedule.
+    """Run the whole schedule in a closed loop.
 
     An arm whose engine is gone fails its remaining requests; the others go on.
     """
@@ -54,12 +58,53 @@ def interleave(
     for number, arm, group in schedule(samples, tuple(servers), group_size(concurrency)):
         if arm not in gone:
             try:
-                batch = servers[arm].run([to_request(s) for s in group], concurrency)
+                batch = servers[arm].run(to_requests(group), concurrency)
             except EngineError as error:
                 gone[arm] = str(error)
         if arm in gone:
-            batch = Batch(tuple(Failure(gone[arm]) for _ in group), busy=0.0, clean=False)
+            batch = _lost(group, gone[arm])
         yield Turn(number, arm, group, batch)
+
+
+def replay(
+    servers: Mapping[str, Server], samples: Sequence[Sample], arrivals: Sequence[float], first: int
+) -> Iterator[Turn]:
+    """Send all samples to each arm at their arrival times (seconds), one arm after another.
+
+    Arm number `first` (modulo their number) begins, so that over several runs none always does.
+    """
+    arms = tuple(servers)
+    first %= len(arms)
+    for arm in (*arms[first:], *arms[:first]):
+        try:
+            batch = servers[arm].run(to_requests(samples), None, arrivals)
+        except EngineError as error:
+            batch = _lost(samples, str(error))
+        yield Turn(0, arm, samples, batch, arrivals)
+
+
+def preload(servers: Mapping[str, Server], samples: Sequence[Sample], concurrency: int) -> None:
+    """Run samples through every arm and keep no result: the caches are warm afterwards.
+
+    An arm whose engine is gone is passed over; it says so when it is next asked. Raises
+    InvalidRun for a sample that fails, since the cache would not be as declared.
+    """
+    for arm, server in servers.items():
+        try:
+            batch = server.run(to_requests(samples), concurrency)
+        except EngineError:
+            continue
+        for sample, outcome in zip(samples, batch.outcomes, strict=True):
+            if isinstance(outcome, Failure):
+                raise InvalidRun(
+                    f"arm {arm}: {sample.id} could not be preloaded: {outcome.message}",
+                    hint="raise --kv-blocks, or run without preloaded chunks",
+                )
+
+
+def to_requests(samples: Sequence[Sample]) -> list[Request]:
+    """The requests of several samples."""
+    return [to_request(sample) for sample in samples]
 
 
 def to_request(sample: Sample) -> Request:
@@ -69,3 +114,7 @@ def to_request(sample: Sample) -> Request:
 
 def _segment(part: Part) -> Text | Chunk:
     return (Chunk if part.kind == "chunk" else Text)(tokens=part.tokens)
+
+
+def _lost(samples: Sequence[Sample], reason: str) -> Batch:
+    return Batch(tuple(Failure(reason) for _ in samples), busy=0.0, clean=False)

@@ -11,7 +11,7 @@ from picbench.protocol import Turn
 from picbench.server import Failure
 from picbench.workloads.sample import Sample
 
-Score = Callable[[str, Sequence[str]], float]
+Score = Callable[[str, Sequence[str]], float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +20,8 @@ class Row:
 
     Either `error` is set or everything behind it is, `tpot_ms` apart, which needs two tokens.
     Rows that are not `timed` ran apart from their group, after another request had failed.
+    `arrival_ms` counts from the start of the arm's turn; it is None in a closed loop. A request
+    was submitted `late_ms` after it arrived, and that is part of its latencies.
     """
 
     arm: str
@@ -27,7 +29,9 @@ class Row:
     round: int
     timed: bool
     prompt_sha256: str
+    arrival_ms: float | None = None
     error: str | None = None
+    late_ms: float | None = None
     ttft_ms: float | None = None
     prefill_ms: float | None = None
     tpot_ms: float | None = None
@@ -43,11 +47,14 @@ class Row:
 
 def to_rows(turn: Turn, score: Score) -> list[Row]:
     """The rows of a turn, in the order of its samples."""
+    arrivals: Sequence[float | None] = turn.arrivals or [None] * len(turn.samples)
     return [
-        _failed(turn, sample, outcome)
+        _failed(turn, sample, outcome, arrival)
         if isinstance(outcome, Failure)
-        else _answered(turn, sample, outcome, score)
-        for sample, outcome in zip(turn.samples, turn.batch.outcomes, strict=True)
+        else _answered(turn, sample, outcome, arrival, score)
+        for sample, outcome, arrival in zip(
+            turn.samples, turn.batch.outcomes, arrivals, strict=True
+        )
     ]
 
 
@@ -56,18 +63,21 @@ def hash_tokens(tokens: Sequence[int]) -> str:
     return hashlib.sha256(np.asarray(tokens, dtype="<i4").tobytes()).hexdigest()
 
 
-def _failed(turn: Turn, sample: Sample, failure: Failure) -> Row:
+def _failed(turn: Turn, sample: Sample, failure: Failure, arrival: float | None) -> Row:
     return Row(
         arm=turn.arm,
         sample=sample.id,
         round=turn.round,
         timed=False,
         prompt_sha256=hash_tokens(sample.tokens),
+        arrival_ms=_milliseconds(arrival),
         error=failure.message,
     )
 
 
-def _answered(turn: Turn, sample: Sample, result: Result, score: Score) -> Row:
+def _answered(
+    turn: Turn, sample: Sample, result: Result, arrival: float | None, score: Score
+) -> Row:
     timings = result.timings
     return Row(
         arm=turn.arm,
@@ -75,9 +85,11 @@ def _answered(turn: Turn, sample: Sample, result: Result, score: Score) -> Row:
         round=turn.round,
         timed=turn.batch.clean,
         prompt_sha256=hash_tokens(result.prompt_tokens),
+        arrival_ms=_milliseconds(arrival),
+        late_ms=None if arrival is None else 1e3 * timings.late,
         ttft_ms=1e3 * timings.ttft,
         prefill_ms=1e3 * timings.prefill,
-        tpot_ms=None if timings.tpot is None else 1e3 * timings.tpot,
+        tpot_ms=_milliseconds(timings.tpot),
         e2e_ms=1e3 * timings.e2e,
         output_tokens=len(result.tokens),
         output_sha256=hash_tokens(result.tokens),
@@ -87,3 +99,7 @@ def _answered(turn: Turn, sample: Sample, result: Result, score: Score) -> Row:
         text=result.text,
         score=score(result.text, sample.answers),
     )
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds

@@ -16,7 +16,7 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request
 from picbench.environment import arm_environment
 from picbench.errors import EngineError, PicBenchError
-from picbench.server import Batch
+from picbench.server import Batch, Group, Reset
 from picbench.worker import Build, open_engine
 
 #: Seconds that an engine gets to end by itself, and that a process gets to obey a signal.
@@ -53,11 +53,22 @@ class Remote:
         description: Mapping[str, object] = self._receive()
         return description
 
-    def run(self, requests: Sequence[Request], concurrency: int) -> Batch:
+    def run(
+        self,
+        requests: Sequence[Request],
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> Batch:
         """See Server."""
-        self._send((tuple(requests), concurrency))
+        times = None if arrivals is None else tuple(arrivals)
+        self._send(Group(tuple(requests), concurrency, times))
         batch: Batch = self._receive()
         return batch
+
+    def reset(self) -> None:
+        """See Server."""
+        self._send(Reset())
+        self._receive()
 
     def close(self) -> None:
         """See Server."""

@@ -30,14 +30,39 @@ class Batch:
     clean: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Requests to run together, and when; see `Server.run`."""
+
+    requests: tuple[Request, ...]
+    concurrency: int | None
+    arrivals: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Drop all cached KV."""
+
+
 class Server(Protocol):
     """One arm's engine, started by whoever made the object."""
 
     def ready(self) -> Mapping[str, object]:
         """Wait until the engine is up and return what it is; EngineError if it never will be."""
 
-    def run(self, requests: Sequence[Request], concurrency: int) -> Batch:
-        """Run a group, at most `concurrency` at a time; EngineError when the engine is gone."""
+    def run(
+        self,
+        requests: Sequence[Request],
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> Batch:
+        """Run a group, at most `concurrency` at a time; EngineError when the engine is gone.
+
+        With `arrivals`, each request is sent so many seconds after the group's start.
+        """
+
+    def reset(self) -> None:
+        """Drop all cached KV; EngineError when the engine is gone."""
 
     def close(self) -> None:
         """Let the engine finish and end."""

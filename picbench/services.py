@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 from picbench.config import RunConfig
 from picbench.remote import launch
+from picbench.requests import load
 from picbench.session import Launch
-from picbench.workload import Workload, load_workload
+from picbench.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
     """Where workloads come from and how engines start."""
 
-    load: Callable[[RunConfig], Workload] = load_workload
+    load: Callable[[RunConfig], Workload] = load
     launch: Launch = launch

@@ -1,6 +1,6 @@
 """A run from the first engine to the last file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from picbench.errors import InvalidRun
 from picbench.fleet import Fleet, running
 from picbench.job import Job
 from picbench.progress import Progress
-from picbench.protocol import Turn, interleave
+from picbench.protocol import Turn, interleave, preload, replay
 from picbench.record import to_rows
 from picbench.server import Server
 from picbench.store import RunDirectory
@@ -86,22 +86,38 @@ class Session:
         return Finished(self._directory.path, arms, self._failed)
 
     def _measure(self) -> None:
-        samples = self._job.workload.samples
+        self._preload()
         self._progress.begin()
-        for turn in interleave(self._fleet.servers, samples, self._job.config.concurrency):
+        for turn in self._turns():
             self._keep(turn)
+
+    def _preload(self) -> None:
+        samples = self._job.workload.preload
+        if samples:
+            self._progress.say(f"preloading {len(samples)} chunks into each arm")
+            preload(self._fleet.servers, samples, self._job.config.concurrency)
+
+    def _turns(self) -> Iterator[Turn]:
+        workload, servers = self._job.workload, self._fleet.servers
+        if workload.arrivals is None:
+            return interleave(servers, workload.samples, self._job.config.concurrency)
+        # Any number that differs from run to run will do.
+        return replay(servers, workload.samples, workload.arrivals, int(self._job.fingerprint, 16))
 
     def _keep(self, turn: Turn) -> None:
         rows = to_rows(turn, self._job.workload.score)
         self._directory.append(rows)
         self._tallies[turn.arm].add(rows, turn.batch)
         self._progress.advance(turn.arm, len(rows))
-        verify(turn, self._arms[turn.arm])
+        verify(turn, self._arms[turn.arm], warm=bool(self._job.workload.preload))
 
     def _write_results(self, status: str) -> dict[str, ArmSummary]:
         workload = self._job.workload
         arms = summarise(
-            self._tallies, metric=workload.metric, meaningful=workload.model.meaningful
+            self._tallies,
+            metric=workload.metric,
+            meaningful=workload.model.meaningful,
+            objectives=self._job.objectives,
         )
         self._directory.write_memory({n: t.snapshots for n, t in self._tallies.items()})
         self._directory.write_summary(documents.summary(self._job, arms, self._provenance, status))

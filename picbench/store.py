@@ -57,7 +57,7 @@ class RunDirectory:
 
     def log(self, arm: str) -> Path:
         """Where the output of an arm's engine goes."""
-        return self.path / "logs" / f"{re.sub(r'[^A-Za-z0-9=_.-]', '_', arm)}.log"
+        return self.path / "logs" / log_name(arm)
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Write or replace the manifest."""
@@ -91,6 +91,11 @@ class RunDirectory:
         with suppress(OSError):
             for folder in self._made:
                 folder.rmdir()
+
+
+def log_name(arm: str) -> str:
+    """The file name of an arm's log."""
+    return f"{re.sub(r'[^A-Za-z0-9=_.-]', '_', arm)}.log"
 
 
 def check_free(path: Path) -> None:

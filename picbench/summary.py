@@ -8,6 +8,7 @@ import numpy as np
 from picbench.engines import ledger
 from picbench.engines.request import Hits, Tokens
 from picbench.record import Row
+from picbench.slo import Objectives
 from picbench.tally import Tally
 
 #: The arm that ratios are taken to.
@@ -20,6 +21,7 @@ class Percentiles:
 
     p50: float
     p90: float
+    p95: float
     p99: float
 
 
@@ -48,6 +50,10 @@ class ArmSummary:
     the arm's own busy time: prompt plus output tokens, and output tokens alone. `tpot_ms` is the
     mean over requests. `tokens` and `hits` are sums over requests; `computed_tokens` is what had
     to be computed for them: prompt tokens not reused, and chunks compiled.
+
+    `makespan_s` is from the start to the last token of the last request and `late_ms` how late
+    requests were submitted; both None in a closed loop. `goodput_req_s` is requests a second that
+    met the objectives, None without any: a second of the makespan, or of busy time.
     """
 
     requests: int
@@ -66,27 +72,43 @@ class ArmSummary:
     computed_tokens: int
     output_tokens: int
     hits: Hits
+    makespan_s: float | None = None
+    late_ms: Percentiles | None = None
+    goodput_req_s: float | None = None
 
 
 def summarise(
-    tallies: Mapping[str, Tally], *, metric: str, meaningful: bool
+    tallies: Mapping[str, Tally],
+    *,
+    metric: str,
+    meaningful: bool,
+    objectives: Objectives | None = None,
 ) -> dict[str, ArmSummary]:
     """Summaries by arm."""
     full = tallies[BASELINE].rows if BASELINE in tallies else []
     return {
-        name: summarise_arm(tally, full, metric=metric, meaningful=meaningful)
+        name: summarise_arm(
+            tally, full, metric=metric, meaningful=meaningful, objectives=objectives
+        )
         for name, tally in tallies.items()
     }
 
 
 def summarise_arm(
-    tally: Tally, full: Sequence[Row], *, metric: str, meaningful: bool
+    tally: Tally,
+    full: Sequence[Row],
+    *,
+    metric: str,
+    meaningful: bool,
+    objectives: Objectives | None = None,
 ) -> ArmSummary:
     """The summary of one arm; `full` are the rows of the arm that it is compared with."""
     answered = [row for row in tally.rows if row.error is None]
     timed = [row for row in answered if row.timed]
     output = sum(row.output_tokens for row in timed)
     tokens = sum_tokens(row.tokens for row in answered)
+    makespan = makespan_s(timed)
+    good = sum(objectives.met(row) for row in timed) if objectives else None
     return ArmSummary(
         requests=len(tally.rows),
         failed=tally.failed,
@@ -107,13 +129,27 @@ def summarise_arm(
             chunk=sum(row.hits.chunk for row in answered),
             prefix=sum(row.hits.prefix for row in answered),
         ),
+        makespan_s=makespan,
+        late_ms=percentiles(row.late_ms for row in timed),
+        goodput_req_s=None if good is None else rate(good, makespan or tally.busy),
     )
+
+
+def makespan_s(rows: Iterable[Row]) -> float | None:
+    """Seconds from the start to the last token of any row; None in a closed loop."""
+    ends = (
+        row.arrival_ms + row.e2e_ms
+        for row in rows
+        if row.arrival_ms is not None and row.e2e_ms is not None
+    )
+    last = max(ends, default=None)
+    return None if last is None else last / 1e3
 
 
 def percentiles(values: Iterable[float | None]) -> Percentiles | None:
     """Percentiles of the values that are there; None without any."""
     known = _known(values)
-    return Percentiles(*map(float, np.percentile(known, (50, 90, 99)))) if known else None
+    return Percentiles(*map(float, np.percentile(known, (50, 90, 95, 99)))) if known else None
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -7,12 +7,15 @@ from picbench.protocol import Turn
 from picbench.server import Failure
 
 
-def verify(turn: Turn, arm: Arm) -> None:
-    """Raise InvalidRun where an engine ran other tokens, or reused what its arm may not.
+def verify(turn: Turn, arm: Arm, *, warm: bool = False) -> None:
+    """Raise InvalidRun where an engine ran other tokens, or reused what its arm may not or must.
 
     Arms are comparable only on identical token ids, and an arm that reuses nothing is the
-    baseline only if its cache never hit.
+    baseline only if its cache never hit. A `warm` turn, before which chunks were preloaded, has
+    to hit in arms that reuse chunks.
     """
+    if warm and arm.reuse is Reuse.CHUNKS:
+        _verify_warm(turn, arm)
     for sample, outcome in zip(turn.samples, turn.batch.outcomes, strict=True):
         if isinstance(outcome, Failure):
             continue
@@ -27,3 +30,12 @@ def verify(turn: Turn, arm: Arm) -> None:
                 f"{where}: {outcome.counts.reused} tokens came from a cache that must be off",
                 hint="look for a VLLM_* variable or configuration that turns caching on",
             )
+
+
+def _verify_warm(turn: Turn, arm: Arm) -> None:
+    results = [o for o in turn.batch.outcomes if not isinstance(o, Failure)]
+    if results and not any(result.counts.reused for result in results):
+        raise InvalidRun(
+            f"arm {arm.name}: chunks were preloaded, and round {turn.round} reused none",
+            hint="raise --kv-blocks: the pool may be too small to keep them",
+        )

@@ -15,7 +15,7 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Request, Result
 from picbench.errors import EngineError, PicBenchError
-from picbench.server import Batch, Failure
+from picbench.server import Batch, Failure, Group, Reset
 
 
 class EngineLike(Protocol):
@@ -25,7 +25,13 @@ class EngineLike(Protocol):
     def memory(self) -> Sequence[Snapshot]:
         """The ledger since the last `measure`."""
 
-    def generate(self, requests: Sequence[Request], *, concurrency: int | None) -> list[Result]:
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> list[Result]:
         """Run requests, at most `concurrency` at a time; results in request order."""
 
     def measure(self) -> None:
@@ -52,7 +58,7 @@ def open_engine(config: EngineConfig) -> AbstractContextManager[EngineLike]:
 
 
 def serve(connection: Connection) -> None:
-    """Build the engine, send its description, answer each (requests, concurrency) by a Batch.
+    """Build the engine, send its description, answer each Group by a Batch, each Reset by None.
 
     The first message received builds the engine. An error of start-up crosses as a PicBenchError
     object. Ends on None or when the parent is gone.
@@ -69,15 +75,17 @@ def serve(connection: Connection) -> None:
             connection.send(_portable(error))
 
 
-def run_group(engine: EngineLike, requests: Sequence[Request], concurrency: int) -> Batch:
+def run_group(engine: EngineLike, group: Group) -> Batch:
     """Run a group under a fresh ledger; after a failure, find out which requests fail."""
     engine.measure()
     started = time.perf_counter()
     try:
-        outcomes: Sequence[Result | Failure] = engine.generate(requests, concurrency=concurrency)
+        outcomes: Sequence[Result | Failure] = engine.generate(
+            group.requests, concurrency=group.concurrency, arrivals=group.arrivals
+        )
         clean = True
     except Exception as error:
-        outcomes, clean = _isolate(engine, requests, error), False
+        outcomes, clean = _isolate(engine, group.requests, error), False
     busy = time.perf_counter() - started
     return Batch(tuple(outcomes), busy, tuple(engine.memory), clean)
 
@@ -86,8 +94,19 @@ def _answer(engine: EngineLike, connection: Connection) -> None:
     engine.warm_up()
     engine.reset()
     connection.send(engine.describe())
-    while (group := connection.recv()) is not None:
-        connection.send(run_group(engine, *group))
+    while (message := connection.recv()) is not None:
+        connection.send(_obey(engine, message))
+
+
+def _obey(engine: EngineLike, message: Group | Reset) -> Batch | PicBenchError | None:
+    if isinstance(message, Group):
+        return run_group(engine, message)
+    try:
+        engine.reset()
+    except Exception as error:
+        traceback.print_exc()
+        return _portable(error)
+    return None
 
 
 def _isolate(

@@ -4,7 +4,10 @@ import click
 
 from picbench.cli.guard import GuardedGroup
 from picbench.cli.listing import listing
+from picbench.cli.reproduce import reproduce
 from picbench.cli.run import run
+from picbench.cli.traffic import traffic
+from picbench.cli.warm import warm
 
 
 @click.group(cls=GuardedGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -19,4 +22,7 @@ def main() -> None:
 
 
 main.add_command(run)
+main.add_command(traffic)
+main.add_command(warm)
+main.add_command(reproduce)
 main.add_command(listing)

@@ -1,13 +1,13 @@
 """`picbench list`: the names that `picbench run` takes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import click
 
 
 @click.group(name="list")
 def listing() -> None:
-    """List algorithms, datasets or models with their options."""
+    """List algorithms, datasets, models, tiers or traffic with their options."""
 
 
 @listing.command()
@@ -32,6 +32,26 @@ def models() -> None:
     from picbench.workloads import models as known
 
     _print(known.describe().items())
+
+
+@listing.command()
+def tiers() -> None:
+    """Kinds of storage behind the KV pool, for --tiers."""
+    from picbench.engines.chunk_cache.tiers.spec import describe_tiers
+
+    _print(describe_tiers())
+
+
+@listing.command()
+def traffic() -> None:
+    """Papers' workloads, for picbench traffic --preset."""
+    from picbench.papers.settings import presets
+
+    _print((name, _settings(values)) for name, values in presets().items())
+
+
+def _settings(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def _print(rows: Iterable[tuple[str, ...]]) -> None:

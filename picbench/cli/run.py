@@ -1,11 +1,13 @@
 """`picbench run`: the main job."""
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from picbench.cli.guard import traced
+from picbench.engines.config import DEFAULT_TIERS, PRESSURE
 
 if TYPE_CHECKING:
     from picbench.services import Services
@@ -20,13 +22,24 @@ if TYPE_CHECKING:
     metavar="NAME[:OPTION=VALUE...][,NAME...]",
     help="Arms to compare, such as epic:k=16; repeat the flag or separate arms by commas.",
 )
-@click.option("--dataset", required=True, metavar="NAME", help="See picbench list datasets.")
+@click.option("--dataset", default="", metavar="NAME", help="See picbench list datasets.")
+@click.option(
+    "--requests",
+    metavar="FILE",
+    help="Replay the requests that picbench traffic wrote, instead of a data set's rows.",
+)
 @click.option(
     "--data",
     default="bundled",
     show_default=True,
     metavar="bundled|DIR|FILE|hub",
-    help="Rows: synthetic ones that picbench makes, a folder with NAME/*.jsonl, or one file.",
+    help="Rows: synthetic ones that picbench makes, a folder with NAME/*.jsonl, one file, or "
+    "LongBench's from the hub at a pinned revision (hub:OWNER/NAME[@REVISION] for a copy of it).",
+)
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1).",
 )
 @click.option(
     "--model",
@@ -53,6 +66,34 @@ if TYPE_CHECKING:
     help="Requests in flight in an arm, each replaced as it ends.",
 )
 @click.option(
+    "--rate",
+    type=float,
+    metavar="R",
+    show_default="the request file's, or a closed loop",
+    help="Requests arrive on their own, R a second on average, however long the queue is. "
+    "--concurrency then does not count, and the arms run one after another.",
+)
+@click.option(
+    "--arrivals",
+    type=click.Choice(["poisson", "uniform"]),
+    default="poisson",
+    show_default=True,
+    help="Gaps between arrivals at --rate: random, or all the same.",
+)
+@click.option(
+    "--max-running",
+    type=int,
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Requests that an engine computes at a time at most; others wait in its queue.",
+)
+@click.option(
+    "--slo",
+    metavar="ttft=MS[,tpot=MS][,e2e=MS]",
+    help="Objectives of latency: goodput counts the requests that meet all of them.",
+)
+@click.option(
     "--max-tokens",
     type=int,
     metavar="N",
@@ -65,6 +106,21 @@ if TYPE_CHECKING:
     metavar="N",
     show_default="what the workload needs",
     help="KV pool of each arm, in blocks of 16 tokens.",
+)
+@click.option(
+    "--tiers",
+    default=DEFAULT_TIERS,
+    show_default=True,
+    metavar="KIND[:PLACE]:SIZE,...",
+    help='Where chunk KV lies behind the pool, nearest first; see picbench list tiers. "": '
+    "nowhere.",
+)
+@click.option(
+    "--on-pressure",
+    type=click.Choice(list(PRESSURE)),
+    default="wait",
+    show_default=True,
+    help="What becomes of a request that needs more KV blocks than are free or can be evicted.",
 )
 @click.option(
     "--dtype",
@@ -87,6 +143,27 @@ if TYPE_CHECKING:
     help="Prompt templates in LongBench's JSON format.",
 )
 @click.option(
+    "--chat",
+    type=click.Choice(["auto", "on", "off"]),
+    default="auto",
+    show_default=True,
+    help="The tokenizer's chat template around prompts; auto: where there is one, but not around "
+    "few-shot prompts (samsum), as in LongBench.",
+)
+@click.option(
+    "--scoring",
+    type=click.Choice(["longbench", "cacheblend"]),
+    default="longbench",
+    show_default=True,
+    help="LongBench's word F1 and Rouge-L, or CacheBlend's over token ids and stemmed words.",
+)
+@click.option(
+    "--grid",
+    metavar="MIN-MAX:LENGTHSxDEPTHS",
+    show_default="1000-11000:20x10",
+    help="Haystack tokens and needle depths, for needle over a folder of text files.",
+)
+@click.option(
     "--output",
     metavar="DIR",
     show_default="runs/<utc>-<dataset>-<model>-<fingerprint>",
@@ -102,7 +179,7 @@ if TYPE_CHECKING:
     type=click.Choice(["stop", "skip"]),
     default="stop",
     show_default=True,
-    help="What to do about a malformed row.",
+    help="What to do about a malformed row; skipped ones are counted.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would run; start no engine.")
 @click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
@@ -126,6 +203,8 @@ def _run(services: "Services | None", dry_run: bool, flags: dict[str, Any]) -> i
     from picbench.services import Services
     from picbench.session import execute
 
+    if flags["offline"]:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # For the libraries here and in the arms' processes.
     services = services or Services()
     job = prepare(parse_config(flags), services.load)
     if dry_run:

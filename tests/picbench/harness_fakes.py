@@ -11,7 +11,7 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.request import Hits, Request, Result, Timings, Tokens
 from picbench.errors import ConfigError, EngineError
-from picbench.server import Batch
+from picbench.server import Batch, Group
 from picbench.services import Services
 from picbench.worker import run_group
 from picbench.workload import Workload
@@ -61,8 +61,15 @@ class FakeEngine:
     def memory(self) -> Sequence[Snapshot]:
         return [make_snapshot(0, 0.0, 10), make_snapshot(1, 0.5, 20), make_snapshot(2, 1.0, 0)]
 
-    def generate(self, requests: Sequence[Request], *, concurrency: int | None) -> list[Result]:
-        self.calls.append(f"generate {len(requests)} at {concurrency}")
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> list[Result]:
+        how = f"at {concurrency}" if arrivals is None else f"from {min(arrivals)} s"
+        self.calls.append(f"generate {len(requests)} {how}")
         return [self._answer(request) for request in requests]
 
     def measure(self) -> None:
@@ -111,6 +118,14 @@ class DyingEngine(FakeEngine):
         os._exit(9)
 
 
+class StuckEngine(FakeEngine):
+    """Cannot drop its cache once it has been asked something."""
+
+    def reset(self) -> None:
+        if any(call.startswith("generate") for call in self.calls):
+            raise EngineError("requests hold blocks")
+
+
 class RefusingEngine(FakeEngine):
     """Cannot serve the model."""
 
@@ -121,17 +136,29 @@ class RefusingEngine(FakeEngine):
 class InterruptedEngine(FakeEngine):
     """Is stopped by the user at its second group."""
 
-    def generate(self, requests: Sequence[Request], *, concurrency: int | None) -> list[Result]:
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> list[Result]:
         if self.calls.count("measure") == 2:
             raise KeyboardInterrupt
-        return super().generate(requests, concurrency=concurrency)
+        return super().generate(requests, concurrency=concurrency, arrivals=arrivals)
 
 
 class DeafEngine(FakeEngine):
     """Runs other tokens than it was given."""
 
-    def generate(self, requests: Sequence[Request], *, concurrency: int | None) -> list[Result]:
-        results = super().generate(requests, concurrency=concurrency)
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> list[Result]:
+        results = super().generate(requests, concurrency=concurrency, arrivals=arrivals)
         return [replace(result, prompt_tokens=result.prompt_tokens[1:]) for result in results]
 
 
@@ -152,12 +179,22 @@ class FakeServer:
         self.order.append(f"ready {self.name}")
         return self.engine.describe()
 
-    def run(self, requests: Sequence[Request], concurrency: int) -> Batch:
+    def run(
+        self,
+        requests: Sequence[Request],
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> Batch:
         if self.runs == self.dies_at:
             raise EngineError(f"arm {self.name}: the engine's process was ended by SIGKILL")
         self.runs += 1
         self.order.append(self.name)
-        return run_group(self.engine, requests, concurrency)
+        times = None if arrivals is None else tuple(arrivals)
+        return run_group(self.engine, Group(tuple(requests), concurrency, times))
+
+    def reset(self) -> None:
+        self.order.append(f"reset {self.name}")
+        self.engine.reset()
 
     def close(self) -> None:
         self.state = "closed"
@@ -174,6 +211,8 @@ class Harness:
     weights: str = "random"
     dies_at: Mapping[str, int] = field(default_factory=dict)
     engines: Mapping[str, FakeEngine] = field(default_factory=dict)
+    arrivals: tuple[float, ...] | None = None
+    preload: Sequence[Sample] = ()
     order: list[str] = field(default_factory=list)
     servers: dict[str, FakeServer] = field(default_factory=dict)
 
@@ -183,7 +222,15 @@ class Harness:
     def load(self, config: RunConfig) -> Workload:
         model = Model("shape:fake", "fake", self.weights)  # type: ignore[arg-type]
         samples = tuple(self.samples[: config.limit])
-        return Workload("fake", "f1", model, samples, lambda text, answers: text in answers)
+        return Workload(
+            "fake",
+            "f1",
+            model,
+            samples,
+            lambda text, answers: text in answers,
+            arrivals=self.arrivals,
+            preload=tuple(self.preload),
+        )
 
     def launch(self, name: str, config: EngineConfig, log: Path) -> FakeServer:
         log.write_text("started\n")

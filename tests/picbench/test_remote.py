@@ -13,6 +13,7 @@ from harness_fakes import (
     DyingEngine,
     FakeEngine,
     RefusingEngine,
+    StuckEngine,
     make_sample,
 )
 
@@ -20,7 +21,7 @@ from picbench.engines.request import Result
 from picbench.errors import ConfigError, EngineError
 from picbench.protocol import to_request
 from picbench.remote import Remote, log_tail
-from picbench.server import Failure
+from picbench.server import Failure, Group
 from picbench.worker import run_group
 
 Start = Callable[[type[FakeEngine]], Remote]
@@ -50,6 +51,24 @@ def test_groups_cross_and_come_back(start: Start) -> None:
     assert prompts == [sample.tokens for sample in samples]
     assert batch.snapshots[1].blocks["prompt"] == 20
     remote.close()
+
+
+def test_arrival_times_and_resets_cross(start: Start) -> None:
+    remote = start(FakeEngine)
+    remote.ready()
+    batch = remote.run([to_request(make_sample(1))], None, [0.25])
+    assert batch.clean
+    remote.reset()
+    assert remote.run([to_request(make_sample(2))], 1).clean
+    remote.close()
+
+
+def test_a_reset_that_fails_raises_here(start: Start) -> None:
+    remote = start(StuckEngine)
+    remote.ready()
+    remote.run([to_request(make_sample(1))], 1)
+    with pytest.raises(EngineError, match="arm mepic: requests hold blocks"):
+        remote.reset()
 
 
 def test_an_error_of_picbench_crosses_with_its_hint(start: Start) -> None:
@@ -91,7 +110,7 @@ def test_a_failing_request_is_found_in_its_group() -> None:
     engine = FakeEngine()
     firsts = [1, REFUSED, 1]
     requests = [to_request(make_sample(n, first=first)) for n, first in enumerate(firsts)]
-    batch = run_group(engine, requests, 3)
+    batch = run_group(engine, Group(tuple(requests), 3))
     assert [isinstance(o, Failure) for o in batch.outcomes] == [False, True, False]
     assert not batch.clean
     assert engine.calls == ["measure", "generate 3 at 3", *["generate 1 at 1"] * 3]

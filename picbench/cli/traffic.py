@@ -1,0 +1,72 @@
+"""`picbench traffic`: requests to replay."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from picbench.cli.guard import traced
+
+
+@click.command()
+@click.option("--out", required=True, metavar="FILE", help="The request file to write.")
+@click.option(
+    "--preset",
+    metavar="NAME",
+    help="Settings of a paper's workload; see picbench list traffic. Flags that are given win.",
+)
+@click.option("--requests", type=int, metavar="N", help="Number of requests.")
+@click.option("--seed", type=int, default=0, show_default=True, help="For everything drawn.")
+@click.option(
+    "--dataset",
+    metavar="NAME",
+    help="Passages and questions of a data set, or synthetic: random tokens, for memory and time.",
+)
+@click.option("--data", metavar="bundled|DIR|FILE", help="Rows of the data set.")
+@click.option("--model", metavar="NAME", default="testbed", help="Whose tokenizer makes the ids.")
+@click.option("--pool", type=int, metavar="N", help="Distinct chunks that requests share.")
+@click.option("--join", type=int, metavar="N", help="Passages of a chunk at least.")
+@click.option("--chunk-tokens", type=int, metavar="N", help="Tokens of a chunk at least.")
+@click.option("--passages", type=int, metavar="N", help="Passages of a generated context.")
+@click.option("--questions", type=int, metavar="N", help="Questions about a generated context.")
+@click.option(
+    "--chunks",
+    metavar="N|LOW-HIGH",
+    help="Chunks of a request: those it asks about, and others. Without it, the former alone.",
+)
+@click.option("--zipf", type=float, metavar="A", help="Popularity of rank r is r^-A; 0: uniform.")
+@click.option(
+    "--cached",
+    type=float,
+    metavar="SHARE",
+    help="EPIC's context-cache ratio: this share of chunk tokens is in the cache before the run, "
+    "the rest belong to one request only.",
+)
+@click.option("--users", type=int, metavar="N", help="Users who each repeat one request.")
+@click.option("--rate", type=float, metavar="R", help="Arrivals a second; without: closed loop.")
+@click.option("--arrivals", type=click.Choice(["poisson", "uniform"]), help="Gaps at --rate.")
+@click.option("--max-tokens", type=int, metavar="N", help="Output tokens of a request.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def traffic(*, out: str, preset: str | None, model: str, debug: bool, **flags: Any) -> int:
+    """Draw requests that share chunks, and write them to a file for picbench run --requests.
+
+    The same settings give the same file. Its facts (tokens, reuse, arrivals) go to stdout.
+    """
+    with traced(debug):
+        return _traffic(Path(out), preset, model, flags)
+
+
+def _traffic(out: Path, preset: str | None, model: str, flags: dict[str, Any]) -> int:
+    from dataclasses import asdict
+
+    from picbench.papers.settings import find_preset
+    from picbench.traffic import parse_traffic, write_traffic
+    from picbench.workloads import models
+
+    settings = find_preset(preset) if preset else {}
+    given = {name: value for name, value in flags.items() if value is not None}
+    written = write_traffic(out, parse_traffic({**settings, **given}), models.resolve(model))
+    for name, value in asdict(written.facts).items():
+        click.echo(f"{name}: {f'{value:,.4g}' if isinstance(value, float) else value}")
+    click.echo(out)
+    return 0

@@ -1,0 +1,1 @@
+"""Figures of results. matplotlib is imported where it draws, and nowhere else."""

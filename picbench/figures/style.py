@@ -1,0 +1,66 @@
+"""How figures look, and how they are written."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from picbench.engines.ledger import KINDS
+from picbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Okabe and Ito's palette, which readers with any kind of colour vision can tell apart.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+
+MARKERS = "osD^vPXh"
+
+#: Inches.
+WIDTH = 9.0
+
+_SETTINGS: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "svg.hashsalt": "picbench",
+    "svg.fonttype": "none",
+}
+
+
+def arm_styles(arms: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """(colour, marker) of each arm, the same in every figure with the same arms."""
+    return {
+        arm: (PALETTE[n % len(PALETTE)], MARKERS[n % len(MARKERS)]) for n, arm in enumerate(arms)
+    }
+
+
+def kind_colours() -> Mapping[str, str]:
+    """The colour of each kind of block."""
+    greys = {"free": "#FFFFFF", "prefix_idle": "#DDDDDD", "chunk_idle": "#BBBBBB"}
+    held = [kind for kind in KINDS if kind not in greys]
+    return greys | dict(zip(held, PALETTE, strict=False))
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Draw inside this block; ConfigError where matplotlib is not installed."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "figures need matplotlib, which is not installed", hint="pip install matplotlib"
+        ) from error
+    with matplotlib.rc_context(_SETTINGS):
+        yield
+
+
+def write(figure: "Figure", caption: str, base: Path) -> None:
+    """Put the caption below the figure and write ``base.svg`` and ``base.png``."""
+    figure.supxlabel(caption, fontsize=7, wrap=True, x=0.01, ha="left", va="bottom")
+    base.parent.mkdir(parents=True, exist_ok=True)
+    name = base.with_name(base.name + ".svg")
+    figure.savefig(name, metadata={"Date": None, "Description": caption})
+    figure.savefig(name.with_suffix(".png"), dpi=150, metadata={"Description": caption})

@@ -1,0 +1,1 @@
+"""Papers' tables and figures, measured anew: settings, runs, tables, pictures."""

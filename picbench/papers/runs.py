@@ -1,0 +1,94 @@
+"""Running an experiment's points, each into a directory of its own, and finding them again."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from picbench.config import parse_config
+from picbench.errors import ConfigError
+from picbench.job import Job, prepare
+from picbench.papers.settings import Point, Settings
+from picbench.services import Services
+from picbench.store import MANIFEST
+from picbench.traffic import write_traffic
+from picbench.workloads import models
+from picbench.workloads.traffic.facts import Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A point, the facts about its requests, and its run; None where that is already complete."""
+
+    point: Point
+    facts: Facts
+    directory: Path
+    job: Job | None
+
+
+def plan_runs(
+    settings: Settings, points: Sequence[Point], output: Path, services: Services
+) -> list[Planned]:
+    """Write every point's request file below `output` and prepare the runs that are missing.
+
+    A complete run is kept, one that was killed is begun anew. ConfigError for one with other
+    settings.
+    """
+    model = models.resolve(settings.model)
+    return [_plan(settings, point, output, services, model) for point in points]
+
+
+def _plan(
+    settings: Settings, point: Point, output: Path, services: Services, model: models.Model
+) -> Planned:
+    requests = output / "requests" / f"{point.name}.jsonl"
+    written = write_traffic(requests, point.traffic, model)
+    directory = output / "runs" / point.name
+    wanted = _flags(settings, requests, directory) | {"context": settings.context or model.context}
+    if _is_complete(directory, wanted, written.fingerprint):
+        return Planned(point, written.facts, directory, None)
+    return Planned(point, written.facts, directory, prepare(parse_config(wanted), services.load))
+
+
+def _flags(settings: Settings, requests: Path, directory: Path) -> dict[str, Any]:
+    return {
+        "algo": tuple(settings.arms),
+        "requests": str(requests),
+        "model": settings.model,
+        "kv_blocks": settings.kv_blocks,
+        "max_running": settings.max_running,
+        "output": str(directory),
+    }
+
+
+def _is_complete(directory: Path, wanted: dict[str, Any], fingerprint: str) -> bool:
+    """Whether a run is there and is the one that is wanted; an unfinished one is removed."""
+    manifest = _manifest(directory)
+    if manifest is None:
+        return False
+    config = manifest["config"] | {"algo": tuple(manifest["config"]["algo"])}
+    same = manifest["workload"]["request_file"] == fingerprint and all(
+        config[name] == value for name, value in wanted.items() if name in _DECISIVE
+    )
+    if not same:
+        raise ConfigError(
+            f"{directory}: a run with other settings", hint="name another folder with --output"
+        )
+    if manifest["status"] == "complete":
+        return True
+    shutil.rmtree(directory)
+    return False
+
+
+#: Settings by which a run is known again; files may have moved since.
+_DECISIVE = ("algo", "model", "kv_blocks", "context", "max_running")
+
+
+def _manifest(directory: Path) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads((directory / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return None
+    return found

@@ -1,0 +1,55 @@
+"""Engines whose ledgers differ, for the tests of papers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness_fakes import FakeEngine, FakeServer
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.ledger import KINDS, Snapshot
+from picbench.services import Services
+
+POOL = 100
+
+#: Blocks by kind at each step, by arm.
+LEDGERS = {
+    "mepic": [{"chunk": 4.0, "linked": 1.5, "prompt": 0.5}, {"chunk": 6.0, "linked": 2.0}],
+    "epic:k=16": [{"private": 10.0, "linked": 1.0}, {"private": 30.0, "linked": 2.0, "pad": 8.0}],
+}
+
+
+@dataclass
+class LedgerEngine(FakeEngine):
+    """Reports the ledger of its arm."""
+
+    @property
+    def memory(self) -> Sequence[Snapshot]:
+        return [
+            Snapshot(step, step / 2, POOL, _full(held))
+            for step, held in enumerate(LEDGERS[self.algorithm])
+        ]
+
+
+def _full(held: dict[str, float]) -> dict[str, float]:
+    return dict.fromkeys(KINDS, 0.0) | held | {"free": POOL - sum(held.values())}
+
+
+@dataclass
+class Bench:
+    """Counts which arms were started; everything but the engines is real."""
+
+    order: list[str] = field(default_factory=list)
+    dies_at: int | None = None
+
+    def services(self) -> Services:
+        return Services(launch=self._launch)
+
+    def _launch(self, name: str, config: EngineConfig, log: Path) -> FakeServer:
+        self.order.append(f"launch {name}")
+        return FakeServer(name, config, self.order, LedgerEngine(name), self.dies_at)
+
+    @property
+    def runs(self) -> int:
+        """How many runs mepic has served."""
+        return self.order.count("mepic")

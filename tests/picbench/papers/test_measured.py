@@ -1,0 +1,59 @@
+"""Means over seeds, series over time, and tables as files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from harness_fakes import make_snapshot
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.engines.ledger import KINDS, summarise
+from picbench.papers.measured import Spread
+from picbench.papers.sheet import Sheet
+from picbench.series import HELD, Series, read_series
+from picbench.store import RunDirectory
+
+EXACT = st.integers(0, 16 * 50).map(lambda slots: slots / 16)
+
+
+def test_spread_by_hand() -> None:
+    assert Spread.of([1.0, None, 3.0]).text() == "2.00 ± 1.41"
+    assert Spread.of([5.0]).text(1) == "5.0"
+    assert Spread.of([None]).text() == "-"
+    assert Spread.of([]).mean is None
+
+
+def test_series_are_what_the_run_wrote(tmp_path: Path) -> None:
+    snapshots = [make_snapshot(0, 0.0, 10), make_snapshot(1, 0.5, 25), make_snapshot(2, 1.0, 5)]
+    directory = RunDirectory.create(tmp_path / "run")
+    directory.write_memory({"mepic": snapshots, "full": snapshots[:1]})
+    series = read_series(tmp_path / "run" / "memory.parquet")
+    assert list(series) == ["mepic", "full"]
+    assert list(series["mepic"].time) == [0.0, 0.5, 1.0]
+    assert list(series["mepic"].referenced) == [10, 25, 5]
+    assert max(series["mepic"].resident) == summarise(snapshots).peak_resident
+    assert series["mepic"].at_peak() == dict.fromkeys(HELD, 0.0) | {"prompt": 25.0}
+
+
+@given(st.lists(st.fixed_dictionaries(dict.fromkeys(HELD, EXACT)), min_size=1, max_size=9))
+def test_kinds_at_the_peak_sum_to_the_peak_exactly(steps: list[dict[str, float]]) -> None:
+    pool = 16 * 50 * len(HELD)
+    blocks = {kind: np.array([step.get(kind, 0.0) for step in steps]) for kind in KINDS}
+    blocks["free"] = pool - sum(blocks[kind] for kind in HELD)
+    series = Series(np.arange(len(steps), dtype=np.float64), blocks, pool)
+    assert sum(series.at_peak().values()) == max(sum(step.values()) for step in steps)
+
+
+def test_a_sheet_is_written_three_ways(tmp_path: Path) -> None:
+    sheet = Sheet("t", "A title", ("a", "b"), [["x", 1234.5], [None, 2.0]], ("A note.",))
+    sheet.write(tmp_path / "new")
+    assert (tmp_path / "new" / "t.md").read_text() == (
+        "### A title\n\n| a | b |\n| --- | --- |\n| x | 1,234.50 |\n| - | 2 |\n\nA note.\n"
+    )
+    assert (tmp_path / "new" / "t.csv").read_text().splitlines() == ["a,b", "x,1234.5", ",2.0"]
+    content = json.loads((tmp_path / "new" / "t.json").read_text())
+    assert content["rows"] == [{"a": "x", "b": 1234.5}, {"a": None, "b": 2.0}]
+    with pytest.raises(ValueError):
+        Sheet("t", "", ("a",), [["x", "y"]]).write(tmp_path)

@@ -1,0 +1,61 @@
+"""Draws have the distribution that was asked for."""
+
+from collections import Counter
+from math import sqrt
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.workloads.traffic.popularity import pick, zipf
+
+DRAWS = 20_000
+
+
+@given(st.integers(1, 200), st.floats(0, 10))
+def test_weights_sum_to_one_and_never_rise(count: int, exponent: float) -> None:
+    weights = zipf(count, exponent)
+    assert sum(weights) == pytest.approx(1)
+    assert list(weights) == sorted(weights, reverse=True)
+
+
+def test_weights_follow_zipfs_law() -> None:
+    assert zipf(4, 0) == (0.25,) * 4
+    first, second, third = zipf(3, 2)
+    assert first / second == pytest.approx(4)
+    assert first / third == pytest.approx(9)
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.7, 1.5])
+def test_single_draws_have_the_weights_as_frequencies(exponent: float) -> None:
+    rng = Random(1)
+    weights = zipf(8, exponent)
+    seen = Counter(pick(rng, weights, 1)[0] for _ in range(DRAWS))
+    for index, weight in enumerate(weights):
+        error = sqrt(weight * (1 - weight) / DRAWS)
+        assert abs(seen[index] / DRAWS - weight) < 5 * error
+
+
+def test_second_draws_are_weighted_among_what_is_left() -> None:
+    rng = Random(2)
+    weights = (0.5, 0.3, 0.2)
+    pairs = Counter(tuple(pick(rng, weights, 2)) for _ in range(DRAWS))
+    wanted = 0.5 * 0.3 / (0.3 + 0.2)
+    assert abs(pairs[0, 1] / DRAWS - wanted) < 5 * sqrt(wanted * (1 - wanted) / DRAWS)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 30),
+    st.floats(0, 3),
+    st.integers(0, 30),
+    st.sets(st.integers(0, 29)),
+)
+def test_nothing_is_drawn_twice_and_nothing_that_is_excluded(
+    seed: int, size: int, exponent: float, count: int, without: set[int]
+) -> None:
+    drawn = pick(Random(seed), zipf(size, exponent), count, without)
+    assert len(set(drawn)) == len(drawn)
+    assert not set(drawn) & without
+    assert len(drawn) == min(count, size - len(without & set(range(size))))
