@@ -1,0 +1,154 @@
+"""What requests are made of: chunks in topics, and questions about these."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from random import Random
+from typing import Protocol
+
+from picbench.errors import ConfigError
+from picbench.workloads.sample import Part, Sample
+from picbench.workloads.tokens import Tokenizer, encode
+
+#: The data set of random tokens.
+SYNTHETIC = "synthetic"
+
+#: Random tokens before and behind the chunks of a synthetic request.
+HEAD, TAIL = 16, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked about a topic: the text before its chunks, the text behind, the answers."""
+
+    head: Part
+    tail: Part
+    answers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Chunks that belong together, in order, and questions about them."""
+
+    chunks: tuple[Part, ...]
+    questions: tuple[Question, ...]
+
+
+class Renew(Protocol):
+    """Makes chunks like a given one that no request has yet."""
+
+    def __call__(self, chunk: Part, number: int, /) -> Part:
+        """A chunk of its own for each number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """The topics of a data set, most popular first; `max_tokens` is the length of a reply."""
+
+    dataset: str
+    topics: tuple[Topic, ...]
+    renew: Renew
+    max_tokens: int
+
+
+def from_samples(
+    samples: Sequence[Sample],
+    tokenizer: Tokenizer,
+    *,
+    pool: int,
+    join: int = 1,
+    chunk_tokens: int = 0,
+) -> Corpus:
+    """A corpus of as many topics as it takes for `pool` chunks.
+
+    Samples that follow each other with the same passages are questions about one topic. A chunk
+    is `join` passages or more, if these have less than `chunk_tokens` tokens; what is left over
+    of a topic joins its last chunk. A chunk is renewed by a line with a number in front of it.
+    Raises ConfigError where the samples do not suffice.
+    """
+    topics: list[Topic] = []
+    chunks = 0
+    for topic in _topics(samples):
+        if chunks >= pool:
+            break
+        joined = tuple(_join(topic.chunks, tokenizer, join, chunk_tokens))
+        topics.append(replace(topic, chunks=joined))
+        chunks += len(joined)
+    if chunks < pool:
+        raise ConfigError(
+            f"the rows have {chunks} chunks, --pool wants {pool}",
+            hint="lower --pool, --join or --chunk-tokens, or name more rows with --data",
+        )
+    most = max(sample.max_tokens for sample in samples)
+    return Corpus(samples[0].dataset, tuple(topics), _Numbered(tokenizer), most)
+
+
+def from_tokens(
+    ids: Sequence[int], seed: int, *, pool: int, chunk_tokens: int, max_tokens: int
+) -> Corpus:
+    """A corpus of `pool` chunks of `chunk_tokens` random ids each, for tests of memory and time.
+
+    Each chunk is a topic of its own, with one question of random ids.
+    """
+    rng = Random(f"{seed}/tokens")
+    head = Part("text", "", _random(rng, ids, HEAD))
+    topics = tuple(
+        Topic(
+            (Part("chunk", "", _random(rng, ids, chunk_tokens)),),
+            (Question(head, Part("text", "", _random(rng, ids, TAIL))),),
+        )
+        for _ in range(pool)
+    )
+    return Corpus(SYNTHETIC, topics, _Random(ids, seed), max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    tokenizer: Tokenizer
+
+    def __call__(self, chunk: Part, number: int, /) -> Part:
+        text = f"Copy {number}.\n{chunk.text}"
+        return Part("chunk", text, encode(self.tokenizer, [text])[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Random:
+    ids: Sequence[int]
+    seed: int
+
+    def __call__(self, chunk: Part, number: int, /) -> Part:
+        rng = Random(f"{self.seed}/copy/{number}")
+        return Part("chunk", "", _random(rng, self.ids, len(chunk.tokens)))
+
+
+def _random(rng: Random, ids: Sequence[int], count: int) -> tuple[int, ...]:
+    return tuple(rng.choices(ids, k=count))
+
+
+def _topics(samples: Iterable[Sample]) -> Iterator[Topic]:
+    usable = (s for s in samples if s.chunks and s.parts[0].kind == s.parts[-1].kind == "text")
+    for chunks, asked in groupby(usable, key=lambda sample: sample.chunks):
+        questions = (Question(s.parts[0], s.parts[-1], s.answers) for s in asked)
+        yield Topic(chunks, tuple(questions))
+
+
+def _join(
+    passages: Sequence[Part], tokenizer: Tokenizer, least: int, tokens: int
+) -> Iterator[Part]:
+    """Join passages until each chunk has `least` of them and `tokens` tokens."""
+    groups: list[list[Part]] = []
+    for passage in passages:
+        if groups and not _is_full(groups[-1], least, tokens):
+            groups[-1].append(passage)
+        else:
+            groups.append([passage])
+    if len(groups) > 1 and not _is_full(groups[-1], least, tokens):
+        rest = groups.pop()
+        groups[-1] += rest
+    texts = ["".join(part.text for part in group) for group in groups]
+    for text, ids in zip(texts, encode(tokenizer, texts), strict=True):
+        yield Part("chunk", text, ids)
+
+
+def _is_full(group: Sequence[Part], least: int, tokens: int) -> bool:
+    return len(group) >= least and sum(len(part.tokens) for part in group) >= tokens

@@ -1,0 +1,140 @@
+"""Draw requests: topics, chunks around them, copies, arrival times."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from picbench.errors import ConfigError
+from picbench.workloads.sample import Part, Sample
+from picbench.workloads.traffic.arrivals import arrival_times
+from picbench.workloads.traffic.corpus import Corpus
+from picbench.workloads.traffic.popularity import pick, zipf
+from picbench.workloads.traffic.settings import Traffic
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Requests in order of arrival, by whom they are sent, and when.
+
+    `arrivals` are seconds from the start, None in a closed loop. `preload` are the chunks that
+    are in the cache before the first request.
+    """
+
+    samples: tuple[Sample, ...]
+    users: tuple[int, ...]
+    arrivals: tuple[float, ...] | None = None
+    preload: tuple[Part, ...] = ()
+
+
+def draw(traffic: Traffic, corpus: Corpus) -> Stream:
+    """Draw the requests that `traffic` asks for from `corpus`.
+
+    Each kind of choice has a random stream of its own, so that the same requests arrive at
+    another rate. Raises ConfigError where the corpus has too few chunks.
+    """
+    senders = traffic.users or traffic.requests
+    asked = list(_Draw(traffic, corpus).requests(min(senders, traffic.requests)))
+    users = tuple(number % senders for number in range(traffic.requests))
+    samples = [replace(asked[user], id=f"r{number}") for number, user in enumerate(users)]
+    preload: tuple[Part, ...] = ()
+    if traffic.cached is not None:
+        samples, preload = _renew(samples, traffic, corpus)
+    return Stream(tuple(samples), users, times(traffic), preload)
+
+
+def times(traffic: Traffic) -> tuple[float, ...] | None:
+    """The arrival times alone; None in a closed loop."""
+    if traffic.rate is None:
+        return None
+    rng = Random(f"{traffic.seed}/arrivals")
+    return arrival_times(rng, traffic.requests, traffic.rate, traffic.process)
+
+
+class _Draw:
+    """Draws distinct requests one after another."""
+
+    def __init__(self, traffic: Traffic, corpus: Corpus) -> None:
+        self._traffic = traffic
+        self._corpus = corpus
+        self._rng = Random(f"{traffic.seed}/requests")
+        self._pool = [chunk for topic in corpus.topics for chunk in topic.chunks]
+        self._starts = _starts([len(topic.chunks) for topic in corpus.topics])
+        self._topic_weights = zipf(len(corpus.topics), traffic.zipf)
+        self._chunk_weights = zipf(len(self._pool), traffic.zipf)
+        self._check()
+
+    def requests(self, count: int) -> Iterator[Sample]:
+        for _ in range(count):
+            [topic] = self._rng.choices(range(len(self._starts)), self._topic_weights)
+            yield self._request(topic)
+
+    def _request(self, number: int) -> Sample:
+        topic = self._corpus.topics[number]
+        question = self._rng.choice(topic.questions)
+        others = self._others(number)
+        cut = self._rng.randint(0, len(others))
+        chunks = (*others[:cut], *topic.chunks, *others[cut:])
+        return Sample(
+            id="",
+            dataset=self._corpus.dataset,
+            parts=(question.head, *chunks, question.tail),
+            answers=question.answers,
+            max_tokens=self._corpus.max_tokens,
+        )
+
+    def _others(self, topic: int) -> list[Part]:
+        """The chunks of a request that are not its topic's."""
+        if self._traffic.chunks is None:
+            return []
+        start, own = self._starts[topic], len(self._corpus.topics[topic].chunks)
+        wanted = self._rng.randint(*self._traffic.chunks) - own
+        without = range(start, start + own)
+        return [self._pool[i] for i in pick(self._rng, self._chunk_weights, wanted, without)]
+
+    def _check(self) -> None:
+        if self._traffic.chunks is None:
+            return
+        low, high = self._traffic.chunks
+        most = max(len(topic.chunks) for topic in self._corpus.topics)
+        if most > low:
+            raise ConfigError(
+                f"--chunks {low}: a topic has {most} chunks",
+                hint="raise --chunks or --join, or lower --passages",
+            )
+        if high > len(self._pool):
+            raise ConfigError(
+                f"--chunks {high}: there are {len(self._pool)} chunks", hint="raise --pool"
+            )
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    return [sum(sizes[:index]) for index in range(len(sizes))]
+
+
+def _renew(
+    samples: Sequence[Sample], traffic: Traffic, corpus: Corpus
+) -> tuple[list[Sample], tuple[Part, ...]]:
+    """Replace chunks by new ones until the share of the others is what `traffic.cached` says.
+
+    Request by request, as near as whole chunks allow. Returns the samples and the chunks that
+    are to be cached: those that were not replaced.
+    """
+    rng = Random(f"{traffic.seed}/copies")
+    share = traffic.cached or 0.0
+    renewed: list[Sample] = []
+    preload: dict[Part, None] = {}
+    known = total = number = 0
+    for sample in samples:
+        parts = list(sample.parts)
+        places = [place for place, part in enumerate(parts) if part.kind == "chunk"]
+        for place in rng.sample(places, len(places)):
+            length = len(parts[place].tokens)
+            if known + length / 2 <= share * (total + length):
+                known += length
+                preload[parts[place]] = None
+            else:
+                parts[place] = corpus.renew(parts[place], number)
+                number += 1
+            total += len(parts[place].tokens)
+        renewed.append(replace(sample, parts=tuple(parts)))
+    return renewed, tuple(preload)

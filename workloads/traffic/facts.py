@@ -1,0 +1,66 @@
+"""What a stream of requests amounts to, beside what every workload does."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from picbench.workloads.sample import Part
+from picbench.workloads.traffic.draw import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Means are over requests, tokens are prompt tokens.
+
+    `reuse` is the share of chunk tokens that lie in a chunk which was preloaded or came before,
+    `fresh_tokens` the mean number of tokens that do not: new chunks, and all text. `cached` is
+    the share of chunk tokens in preloaded chunks, `top_chunk` the share of requests with the most
+    frequent chunk in them. `rate` is in requests a second, None in a closed loop.
+    """
+
+    requests: int
+    users: int
+    mean_tokens: float
+    mean_chunks: float
+    mean_chunk_tokens: float
+    unique_chunks: int
+    reuse: float
+    fresh_tokens: float
+    cached: float
+    top_chunk: float
+    rate: float | None
+
+
+def measure(stream: Stream) -> Facts:
+    """The facts about a stream, which has at least one request."""
+    count = len(stream.samples)
+    chunks = [chunk for sample in stream.samples for chunk in sample.chunks]
+    context = _length(chunks)
+    total = sum(sample.prompt_tokens for sample in stream.samples)
+    preload = set(stream.preload)
+    new = _length(set(chunks) - preload)
+    cached = _length(chunk for chunk in chunks if chunk in preload)
+    seen = Counter(chunk for sample in stream.samples for chunk in set(sample.chunks))
+    return Facts(
+        requests=count,
+        users=len(set(stream.users)),
+        mean_tokens=total / count,
+        mean_chunks=len(chunks) / count,
+        mean_chunk_tokens=context / len(chunks) if chunks else 0.0,
+        unique_chunks=len(set(chunks)),
+        reuse=1 - new / context if context else 0.0,
+        fresh_tokens=(total - context + new) / count,
+        cached=cached / context if context else 0.0,
+        top_chunk=max(seen.values(), default=0) / count,
+        rate=_rate(stream),
+    )
+
+
+def _rate(stream: Stream) -> float | None:
+    if not stream.arrivals or stream.arrivals[-1] <= 0:
+        return None
+    return len(stream.arrivals) / max(stream.arrivals)
+
+
+def _length(chunks: Iterable[Part]) -> int:
+    return sum(len(chunk.tokens) for chunk in chunks)

@@ -1,0 +1,197 @@
+"""Request files: traffic that can be replayed, as JSON lines.
+
+The first line says what the file is (`Header`). Each other line is a chunk or a request:
+
+    {"chunk": "c0", "text": "...", "tokens": [5, 6], "preload": false}
+    {"request": "r0", "user": 0, "arrival": 0.25, "max_tokens": 80, "answers": ["..."],
+     "parts": [{"text": "...", "tokens": [1, 2]}, {"chunk": "c0"}, {"text": "...", "tokens": [3]}]}
+
+A chunk stands before the first request that has it. `arrival` is in seconds from the start, null
+in a closed loop. `preload` marks chunks that are in the cache before the first request. Token ids
+are what counts; text is there to be read, and to see that a model's tokenizer makes the same ids.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from picbench.errors import ConfigError, DataError
+from picbench.workloads.sample import Part, Sample
+from picbench.workloads.traffic.draw import Stream
+
+FORMAT, VERSION = "picbench-requests", 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a request file says of itself.
+
+    `synthetic` is whether the rows were generated. `settings` is what the requests were drawn
+    with, for readers. `sha256` covers all other lines; None in a file that was written by hand.
+    """
+
+    dataset: str
+    synthetic: bool
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """A request file that was read; `fingerprint` is the SHA-256 of all lines but the first."""
+
+    header: Header
+    stream: Stream
+    fingerprint: str
+
+
+def write_requests(path: Path, header: Header, stream: Stream) -> str:
+    """Write a request file, whole or not at all; returns its fingerprint.
+
+    Raises ConfigError where it cannot be written.
+    """
+    body = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(stream)).encode()
+    fingerprint = hashlib.sha256(body).hexdigest()
+    head = {"format": FORMAT, "version": VERSION} | asdict(header) | {"sha256": fingerprint}
+    draft = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_bytes(json.dumps(head, ensure_ascii=False).encode() + b"\n" + body)
+        draft.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"--out {path}: cannot be written: {error.strerror}", hint="name another file"
+        ) from error
+    return fingerprint
+
+
+def read_requests(path: Path) -> Requests:
+    """Read a request file.
+
+    Raises ConfigError for a file of another format or version, or one that was changed, DataError
+    with file and line for a malformed line.
+    """
+    try:
+        first, _, body = path.read_bytes().partition(b"\n")
+    except OSError as error:
+        raise ConfigError(
+            f"--requests {path}: {error.strerror}", hint="picbench traffic makes such files"
+        ) from error
+    header = _read_header(first, path)
+    fingerprint = hashlib.sha256(body).hexdigest()
+    if header.sha256 not in (None, fingerprint):
+        raise ConfigError(
+            f"--requests {path}: was changed after it was written",
+            hint='make it anew, or set "sha256" to null in its first line',
+        )
+    return Requests(header, _Reader(path, header.dataset).read(body), fingerprint)
+
+
+def _lines(stream: Stream) -> Iterator[dict[str, Any]]:
+    names: dict[Part, str] = {}
+    preload = set(stream.preload)
+
+    def named(parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
+        for part in parts:
+            if part.kind == "chunk" and part not in names:
+                names[part] = f"c{len(names)}"
+                yield {"chunk": names[part], **_content(part), "preload": part in preload}
+
+    yield from named(stream.preload)
+    for number, sample in enumerate(stream.samples):
+        yield from named(sample.parts)
+        yield {
+            "request": sample.id,
+            "user": stream.users[number],
+            "arrival": stream.arrivals[number] if stream.arrivals else None,
+            "max_tokens": sample.max_tokens,
+            "answers": list(sample.answers),
+            "parts": [
+                {"chunk": names[p]} if p.kind == "chunk" else _content(p) for p in sample.parts
+            ],
+        }
+
+
+def _content(part: Part) -> dict[str, Any]:
+    return {"text": part.text, "tokens": list(part.tokens)}
+
+
+def _read_header(line: bytes, path: Path) -> Header:
+    from picbench.workloads.traffic.schema import HeaderSchema
+
+    try:
+        found = HeaderSchema.model_validate_json(line)
+    except ValueError as error:
+        raise ConfigError(
+            f"--requests {path}: no request file of version {VERSION}",
+            hint="picbench traffic makes such files",
+        ) from error
+    return Header(
+        dataset=found.dataset,
+        synthetic=found.synthetic,
+        settings=found.settings,
+        sha256=found.sha256,
+    )
+
+
+class _Reader:
+    """Reads the lines behind the first one."""
+
+    def __init__(self, path: Path, dataset: str) -> None:
+        self._path = path
+        self._dataset = dataset
+        self._chunks: dict[str, Part] = {}
+        self._preload: list[Part] = []
+        self._samples: list[Sample] = []
+        self._users: list[int] = []
+        self._arrivals: list[float | None] = []
+
+    def read(self, body: bytes) -> Stream:
+        for number, line in enumerate(body.splitlines(), start=2):
+            self._take(line, f"{self._path}:{number}")
+        times = [time for time in self._arrivals if time is not None]
+        if not self._samples:
+            raise DataError(f"{self._path}: no requests", hint="--requests")
+        if times and len(times) < len(self._samples):
+            raise DataError(
+                f"{self._path}: some requests have an arrival time and some have none",
+                hint="give all of them one, or none",
+            )
+        return Stream(
+            tuple(self._samples), tuple(self._users), tuple(times) or None, tuple(self._preload)
+        )
+
+    def _take(self, line: bytes, where: str) -> None:
+        from picbench.workloads.schema import first_problem
+        from picbench.workloads.traffic.schema import ChunkSchema, LineSchema
+
+        try:
+            found = LineSchema.validate_json(line)
+        except ValueError as error:
+            raise DataError(f"{where}: {first_problem(error)}", hint=_HINT) from error
+        if isinstance(found, ChunkSchema):
+            chunk = Part("chunk", found.text, tuple(found.tokens))
+            self._chunks[found.chunk] = chunk
+            self._preload += [chunk] * found.preload
+            return
+        parts = tuple(self._part(part, where) for part in found.parts)
+        self._samples.append(
+            Sample(
+                found.request, self._dataset, parts, tuple(found.answers), found.max_tokens, where
+            )
+        )
+        self._users.append(found.user)
+        self._arrivals.append(found.arrival)
+
+    def _part(self, part: Any, where: str) -> Part:
+        if not hasattr(part, "chunk"):
+            return Part("text", part.text, tuple(part.tokens))
+        if part.chunk not in self._chunks:
+            raise DataError(f"{where}: no chunk is called {part.chunk!r} so far", hint=_HINT)
+        return self._chunks[part.chunk]
+
+
+_HINT = "a line is a chunk or a request; see picbench traffic"

@@ -1,0 +1,76 @@
+"""The lines of a request file, checked at the edge."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    Tag,
+    TypeAdapter,
+)
+
+
+class _Line(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class HeaderSchema(_Line):
+    """The first line."""
+
+    format: Literal["picbench-requests"]
+    version: Literal[1]
+    dataset: str = Field(min_length=1)
+    synthetic: bool
+    settings: dict[str, Any] = Field(default_factory=dict)
+    sha256: str | None = None
+
+
+class TextSchema(_Line):
+    """Text of one request."""
+
+    text: str = ""
+    tokens: list[NonNegativeInt] = Field(min_length=1)
+
+
+class UseSchema(_Line):
+    """A chunk that some line before describes."""
+
+    chunk: str
+
+
+class ChunkSchema(_Line):
+    """A chunk."""
+
+    chunk: str
+    text: str = ""
+    tokens: list[NonNegativeInt] = Field(min_length=1)
+    preload: bool = False
+
+
+class RequestSchema(_Line):
+    """A request."""
+
+    request: str = Field(min_length=1)
+    user: NonNegativeInt = 0
+    arrival: float | None = Field(None, ge=0, allow_inf_nan=False)
+    max_tokens: PositiveInt
+    answers: list[str] = Field(default_factory=list)
+    parts: list[TextSchema | UseSchema] = Field(min_length=1)
+
+
+def _kind(line: Any) -> str | None:
+    if not isinstance(line, dict):
+        return None
+    return "request" if "request" in line else "chunk"
+
+
+_Either = Annotated[
+    Annotated[ChunkSchema, Tag("chunk")] | Annotated[RequestSchema, Tag("request")],
+    Discriminator(_kind),
+]
+
+LineSchema: TypeAdapter[ChunkSchema | RequestSchema] = TypeAdapter(_Either)

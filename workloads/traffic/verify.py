@@ -1,0 +1,30 @@
+"""Whether a request file was made for a model's tokenizer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from picbench.errors import ConfigError
+from picbench.workloads.sample import Part
+from picbench.workloads.tokens import Tokenizer, begin, encode
+from picbench.workloads.traffic.draw import Stream
+
+
+def check_tokens(stream: Stream, tokenizer: Tokenizer, path: Path) -> None:
+    """Raise ConfigError unless `tokenizer` turns every text of `stream` into the ids beside it.
+
+    Parts without text, random tokens, are passed over.
+    """
+    parts = tuple(dict.fromkeys(part for part in _parts(stream) if part.text))
+    for part, ids in zip(parts, encode(tokenizer, [part.text for part in parts]), strict=True):
+        if part.tokens not in (ids, begin(tokenizer, ids)):
+            raise ConfigError(
+                f"--requests {path}: its token ids are not those of --model's tokenizer "
+                f"(first seen at {part.text[:40]!r})",
+                hint="make the file anew for this model: picbench traffic --model",
+            )
+
+
+def _parts(stream: Stream) -> Iterator[Part]:
+    yield from stream.preload
+    for sample in stream.samples:
+        yield from sample.parts
