@@ -1,6 +1,6 @@
 """The offline engine: segments in, tokens, timings and block counts out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
@@ -105,6 +105,11 @@ class Engine:
     def memory(self) -> list[Snapshot]:
         """The block ledger since `measure`, one snapshot a scheduler step."""
         return self._running.observer.snapshots
+
+    @property
+    def moved(self) -> Mapping[str, tuple[int, int]]:
+        """Bytes (loaded, stored) between the pool and each tier since the engine started."""
+        return {} if self.config.stock else self.cache.moved
 
     @property
     def preemptions(self) -> int:

@@ -11,6 +11,9 @@ from picbench.protocol import Turn
 from picbench.server import Failure
 from picbench.workloads.sample import Sample
 
+#: The finish reason of a request that `--on-pressure reject` turned away.
+REJECTED = "rejected"
+
 Score = Callable[[str, Sequence[str]], float | None]
 
 
@@ -50,7 +53,7 @@ def to_rows(turn: Turn, score: Score) -> list[Row]:
     arrivals: Sequence[float | None] = turn.arrivals or [None] * len(turn.samples)
     return [
         _failed(turn, sample, outcome, arrival)
-        if isinstance(outcome, Failure)
+        if isinstance(outcome, Failure) or outcome.finish_reason == REJECTED
         else _answered(turn, sample, outcome, arrival, score)
         for sample, outcome, arrival in zip(
             turn.samples, turn.batch.outcomes, arrivals, strict=True
@@ -63,7 +66,7 @@ def hash_tokens(tokens: Sequence[int]) -> str:
     return hashlib.sha256(np.asarray(tokens, dtype="<i4").tobytes()).hexdigest()
 
 
-def _failed(turn: Turn, sample: Sample, failure: Failure, arrival: float | None) -> Row:
+def _failed(turn: Turn, sample: Sample, outcome: Failure | Result, arrival: float | None) -> Row:
     return Row(
         arm=turn.arm,
         sample=sample.id,
@@ -71,7 +74,7 @@ def _failed(turn: Turn, sample: Sample, failure: Failure, arrival: float | None)
         timed=False,
         prompt_sha256=hash_tokens(sample.tokens),
         arrival_ms=_milliseconds(arrival),
-        error=failure.message,
+        error=outcome.message if isinstance(outcome, Failure) else "rejected: short of KV blocks",
     )
 
 

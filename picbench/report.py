@@ -28,6 +28,7 @@ def print_result(job: Job, arms: Mapping[str, ArmSummary], stream: TextIO) -> No
         f"pool {job.sizes.pool} blocks",
         result_table(arms, job.workload.metric),
         *notes(job),
+        *traffic(arms),
     )
 
 
@@ -104,6 +105,22 @@ def _score(arm: ArmSummary) -> str:
     if arm.score.mean is None:
         return NOTHING
     return f"{arm.score.mean:.3f}{'' if arm.score.meaningful else '*'}"
+
+
+def traffic(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
+    """What went through tiers, an arm a line."""
+    for name, arm in arms.items():
+        moved = [
+            f"{tier} {_megabytes(m.loaded_bytes)} loaded, {_megabytes(m.stored_bytes)} stored"
+            for tier, m in arm.moved.items()
+            if m.loaded_bytes or m.stored_bytes
+        ]
+        if moved:
+            yield f"{name}: {'; '.join(moved)}"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
 
 
 def notes(job: Job) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """What an arm's engine looks like to the run protocol, wherever it runs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from picbench.engines.ledger import Snapshot
@@ -20,7 +20,8 @@ class Batch:
     """What a group of requests gave.
 
     `outcomes` are in request order, `busy` is the engine's wall-clock seconds and `snapshots` its
-    block ledger, whose times start at the group's start. In a batch that is not `clean` a
+    block ledger, whose times start at the group's start. `moved` gives the bytes (loaded, stored)
+    between the pool and each tier. In a batch that is not `clean` a
     request failed and each was run again on its own, so that its timings mean nothing.
     """
 
@@ -28,6 +29,7 @@ class Batch:
     busy: float
     snapshots: tuple[Snapshot, ...] = ()
     clean: bool = True
+    moved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

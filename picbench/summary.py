@@ -1,7 +1,8 @@
 """Aggregates of a run: what summary.json says of each arm."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,6 +14,14 @@ from picbench.tally import Tally
 
 #: The arm that ratios are taken to.
 BASELINE = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes that a tier gave to the KV pool and got from it."""
+
+    loaded_bytes: int
+    stored_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,8 @@ class ArmSummary:
 
     `makespan_s` is from the start to the last token of the last request and `late_ms` how late
     requests were submitted; both None in a closed loop. `goodput_req_s` is requests a second that
-    met the objectives, None without any: a second of the makespan, or of busy time.
+    met the objectives, None without any: a second of the makespan, or of busy time. `moved` is what
+    went through tiers, failed requests included.
     """
 
     requests: int
@@ -75,6 +85,7 @@ class ArmSummary:
     makespan_s: float | None = None
     late_ms: Percentiles | None = None
     goodput_req_s: float | None = None
+    moved: Mapping[str, Moved] = field(default_factory=dict)
 
 
 def summarise(
@@ -125,13 +136,23 @@ def summarise_arm(
         tokens=tokens,
         computed_tokens=tokens.prompt - tokens.reused + tokens.compiled,
         output_tokens=sum(row.output_tokens for row in answered),
-        hits=Hits(
-            chunk=sum(row.hits.chunk for row in answered),
-            prefix=sum(row.hits.prefix for row in answered),
-        ),
+        hits=sum_hits(row.hits for row in answered),
+        moved={tier: Moved(*pair) for tier, pair in tally.moved.items()},
         makespan_s=makespan,
         late_ms=percentiles(row.late_ms for row in timed),
         goodput_req_s=None if good is None else rate(good, makespan or tally.busy),
+    )
+
+
+def sum_hits(hits: Iterable[Hits]) -> Hits:
+    """Blocks of several requests together, tier by tier."""
+    found = list(hits)
+    tiers = sum((Counter(h.tiers) for h in found), Counter[str]())
+    return Hits(
+        chunk=sum(h.chunk for h in found),
+        prefix=sum(h.prefix for h in found),
+        copied=sum(h.copied for h in found),
+        tiers=dict(tiers),
     )
 
 

@@ -13,12 +13,14 @@ class Tally:
     """Rows, busy seconds and the block ledger of one arm, round after round.
 
     `busy` counts clean rounds only, as do timings. The ledger's clock stands still while other
-    arms compute, so that averages over time are averages over the arm's own busy time.
+    arms compute, so that averages over time are averages over the arm's own busy time. `moved` are
+    bytes (loaded, stored) by tier.
     """
 
     rows: list[Row] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
     busy: float = 0.0
+    moved: dict[str, tuple[int, int]] = field(default_factory=dict)
     _clock: float = 0.0
 
     def add(self, rows: Sequence[Row], batch: Batch) -> None:
@@ -29,6 +31,9 @@ class Tally:
             replace(snapshot, step=steps + number, time=self._clock + snapshot.time)
             for number, snapshot in enumerate(batch.snapshots)
         )
+        for tier, (loaded, stored) in batch.moved.items():
+            before = self.moved.get(tier, (0, 0))
+            self.moved[tier] = (before[0] + loaded, before[1] + stored)
         self._clock += batch.busy
         if batch.clean:
             self.busy += batch.busy

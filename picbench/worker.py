@@ -25,6 +25,10 @@ class EngineLike(Protocol):
     def memory(self) -> Sequence[Snapshot]:
         """The ledger since the last `measure`."""
 
+    @property
+    def moved(self) -> Mapping[str, tuple[int, int]]:
+        """Bytes (loaded, stored) by tier since the engine started."""
+
     def generate(
         self,
         requests: Sequence[Request],
@@ -78,6 +82,7 @@ def serve(connection: Connection) -> None:
 def run_group(engine: EngineLike, group: Group) -> Batch:
     """Run a group under a fresh ledger; after a failure, find out which requests fail."""
     engine.measure()
+    before = engine.moved
     started = time.perf_counter()
     try:
         outcomes: Sequence[Result | Failure] = engine.generate(
@@ -87,7 +92,15 @@ def run_group(engine: EngineLike, group: Group) -> Batch:
     except Exception as error:
         outcomes, clean = _isolate(engine, group.requests, error), False
     busy = time.perf_counter() - started
-    return Batch(tuple(outcomes), busy, tuple(engine.memory), clean)
+    moved = _since(before, engine.moved)
+    return Batch(tuple(outcomes), busy, tuple(engine.memory), clean, moved)
+
+
+def _since(
+    before: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    start = {name: before.get(name, (0, 0)) for name in now}
+    return {n: (now[n][0] - start[n][0], now[n][1] - start[n][1]) for n in now}
 
 
 def _answer(engine: EngineLike, connection: Connection) -> None:

@@ -61,6 +61,11 @@ class FakeEngine:
     def memory(self) -> Sequence[Snapshot]:
         return [make_snapshot(0, 0.0, 10), make_snapshot(1, 0.5, 20), make_snapshot(2, 1.0, 0)]
 
+    @property
+    def moved(self) -> Mapping[str, tuple[int, int]]:
+        groups = sum(call.startswith("generate") for call in self.calls)
+        return {"host": (100 * groups, 10 * groups)}
+
     def generate(
         self,
         requests: Sequence[Request],

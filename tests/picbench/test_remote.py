@@ -106,6 +106,13 @@ def test_killing_twice_is_harmless(start: Start) -> None:
     remote.kill()
 
 
+def test_a_group_says_what_moved_while_it_ran() -> None:
+    engine = FakeEngine()
+    for _ in range(2):
+        batch = run_group(engine, Group((to_request(make_sample(1)),), 1))
+        assert batch.moved == {"host": (100, 10)}
+
+
 def test_a_failing_request_is_found_in_its_group() -> None:
     engine = FakeEngine()
     firsts = [1, REFUSED, 1]

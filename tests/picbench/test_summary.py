@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from picbench.engines.request import Hits, Tokens
 from picbench.record import Row
+from picbench.report import traffic
 from picbench.server import Batch
 from picbench.summary import (
+    Moved,
     Ratio,
     mean,
     percentiles,
@@ -93,6 +95,19 @@ def test_an_arm_by_hand() -> None:
     assert arm.computed_tokens == 180 - 60 + 40
     assert arm.hits == Hits(chunk=4, prefix=2)
     assert arm.ttft_vs_full is None
+
+
+def test_tiers_add_up_over_requests_and_rounds() -> None:
+    tally = Tally()
+    for name, tiers in (("a", {"host": 3}), ("b", {"host": 1, "disk": 2})):
+        hits = Hits(copied=4, tiers=tiers)
+        tally.add([row(name, hits=hits)], Batch((), busy=1.0, moved={"host": (100, 10)}))
+    tally.add([failed("c")], Batch((), busy=1.0, clean=False, moved={"disk": (0, 7)}))
+    arm = summarise_arm(tally, [], metric="f1", meaningful=True)
+    assert arm.hits == Hits(copied=8, tiers={"host": 4, "disk": 2})
+    assert arm.moved == {"host": Moved(200, 20), "disk": Moved(0, 7)}
+    (line,) = traffic({"epic:k=16": arm, "full": replace(arm, moved={"host": Moved(0, 0)})})
+    assert line.startswith("epic:k=16: host 0.0 MiB loaded")
 
 
 def test_an_arm_without_any_answer_has_no_numbers() -> None:
