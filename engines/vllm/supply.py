@@ -139,7 +139,7 @@ class Supply:
         for key in reports.stored | reports.refused:
             canonical = self._moving.pop(key, None)
             if canonical is not None:
-                self._settle(canonical, kept=key in reports.stored)
+                self._settle(canonical, kept=self.stored(key))
 
     def tidy(self) -> None:
         """Take chunks that live in a tier out of the pool, as soon as nobody reads them there."""

@@ -52,6 +52,19 @@ def test_a_load_that_fails_counts_as_missing() -> None:
     assert directory.where(A) is Place.MISSING
 
 
+def test_a_chunk_that_is_lost_again_and_again_is_banned_for_a_while() -> None:
+    now = 0.0
+    directory = Directory(asks=True, clock=lambda: now)
+    for expected in (Place.REMOTE, Place.REMOTE, Place.MISSING):
+        told(directory, stored={A}, present={B})
+        assert directory.where(A) is expected
+        assert directory.where(B) is Place.REMOTE
+        told(directory, lost={A})
+    now = 61.0
+    told(directory, stored={A})
+    assert directory.where(A) is Place.REMOTE
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST", 2)
     directory = Directory(asks=False)

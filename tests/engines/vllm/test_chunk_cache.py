@@ -216,6 +216,20 @@ def test_a_tier_that_hangs_costs_its_deadline(
     assert stuck.entered
 
 
+@pytest.mark.parametrize("fault", ["lying", "flipping"])
+def test_a_tier_that_gives_nothing_back_keeps_no_request_going_round(
+    engine: Engine, question: Text, draw: Any, fault: str
+) -> None:
+    """Chunks that take many steps to compile: the first are stored, and lost, before the last."""
+    many = [Chunk(tokens=draw(120, 3000 + index)) for index in range(7)]
+    request = Request([*many, question], "epic:k=16")
+    (expected,) = serve(engine, request)
+    engine.reset()
+    with behind(engine, FAULTS[fault]()):
+        (found,) = serve(engine, request)
+    assert found.tokens == expected.tokens
+
+
 def test_a_corrupted_value_is_compiled_again_and_replaced(
     engine: Engine, chunks: list[Chunk], question: Text
 ) -> None:
@@ -320,3 +334,29 @@ def test_tiers_say_what_they_did(engine: Engine, chunks: list[Chunk], question: 
     assert after.stored - before.stored == len(chunks)
     assert after.loaded_bytes > before.loaded_bytes
     assert after.capacity == 1 << 30
+
+
+# Fairness: one order of eviction for chunks and prefixes.
+
+
+@pytest.mark.parametrize("hot", ["chunk", "prefix"])
+def test_neither_kind_of_traffic_starves_the_other(engine: Engine, draw: Any, hot: str) -> None:
+    """What is used again and again stays, however much of the other kind passes through."""
+    tokens = draw(160, 2000)
+    steady = {
+        "chunk": [Chunk(tokens=tokens), Text(tokens=(7,))],
+        "prefix": [Text(tokens=(*tokens, 7))],
+    }[hot]
+    (first,) = serve(engine, Request(steady, "naive"))
+    assert first.counts.reused == 0 or first.counts.compiled > 0
+    for round_ in range(12):
+        for index in range(3):
+            passing = draw(480, 2100 + 3 * round_ + index)
+            other = [Chunk(tokens=passing)] if hot == "prefix" else [Text(tokens=passing)]
+            serve(engine, Request([*other, Text(tokens=(9,))], "naive"))
+        (again,) = serve(engine, Request(steady, "naive"))
+        assert again.counts.compiled == 0
+        assert again.counts.reused >= 160 - 16
+        assert not again.hits.tiers
+    passed = 36 * 480 // 16
+    assert passed > 2 * BLOCKS
