@@ -120,7 +120,7 @@ class Coordinator:
         """
         for key in tuple(self._owners.get(page, ())):
             chunk = self._chunks[key]
-            if any(map(self.blocks.in_use, chunk.pages)):
+            if self._in_use(chunk):
                 chunk.pages = tuple(p for p in chunk.pages if p != page)
                 self._owners[page].discard(key)
             else:
@@ -131,7 +131,7 @@ class Coordinator:
     def drop(self, key: Key) -> bool:
         """Give up an idle chunk; False if it is pinned, in use or not there."""
         chunk = self._chunks.get(key)
-        if chunk is None or chunk.pinned or any(map(self.blocks.in_use, chunk.pages)):
+        if chunk is None or chunk.pinned or self._in_use(chunk):
             return False
         self._forget(chunk)
         return True
@@ -140,6 +140,11 @@ class Coordinator:
         """The pool was emptied."""
         self._chunks.clear()
         self._owners.clear()
+
+    def _in_use(self, chunk: CachedChunk) -> bool:
+        """Whether somebody maps a chunk; pages that begin another chunk, too, do not tell."""
+        own = [page for page in chunk.pages if len(self._owners[page]) == 1]
+        return any(map(self.blocks.in_use, own or chunk.pages))
 
     def _evict(self, chunk: CachedChunk) -> None:
         if len(chunk.pages) == chunk.size and all(map(self.blocks.resident, chunk.pages)):

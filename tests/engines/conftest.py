@@ -22,12 +22,6 @@ Draw = Callable[[int, int], tuple[int, ...]]
 Deviation = Callable[[Any, Any, Request, Result], float]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let libraries warn about their own code; warnings about picbench's stay errors."""
-    for library in ("torch", "transformers", "vllm"):
-        config.addinivalue_line("filterwarnings", f"ignore:::{library}")
-
-
 @pytest.fixture(scope="session")
 def draw() -> Draw:
     """(count, seed) -> ordinary random tokens."""
