@@ -19,7 +19,7 @@ so no visible key ever has a larger compute index. Nothing here imports torch or
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum, StrEnum
+from enum import StrEnum
 from functools import cached_property
 from itertools import takewhile
 
@@ -37,14 +37,6 @@ class Slot(StrEnum):
     LINKED = "linked"
     PROMPT = "prompt"
     PAD = "pad"
-
-
-class Source(Enum):
-    """Where a page's KV comes from: mapped from the cache, copied from it, or computed."""
-
-    MAP = "map"
-    COPY = "copy"
-    COMPUTE = "compute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,33 +179,6 @@ class Plan:
     def count(self, kind: Slot) -> int:
         """Number of slots of one kind."""
         return self.kinds.count(kind)
-
-    def sources(self, resident: Callable[[Key], bool]) -> tuple[Source, ...]:
-        """Where each page comes from, once the canonical objects are resident.
-
-        The last page is never mapped: at least one token is always computed.
-        """
-        sources: list[Source] = []
-        hit = True
-        for page in self.pages:
-            if page.canonical:
-                sources.append(Source.COPY if page.copy_of else Source.MAP)
-                continue
-            last = page is self.pages[-1]
-            hit = hit and not last and page.key is not None and resident(page.key)
-            sources.append(Source.MAP if hit else Source.COMPUTE)
-        return tuple(sources)
-
-    def missing(self, resident: Callable[[Key], bool]) -> tuple[Canonical, ...]:
-        """The canonical objects that have to be compiled, each once, in logical order.
-
-        A chunk of which a single needed block is gone is missing as a whole.
-        """
-        return tuple(c for c in self.canonicals if not c.resident(resident))
-
-    def linkable(self, resident: Callable[[Key], bool]) -> bool:
-        """Whether nothing is missing."""
-        return all(c.resident(resident) for c in self.canonicals)
 
     def generated_keys(self, tokens: Sequence[int], known: Sequence[Key]) -> list[Key]:
         """Keys of the pages that generated tokens have filled since `known` were made.

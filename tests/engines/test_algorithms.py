@@ -19,6 +19,9 @@ from picbench.errors import ConfigError
         ("epic:k=16", 1, 40, 16),
         ("epic:k=64", 2, 40, 40),
         ("epic:k=0", 2, 40, 0),
+        ("cacheblend", 0, 40, 6),
+        ("cacheblend:r=0.15", 1, 100, 15),
+        ("cacheblend:r=0.3", 2, 1, 1),
         ("mepic", 0, 40, 16),
         ("mepic", 1, 7, 7),
     ],
@@ -48,11 +51,30 @@ def test_anchors(spec, anchor):
         ("mepic:pad=masked", "mepic"),
         ("epic", "epic:k=16"),
         ("epic:pad=paper:k=4", "epic:k=4:pad=paper"),
+        ("cacheblend", "cacheblend:r=0.15"),
+        ("epic:copy=private", "epic:k=16"),
+        ("cacheblend:copy=shared", "cacheblend:r=0.15:copy=shared"),
     ],
 )
 def test_spec_is_canonical(given, canonical):
     assert parse(given).spec == canonical
     assert parse(canonical) == parse(given)
+
+
+@pytest.mark.parametrize(
+    ("spec", "private"),
+    [
+        ("epic", True),
+        ("epic:k=0", True),
+        ("epic:copy=shared", False),
+        ("cacheblend", True),
+        ("cacheblend:copy=shared", False),
+        ("naive", False),
+        ("mepic", False),
+    ],
+)
+def test_published_copies_are_private(spec, private):
+    assert parse(spec).treat(1, 40).private is private
 
 
 def test_pad_option():

@@ -1,7 +1,5 @@
 """Plans: every token once, hits first, keys that name content."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +15,7 @@ from picbench.engines.layout import (
     lay_out,
     measure,
 )
-from picbench.engines.plan import GAP, Plan, Slot, Source
+from picbench.engines.plan import GAP, Plan, Slot
 
 SIZE = 16
 token = st.integers(3, 900)
@@ -78,17 +76,15 @@ def test_every_logical_token_is_visible_exactly_once(given_pieces, policy, pad):
     assert plan.prompt_tokens == sum(len(p.tokens) for p in given_pieces)
 
 
-@given(pieces, policies(), pads, st.randoms(use_true_random=False))
-def test_hits_come_first_whatever_is_resident(given_pieces, policy, pad, random):
+@given(pieces, policies(), pads)
+def test_pages_that_are_not_computed_come_first(given_pieces, policy, pad):
+    """Mapped ones, then copies, then what is computed: hits are a prefix whatever is resident."""
     plan = lay_out(given_pieces, policy, layout(pad))
-    resident = {page.key for page in plan.pages if random.random() < 0.7}
-    sources = plan.sources(resident.__contains__)
-    assert sources[-1] is Source.COMPUTE
-    assert not any(a is Source.COMPUTE and b is not Source.COMPUTE for a, b in pairwise(sources))
-    assert not any(
-        source is Source.COMPUTE and page.canonical
-        for source, page in zip(sources, plan.pages, strict=True)
-    )
+    order = [2 - page.canonical - (page.canonical and not page.copy_of) for page in plan.pages]
+    assert order == sorted(order)
+    assert (order.count(0), order.count(1)) == (plan.shared, len(plan.copies))
+    assert not plan.pages[-1].canonical
+    assert all(page.key or page.copy_of for page in plan.pages[: plan.canonical])
 
 
 @given(pieces, policies(), pads)
@@ -232,16 +228,16 @@ def test_private_pages_are_copied_and_never_shared():
 
     plan = lay_out([Piece((3,) * 32, chunk=True), Piece((4,))], private, layout())
     assert [page.key for page in plan.pages[:2]] == [None, None]
-    assert plan.sources(lambda key: True)[:2] == (Source.COPY, Source.COPY)
-    assert [p.copy_of for p in plan.pages[:2]] == list(plan.canonicals[0].keys)
+    assert plan.copies == plan.canonicals[0].keys
+    assert {kind for page in plan.pages[:2] for kind in page.kinds} == {Slot.PRIVATE}
 
 
 def test_a_chunk_with_one_missing_block_is_missing():
     plan = lay_out([Piece((3,) * 40, chunk=True), Piece((4,))], none, layout())
-    keys = plan.canonicals[0].keys
-    assert not plan.missing(lambda key: True)
-    for gone in keys:
-        assert plan.missing(lambda key, gone=gone: key != gone) == plan.canonicals
+    (chunk,) = plan.canonicals
+    assert chunk.resident(lambda key: True)
+    for gone in chunk.keys:
+        assert not chunk.resident(lambda key, gone=gone: key != gone)
 
 
 def test_bos_anchor_is_compiled_and_discarded():
