@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from picbench.engines.chunk_cache.tiers.spec import parse_tiers
 from picbench.engines.config import DEFAULT_TIERS
 from picbench.errors import ConfigError
 
@@ -44,6 +45,11 @@ class RunConfig(BaseModel):
     chat: Literal["auto", "on", "off"] = "auto"
     scoring: Literal["longbench", "cacheblend"] = "longbench"
     grid: str | None = None
+
+    def published(self) -> dict[str, Any]:
+        """The settings as JSON values for files that are passed on: without passwords."""
+        tiers = ",".join(spec.text for spec in parse_tiers(self.tiers))
+        return self.model_dump(mode="json") | {"tiers": tiers}
 
 
 def parse_config(values: Mapping[str, Any]) -> RunConfig:

@@ -21,11 +21,12 @@ def manifest(
     Engines start with no KV cached, or that of preloaded chunks, and keep their cache from
     request to request.
     """
+    config = job.config.published()
     return {
         "schema": SCHEMA,
         **state,
         "fingerprint": job.fingerprint,
-        "config": job.config.model_dump(mode="json"),
+        "config": config,
         "sizes": asdict(job.sizes),
         "model": _model(job),
         "workload": _workload(job),
@@ -34,7 +35,7 @@ def manifest(
             arm.name: {
                 "algorithm": arm.algorithm,
                 "stock": arm.stock,
-                "settings": asdict(job.engine(arm)),
+                "settings": asdict(job.engine(arm)) | {"tiers": config["tiers"]},
                 "engine": dict(engines[arm.name]),
             }
             for arm in job.arms

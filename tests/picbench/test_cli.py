@@ -99,6 +99,17 @@ def test_the_manifest_tells_what_ran(harness: Harness, tmp_path: Path) -> None:
     assert manifest["arms"]["mepic"]["settings"]["algorithm"] == "mepic"
 
 
+def test_a_password_in_tiers_stays_out_of_the_run_directory(
+    harness: Harness, tmp_path: Path
+) -> None:
+    tiers = "host:64MiB,redis://me:s3cret@kv:6379/0"
+    run(harness, tmp_path / "run", "--algo", "mepic", "--tiers", tiers)
+    manifest = read(tmp_path / "run" / "manifest.json")
+    assert manifest["config"]["tiers"] == "host:64MiB,redis://***@kv:6379/0"
+    for file in (tmp_path / "run").rglob("*"):
+        assert not file.is_file() or b"s3cret" not in file.read_bytes()
+
+
 def test_rows_and_ledger_cover_every_arm_and_sample(harness: Harness, tmp_path: Path) -> None:
     run(harness, tmp_path / "run", "--algo", "full,mepic", "--concurrency", "1")
     rows = list(read_rows(tmp_path / "run"))
