@@ -9,7 +9,7 @@ from string import Formatter
 from types import MappingProxyType
 
 from picbench.workloads.testbed.text.lists import phrases, words
-from picbench.workloads.testbed.text.relations import ORGANISATION, PERSON, WORK, Form
+from picbench.workloads.testbed.text.relation import ORGANISATION, PERSON, WORK, Form
 
 _WORDS = MappingProxyType(
     {

@@ -7,7 +7,7 @@ from picbench.workloads.testbed.example import Example, Level, Turn
 from picbench.workloads.testbed.text.fillers import aside
 from picbench.workloads.testbed.text.names import Split
 from picbench.workloads.testbed.text.passages import WORDS, Passage, numbered
-from picbench.workloads.testbed.text.relations import Form
+from picbench.workloads.testbed.text.relation import Form
 from picbench.workloads.testbed.text.world import World
 
 #: Fewest and most articles.

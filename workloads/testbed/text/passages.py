@@ -6,7 +6,8 @@ from random import Random
 from types import MappingProxyType
 
 from picbench.workloads.testbed.text.fillers import aside, remark
-from picbench.workloads.testbed.text.relations import PERSON, RELATIONS, WORK, Form
+from picbench.workloads.testbed.text.relation import PERSON, WORK, Form
+from picbench.workloads.testbed.text.relations import RELATIONS
 from picbench.workloads.testbed.text.world import Entity, Fact
 
 #: Fewest and most words of a body, which makes 60 to 200 tokens with the title.

@@ -10,15 +10,8 @@ from picbench.workloads.testbed.text.questions import (
     kinship,
     same,
 )
-from picbench.workloads.testbed.text.relations import (
-    KINSHIP,
-    ORGANISATION,
-    PERSON,
-    RELATIONS,
-    RELATIONS_OF,
-    WORK,
-    Form,
-)
+from picbench.workloads.testbed.text.relation import ORGANISATION, PERSON, WORK, Form
+from picbench.workloads.testbed.text.relations import KINSHIP, RELATIONS, RELATIONS_OF
 from picbench.workloads.testbed.text.scene import Scene
 from picbench.workloads.testbed.text.world import Entity, Fact
 

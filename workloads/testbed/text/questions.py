@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from picbench.workloads.testbed.reply import compose
-from picbench.workloads.testbed.text.relations import KINSHIP, PERSON, RELATIONS, WORK
+from picbench.workloads.testbed.text.relation import PERSON, WORK
+from picbench.workloads.testbed.text.relations import KINSHIP, RELATIONS
 from picbench.workloads.testbed.text.stated import Stated
 from picbench.workloads.testbed.text.world import Entity, Fact
 

@@ -5,7 +5,8 @@ from random import Random
 from picbench.workloads.testbed.text.names import Split
 from picbench.workloads.testbed.text.passages import Manner, Passage, mention, write, write_on
 from picbench.workloads.testbed.text.questions import Question
-from picbench.workloads.testbed.text.relations import PERSON, RELATIONS_OF, WORK, Form
+from picbench.workloads.testbed.text.relation import PERSON, WORK, Form
+from picbench.workloads.testbed.text.relations import RELATIONS_OF
 from picbench.workloads.testbed.text.stated import Stated
 from picbench.workloads.testbed.text.world import Entity, Fact, World
 

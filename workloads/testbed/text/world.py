@@ -13,7 +13,8 @@ from types import MappingProxyType
 from picbench.workloads.testbed.text import names
 from picbench.workloads.testbed.text.lists import words
 from picbench.workloads.testbed.text.names import Split
-from picbench.workloads.testbed.text.relations import ORGANISATION, PERSON, RELATIONS, WORK, Form
+from picbench.workloads.testbed.text.relation import ORGANISATION, PERSON, WORK, Form
+from picbench.workloads.testbed.text.relations import RELATIONS
 
 TRADES = words(
     "painter surgeon baker carpenter lawyer teacher sculptor gardener chemist printer sailor "
