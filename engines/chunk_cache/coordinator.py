@@ -48,7 +48,6 @@ class CachedChunk:
     tokens: int
     hits: int = 0
     last_use: float = 0.0
-    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +89,29 @@ class Coordinator:
         if known is not None:
             self._disown(known)
         tokens = sum(page.real for page in canonical.pages)
-        pages = tuple(page.name for page in canonical.pages)
-        chunk = CachedChunk(canonical.key, pages, len(pages), tokens, last_use=self.clock())
+        size = len(canonical.pages)
+        chunk = CachedChunk(canonical.key, (), size, tokens, last_use=self.clock())
         if known is not None:
-            chunk.hits, chunk.pinned = known.hits, known.pinned
+            chunk.hits = known.hits
         self._chunks[canonical.key] = chunk
-        for page in pages:
-            self._owners.setdefault(page, set()).add(canonical.key)
+        self._own(chunk, (page.name for page in canonical.pages))
         return chunk
 
     def use(self, canonicals: Iterable[Canonical]) -> None:
-        """A request maps chunks: pages that it has no use for age with those that it has."""
+        """A request maps chunks: pages that it has no use for age with those that it has.
+
+        A page that a chunk lost and another chunk brought back is the chunk's own again.
+        """
         now = self.clock()
         for canonical in canonicals:
             chunk = self._chunks.get(canonical.key)
             if chunk is not None:
                 chunk.hits += 1
                 chunk.last_use = now
+                if len(chunk.pages) < chunk.size:
+                    self._own(
+                        chunk, filter(self.blocks.resident, (p.name for p in canonical.pages))
+                    )
                 self.blocks.refresh(canonical.unused)
 
     def owns(self, page: Key) -> bool:
@@ -129,9 +134,9 @@ class Coordinator:
             del self._owners[page]
 
     def drop(self, key: Key) -> bool:
-        """Give up an idle chunk; False if it is pinned, in use or not there."""
+        """Give up an idle chunk; False if it is in use or not there."""
         chunk = self._chunks.get(key)
-        if chunk is None or chunk.pinned or self._in_use(chunk):
+        if chunk is None or self._in_use(chunk):
             return False
         self._forget(chunk)
         return True
@@ -154,6 +159,11 @@ class Coordinator:
     def _forget(self, chunk: CachedChunk) -> None:
         del self._chunks[chunk.key]
         self.blocks.discard(self._disown(chunk))
+
+    def _own(self, chunk: CachedChunk, pages: Iterable[Key]) -> None:
+        chunk.pages = tuple(pages)
+        for page in chunk.pages:
+            self._owners.setdefault(page, set()).add(chunk.key)
 
     def _disown(self, chunk: CachedChunk) -> Sequence[Key]:
         """Take a chunk's pages off its name; return those that no other chunk has."""

@@ -1,7 +1,6 @@
 """A Redis or Valkey server: a tier that engines on several machines share."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from threading import Lock
 from typing import Any, ClassVar, Self
 
@@ -51,7 +50,7 @@ class Redis(Tier):
         self._capacity = capacity
         self._largest = min(capacity or LARGEST_VALUE, LARGEST_VALUE)
         self._expiry = max(1, round(ttl * 1000)) if ttl else None
-        self._full: type[Exception] = client_library.exceptions.OutOfMemoryError
+        self._error: type[Exception] = client_library.exceptions.ResponseError
         self._lock = Lock()
         self._evictions = 0
         self._refused = 0
@@ -100,9 +99,7 @@ class Redis(Tier):
         if not keys:
             return []
         values: list[Buffer | None] = self._client.mget([_VALUES + key for key in keys])
-        if self._bound:
-            with suppress(self._full):  # noting the use takes memory that the server may not have
-                self._bound.touch([k for k, value in zip(keys, values, strict=True) if value])
+        self._touch([k for k, value in zip(keys, values, strict=True) if value])
         return values
 
     def delete(self, keys: Sequence[Key]) -> None:
@@ -144,9 +141,19 @@ class Redis(Tier):
         return kept
 
     def _is_kept(self, reply: object) -> bool:
-        if isinstance(reply, Exception) and not isinstance(reply, self._full):
+        if isinstance(reply, Exception) and not _is_full(reply):
             raise reply
         return not isinstance(reply, Exception)
+
+    def _touch(self, keys: Sequence[Key]) -> None:
+        """Note the use of values, which takes memory that the server may not have."""
+        if self._bound is None:
+            return
+        try:
+            self._bound.touch(keys)
+        except self._error as error:
+            if not _is_full(error):
+                raise
 
     def _lengths(self, keys: Sequence[bytes]) -> list[int]:
         """Lengths in bytes of those of the keys that are values."""
@@ -154,6 +161,11 @@ class Redis(Tier):
             for key in keys:
                 pipeline.strlen(key)
             return [length for length in pipeline.execute() if length]
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether a server is out of memory; from within a script it says so by its text alone."""
+    return "when used memory > 'maxmemory'" in str(error)
 
 
 def _connect(library: Any, url: str, timeout: float) -> Any:

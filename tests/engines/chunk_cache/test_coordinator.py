@@ -123,14 +123,27 @@ def test_using_a_chunk_refreshes_the_pages_that_nobody_maps() -> None:
     assert chunk.hits == 1
 
 
-def test_dropping_spares_what_is_used_or_pinned() -> None:
-    queue, coordinator, demoted = made(2, 3, 4)
+def test_a_page_that_came_back_with_another_chunk_is_owned_by_both() -> None:
+    queue, coordinator, _ = made(0)
+    shared, rest = (page.name for page in canonical(0).pages)
+    queue.references[rest] = 1
+    evict(queue, coordinator, shared)
+    queue.insert(page.name for page in canonical(1).pages)
+    coordinator.add(canonical(1))
+    coordinator.use([canonical(0)])
+    queue.references[shared] = 1
+    evict(queue, coordinator, canonical(1).pages[1].name)
+    assert coordinator.find(canonical(1).key) is None
+    chunk = coordinator.find(canonical(0).key)
+    assert chunk is not None
+    assert chunk.pages == (shared, rest)
+
+
+def test_dropping_spares_what_is_used() -> None:
+    queue, coordinator, demoted = made(2, 4)
     queue.references[canonical(2).keys[0]] = 1
-    pinned = coordinator.find(canonical(3).key)
-    assert pinned is not None
-    pinned.pinned = True
-    dropped = [coordinator.drop(canonical(i).key) for i in (2, 3, 4, 0)]
-    assert dropped == [False, False, True, False]
+    dropped = [coordinator.drop(canonical(i).key) for i in (2, 4, 0)]
+    assert dropped == [False, True, False]
     assert not demoted
 
 
