@@ -1,13 +1,15 @@
 """What `picbench run` was asked to do, checked at the edge."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from picbench.engines.chunk_cache.tiers.spec import parse_tiers
 from picbench.engines.config import DEFAULT_TIERS
 from picbench.errors import ConfigError
+
+Flags = TypeVar("Flags", bound=BaseModel)
 
 
 class RunConfig(BaseModel):
@@ -54,13 +56,18 @@ class RunConfig(BaseModel):
 
 def parse_config(values: Mapping[str, Any]) -> RunConfig:
     """Check raw values; ConfigError names the flag of the first that is wrong."""
+    return parse_flags(RunConfig, values, command="picbench run")
+
+
+def parse_flags(kind: type[Flags], values: Mapping[str, Any], command: str) -> Flags:
+    """Check the flags of a command; ConfigError names the first that is wrong."""
     try:
-        return RunConfig.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(
             f"{flag(str(first['loc'][0]))} {first['input']!r}: {first['msg'].lower()}",
-            hint="see picbench run --help",
+            hint=f"see {command} --help",
         ) from error
 
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from picbench.config import flag
+from picbench.config import parse_flags
 from picbench.errors import ConfigError
 from picbench.workload import reply_tokens
 from picbench.workloads import models
@@ -78,14 +78,7 @@ class Written:
 
 def parse_traffic(values: Mapping[str, Any]) -> TrafficConfig:
     """Check raw values; ConfigError names the flag of the first that is wrong."""
-    try:
-        return TrafficConfig.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise ConfigError(
-            f"{flag(str(first['loc'][0]))} {first['input']!r}: {first['msg'].lower()}",
-            hint="see picbench traffic --help",
-        ) from error
+    return parse_flags(TrafficConfig, values, command="picbench traffic")
 
 
 def write_traffic(path: Path, config: TrafficConfig, model: models.Model) -> Written:
