@@ -84,7 +84,7 @@ class ChunkCache:
                 blocks=len(chunk.pages),
                 hits=chunk.hits,
                 idle_s=now - chunk.last_use,
-                pinned=chunk.pinned,
+                pinned=self._supply.is_pinned(chunk.key),
                 remote=self._supply.stored(chunk.key),
             )
             for chunk in found

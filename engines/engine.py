@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from picbench.engines.chunks import ChunkCache
     from picbench.engines.plan import Canonical
+    from picbench.engines.vllm.courier import Courier
     from picbench.engines.vllm.linker import Linker, Report
 
 
@@ -108,8 +109,11 @@ class Engine:
 
     @property
     def moved(self) -> Mapping[str, tuple[int, int]]:
-        """Bytes (loaded, stored) between the pool and each tier since the engine started."""
-        return {} if self.config.stock else self.cache.moved
+        """Bytes (loaded, stored) between the pool and each tier since the engine started.
+
+        Empty where nothing is known: in a stock engine, and with workers in other processes.
+        """
+        return {} if self.config.stock or self._courier is None else self.cache.moved
 
     @property
     def preemptions(self) -> int:
@@ -134,13 +138,17 @@ class Engine:
 
     @property
     def cache(self) -> "ChunkCache":
-        """The chunk cache. Raises ConfigError in a stock engine, which has none."""
+        """The chunk cache. Raises ConfigError in an engine whose cache cannot be looked into."""
         from picbench.engines.chunks import ChunkCache
 
         if self.config.stock:
             raise ConfigError("stock vLLM has no chunk cache", hint="leave stock off")
-        worker: Any = self._running.engine.model_executor
-        courier = worker.driver_worker.worker.courier
+        courier = self._courier
+        if courier is None:
+            raise ConfigError(
+                "the chunk cache of several workers cannot be looked into",
+                hint="use tensor_parallel=1",
+            )
         supply = self._running.scheduler.supply
         return ChunkCache(supply, courier, self.generate, self._canonical, self.drain)
 
@@ -165,6 +173,13 @@ class Engine:
         if self._launched is not None:
             self._launched.engine.engine_core.shutdown()
             self._launched = None
+
+    @property
+    def _courier(self) -> "Courier | None":
+        """What moves chunk KV in this process; with tensor parallelism workers have their own."""
+        executor: Any = self._running.engine.model_executor
+        driver = getattr(executor, "driver_worker", None)
+        return driver.worker.courier if driver is not None else None
 
     @property
     def _running(self) -> Launched:

@@ -96,8 +96,8 @@ class PicConnector(KVConnectorBase_V1):
     def update_connector_output(self, connector_output: Any) -> None:
         """Scheduler: take over what the workers report."""
         found = connector_output.kv_connector_worker_meta
-        if isinstance(found, StepReports) and self._supply is not None:
-            self._supply.heard(found.reports)
+        if isinstance(found, StepReports) and self._linker is not None:
+            self._linker.heard(found.reports)
 
     def has_pending_push_work(self) -> bool:
         """Scheduler: keep stepping while chunks are on their way into tiers."""

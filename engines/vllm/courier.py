@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,9 @@ from picbench.engines.vllm.blocks import BlockStore
 
 #: Seconds that a step without a forward pass waits for transfers, instead of spinning.
 _PATIENCE = 0.001
+
+#: Stored chunks that are remembered at most.
+_MOST = 1 << 20
 
 
 @dataclass(slots=True)
@@ -72,7 +76,7 @@ class Courier:
         self._loading: list[Loading] = []
         self._storing: list[Storing] = []
         self._asking: list[Asking] = []
-        self._kept: set[Key] = set()
+        self._kept: OrderedDict[Key, None] = OrderedDict()
         self._found = _Found()
 
     def register(self, layers: Sequence[Tensor]) -> None:
@@ -178,11 +182,17 @@ class Courier:
             (tiers,) = storing.ticket.result()
             (self._found.stored if tiers else self._found.refused).add(storing.key)
             if tiers:
-                self._kept.add(storing.key)
+                self._keep(storing.key)
         for asking in [a for a in self._asking if a.ticket.done()]:
             self._asking.remove(asking)
             for key, tier in zip(asking.keys, asking.ticket.result(), strict=True):
                 (self._found.absent if tier is None else self._found.present).add(key)
+
+    def _keep(self, key: Key) -> None:
+        """Remember what to delete when the tiers are cleared; the oldest are forgotten."""
+        self._kept[key] = None
+        if len(self._kept) > _MOST:
+            self._kept.popitem(last=False)
 
     def _name(self, key: Key) -> Key:
         return hashlib.sha256(self._namespace + key).digest()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
-from picbench.engines.chunk_cache.orders import Copy, Load, Part
+from picbench.engines.chunk_cache.orders import Copy, Load, Part, Reports
 from picbench.engines.keys import Key
 from picbench.engines.layout import Footprint, PageCache, lay_out
 from picbench.engines.plan import Canonical, Plan, Slot
@@ -114,12 +114,12 @@ class Linker:
     def prepare(self, waiting: "Iterable[Request]") -> None:
         """Before a step: send for the chunks that waiting requests need, in queue order."""
         self._supply.tidy()
-        queue = [r for r in waiting if not self.is_own(r)]
-        if queue:
-            self._supply.make_way(self.demand(queue[0]))
-        if not self._links:
+        if not (self._links or self._supply.pins):
             return
         room = self._pool.usable
+        queue = [r for r in waiting if not self.is_own(r)]
+        if queue and self._supply.pins:
+            self._supply.make_way(self.demand(queue[0]))
         for place, request in enumerate(queue):
             link = self._links.get(request.request_id)
             if link is None:
@@ -154,7 +154,7 @@ class Linker:
             return 0, False
         # The blocks that are copied must not be handed out as the ones that they are copied into.
         self._hold(link)
-        remote = any(map(self._supply.remote, link.plan.canonicals))
+        remote = any(self._supply.stored(c.key) for c in link.plan.canonicals)
         return len(link.plan.copies) * self._block_size, remote
 
     def allocated(self, request: "Request", block_ids: tuple[int, ...], external: int) -> None:
@@ -194,10 +194,16 @@ class Linker:
             self._let_go(link)
         job = self._supply.job_of(request.request_id)
         if job is not None:
-            owner = self._links.get(job.owner)
-            if owner is not None:
-                owner.count(self._supply.served(request.request_id))
             self._supply.end(job, block_ids, done=done)
+
+    def heard(self, reports: Reports) -> None:
+        """Take over what the tiers answered; count what they loaded for whom."""
+        self._supply.heard(reports)
+        for request_id, served in reports.served.items():
+            job = self._supply.job_of(request_id)
+            link = self._links.get(job.owner if job else request_id)
+            if link is not None:
+                link.count(served)
 
     def preempted(self, request: "Request", block_ids: tuple[int, ...]) -> None:
         """A request is about to lose its blocks: nobody else could ever find its own ones."""
@@ -254,7 +260,7 @@ class Linker:
 
     def _there(self, canonical: Canonical, link: Link) -> bool:
         if link.copies:
-            return self._supply.copyable(canonical) or self._supply.remote(canonical)
+            return self._supply.copyable(canonical) or self._supply.stored(canonical.key)
         return self._supply.mappable(canonical)
 
     def _advance(self, request: "Request", link: Link, *, head: bool) -> None:
@@ -267,7 +273,9 @@ class Linker:
             self._let_go(link)
 
     def _hold(self, link: Link) -> None:
-        wanted = [c for c in link.plan.canonicals if not (link.copies and self._supply.remote(c))]
+        wanted = [
+            c for c in link.plan.canonicals if not (link.copies and self._supply.stored(c.key))
+        ]
         for key in (key for canonical in wanted for key in canonical.keys):
             if key not in link.held and (block := self._pool.hold(key)):
                 link.held[key] = block
@@ -284,7 +292,7 @@ class Linker:
         parts: list[Part] = []
         for canonical in link.plan.canonicals:
             into = [(i, b) for i in canonical.used for b in target.pop(canonical.pages[i].name, ())]
-            if not self._supply.remote(canonical):
+            if not self._supply.stored(canonical.key):
                 source = {i: self._pool.block_id(canonical.pages[i].name) for i in canonical.used}
                 self._supply.orders.copies += [Copy(source[i], block) for i, block in into]
             elif into:
@@ -312,7 +320,6 @@ class Linker:
 
     def _report(self, request: "Request", link: Link, hit_tokens: int) -> None:
         plan, hits = link.plan, hit_tokens // self._block_size
-        link.count(self._supply.served(request.request_id))
         reused = sum(page.real for page in plan.pages[:hits])
         tokens = Tokens(
             prompt=plan.prompt_tokens,

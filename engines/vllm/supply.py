@@ -7,7 +7,7 @@ broken or lying, the fetch ends, the chunk counts as missing, and it is compiled
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
@@ -69,7 +69,6 @@ class Supply:
     _unfinished: Counter[Key] = field(default_factory=Counter)
     _moving: dict[Key, Canonical] = field(default_factory=dict)
     _leaving: dict[Key, Canonical] = field(default_factory=dict)
-    _served: dict[str, Mapping[str, int]] = field(default_factory=dict)
     _pins: "dict[Key, list[KVCacheBlock]]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -95,10 +94,6 @@ class Supply:
         """Whether a chunk can be copied from the pool: its blocks have been computed before."""
         return self.mappable(canonical) and not any(map(self._unfinished.get, canonical.keys))
 
-    def remote(self, canonical: Canonical) -> bool:
-        """Whether a tier has a chunk, as far as is known."""
-        return self.stored(canonical.key)
-
     def ask(self, canonicals: Iterable[Canonical]) -> None:
         """Ask the tiers for chunks that nothing is known of, long before they are needed."""
         for canonical in canonicals:
@@ -121,7 +116,8 @@ class Supply:
     def end(self, job: Job, blocks: tuple[int, ...], *, done: bool) -> None:
         """A job's request ended; `blocks` are its blocks. Without `done` it was given up."""
         del self._jobs[job.key], self._by_request[job.request.request_id]
-        self._unfinished.subtract(_names(job) if not job.fetches else ())
+        if not job.fetches:
+            self._finish(_names(job))
         if not done:
             return
         if self.tiers and not job.fetches:
@@ -135,7 +131,6 @@ class Supply:
         """Take over what the tiers answered."""
         self.pending = reports.pending
         self.directory.update(reports)
-        self._served.update(reports.served)
         for key in reports.stored | reports.refused:
             canonical = self._moving.pop(key, None)
             if canonical is not None:
@@ -148,10 +143,6 @@ class Supply:
             self.pool.discard(name for name in names if not self.chunks.owns(name))
             if not any(map(self.pool.in_use, names)):
                 del self._leaving[key]
-
-    def served(self, request_id: str) -> Mapping[str, int]:
-        """Blocks that tiers loaded for a request, by tier. Can be asked once."""
-        return self._served.pop(request_id, {})
 
     def load(self, job: Job, block_ids: tuple[int, ...], resident: int) -> None:
         """Order the load of a fetch whose first `resident` pages were in the pool."""
@@ -171,20 +162,24 @@ class Supply:
     def pin(self, key: Key) -> bool:
         """Keep a chunk in the pool; False if it is not there as a whole."""
         chunk = self.chunks.find(key)
-        if chunk is None or len(chunk.pages) < chunk.size:
+        if chunk is None or not self.chunks.whole(key):
             return False
-        if not chunk.pinned:
-            held = [block for page in chunk.pages if (block := self.pool.hold(page))]
-            self._pins[key] = held
-            chunk.pinned = True
+        if key not in self._pins:
+            self._pins[key] = [block for page in chunk.pages if (block := self.pool.hold(page))]
         return True
 
     def unpin(self, key: Key) -> None:
         """Let a chunk be evicted again."""
         self.pool.release(self._pins.pop(key, []))
-        chunk = self.chunks.find(key)
-        if chunk is not None:
-            chunk.pinned = False
+
+    def is_pinned(self, key: Key) -> bool:
+        """Whether a chunk is kept in the pool."""
+        return key in self._pins
+
+    @property
+    def pins(self) -> bool:
+        """Whether any chunk is kept in the pool."""
+        return bool(self._pins)
 
     def make_way(self, need: int) -> None:
         """Unpin chunks, oldest pin first, until a request of so many blocks can run."""
@@ -223,6 +218,13 @@ class Supply:
             self.directory.settle(canonical.key)
             self._unfinished.update(_names(job))
         self.submit(request, parent)
+
+    def _finish(self, names: Iterable[Key]) -> None:
+        """Pages are computed, or given up; two chunks that begin alike count theirs twice."""
+        for name in names:
+            self._unfinished[name] -= 1
+            if not self._unfinished[name]:
+                del self._unfinished[name]
 
     def _settle(self, canonical: Canonical, *, kept: bool) -> None:
         """Chunk KV of copying algorithms lives in a tier, if one keeps it, and else in the pool."""

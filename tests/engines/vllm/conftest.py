@@ -1,13 +1,17 @@
 """One small engine for the tests of a file, and a look inside it."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Text
 
 POOL = 300
 
@@ -19,6 +23,16 @@ def engine(llama: Path) -> Iterator[Engine]:
     )
     with Engine(config) as engine:
         yield engine
+
+
+@pytest.fixture
+def chunks(draw: Any) -> list[Chunk]:
+    return [Chunk(tokens=draw(length, 700 + length)) for length in (150, 35, 81, 64)]
+
+
+@pytest.fixture
+def question(draw: Any) -> Text:
+    return Text(tokens=draw(19, 800))
 
 
 @pytest.fixture

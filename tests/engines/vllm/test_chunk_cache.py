@@ -6,32 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chunk_bench import BLOCKS, config, serve
 from tier_faults import Dead, Far, Flipping, Full, Lying, Stuck, Torn
 
 from picbench.engines.chunk_cache.tiers.guard import Guarded
 from picbench.engines.chunk_cache.tiers.host import Host
 from picbench.engines.chunk_cache.tiers.stack import TierStack
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.ledger import Snapshot
-from picbench.engines.request import Chunk, Request, Result, Text
+from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import ConfigError, EngineError
-
-BLOCKS = 400
-
-
-def config(llama: Path, **changes: Any) -> EngineConfig:
-    return EngineConfig(
-        **{
-            "model": str(llama),
-            "dtype": "float32",
-            "kv_blocks": BLOCKS,
-            "context": 1024,
-            "batch_tokens": 256,
-            "max_requests": 8,
-            **changes,
-        }
-    )
 
 
 @pytest.fixture(scope="module")
@@ -45,20 +29,6 @@ def engine(shared_engine: Engine) -> Engine:
     shared_engine.reset()
     shared_engine.measure()
     return shared_engine
-
-
-@pytest.fixture
-def chunks(draw: Any) -> list[Chunk]:
-    return [Chunk(tokens=draw(length, 700 + length)) for length in (150, 35, 81, 64)]
-
-
-@pytest.fixture
-def question(draw: Any) -> Text:
-    return Text(tokens=draw(19, 800))
-
-
-def serve(engine: Engine, *requests: Request) -> list[Result]:
-    return engine.generate(requests, max_tokens=4, logprobs=4, ignore_eos=True)
 
 
 def peak(engine: Engine) -> Snapshot:

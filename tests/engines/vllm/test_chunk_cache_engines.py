@@ -4,39 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chunk_bench import config, serve
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.request import Chunk, Request, Result, Text
+from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import ConfigError
-
-
-def config(llama: Path, **changes: Any) -> EngineConfig:
-    return EngineConfig(
-        **{
-            "model": str(llama),
-            "dtype": "float32",
-            "kv_blocks": 400,
-            "context": 1024,
-            "batch_tokens": 256,
-            "max_requests": 8,
-            **changes,
-        }
-    )
-
-
-@pytest.fixture
-def chunks(draw: Any) -> list[Chunk]:
-    return [Chunk(tokens=draw(length, 700 + length)) for length in (150, 35, 81, 64)]
-
-
-@pytest.fixture
-def question(draw: Any) -> Text:
-    return Text(tokens=draw(19, 800))
-
-
-def serve(engine: Engine, *requests: Request) -> list[Result]:
-    return engine.generate(requests, max_tokens=4, logprobs=4, ignore_eos=True)
 
 
 def test_two_engines_share_chunks_through_a_folder(

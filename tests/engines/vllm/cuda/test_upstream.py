@@ -4,11 +4,13 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
+from picbench.engines.vllm.agent import OwnConnector
 from picbench.engines.vllm.cuda.runner import UPSTREAM
 from picbench.engines.vllm.cuda.scheduler import PicAsyncScheduler
 from picbench.engines.vllm.cuda.worker import PicGPUWorker
 from picbench.engines.vllm.scheduler import PicScheduler
 from picbench.engines.vllm.support import check_signature
+from picbench.engines.vllm.worker import PicCPUWorker
 
 
 def test_methods_that_are_extended_are_those_of_the_pinned_release() -> None:
@@ -23,6 +25,13 @@ def test_methods_that_are_extended_are_those_of_the_pinned_release() -> None:
 def test_every_step_of_a_worker_runs_with_its_own_connector() -> None:
     for name in ("initialize_from_config", "execute_model", "sample_tokens", "shutdown"):
         assert getattr(PicGPUWorker, name) is not getattr(Worker, name)
+
+
+def test_both_workers_treat_their_connector_alike() -> None:
+    shared = [name for name in vars(OwnConnector) if not name.startswith("__")]
+    assert "courier" in shared
+    for name in set(shared) - {"namespace"}:
+        assert getattr(PicGPUWorker, name) is getattr(PicCPUWorker, name)
 
 
 def test_plans_come_before_scheduling_ahead() -> None:
