@@ -1,6 +1,6 @@
 """The offline engine: segments in, tokens, timings and block counts out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
@@ -11,7 +11,7 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.layout import Piece, lay_out
 from picbench.engines.ledger import Snapshot
 from picbench.engines.pace import Departure, Pace
-from picbench.engines.request import Chunk, Hits, Request, Result, Segment, Timings, Tokens
+from picbench.engines.request import Chunk, Hits, Request, Result, Segment, Text, Timings, Tokens
 from picbench.engines.vllm.admission import check_request
 from picbench.engines.vllm.launch import Launched, launch
 from picbench.engines.vllm.settings import REJECTED, PicSettings
@@ -90,11 +90,14 @@ class Engine:
         return [self._result(p, *served[p.tag]) for p in prepared]
 
     def warm_up(self) -> None:
-        """Run a plain request and forget it, so that first-use costs are not measured."""
-        params = self._params(2, None, ignore_eos=True)
-        prompt = [1] * min(64, self._running.capacity - 2)
-        prepared = [_Prepared(self._tag(), prompt, params, None)]
-        self._serve(prepared, Pace(prepared, 1))
+        """Run a few requests and forget them, so that first-use costs are not measured.
+
+        Kernels are compiled when they are first used: those of plain requests, of compiling
+        chunks, of linking few tokens and many, each cold and warm.
+        """
+        for request in self._rehearsal():
+            for _ in range(2):
+                self.generate([request], max_tokens=2, ignore_eos=True)
         self.reset()
         self.measure()
 
@@ -206,6 +209,15 @@ class Engine:
         prepared = _Prepared(tag, tokens, params, request.salt)
         check_request(self._running.engine.vllm_config, prepared, self._registry)
         return prepared
+
+    def _rehearsal(self) -> Iterator[Request]:
+        longest = min(self._running.context, self._running.pool * BLOCK_SIZE // 2) - 2
+        tail = min(40, longest)
+        yield Request([Text(tokens=(1,) * tail)])
+        for chunks, length in ((1, 700), (12, 50)):
+            if not self.config.stock and chunks * length + tail <= longest:
+                parts = [Chunk(tokens=(i + 1,) * length) for i in range(chunks)]
+                yield Request([*parts, Text(tokens=(1,) * tail)])
 
     def _canonical(self, request: Request) -> "Canonical | None":
         """The first chunk of a request, as the engine's default algorithm compiles it.

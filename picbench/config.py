@@ -38,6 +38,9 @@ class RunConfig(BaseModel):
     tiers: str = DEFAULT_TIERS
     on_pressure: Literal["wait", "reject"] = "wait"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    tensor_parallel: int = Field(1, ge=1)
+    eager: bool = False
     context: int | None = Field(None, ge=16)
     prompts: str | None = None
     output: str | None = None

@@ -1,5 +1,6 @@
-"""The engines of all arms: started two at a time, ended together."""
+"""The engines of all arms: started a few at a time, ended together."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 from picbench.arm import Arm
 from picbench.server import Server
 
-#: Engines that start up at the same time; more would only slow each other down.
-STARTING = 2
+#: Cores for each engine that starts up; with fewer they would only slow each other down.
+CORES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,9 @@ def _start(
     servers: dict[str, Server],
 ) -> dict[str, Mapping[str, object]]:
     engines: dict[str, Mapping[str, object]] = {}
+    at_once = max(2, (os.cpu_count() or 1) // CORES)
     for position, arm in enumerate(arms):
-        for starting in arms[len(servers) : position + STARTING]:
+        for starting in arms[len(servers) : position + at_once]:
             servers[starting.name] = launch(starting)
         engines[arm.name] = servers[arm.name].ready()
         ready(arm.name)

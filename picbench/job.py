@@ -53,6 +53,9 @@ class Job:
             context=self.sizes.context,
             max_requests=self.running,
             seed=self.config.seed,
+            device=self.config.device,
+            tensor_parallel=self.config.tensor_parallel,
+            eager=self.config.eager,
             tiers=self.config.tiers,
             on_pressure=self.config.on_pressure,
         )

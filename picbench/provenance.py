@@ -49,6 +49,7 @@ def collect() -> dict[str, object]:
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "cpu": {"model": cpu_model(), "cores": _cores(), "memory_bytes": _memory()},
+        "gpus": gpus(),
         "git": git_state(Path(__file__).parent),
         "environment": {name: known[name] for name in VARIABLES if name in known},
         "command": sys.argv,
@@ -61,6 +62,19 @@ def cpu_model() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def gpus() -> list[dict[str, str]]:
+    """Name, driver and memory of each NVIDIA GPU; none where its driver does not answer."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if done.returncode != 0:
+        return []
+    rows = [line.split(", ") for line in done.stdout.splitlines()]
+    return [dict(zip(("name", "driver", "memory"), row, strict=True)) for row in rows]
 
 
 def git_state(folder: Path) -> dict[str, object] | None:

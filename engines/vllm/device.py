@@ -1,5 +1,6 @@
 """What an engine runs on, and what vLLM does there by default. vllm is loaded only to look."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,38 @@ CUDA = Device(
     # The pool is given in blocks, so no share of the memory has to be free beside it.
     arguments={"gpu_memory_utilization": 0.01},
 )
+
+
+def environment(device: Device, workers: int) -> Mapping[str, str]:
+    """Variables that engines of several `workers` need.
+
+    vLLM gives a CPU worker a NUMA node and refuses to start where there are too few
+    (vllm/utils/ompmultiprocessing.py); here workers share the cores instead. Raises ConfigError
+    where there are not as many cores or GPUs as workers.
+    """
+    if workers == 1:
+        return {}
+    if device is CUDA:
+        from vllm.platforms import current_platform
+
+        _check_enough(workers, current_platform.device_count(), "GPUs")
+        return {}
+    cores = sorted(os.sched_getaffinity(0))
+    _check_enough(workers, len(cores), "cores")
+    shares = (cores[worker::workers] for worker in range(workers))
+    shared = "|".join(",".join(map(str, share)) for share in shares)
+    return {_CORES: os.environ.get(_CORES, shared)}
+
+
+_CORES = "VLLM_CPU_OMP_THREADS_BIND"
+
+
+def _check_enough(workers: int, found: int, what: str) -> None:
+    if workers > found:
+        raise ConfigError(
+            f"tensor_parallel is {workers}, and there are {found} {what} here",
+            hint="lower tensor_parallel (--tensor-parallel)",
+        )
 
 
 def find(name: str) -> Device:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from picbench.engines.algorithms import Reuse, parse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
-from picbench.engines.vllm.device import Device, find
+from picbench.engines.vllm.device import Device, environment, find
 from picbench.engines.vllm.observer import Observer
 from picbench.engines.vllm.settings import PicSettings, engine_arguments
 from picbench.errors import ConfigError
@@ -70,13 +70,14 @@ def launch(config: EngineConfig) -> Launched:
     page = arguments["block_size"] // BLOCK_SIZE
     arguments |= {"max_model_len": capacity, "num_gpu_blocks_override": pool // page + 1}
     arguments["max_num_batched_tokens"] = config.batch_tokens or max(2048, min(context, 8192))
-    engine = _start(arguments)
+    engine = _start(arguments, environment(device, config.tensor_parallel))
     scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
     return Launched(engine, Observer(scheduler), context, capacity, pool)
 
 
-def _start(arguments: Mapping[str, Any]) -> "LLMEngine":
-    with _environment(_ENVIRONMENT | (_EAGER if arguments["enforce_eager"] else {})):
+def _start(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> "LLMEngine":
+    eager = _EAGER if arguments["enforce_eager"] else {}
+    with _environment(_ENVIRONMENT | eager | variables):
         import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine

@@ -130,6 +130,26 @@ if TYPE_CHECKING:
     help="Type of weights and KV; auto is the model's own.",
 )
 @click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="What engines run on; auto is what the installed vLLM serves here.",
+)
+@click.option(
+    "--tensor-parallel",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="GPUs of each engine; on CPU, processes that share the cores.",
+)
+@click.option(
+    "--eager",
+    is_flag=True,
+    help="Neither compile the model nor capture CUDA graphs: engines start faster, run slower.",
+)
+@click.option(
     "--context",
     type=int,
     metavar="N",
