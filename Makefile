@@ -36,17 +36,11 @@ test: check
 check: lint types
 
 # On a GPU host, with a Python that has torch, vLLM and picbench: correctness first, and no
-# measurement behind a check that fails. Each step takes minutes and can be run alone.
+# measurement behind a check that fails. Steps that are done are not repeated; see --list.
 GPU_PYTHON ?= $(BIN)/python
-GPU_MODEL ?= $(shell $(GPU_PYTHON) -c "from picbench.workloads import models; print(models.resolve('shape:llama-3.1-8b').path)" 2>/dev/null)
-TESTBED := workloads/testbed/model
 
 gpu-check:
-	$(GPU_PYTHON) -m pytest -q -p no:cacheprovider tests/kernels/cuda tests/engines/vllm/cuda
-	$(GPU_PYTHON) -m picbench.engines.vllm.cuda.check --model $(TESTBED) --dtype float32 --eager
-	$(GPU_PYTHON) -m picbench.engines.vllm.cuda.check --model $(TESTBED) --dtype bfloat16
-	$(GPU_PYTHON) -m picbench.kernels.bench.gpu --output results/gpu
-	$(GPU_PYTHON) -m picbench.engines.vllm.cuda.race --model $(GPU_MODEL) --output results/gpu
+	$(GPU_PYTHON) -m picbench.gpu check --output results/gpu
 
 lint: install
 	$(BIN)/ruff check .

@@ -107,9 +107,13 @@ def to_requests(samples: Sequence[Sample]) -> list[Request]:
     return [to_request(sample) for sample in samples]
 
 
-def to_request(sample: Sample) -> Request:
-    """The request of a sample, by token ids alone, so that every arm sees the same ones."""
-    return Request([_segment(part) for part in sample.parts], max_tokens=sample.max_tokens)
+def to_request(sample: Sample, algorithm: str | None = None) -> Request:
+    """The request of a sample, by token ids alone, so that every arm sees the same ones.
+
+    Without an `algorithm` it is the engine's own.
+    """
+    parts = [_segment(part) for part in sample.parts]
+    return Request(parts, algorithm, max_tokens=sample.max_tokens)
 
 
 def _segment(part: Part) -> Text | Chunk:

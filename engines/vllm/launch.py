@@ -77,7 +77,7 @@ def launch(config: EngineConfig) -> Launched:
 
 def _start(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> "LLMEngine":
     eager = _EAGER if arguments["enforce_eager"] else {}
-    with _environment(_ENVIRONMENT | eager | variables):
+    with _environment({**_ENVIRONMENT, **eager, **variables}):
         import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine

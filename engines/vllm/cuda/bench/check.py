@@ -1,6 +1,6 @@
 """Holds a GPU engine to the oracle.
 
-    python -m picbench.engines.vllm.cuda.check --model DIR [--dtype float32] [--eager]
+    python -m picbench.engines.vllm.cuda.bench.check --model DIR [--dtype float32] [--eager]
 
 Prompts are random tokens of the model's vocabulary from a fixed seed. The last line says whether
 every request agreed with the oracle; the exit code is 1 if one did not.
@@ -16,7 +16,7 @@ from typing import Any
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
-from picbench.engines.vllm.cuda.tokens import Tokens
+from picbench.engines.vllm.cuda.bench.tokens import Tokens
 
 #: Largest difference in log-probability that passes, by type.
 TOLERANCE = {"float32": 2e-3, "bfloat16": 0.35, "float16": 0.08}

@@ -1,6 +1,6 @@
 """Times the PIC engine against stock vLLM on one GPU, in turns.
 
-    python -m picbench.engines.vllm.cuda.race --model DIR [--repeats 5] [--output results/gpu]
+    python -m picbench.engines.vllm.cuda.bench.race --model DIR [--repeats 5] [--output results/gpu]
 
 Plain requests (prefix caching on, nothing cached): what the engine costs when PIC does nothing.
 Warm chunks: a prompt of 64 chunks whose KV is cached, against stock vLLM without any of it. Prompts
@@ -12,25 +12,21 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
-from picbench.engines.vllm.cuda.report import ratios, render
-from picbench.engines.vllm.cuda.tokens import Tokens
+from picbench.engines.vllm.cuda.bench.contest import Found, Measure, compete
+from picbench.engines.vllm.cuda.bench.report import ratios, render
+from picbench.engines.vllm.cuda.bench.tokens import Tokens
 from picbench.kernels.bench.facts import commit
 from picbench.kernels.bench.gpu.facts import provenance, update
 
 #: 64 chunks and their surroundings make a prompt of 32k tokens.
 CHUNKS, CHUNK_TOKENS = 64, 504
-
-Measure = Callable[[Engine, str], dict[str, float]]
 
 
 def plain(engine: Engine, name: str) -> dict[str, float]:
@@ -79,42 +75,6 @@ def hit(engine: Engine, name: str) -> dict[str, float]:
 MEASURES: dict[str, Measure] = {"plain": plain, "warm": warm, "hit": hit}
 
 
-def race(arms: dict[str, EngineConfig], repeats: int) -> dict[str, dict[str, list[float]]]:
-    """All measurements of all arms, in turns; the first turn of each is for warming up.
-
-    Every engine lives in a process of its own, and waits while another one runs.
-    """
-    context = get_context("spawn")
-    pipes: dict[str, Any] = {}
-    processes = []
-    for name, config in arms.items():
-        pipes[name], theirs = context.Pipe()
-        processes.append(context.Process(target=_serve, args=(theirs, config), daemon=True))
-        processes[-1].start()
-    found: dict[str, dict[str, list[float]]] = {name: {} for name in arms}
-    for name, pipe in pipes.items():
-        print(name, pipe.recv(), flush=True)
-    for measure, turn in product(MEASURES, range(repeats + 1)):
-        for name, pipe in pipes.items():
-            pipe.send((measure, f"{measure} {turn}"))
-            for key, value in pipe.recv().items():
-                if turn:
-                    found[name].setdefault(key, []).append(value)
-    for pipe, process in zip(pipes.values(), processes, strict=True):
-        pipe.send(None)
-        process.join()
-    return found
-
-
-def _serve(pipe: Any, config: EngineConfig) -> None:
-    """An arm's process: measure what is asked for until nothing is."""
-    with Engine(config) as engine:
-        pipe.send(engine.describe())
-        while (asked := pipe.recv()) is not None:
-            measure, name = asked
-            pipe.send(MEASURES[measure](engine, name))
-
-
 def _plain(tokens: tuple[int, ...]) -> Request:
     return Request([Text(tokens=tokens)], algorithm="prefix")
 
@@ -127,7 +87,7 @@ def _tpot(result: Result) -> float:
     return (result.timings.tpot or 0.0) * 1e3
 
 
-def _show(found: dict[str, dict[str, list[float]]]) -> None:
+def _show(found: Found) -> None:
     for name, rows in found.items():
         for key, values in rows.items():
             median = statistics.median(values)
@@ -141,6 +101,7 @@ def main() -> int:
     parser.add_argument("--model", required=True, help="a Llama in Hugging Face's format")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each kind")
     parser.add_argument("--output", type=Path, help="also write race.json and race.md here")
+    parser.add_argument("--name", help="what to call the model, instead of its folder")
     parser.add_argument("--commit", default=None, help="what to call the code, without a checkout")
     given = parser.parse_args()
     config = EngineConfig(
@@ -152,15 +113,15 @@ def main() -> int:
         max_requests=64,
     )
     stock = replace(config, stock=True, algorithm="prefix")
-    found = race({"stock": stock, "picbench": config}, given.repeats)
+    found = compete({"stock": stock, "picbench": config}, MEASURES, given.repeats)
     _show(found)
     if given.output:
         facts = provenance(given.commit or commit(), given.repeats, 0)
-        save(given.output, found, {**facts, "model": Path(given.model).name})
+        save(given.output, found, {**facts, "model": given.name or Path(given.model).name})
     return 0
 
 
-def save(output: Path, found: dict[str, dict[str, list[float]]], facts: dict[str, Any]) -> None:
+def save(output: Path, found: Found, facts: dict[str, Any]) -> None:
     """Write a race's measurements, its page, and its part of ``summary.json``."""
     output.mkdir(parents=True, exist_ok=True)
     document = {"schema": 1, "provenance": facts, "found": found}

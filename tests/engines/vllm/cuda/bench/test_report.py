@@ -2,7 +2,7 @@
 
 import pytest
 
-from picbench.engines.vllm.cuda.report import ratios, render
+from picbench.engines.vllm.cuda.bench.report import ratios, render
 
 FOUND = {
     "stock": {
