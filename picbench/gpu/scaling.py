@@ -96,8 +96,8 @@ def render(found: Found, facts: Mapping[str, Any]) -> str:
         f"mepic on {facts['model']}, {facts['dtype']}: times, not answers; "
         f"{facts['gpu']}, driver {facts['driver']}, vLLM {facts['vllm']}, torch {facts['torch']}, "
         f"commit {facts['commit']}. {facts['requests']} requests at once, {CHUNKS} of {POOL} warm "
-        f"chunks of {CHUNK} tokens each, questions of {QUESTION}, replies of {REPLY} tokens; both engines "
-        f"are up and take turns; median (lowest - highest), n={facts['repeats']}.",
+        f"chunks of {CHUNK} tokens each, questions of {QUESTION}, replies of {REPLY} tokens; both "
+        f"engines are up and take turns; median (lowest - highest), n={facts['repeats']}.",
         "",
         "| GPUs | tokens generated a second | TTFT p50, ms |",
         "| ---: | ---: | ---: |",

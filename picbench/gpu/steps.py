@@ -151,7 +151,8 @@ def _load(name: str, settings: dict[str, int], runs: Path) -> Iterator[Command]:
     yield (
         *(*cli, "run", "--requests", requests, "--model", SHAPE, "--device", "cuda"),
         *("--algo", f"{PREFIX},{PRIVATE},{SUBJECT}", "--kv-blocks", str(POOL)),
-        *("--max-running", "256", "--output", str(runs / name)),
+        # Copies are made from the pool: no tier is in the way of the arm that makes them.
+        *("--tiers", "", "--max-running", "256", "--output", str(runs / name)),
     )
 
 
