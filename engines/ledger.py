@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-#: Kinds of slot, in the order of reports. `pad` is padding and the unfilled end of a last block.
+#: Kinds of slot, in the order of reports. `pad` is padding, the unfilled end of a last
+#: block, and what a request that ended holds until the step that may still write into it is over.
 KINDS = (
     "free",
     "prefix_idle",

@@ -167,6 +167,11 @@ class Observer:
         linker = getattr(self._scheduler, "linker", None)
         for block in linker.held() if linker else ():
             slots[block.block_id] = np.minimum(slots[block.block_id], _HELD)
+        # A step that still runs may write into blocks of a request that has ended meanwhile
+        # (vllm/v1/core/sched/scheduler.py, _free_request_blocks); nothing in them is of use.
+        for _, blocks in self._scheduler.deferred_frees:
+            for block in blocks:
+                slots[block.block_id] = np.minimum(slots[block.block_id], _PAD)
 
     def _forget(self) -> None:
         alive = self._scheduler.requests

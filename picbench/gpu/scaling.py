@@ -23,17 +23,19 @@ POOL, CHUNKS, CHUNK, QUESTION, REPLY = 64, 16, 504, 80, 128
 
 
 def serve(engine: Engine, name: str, *, requests: int) -> dict[str, float]:
-    """Serve all requests at once, and again: figures are of the second time, with chunks warm."""
+    """Serve all requests at once. The chunks are those of every turn, so all but the first is warm.
+
+    Measures' first turns are for warming up.
+    """
     tokens = Tokens(1000)
     pool = [Chunk(tokens=tokens.draw(CHUNK, f"chunk {i}")) for i in range(POOL)]
     draw = random.Random("requests")
     picked = [draw.sample(pool, CHUNKS) for _ in range(requests)]
-    for turn in ("cold", "warm"):
-        asked = [
-            Request([*chunks, Text(tokens=tokens.draw(QUESTION, f"{name} {turn} {i}"))], "mepic")
-            for i, chunks in enumerate(picked)
-        ]
-        results = engine.generate(asked, max_tokens=REPLY, ignore_eos=True)
+    asked = [
+        Request([*chunks, Text(tokens=tokens.draw(QUESTION, f"{name} {i}"))], "mepic")
+        for i, chunks in enumerate(picked)
+    ]
+    results = engine.generate(asked, max_tokens=REPLY, ignore_eos=True)
     took = max(result.timings.e2e for result in results)
     first = median(result.timings.ttft for result in results)
     return {"tokens_per_s": requests * REPLY / took, "ttft_ms": first * 1e3}

@@ -211,6 +211,23 @@ def test_an_abort_at_any_stage_leaks_nothing(engine, inside, draw, steps):
     assert not inside.scheduler.requests
 
 
+def test_blocks_that_a_running_step_may_still_write_are_counted(engine, inside, draw, monkeypatch):
+    """Asynchronous schedulers free a request's blocks a step after it ended."""
+    frees = []
+
+    def at_once(ended: Any) -> bool:
+        frees.append(ended.request_id)
+        return len(frees) > 1
+
+    monkeypatch.setattr(inside.scheduler, "defer_block_free", True)
+    monkeypatch.setattr(inside.scheduler, "_request_blocks_can_be_freed", at_once)
+    free = inside.free
+    serve(engine, request(question=draw(40, 1)), request(draw(70, 2), question=draw(90, 3)))
+    assert len(frees) == 3
+    assert not inside.scheduler.deferred_frees
+    assert inside.free == free
+
+
 def test_holding_on_after_an_abort_is_noticed(engine, inside, draw, monkeypatch):
     monkeypatch.setattr(type(inside.linker), "_let_go", lambda self, link: link.held.clear())
     prompt = request(draw(100, 90), draw(150, 91), question=draw(9, 92))
