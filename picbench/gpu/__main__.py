@@ -83,7 +83,7 @@ def context(
 @_MODEL
 @_REPEATS
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="GPUs.")
-@click.option("--requests", type=click.IntRange(1), default=64, show_default=True, help="At once.")
+@click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True)
 def scaling(
     output: Path,
     commit: str | None,
@@ -91,22 +91,22 @@ def scaling(
     model: str,
     repeats: int,
     workers: int,
-    requests: int,
+    concurrency: int,
 ) -> None:
     """Throughput of an engine on several GPUs against one."""
     from picbench.gpu import scaling as measuring
 
-    measuring.measure(model, device, workers, requests, repeats, commit, output)
+    measuring.measure(model, device, workers, concurrency, repeats, commit, output)
     click.echo((output / f"scaling-{workers}.md").read_text(encoding="utf-8"))
 
 
 @main.command()
 @_OUTPUT
 @_COMMIT
-@click.option("--throughput", type=_RUN, required=True, help="Run directory.")
-@click.option("--memory", type=_RUN, required=True, help="Run directory.")
-def load(output: Path, commit: str | None, throughput: Path, memory: Path) -> None:
-    """A table of two runs under load, and the ratios that it comes to."""
+@click.option("--throughput", type=_RUN, help="Run directory.")
+@click.option("--memory", type=_RUN, help="Run directory.")
+def load(output: Path, commit: str | None, throughput: Path | None, memory: Path | None) -> None:
+    """A table of runs under load, and the ratios that it comes to."""
     from picbench.gpu import load as table
 
     table.write(throughput, memory, commit, output)

@@ -1,7 +1,8 @@
 """A table of runs under load: throughput, latency and KV blocks of every arm.
 
-Two runs are read. `throughput` offers more than any arm can serve, so requests a second are what
-an arm is able to; `memory` has a rate at which private copies of chunks fill the pool.
+Two runs are read, or one of them. `throughput` offers more than any arm can serve, so requests a
+second are what an arm is able to; `memory` has a rate at which private copies of chunks fill the
+pool.
 """
 
 import json
@@ -68,29 +69,35 @@ def read_load(folder: Path) -> Load:
     return Load(manifest, arms, series)
 
 
-def write(throughput: Path, memory: Path, commit: str | None, output: Path) -> None:
-    """Write ``load.md``, its figure, and the summary's two ratios.
+def write(throughput: Path | None, memory: Path | None, commit: str | None, output: Path) -> None:
+    """Write ``load.md``, its figure, and the summary's ratios.
 
-    Raises IncomparableRuns where the pool of the private copies was never full.
+    Raises ConfigError without any run, and IncomparableRuns where the pool of the private copies
+    was never full.
     """
-    loads = {"throughput": read_load(throughput), "memory": read_load(memory)}
-    _check_saturated(loads["memory"])
+    named = {"throughput": throughput, "memory": memory}
+    loads = {name: read_load(folder) for name, folder in named.items() if folder is not None}
+    if not loads:
+        raise ConfigError("no run is given", hint="name one by --throughput or --memory")
+    if "memory" in loads:
+        _check_saturated(loads["memory"])
     output.mkdir(parents=True, exist_ok=True)
     page = render(loads, commit)
     (output / "load.md").write_text(page, encoding="utf-8")
     panels = {name: load.series for name, load in loads.items()}
-    draw_occupancy(panels, _about(loads["memory"], commit), output / "load")
+    draw_occupancy(panels, _about(loads, commit), output / "load")
     update(output / "summary.json", ratios(loads))
 
 
 def ratios(loads: Mapping[str, Load]) -> dict[str, float]:
     """Peak KV of private copies over MEPIC's; MEPIC's requests a second over prefix caching's."""
-    memory, throughput = loads["memory"], loads["throughput"]
-    return {
-        "hbm_vs_private": memory.peak(PRIVATE) / memory.peak(SUBJECT),
-        "throughput_vs_prefix": throughput.requests_a_second(SUBJECT)
-        / throughput.requests_a_second(PREFIX),
-    }
+    found = {}
+    if memory := loads.get("memory"):
+        found["hbm_vs_private"] = memory.peak(PRIVATE) / memory.peak(SUBJECT)
+    if throughput := loads.get("throughput"):
+        ours, theirs = (throughput.requests_a_second(arm) for arm in (SUBJECT, PREFIX))
+        found["throughput_vs_prefix"] = ours / theirs
+    return found
 
 
 def render(loads: Mapping[str, Load], commit: str | None) -> str:
@@ -111,7 +118,7 @@ def render(loads: Mapping[str, Load], commit: str | None) -> str:
     lines = [
         "# Under load",
         "",
-        _about(loads["memory"], commit),
+        _about(loads, commit),
         "",
         *(f"- {name}: {_workload(load)}" for name, load in loads.items()),
         "",
@@ -119,13 +126,18 @@ def render(loads: Mapping[str, Load], commit: str | None) -> str:
         "| --- | --- |" + " ---: |" * (len(head) - 2),
         *(f"| {' | '.join(row)} |" for name, load in loads.items() for row in _rows(name, load)),
         "",
-        f"Peak KV blocks at the rate that fills the pool with private copies: {PRIVATE} holds "
-        f"{found['hbm_vs_private']:.2f} times as many as {SUBJECT}.",
-        f"Throughput of more requests than any arm can serve: {SUBJECT} "
-        f"{found['throughput_vs_prefix']:.2f} times {PREFIX}'s.",
+        *(_MEANING[name].format(ratio) for name, ratio in found.items()),
         "",
     ]
     return "\n".join(lines)
+
+
+_MEANING = {
+    "hbm_vs_private": "Peak KV blocks at the rate that fills the pool with private copies: "
+    f"{PRIVATE} holds {{:.2f}} times as many as {SUBJECT}.",
+    "throughput_vs_prefix": "Throughput of more requests than any arm can serve: "
+    f"{SUBJECT} {{:.2f}} times {PREFIX}'s.",
+}
 
 
 def _rows(name: str, load: Load) -> Iterator[list[str]]:
@@ -157,8 +169,9 @@ def _workload(load: Load) -> str:
     )
 
 
-def _about(load: Load, commit: str | None) -> str:
-    provenance, model = load.manifest["provenance"], load.manifest["model"]
+def _about(loads: Mapping[str, Load], commit: str | None) -> str:
+    manifest = next(iter(loads.values())).manifest
+    provenance, model = manifest["provenance"], manifest["model"]
     packages = provenance["packages"]
     code = commit or (provenance["git"] or {}).get("commit", "unknown")
     return (
