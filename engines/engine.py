@@ -1,6 +1,7 @@
 """The offline engine: segments in, tokens, timings and block counts out."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
@@ -8,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
-from picbench.engines.layout import Piece, lay_out
+from picbench.engines.layout import lay_out
 from picbench.engines.ledger import Snapshot
 from picbench.engines.pace import Departure, Pace
 from picbench.engines.request import Chunk, Hits, Request, Result, Segment, Text, Timings, Tokens
+from picbench.engines.treatment import Piece
 from picbench.engines.vllm.admission import check_request
 from picbench.engines.vllm.launch import Launched, launch
 from picbench.engines.vllm.settings import REJECTED, PicSettings
@@ -93,11 +95,13 @@ class Engine:
         """Run a few requests and forget them, so that first-use costs are not measured.
 
         Kernels are compiled when they are first used: those of plain requests, of compiling
-        chunks, of linking few tokens and many, each cold and warm.
+        chunks, of linking few tokens and many, each cold and warm. What an engine has no room
+        for is left out: it will never serve the like.
         """
         for request in self._rehearsal():
-            for _ in range(2):
-                self.generate([request], max_tokens=2, ignore_eos=True)
+            with suppress(ConfigError):
+                for _ in range(2):
+                    self.generate([request], max_tokens=2, ignore_eos=True)
         self.reset()
         self.measure()
 

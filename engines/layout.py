@@ -5,132 +5,14 @@ mechanism that all of them share. Nothing here imports torch or vllm.
 """
 
 from bisect import bisect_right
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum, StrEnum
 from itertools import takewhile
-from typing import Any
 
-from picbench.engines.keys import (
-    ChunkEvent,
-    Key,
-    anchor_key,
-    canonical_key,
-    computed_key,
-    root_key,
-)
+from picbench.engines.chunk_pages import ChunkPages, PageCache, used_pages
+from picbench.engines.keys import ChunkEvent, Key, computed_key, root_key
 from picbench.engines.plan import GAP, Canonical, Page, Plan, Slot
-
-#: Discarded BOS tokens in front of a chunk that is compiled for LegoLink-0 (arXiv 2410.15332).
-BOS_ANCHOR = 4
-
-
-class Anchor(Enum):
-    """What a chunk is compiled behind: nothing, discarded BOS tokens, the prompt's first text."""
-
-    NONE = "none"
-    BOS = "bos"
-    PREFIX = "prefix"
-
-
-class Pad(StrEnum):
-    """How chunks fill whole blocks.
-
-    `MASKED`: trailing pads that nobody sees and that take no position. `PAPER`: MEPIC's literal
-    form (arXiv 2512.16822, section on segment alignment): visible pads in front of chunks and
-    behind prompt text, which take positions.
-    """
-
-    MASKED = "masked"
-    PAPER = "paper"
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A segment of a prompt in tokens; the first `lead` and the last `trail` are visible pads."""
-
-    tokens: tuple[int, ...]
-    chunk: bool = False
-    lead: int = 0
-    trail: int = 0
-
-    def kind(self, index: int, kind: Slot) -> Slot:
-        """`kind`, or `Slot.PAD` if the token at `index` is a pad."""
-        real = self.lead <= index < len(self.tokens) - self.trail
-        return kind if real else Slot.PAD
-
-    def kinds(self, begin: int, count: int, kind: Slot) -> tuple[Slot, ...]:
-        """The kinds of `count` tokens from `begin` on."""
-        if not self.lead and not self.trail:
-            return (kind,) * count
-        return tuple(self.kind(begin + i, kind) for i in range(count))
-
-
-@dataclass(frozen=True, slots=True)
-class Treatment:
-    """What an algorithm does to one chunk of a prompt.
-
-    `linked` are the token indices within the chunk that are recomputed with the whole logical
-    prefix in view, ascending; `private` copies the canonical KV into blocks of the request's own.
-    """
-
-    linked: Sequence[int] = ()
-    anchor: Anchor = Anchor.NONE
-    private: bool = False
-
-
-#: An algorithm as `lay_out` sees it: (chunk index, chunk length) -> treatment.
-Policy = Callable[[int, int], Treatment]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What a plan needs to know of the engine.
-
-    `scope` separates tenants and models. `pad_token` fills visible pads (`Pad.PAPER`); masked pads
-    repeat a token of the chunk, so that they never add one to the prompt. `bos_token` fills
-    discarded BOS anchors.
-    """
-
-    block_size: int = 16
-    scope: str = ""
-    pad: Pad = Pad.MASKED
-    pad_token: int = 0
-    bos_token: int | None = None
-
-
-class PageCache:
-    """Chunks' canonical pages, which are the same in every request, least recently used out first.
-
-    Hashing them is most of the work of a plan; a scheduler plans on the engine's critical path.
-    """
-
-    def __init__(self, tokens: int = 1 << 21) -> None:
-        self._room = tokens
-        self._pages: OrderedDict[Any, tuple[Page, ...]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._pages)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the chunks that it knows."""
-        return sum(len(tokens) for tokens, *_ in self._pages)
-
-    def find(self, piece: Piece, anchor: tuple[int, ...], layout: Layout) -> tuple[Page, ...]:
-        """The pages of a chunk that is compiled behind `anchor`."""
-        name = (piece.tokens, piece.lead, anchor, layout.scope, layout.block_size)
-        pages = self._pages.get(name)
-        if pages is not None:
-            self._pages.move_to_end(name)
-            return pages
-        self._room -= len(piece.tokens)
-        while self._room < 0 and self._pages:
-            (tokens, *_), _ = self._pages.popitem(last=False)
-            self._room += len(tokens)
-        pages = self._pages[name] = _chunk_pages(piece, anchor, layout)
-        return pages
+from picbench.engines.treatment import BOS_ANCHOR, Anchor, Layout, Pad, Piece, Policy, Treatment
 
 
 def lay_out(
@@ -192,7 +74,7 @@ class _Builder:
         prefix_keys: Sequence[Key],
         cache: PageCache | None = None,
     ) -> None:
-        self._pages = _chunk_pages if cache is None else cache.find
+        self._chunk_pages = ChunkPages.of if cache is None else cache.find
         self._pieces = pieces
         self._policy = policy
         self._layout = layout
@@ -237,7 +119,7 @@ class _Builder:
                 treatment = self._policy(index, len(piece.tokens))
                 linked = self._links(treatment, piece, position)
                 pages = -(-len(piece.tokens) // size)
-                used = len(_used_pages(len(piece.tokens), frozenset(linked), size))
+                used = len(used_pages(len(piece.tokens), frozenset(linked), size))
                 anchor = -(-len(self._anchor_tokens(treatment.anchor)) // size)
                 slots += used * size + len(linked)
                 held += used if treatment.private else 0
@@ -252,18 +134,17 @@ class _Builder:
     def _add_chunk(self, piece: Piece, start: int, index: int) -> None:
         treatment = self._policy(index, len(piece.tokens))
         linked = self._links(treatment, piece, start)
-        canonical = self._canonical(piece, treatment.anchor, frozenset(linked))
+        anchor = self._anchor_tokens(treatment.anchor)
+        chunk = self._chunk_pages(piece, anchor, self._layout)
+        view = chunk.view(linked, private=treatment.private)
+        anchor_pages = self._anchor_pages(anchor, treatment.anchor)
+        canonical = Canonical(chunk.pages[-1].name, anchor_pages, chunk.pages, view.used)
         self._events.append(ChunkEvent(start, canonical.key, linked))
         self._compute(piece, linked, start, Slot.LINKED)
         if canonical.used:
             self._canonicals.setdefault((canonical.key, canonical.used), canonical)
         pages = self._copied if treatment.private else self._mapped
-        for used in canonical.used:
-            page = canonical.pages[used]
-            offset = used * self._layout.block_size
-            pages.append(
-                _in_view(page, start + offset, offset, frozenset(linked), treatment.private)
-            )
+        pages += view.at(start)
 
     def _links(self, treatment: Treatment, piece: Piece, start: int) -> tuple[int, ...]:
         length = len(piece.tokens)
@@ -273,13 +154,6 @@ class _Builder:
         if links and not (min(links) >= 0 and max(links) < length):
             raise ValueError(f"links {sorted(links)} leave a chunk of {length} tokens")
         return tuple(sorted(links))
-
-    def _canonical(self, piece: Piece, anchor: Anchor, linked: frozenset[int]) -> Canonical:
-        anchor_tokens = self._anchor_tokens(anchor)
-        pages = self._pages(piece, anchor_tokens, self._layout)
-        used = _used_pages(len(piece.tokens), linked, self._layout.block_size)
-        anchor_pages = self._anchor_pages(anchor_tokens, anchor)
-        return Canonical(pages[-1].name, anchor_pages, pages, used)
 
     def _anchor_tokens(self, anchor: Anchor) -> tuple[int, ...]:
         if anchor is Anchor.NONE:
@@ -312,16 +186,6 @@ def _leading_text(pieces: Sequence[Piece]) -> tuple[int, ...]:
     return tuple(token for piece in texts for token in piece.tokens)
 
 
-def _used_pages(length: int, linked: frozenset[int], size: int) -> tuple[int, ...]:
-    """Pages of a chunk that hold a token which is not linked."""
-    starts = range(0, length, size)
-    return tuple(
-        index
-        for index, start in enumerate(starts)
-        if not linked.issuperset(range(start, min(start + size, length)))
-    )
-
-
 def _padded(pieces: Sequence[Piece], layout: Layout) -> list[Piece]:
     pieces = [piece for piece in pieces if piece.tokens]
     return list(_pad_as_paper(pieces, layout)) if layout.pad is Pad.PAPER else pieces
@@ -336,48 +200,6 @@ def _pad_as_paper(pieces: Sequence[Piece], layout: Layout) -> Iterator[Piece]:
             yield Piece(piece.tokens + pads, trail=len(pads))
         else:
             yield piece
-
-
-def _chunk_pages(piece: Piece, anchor: tuple[int, ...], layout: Layout) -> tuple[Page, ...]:
-    """A chunk's canonical pages, at the positions that they are compiled at."""
-    tokens, size = piece.tokens, layout.block_size
-    key = anchor_key(layout.scope, anchor)
-    pages = []
-    for begin in range(0, len(tokens), size):
-        part = tokens[begin : begin + size]
-        key = canonical_key(key, part)
-        first = len(anchor) + begin
-        fill = size - len(part)
-        pages.append(
-            Page(
-                tokens=part + (tokens[-1],) * fill,
-                positions=(*range(first, first + len(part)), *(GAP,) * fill),
-                kinds=piece.kinds(begin, len(part), Slot.CHUNK) + (Slot.PAD,) * fill,
-                key=key,
-                canonical=True,
-            )
-        )
-    return tuple(pages)
-
-
-def _in_view(page: Page, start: int, offset: int, linked: frozenset[int], private: bool) -> Page:
-    """A canonical page as one request sees it: at its position there, without linked tokens."""
-    size, own = len(page.tokens), Slot.PRIVATE if private else Slot.CHUNK
-    kinds = tuple(own if k is Slot.CHUNK else k for k in page.kinds) if private else page.kinds
-    positions = tuple(range(start, start + size))
-    # Most pages of a long chunk are mapped as they are; a plan may have thousands.
-    if not linked.isdisjoint(range(offset, offset + size)) or GAP in page.positions:
-        hidden = [p == GAP or offset + i in linked for i, p in enumerate(page.positions)]
-        positions = tuple(GAP if gone else start + i for i, gone in enumerate(hidden))
-        kinds = tuple(Slot.PAD if gone else k for gone, k in zip(hidden, kinds, strict=True))
-    return Page(
-        tokens=page.tokens,
-        positions=positions,
-        kinds=kinds,
-        key=None if private else page.key,
-        canonical=True,
-        copy_of=page.key if private else None,
-    )
 
 
 def _chain_pages(

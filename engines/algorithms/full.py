@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import Algorithm, Reuse
-from picbench.engines.layout import Treatment
+from picbench.engines.treatment import Treatment
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.engines.chunk_cache.orders import Copy, Load, Part, Reports
+from picbench.engines.chunk_pages import PageCache
 from picbench.engines.keys import Key
-from picbench.engines.layout import Footprint, PageCache, lay_out
+from picbench.engines.layout import Footprint, lay_out
 from picbench.engines.plan import Canonical, Plan, Slot
 from picbench.engines.request import Hits, Tokens
 from picbench.engines.vllm import rewrite

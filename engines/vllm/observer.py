@@ -25,6 +25,8 @@ _FREE, _PREFIX, _CHUNK = _CODE["free"], _CODE["prefix_idle"], _CODE["chunk_idle"
 _HELD, _PROMPT, _DECODE, _PAD = (_CODE[k] for k in ("chunk", "prompt", "decode", "pad"))
 _UNSEEN = 255
 Codes = npt.NDArray[np.uint8]
+Ids = npt.NDArray[np.int64]
+_NONE: Ids = np.empty(0, dtype=np.int64)
 
 
 class Observer:
@@ -39,9 +41,11 @@ class Observer:
         self._scheduler = scheduler
         self._pool = manager.block_pool
         self._cached = manager.coordinator.single_type_managers[0].num_cached_block
+        self._blocks = manager.coordinator.single_type_managers[0].req_to_blocks
         self._size = int(manager.coordinator.single_type_managers[0].block_size)
         self._idle: Codes = np.full(self._pool.num_gpu_blocks, _FREE, dtype=np.uint8)
         self._known: dict[str, int] = {}
+        self._ids: dict[str, Ids] = {}
         self._planned: dict[str, Codes] = {}
         self._snapshots: list[Snapshot] = []
         self._preemptions = 0
@@ -92,9 +96,10 @@ class Observer:
         return observed
 
     def _counted(self, preempt: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def counted(request: Any, *args: Any, **kwargs: Any) -> Any:
             self._preemptions += 1
-            return preempt(*args, **kwargs)
+            self._ids.pop(request.request_id, None)
+            return preempt(request, *args, **kwargs)
 
         return counted
 
@@ -125,23 +130,21 @@ class Observer:
         waiting = len(scheduler.waiting) + len(scheduler.kv_holding_waiting)
         if len(scheduler.requests) == len(scheduler.running) + waiting:
             return [*scheduler.running, *scheduler.kv_holding_waiting]
-        manager = scheduler.kv_cache_manager
-        return [r for r in scheduler.requests.values() if manager.get_block_ids(r.request_id)[0]]
+        return [r for r in scheduler.requests.values() if self._blocks.get(r.request_id)]
 
     def _register(self, request: Any) -> None:
         """Note what the request's newly cached blocks will be once they are idle."""
         known, cached = (d.get(request.request_id, 0) for d in (self._known, self._cached))
         if cached == known:
             return
-        blocks = self._scheduler.kv_cache_manager.get_blocks(request.request_id).blocks[0]
-        for block in blocks[min(known, cached) : cached]:
+        for block in self._blocks[request.request_id][min(known, cached) : cached]:
             key = key_of(block)
             if key is not None:
                 self._idle[block.block_id] = _CHUNK if is_canonical(key) else _PREFIX
         self._known[request.request_id] = cached
 
     def _attribute(self, request: Any, slots: Codes) -> None:
-        ids = self._scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
+        ids = self._block_ids(request.request_id)
         planned = self._plan_codes(request)
         codes: Codes = np.full(len(ids) * self._size, _PAD, dtype=np.uint8)
         computed = request.num_computed_tokens
@@ -150,6 +153,17 @@ class Observer:
         codes[prompt:computed] = _DECODE
         # Requests may see a shared block differently; a slot that anybody sees counts as seen.
         slots[ids] = np.minimum(slots[ids], codes.reshape(-1, self._size))
+
+    def _block_ids(self, request_id: str) -> Ids:
+        """Ids of a request's blocks; a request that keeps its blocks only ever gets more."""
+        blocks = self._blocks.get(request_id, [])
+        known = self._ids.get(request_id, _NONE)
+        if len(known) > len(blocks):
+            known = _NONE
+        if len(known) < len(blocks):
+            fresh = np.array([b.block_id for b in blocks[len(known) :]], dtype=np.int64)
+            known = self._ids[request_id] = np.concatenate([known, fresh])
+        return known
 
     def _plan_codes(self, request: Any) -> Codes:
         if request.request_id not in self._planned:
@@ -161,7 +175,7 @@ class Observer:
         plan: Plan | None = linker.plan_of(request.request_id) if linker else None
         if plan is None:
             return np.full(request.num_prompt_tokens, _PROMPT, dtype=np.uint8)
-        return np.array([_CODE[kind] for kind in plan.kinds], dtype=np.uint8)
+        return np.frombuffer(bytes(map(_CODE.__getitem__, plan.kinds)), dtype=np.uint8)
 
     def _hold(self, slots: Codes) -> None:
         linker = getattr(self._scheduler, "linker", None)
@@ -177,6 +191,7 @@ class Observer:
         alive = self._scheduler.requests
         self._known = {k: v for k, v in self._known.items() if k in alive and k in self._cached}
         self._planned = {k: v for k, v in self._planned.items() if k in alive}
+        self._ids = {k: v for k, v in self._ids.items() if k in alive}
 
     def _check(self, used: int) -> None:
         expected = self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()

@@ -11,7 +11,7 @@ from typing import Any
 from picbench.engines.algorithms import Algorithm, parse
 from picbench.engines.chunk_cache.tiers.spec import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, DEFAULT_TIERS, PRESSURE
-from picbench.engines.layout import Layout
+from picbench.engines.treatment import Layout
 from picbench.errors import ConfigError
 
 #: Where the settings sit in `additional_config`.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from picbench.engines.algorithms import Algorithm, Registry
-from picbench.engines.layout import Piece
+from picbench.engines.treatment import Piece
 from picbench.errors import ConfigError
 
 ARGS = "pic"

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from picbench.engines.algorithms import describe, names, parse
-from picbench.engines.layout import Anchor, Pad
+from picbench.engines.treatment import Anchor, Pad
 from picbench.errors import ConfigError
 
 

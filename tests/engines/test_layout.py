@@ -4,18 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from picbench.engines.chunk_pages import PageCache
 from picbench.engines.keys import is_canonical
-from picbench.engines.layout import (
-    Anchor,
-    Layout,
-    Pad,
-    PageCache,
-    Piece,
-    Treatment,
-    lay_out,
-    measure,
-)
+from picbench.engines.layout import lay_out, measure
 from picbench.engines.plan import GAP, Plan, Slot
+from picbench.engines.treatment import Anchor, Layout, Pad, Piece, Treatment
 
 SIZE = 16
 token = st.integers(3, 900)

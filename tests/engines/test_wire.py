@@ -3,7 +3,7 @@
 import pytest
 
 from picbench.engines.algorithms import Registry
-from picbench.engines.layout import Piece
+from picbench.engines.treatment import Piece
 from picbench.engines.vllm import wire
 from picbench.engines.vllm.wire import cut
 from picbench.errors import ConfigError

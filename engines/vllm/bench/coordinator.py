@@ -23,8 +23,10 @@ from typing import Any
 
 from picbench.engines.algorithms import parse
 from picbench.engines.chunk_cache.directory import Directory
-from picbench.engines.layout import Layout, PageCache, Piece, lay_out
+from picbench.engines.chunk_pages import PageCache
+from picbench.engines.layout import lay_out
 from picbench.engines.plan import Canonical, Plan
+from picbench.engines.treatment import Layout, Piece
 from picbench.engines.vllm.hooks import Evictions, listen
 from picbench.engines.vllm.pool import Pool
 from picbench.engines.vllm.supply import Supply

@@ -8,8 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from picbench.engines.chunk_cache.coordinator import Coordinator, Evicted
 from picbench.engines.keys import Key
-from picbench.engines.layout import Layout, Piece, Treatment, lay_out
+from picbench.engines.layout import lay_out
 from picbench.engines.plan import Canonical
+from picbench.engines.treatment import Layout, Piece, Treatment
 
 SIZE = 4
 #: Chunks of one to three pages; the first two begin alike, so they share their first page.

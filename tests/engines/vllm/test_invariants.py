@@ -7,15 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from picbench.engines import layout
+from picbench.engines import chunk_pages, layout
 from picbench.engines.algorithms import parse
 from picbench.engines.chunk_cache.coordinator import Coordinator
 from picbench.engines.engine import Engine
 from picbench.engines.keys import computed_key
-from picbench.engines.layout import Layout, Piece, lay_out
+from picbench.engines.layout import lay_out
 from picbench.engines.pace import Departure
 from picbench.engines.plan import Canonical, Plan
 from picbench.engines.request import Chunk, Request, Text
+from picbench.engines.treatment import Layout, Piece
 from picbench.errors import EngineError
 
 Tokens = tuple[int, ...]
@@ -254,8 +255,8 @@ def test_another_salt_hits_nothing(engine, inside, draw):
 
 
 def test_chunk_keys_without_salt_would_share(engine, inside, draw, monkeypatch):
-    unsalted = layout.anchor_key
-    monkeypatch.setattr(layout, "anchor_key", lambda scope, anchor: unsalted("", anchor))
+    unsalted = chunk_pages.anchor_key
+    monkeypatch.setattr(chunk_pages, "anchor_key", lambda scope, anchor: unsalted("", anchor))
     prompt = request(draw(60, 99), draw(60, 100), question=draw(20, 101), salt="a")
     serve(engine, prompt)
     (theirs,) = serve(engine, replace(prompt, salt="b"))

@@ -13,6 +13,9 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.errors import EngineError, PicBenchError
 
+#: Seconds that an engine gets to end, once it is asked to and once it is told to.
+GRACE, OBEY = 60.0, 10.0
+
 #: Takes an engine and a name that no other turn has; gives figures by name. A function of a
 #: module, for it crosses to the engine's process.
 Measure = Callable[[Engine, str], Mapping[str, float]]
@@ -59,10 +62,14 @@ def _started(arms: Mapping[str, EngineConfig]) -> Iterator[Mapping[str, Any]]:
         for pipe in pipes.values():
             pipe.send(None)
         for process in processes:
-            process.join(60)
+            process.join(GRACE)
     finally:
         for process in processes:
             process.terminate()
+        for process in processes:
+            process.join(OBEY)
+            process.kill()
+            process.join()
 
 
 def _serve(pipe: Any, config: EngineConfig) -> None:
@@ -80,7 +87,7 @@ def _serve(pipe: Any, config: EngineConfig) -> None:
 def _answer(name: str, pipe: Any) -> Any:
     try:
         answer = pipe.recv()
-    except EOFError:
+    except (EOFError, ConnectionResetError):
         raise EngineError(f"{name}: the engine's process ended", hint="see its log above") from None
     if isinstance(answer, PicBenchError):
         raise answer

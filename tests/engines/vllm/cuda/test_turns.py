@@ -1,6 +1,7 @@
 from picbench.engines.algorithms import parse
-from picbench.engines.layout import Layout, Piece, lay_out
+from picbench.engines.layout import lay_out
 from picbench.engines.plan import GAP, Plan
+from picbench.engines.treatment import Layout, Piece
 from picbench.engines.vllm.cuda.turns import turns
 
 BLOCK = 16
