@@ -13,7 +13,7 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.vllm.device import Device, environment, find
 from picbench.engines.vllm.observer import Observer
 from picbench.engines.vllm.settings import PicSettings, engine_arguments
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -85,13 +85,31 @@ def _start(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> "LLMEn
         try:
             return LLMEngine.from_engine_args(EngineArgs(**arguments))
         except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                "the GPU has too little free memory for the model and its KV pool",
-                hint="lower --kv-blocks or --context, or use a smaller model",
-            ) from error
+            raise _short_of_memory("the GPU") from error
         except (ValueError, NotImplementedError) as error:
-            line = " ".join(str(error).split())
-            raise ConfigError(f"vLLM refused to start: {line}") from error
+            raise ConfigError(f"vLLM refused to start: {_line(error)}") from error
+        except Exception as error:
+            if "can't allocate memory" in str(error):
+                raise _short_of_memory("this machine") from error
+            # What fails in another process comes as a class that says nothing
+            # (vllm/v1/executor/multiproc_executor.py).
+            if "Worker" not in str(error):
+                raise
+            raise EngineError(
+                f"a worker of the engine could not start: {_line(error)}",
+                hint="if memory is short, lower --kv-blocks or --context, or use more GPUs",
+            ) from error
+
+
+def _short_of_memory(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what} has too little free memory for the model and its KV pool",
+        hint="lower --kv-blocks or --context, or use a smaller model",
+    )
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 @contextmanager

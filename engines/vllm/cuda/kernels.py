@@ -15,6 +15,7 @@ from picbench.kernels.cuda.decode import DecodeBatch, decode
 from picbench.kernels.cuda.link import LinkBatch, LinkRequest, link
 from picbench.kernels.cuda.order import LogicalOrder
 from picbench.kernels.cuda.rows import RowTable
+from picbench.kernels.cuda.warm_up import warm_up_link
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
@@ -78,6 +79,10 @@ class KernelPlanner:
     def nbytes(self) -> int:
         """Device memory held."""
         return self.rows.nbytes + self._decode.nbytes + self._workspace.nbytes
+
+    def warm_up(self) -> None:
+        """Compile what no graph holds, so that no request waits for it."""
+        warm_up_link(self._rope, self._shape, self._workspace, self.rows.blocks.device)
 
     def plan(self, batch: Batch, block_table: Tensor) -> KernelAttention:
         """See `Planner.plan`."""

@@ -14,7 +14,7 @@ from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm import plugin, support
 from picbench.engines.vllm.admission import Limits
 from picbench.engines.vllm.settings import PicSettings
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, EngineError
 
 
 def config(**changes: Any) -> Any:
@@ -104,14 +104,14 @@ class TestStart:
         from picbench.engines.vllm.settings import SCHEDULER
 
         with pytest.raises(ConfigError, match="no 'pic'"):
-            _start(self.arguments(llama) | {"scheduler_cls": SCHEDULER, "block_size": 32})
+            _start(self.arguments(llama) | {"scheduler_cls": SCHEDULER, "block_size": 32}, {})
 
     def test_workers_without_scheduler(self, llama):
         from picbench.engines.vllm.launch import _start
         from picbench.engines.vllm.settings import CPU_WORKER
 
         with pytest.raises(ConfigError, match="scheduler is not"):
-            _start(self.arguments(llama) | {"worker_cls": CPU_WORKER})
+            _start(self.arguments(llama) | {"worker_cls": CPU_WORKER}, {})
 
     @staticmethod
     def arguments(llama) -> dict[str, Any]:
@@ -131,6 +131,21 @@ class TestStart:
         (tmp_path / "config.json").write_text("{")
         with pytest.raises(ConfigError, match="not JSON"):
             Engine(EngineConfig(model=str(tmp_path)))
+
+    def test_a_pool_beyond_the_memory(self, llama):
+        with pytest.raises(ConfigError, match="too little free memory.*--kv-blocks"):
+            Engine(EngineConfig(str(llama), kv_blocks=1 << 30))
+
+    def test_a_worker_that_dies_is_one_line(self, llama, monkeypatch):
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        def dying(arguments: Any) -> Any:
+            raise Exception("WorkerProc initialization failed due to an exception\nSee stack trace")
+
+        monkeypatch.setattr(LLMEngine, "from_engine_args", dying)
+        with pytest.raises(EngineError, match="a worker of the engine could not start") as caught:
+            Engine(EngineConfig(str(llama)))
+        assert "\n" not in str(caught.value)
 
     def test_a_context_beyond_the_model(self, llama):
         with pytest.raises(ConfigError, match="longer than the model's 8192"):

@@ -49,6 +49,11 @@ def test_more_workers_than_cores_are_refused(llama: Path, monkeypatch: pytest.Mo
         Engine(EngineConfig(str(llama), tensor_parallel=4))
 
 
+def test_memory_that_a_worker_lacks_is_named(llama: Path) -> None:
+    with pytest.raises(ConfigError, match="too little free memory"):
+        Engine(EngineConfig(str(llama), tensor_parallel=2, kv_blocks=1 << 40))
+
+
 def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: {0, 1, 2})

@@ -1,0 +1,49 @@
+"""Compiles what serving launches before the first request waits for it.
+
+Triton compiles a kernel when it is first launched: seconds for the first request whose chunks are
+linked. The engine's graphs have decoding compiled when they are captured; linking is in no graph.
+"""
+
+import torch
+from torch import Tensor
+
+from picbench.kernels.cuda.link import LinkBatch, LinkRequest, link
+from picbench.kernels.cuda.order import LogicalOrder
+from picbench.kernels.cuda.workspace import CudaWorkspace
+from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+
+#: Keys of the requests that are linked: so few that a tile of queries is not cut into pieces, and
+#: so many that it is.
+KEYS = (2 * BLOCK_SIZE, 2112)
+
+
+def warm_up_link(
+    rope: RopeTable, shape: HeadShape, workspace: CudaWorkspace, device: torch.device
+) -> list[Tensor]:
+    """Link made-up requests, one for each way in which tiles are launched; their outputs."""
+    size = (-(-max(KEYS) // BLOCK_SIZE), shape.num_kv_heads, BLOCK_SIZE, 2 * shape.head_size)
+    cache = torch.zeros(size, dtype=shape.dtype, device=device)
+    table = torch.arange(size[0], dtype=torch.int32, device=device)[None]
+    return [_linked(keys, cache, table, rope, shape, workspace) for keys in KEYS]
+
+
+def _linked(
+    keys: int,
+    cache: Tensor,
+    table: Tensor,
+    rope: RopeTable,
+    shape: HeadShape,
+    workspace: CudaWorkspace,
+) -> Tensor:
+    slots = torch.arange(keys, dtype=torch.int32)
+    # Queries far from each other are runs of one, which tiles serve and FlashAttention does not.
+    queries = slots[keys // 4 - 1 :: keys // 4].contiguous()
+    order = LogicalOrder.of(slots, torch.zeros_like(slots))
+    request = LinkRequest(0, 0, len(queries), order, queries)
+    batch = LinkBatch.build([request], table, rope, shape, workspace)
+    query = torch.zeros(
+        len(queries), shape.num_heads, shape.head_size, dtype=shape.dtype, device=table.device
+    )
+    return link(query, cache, batch, 1.0, torch.full_like(query, float("nan")))

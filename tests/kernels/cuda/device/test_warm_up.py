@@ -1,0 +1,28 @@
+"""What is compiled before the first request."""
+
+import pytest
+import torch
+
+from picbench.kernels.bench.gpu.scene import rope_table
+from picbench.kernels.cuda import warm_up
+from picbench.kernels.cuda.tiles import Tiles
+from picbench.kernels.cuda.workspace import CudaWorkspace
+from picbench.kernels.shape import HeadShape
+
+
+def test_every_way_to_launch_tiles_is_warmed_up(
+    shape: HeadShape, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces: list[int] = []
+    attend = Tiles.attend
+
+    def noting(self: Tiles, *args: object) -> None:
+        pieces.append(self.pieces)
+        attend(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Tiles, "attend", noting)
+    rope = rope_table(shape.head_size, 16, device)
+    workspace = CudaWorkspace(64 << 20, device)
+    outputs = warm_up.warm_up_link(rope, shape, workspace, torch.device(device))
+    assert [count > 1 for count in pieces] == [False, True]
+    assert all(not output.any() for output in outputs)
