@@ -434,17 +434,31 @@ def main(
 ) -> None:
     """Runs the benchmark; a Markdown table is written beside the JSON."""
     torch.set_num_threads(threads or torch.get_num_threads())
-    grid = [case for case in cases() if case.name in work]
     try:
-        results = _run(grid, rounds, seconds, seed)
+        click.echo(bench(output, rounds, seed, seconds=seconds, work=work))
     except PicBenchError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+
+
+def bench(
+    output: Path,
+    rounds: int,
+    seed: int,
+    *,
+    seconds: float = 20.0,
+    work: Sequence[str] = _WORK,
+) -> str:
+    """Check and time all cases, at most so many `seconds` each; write JSON and a page.
+
+    Returns the table. Raises InvalidRun where an arm's output is wrong.
+    """
+    results = _run([case for case in cases() if case.name in work], rounds, seconds, seed)
     document = {"schema": 1, "provenance": provenance(seed, rounds), "results": results}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(document, indent=1) + "\n")
     output.with_suffix(".md").write_text(report(document))
-    click.echo(table(results))
+    return table(results)
 
 
 def _run(grid: Sequence[Case], rounds: int, seconds: float, seed: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import click
 
 from picbench.cli.guard import GuardedGroup
+from picbench.cli.kernels import kernels
 from picbench.cli.listing import listing
 from picbench.cli.reproduce import reproduce
 from picbench.cli.run import run
@@ -25,4 +26,5 @@ main.add_command(run)
 main.add_command(traffic)
 main.add_command(warm)
 main.add_command(reproduce)
+main.add_command(kernels)
 main.add_command(listing)

@@ -87,19 +87,30 @@ def summarise(results: Sequence[dict[str, Any]]) -> dict[str, float]:
 def main(output: Path, only: Sequence[str], rounds: int, seed: int, commit: str | None) -> None:
     """Runs the command."""
     try:
-        _run(output, only, rounds, seed, commit or checkout())
+        bench(output, rounds, seed, only=only, commit=commit)
     except PicBenchError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
 
 
-def _run(output: Path, only: Sequence[str], rounds: int, seed: int, commit: str) -> None:
+def bench(
+    output: Path,
+    rounds: int,
+    seed: int,
+    *,
+    only: Sequence[str] = KINDS,
+    commit: str | None = None,
+) -> None:
+    """Check and time what was not measured before; write kernels.json, kernels.md and figures.
+
+    Raises ConfigError without FlashAttention-3, InvalidRun where an output is wrong.
+    """
     if not flash.covers(SHAPE):
         raise ConfigError(
             "the reference, FlashAttention-3, does not run here",
             hint="install picbench[cuda] on a Hopper GPU",
         )
-    run = provenance(commit, rounds, seed) | {
+    run = provenance(commit or checkout(), rounds, seed) | {
         "workspace_bytes": link.WORKSPACE_BYTES,
         "weights": "none: random queries, keys and values",
     }
