@@ -1,11 +1,11 @@
 """The engines of all arms: started a few at a time, ended together."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from picbench import provenance
 from picbench.arm import Arm
 from picbench.server import Server
 
@@ -47,7 +47,7 @@ def _start(
     servers: dict[str, Server],
 ) -> dict[str, Mapping[str, object]]:
     engines: dict[str, Mapping[str, object]] = {}
-    at_once = max(2, (os.cpu_count() or 1) // CORES)
+    at_once = max(2, provenance.cores() // CORES)
     for position, arm in enumerate(arms):
         for starting in arms[len(servers) : position + at_once]:
             servers[starting.name] = launch(starting)

@@ -48,7 +48,7 @@ def collect() -> dict[str, object]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
-        "cpu": {"model": cpu_model(), "cores": _cores(), "memory_bytes": _memory()},
+        "cpu": {"model": cpu_model(), "cores": cores(), "memory_bytes": _memory()},
         "gpus": gpus(),
         "git": git_state(Path(__file__).parent),
         "environment": {name: known[name] for name in VARIABLES if name in known},
@@ -73,8 +73,10 @@ def gpus() -> list[dict[str, str]]:
         return []
     if done.returncode != 0:
         return []
+    names = ("name", "driver", "memory")
     rows = [line.split(", ") for line in done.stdout.splitlines()]
-    return [dict(zip(("name", "driver", "memory"), row, strict=True)) for row in rows]
+    # Anything else is a message, such as that there are no devices.
+    return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
 
 
 def git_state(folder: Path) -> dict[str, object] | None:
@@ -109,7 +111,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -34,13 +34,14 @@ def check(
 ) -> int:
     """Run every check, then every measurement; go on where an earlier call stopped."""
     from picbench.gpu.steps import run_steps, steps
+    from picbench.kernels.bench import facts
 
     found = steps(output, runs, commit)
     if listing:
         for step in found:
             click.echo(f"{step.name:12} {step.summary}")
         return 0
-    return run_steps(found, runs, only, redo=redo)
+    return run_steps(found, runs, only, commit or facts.commit(), redo=redo)
 
 
 @main.command()

@@ -6,7 +6,6 @@ prompt of which stock vLLM knows nothing; `prefix` the same chunks in another or
 prefix caching makes of them; the other arms have seen the chunks, too, in another order.
 """
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,24 +39,31 @@ def ttft(engine: Engine, name: str, *, chunks: int) -> dict[str, float]:
 
 
 def _stock(engine: Engine, name: str, count: int) -> Iterator[tuple[str, float]]:
-    tokens = Tokens(1000)
-    chunks = [Chunk(tokens=tokens.draw(CHUNK, f"{name} {i}")) for i in range(count)]
-    for arm in ("full", "prefix"):
-        yield f"{arm} {count}", _served(engine, "prefix", chunks, f"{name} {arm}")
+    chunks = _draw(name, count)
+    yield f"full {count}", _served(engine, "prefix", chunks, f"{name} full")
+    yield f"prefix {count}", _served(engine, "prefix", _turned(chunks), f"{name} prefix")
 
 
 def _pic(engine: Engine, name: str, count: int) -> Iterator[tuple[str, float]]:
-    tokens = Tokens(1000)
-    chunks = [Chunk(tokens=tokens.draw(CHUNK, f"chunk {i}")) for i in range(count)]
+    chunks = _draw(name, count)
     for arm in ARMS:
-        _served(engine, arm, chunks, "compile")
-        yield f"{arm} {count}", _served(engine, arm, chunks, f"{name} {arm}")
+        _served(engine, arm, chunks, f"{name} {arm} before")
+        yield f"{arm} {count}", _served(engine, arm, _turned(chunks), f"{name} {arm}")
+
+
+def _draw(name: str, count: int) -> list[Chunk]:
+    tokens = Tokens(1000)
+    return [Chunk(tokens=tokens.draw(CHUNK, f"{name} {i}")) for i in range(count)]
+
+
+def _turned(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Another order for certain: orders that begin alike would share what follows from it."""
+    return [*chunks[1:], chunks[0]]
 
 
 def _served(engine: Engine, algorithm: str, chunks: Sequence[Chunk], name: str) -> float:
-    order = random.Random(name).sample(chunks, len(chunks))
     question = Text(tokens=Tokens(1000).draw(QUESTION, name))
-    request = Request([*order, question], algorithm)
+    request = Request([*chunks, question], algorithm)
     [result] = engine.generate([request], max_tokens=1, ignore_eos=True)
     return result.timings.ttft * 1e3
 

@@ -57,14 +57,20 @@ def read_load(folder: Path) -> Load:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         arms = json.loads((folder / SUMMARY).read_bytes())["arms"]
         series = read_series(folder / MEMORY)
-    except (OSError, ValueError, KeyError) as error:
+        whole = manifest["status"] == "complete" and {SUBJECT, PRIVATE, PREFIX} <= set(arms)
+        opened = manifest["workload"]["arrivals"] is not None
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: not a run directory", hint="picbench run --requests FILE makes one"
         ) from error
-    if manifest["status"] != "complete" or {SUBJECT, PRIVATE, PREFIX} - set(arms):
+    if not whole:
         raise IncomparableRuns(
             f"{folder}: not a complete run of {SUBJECT}, {PRIVATE} and {PREFIX}",
             hint="run it again with these arms",
+        )
+    if not opened:
+        raise IncomparableRuns(
+            f"{folder}: requests waited for each other, which is no load", hint="use --rate"
         )
     return Load(manifest, arms, series)
 
@@ -160,12 +166,12 @@ def _rows(name: str, load: Load) -> Iterator[list[str]]:
 def _workload(load: Load) -> str:
     workload, config = load.manifest["workload"], load.manifest["config"]
     arrivals = workload["arrivals"]
-    rate = arrivals["requests"] / arrivals["last_s"]
     return (
-        f"{load.requests:,} requests, {rate:,.1f} a second, {workload['mean_tokens']:,.0f} tokens "
-        f"each on average, {workload['unique_chunks']:,} distinct chunks, "
-        f"{workload['reuse']:.1%} of prompt tokens in a chunk seen before; pool of "
-        f"{config['kv_blocks']:,} blocks of 16 tokens, seed {config['seed']}, cold at the start"
+        f"{load.requests:,} requests in {arrivals['last_s']:,.1f} s, "
+        f"{workload['mean_tokens']:,.0f} tokens each on average, "
+        f"{workload['unique_chunks']:,} distinct chunks, {workload['reuse']:.1%} of prompt tokens "
+        f"in a chunk seen before; pool of {load.manifest['sizes']['pool']:,} blocks of 16 tokens, "
+        f"seed {config['seed']}; cache {load.manifest['cache']}"
     )
 
 

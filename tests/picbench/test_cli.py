@@ -20,6 +20,7 @@ from harness_fakes import (
     make_sample,
 )
 
+from picbench import fleet
 from picbench.cli import main
 from picbench.store import read_rows
 
@@ -128,19 +129,58 @@ def test_arms_alternate_and_rotate_at_concurrency_one(harness: Harness, tmp_path
     assert turns[6:9] == ["mepic", "full", "naive"]
 
 
-def test_at_most_two_engines_start_at_a_time(harness: Harness, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cores", "most"), [(1, 2), (11, 2), (12, 3), (64, 5)])
+def test_engines_start_a_few_at_a_time(
+    harness: Harness,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    most: int,
+) -> None:
+    monkeypatch.setattr(fleet.provenance, "cores", lambda: cores)
     run(harness, tmp_path / "run", "--algo", ARMS)
     starting = peak = 0
     for entry in harness.order:
         starting += entry.startswith("launch ") - entry.startswith("ready ")
         peak = max(peak, starting)
-    assert peak == 2
+    assert peak == most
+    names = ARMS.split(",")
+    for word in ("launch", "ready"):
+        assert [e for e in harness.order if e.startswith(word)] == [f"{word} {n}" for n in names]
 
 
 def test_every_engine_gets_the_same_pool_and_context(harness: Harness, tmp_path: Path) -> None:
     run(harness, tmp_path / "run", "--algo", ARMS, "--kv-blocks", "50", "--context", "64")
     configs = [server.config for server in harness.servers.values()]
     assert {(c.kv_blocks, c.context, c.model) for c in configs} == {(50, 64, "fake")}
+
+
+def test_devices_reach_every_engine_and_the_manifest(harness: Harness, tmp_path: Path) -> None:
+    flags = ("--device", "cuda", "--tensor-parallel", "2", "--eager")
+    run(harness, tmp_path / "run", "--algo", "full,mepic", *flags)
+    configs = [server.config for server in harness.servers.values()]
+    assert [(c.device, c.tensor_parallel, c.eager) for c in configs] == [("cuda", 2, True)] * 2
+    manifest = read(tmp_path / "run" / "manifest.json")
+    for noted in (manifest["config"], manifest["arms"]["mepic"]["settings"]):
+        assert (noted["device"], noted["tensor_parallel"], noted["eager"]) == ("cuda", 2, True)
+
+
+def test_engines_run_on_what_is_there_unless_told_otherwise(
+    harness: Harness, tmp_path: Path
+) -> None:
+    run(harness, tmp_path / "run", "--algo", "mepic")
+    config = harness.servers["mepic"].config
+    assert (config.device, config.tensor_parallel, config.eager) == ("auto", 1, False)
+
+
+@pytest.mark.parametrize("flags", [("--device", "cpu"), ("--tensor-parallel", "2"), ("--eager",)])
+def test_runs_on_other_devices_are_other_runs(
+    harness: Harness, tmp_path: Path, flags: Sequence[str]
+) -> None:
+    run(harness, tmp_path / "a", "--algo", "mepic")
+    run(harness, tmp_path / "b", "--algo", "mepic", *flags)
+    one, other = (read(tmp_path / name / "manifest.json")["fingerprint"] for name in "ab")
+    assert one != other
 
 
 def test_same_engine_takes_full_and_prefix_off_stock(harness: Harness, tmp_path: Path) -> None:
@@ -278,6 +318,8 @@ def test_an_arm_on_other_tokens_is_invalid(harness: Harness, tmp_path: Path) -> 
         (["--kv-blocks", "2"], "--kv-blocks 2: the longest request needs 3"),
         (["--limit", "many"], "Invalid value for '--limit': 'many' is not a valid integer"),
         (["--dtype", "float8"], "Invalid value for '--dtype'"),
+        (["--device", "tpu"], "Invalid value for '--device': 'tpu' is not one of"),
+        (["--tensor-parallel", "0"], "--tensor-parallel 0: input should be greater than or equal"),
         (["--limt", "1"], "Did you mean '--limit'?"),
     ],
 )
@@ -352,6 +394,16 @@ def test_help_names_the_commands() -> None:
     result = invoke(None, "--help")
     assert result.exit_code == 0
     assert {"run", "list"} <= {line.split()[0] for line in result.stdout.splitlines() if line}
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["list", "nothing"], 2)])
+def test_the_package_runs_as_the_command_does(arguments: list[str], code: int) -> None:
+    command = [sys.executable, "-m", "picbench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    ours = invoke(None, *arguments)
+    assert done.returncode == ours.exit_code == code
+    assert done.stdout.split()[-1:] == ours.stdout.split()[-1:]
+    assert len(done.stderr.splitlines()) == (1 if code else 0)
 
 
 def test_no_arguments_is_a_usage_error() -> None:

@@ -1,6 +1,7 @@
 """Rounds: who computes what, in which order."""
 
 from collections import Counter
+from dataclasses import replace
 
 from harness_fakes import FakeEngine, FakeServer, make_sample
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
-from picbench.protocol import group_size, interleave, schedule, to_request
+from picbench.protocol import group_size, interleave, schedule, to_request, to_requests
 from picbench.server import Failure
 
 ARMS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True)
@@ -59,6 +60,18 @@ def test_requests_carry_token_ids_and_output_length() -> None:
     assert [segment.text for segment in request.segments] == [None] * 4
     assert request.segments[1].tokens == (1003,) * 16
     assert request.max_tokens == 9
+
+
+def test_a_request_may_name_the_algorithm_that_serves_it() -> None:
+    sample = make_sample(3)
+    assert to_request(sample).algorithm is None
+    named = to_request(sample, "epic:k=16")
+    assert named == replace(to_request(sample), algorithm="epic:k=16")
+
+
+def test_requests_of_a_run_leave_the_algorithm_to_the_engine() -> None:
+    samples = [make_sample(n) for n in range(3)]
+    assert to_requests(samples) == [to_request(sample) for sample in samples]
 
 
 def test_a_dead_arm_is_not_asked_again() -> None:

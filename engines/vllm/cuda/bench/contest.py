@@ -37,8 +37,7 @@ def compete(
             print(label, flush=True)
             for turn in range(repeats + 1):
                 for name, pipe in pipes.items():
-                    pipe.send((measure, f"{label} {turn}"))
-                    figures = _answer(name, pipe)
+                    figures = _answer(name, pipe, (measure, f"{label} {turn}"))
                     if turn:
                         _note(found[name], figures)
     return found
@@ -84,10 +83,12 @@ def _serve(pipe: Any, config: EngineConfig) -> None:
         pipe.send(error)
 
 
-def _answer(name: str, pipe: Any) -> Any:
+def _answer(name: str, pipe: Any, question: Any = None) -> Any:
     try:
+        if question is not None:
+            pipe.send(question)
         answer = pipe.recv()
-    except (EOFError, ConnectionResetError):
+    except (EOFError, ConnectionError):
         raise EngineError(f"{name}: the engine's process ended", hint="see its log above") from None
     if isinstance(answer, PicBenchError):
         raise answer
