@@ -141,6 +141,11 @@ def _canonical_pages(piece: Piece, anchor: tuple[int, ...], layout: Layout) -> I
 
 
 def _map(page: Page, offset: int, linked: frozenset[int], private: bool) -> _Mapped:
+    size = len(page.tokens)
+    # Most pages of a long chunk are mapped as they are; only the last one may have slots to spare.
+    whole = page.positions[-1] != GAP and linked.isdisjoint(range(offset, offset + size))
+    if whole and not private:
+        return _Mapped(page.tokens, page.kinds, page.key, None, offset, None)
     gone = tuple(p == GAP or offset + i in linked for i, p in enumerate(page.positions))
     own = Slot.PRIVATE if private else Slot.CHUNK
     kinds = tuple(
