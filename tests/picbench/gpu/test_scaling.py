@@ -56,20 +56,20 @@ def ask(name: str) -> tuple[list[Request], dict[str, float]]:
 
 def test_all_turns_have_the_same_chunks_and_their_own_questions() -> None:
     (first, _), (second, _) = ask("serve 0"), ask("serve 1")
-    assert len(first) == len(second) == 12
+    assert len(first) == len(second) == 6
     for ours, theirs in zip(first, second, strict=True):
         assert ours.segments[:-1] == theirs.segments[:-1]
         assert ours.segments[-1] != theirs.segments[-1]
-    assert len({request.segments[-1].tokens for request in first + second}) == 24
+    assert len({request.segments[-1].tokens for request in first + second}) == 12
     chunks = {segment.tokens for request in first for segment in request.segments[:-1]}
-    assert 16 < len(chunks) <= 64
+    assert 32 < len(chunks) <= 64
 
 
 def test_requests_are_as_long_as_the_page_says() -> None:
     [request, *_], _ = ask("serve 0")
-    assert [len(segment.tokens or ()) for segment in request.segments] == [504] * 16 + [80]
+    assert [len(segment.tokens or ()) for segment in request.segments] == [504] * 32 + [80]
     assert all(isinstance(segment, Chunk) for segment in request.segments[:-1])
-    assert len({segment.tokens for segment in request.segments}) == 17
+    assert len({segment.tokens for segment in request.segments}) == 33
     assert request.algorithm == "mepic"
 
 
@@ -77,8 +77,8 @@ def test_figures_are_of_the_whole_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 14.0])
     monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(times))
     _, found = ask("serve 0")
-    # 12 replies of 128 tokens in 4 s; the middle one of 0, 1, ... 11 s.
-    assert found == {"tokens_per_s": 12 * 128 / 4, "ttft_ms": 5500.0}
+    # 6 replies of 128 tokens in 4 s; the middle one of 0, 1, ... 5 s.
+    assert found == {"tokens_per_s": 6 * 128 / 4, "ttft_ms": 2500.0}
 
 
 def test_the_ratio_is_that_of_medians_whatever_the_order() -> None:
@@ -91,7 +91,7 @@ def test_the_page_has_a_row_for_each_number_of_gpus() -> None:
     assert "| 1 | 500 (400 - 1,000) | 70 (70 - 90) |" in page
     assert "Throughput: 3.50 times that of one GPU." in page
     assert "mepic on M, bfloat16: times, not answers; G, driver D, vLLM V, torch T" in page
-    assert "3 requests in flight, 16 of 64 warm chunks of 504 tokens each" in page
+    assert "3 requests in flight, 32 of 64 warm chunks of 504 tokens each" in page
 
 
 def test_files_and_figure_carry_the_number_of_gpus(tmp_path: Path) -> None:
