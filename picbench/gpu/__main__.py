@@ -1,5 +1,6 @@
 """The command line: `python -m picbench.gpu check`, and each measurement by itself."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,7 +50,13 @@ def check(
 @_COMMIT
 @_DEVICE
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="bfloat16")
-@click.option("--rows", type=click.IntRange(1), default=200, show_default=True)
+@click.option(
+    "--rows",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    help="Of each set. The card speaks of 200: other numbers are shown beside it and not judged.",
+)
 @click.option("--eager", is_flag=True)
 def accuracy(
     output: Path, commit: str | None, device: str, dtype: str, rows: int, eager: bool
@@ -57,6 +64,8 @@ def accuracy(
     """Score the testbed model in the engine; exit 3 where its card says something else."""
     from picbench.gpu import accuracy as measuring
 
+    # Triton multiplies float32 in TensorFloat-32 unless told otherwise when it is imported.
+    os.environ["TRITON_F32_DEFAULT"] = "ieee"
     measuring.measure(device, dtype, rows, eager, commit, output)
 
 

@@ -4,7 +4,6 @@ The card's scores are torch's with explicit masks, on the same rows (`workloads/
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,8 +52,6 @@ def measure(
     device: str, dtype: str, rows: int, eager: bool, commit: str | None, output: Path
 ) -> None:
     """Run all rows through all arms, write a page; InvalidRun where scores are apart."""
-    # Triton multiplies float32 in TensorFloat-32 unless told otherwise when it is imported.
-    os.environ["TRITON_F32_DEFAULT"] = "ieee"
     workloads = [_workload(name, rows) for name in DATASETS]
     with Engine(_config(workloads, device, dtype, eager)) as engine:
         engine.warm_up()

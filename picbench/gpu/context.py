@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm.cuda.bench.contest import Found, Measure, compete
+from picbench.engines.vllm.cuda.bench.report import spread
 from picbench.engines.vllm.cuda.bench.tokens import Tokens
 from picbench.figures.context import draw_context
 from picbench.gpu.provenance import facts_of
@@ -96,7 +96,7 @@ def render(lines: Mapping[str, Mapping[int, Sequence[float]]], facts: Mapping[st
     """The table as a Markdown page."""
     head = ["prompt tokens", *lines]
     rows = [
-        [f"{tokens:,}", *(_cell(lines[arm].get(tokens)) for arm in lines)]
+        [f"{tokens:,}", *(spread(lines[arm].get(tokens), 1) for arm in lines)]
         for tokens in sorted({tokens for line in lines.values() for tokens in line})
     ]
     table = [head, ["---:"] * len(head), *rows]
@@ -112,12 +112,6 @@ def render(lines: Mapping[str, Mapping[int, Sequence[float]]], facts: Mapping[st
             "",
         ]
     )
-
-
-def _cell(values: Sequence[float] | None) -> str:
-    if not values:
-        return "-"
-    return f"{median(values):,.1f} ({min(values):,.1f} - {max(values):,.1f})"
 
 
 def _caption(facts: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm.cuda.bench.contest import Found, compete
+from picbench.engines.vllm.cuda.bench.report import spread
 from picbench.engines.vllm.cuda.bench.tokens import Tokens
 from picbench.gpu.provenance import facts_of
 from picbench.kernels.bench.gpu.facts import update
@@ -109,7 +110,7 @@ def render(found: Found, facts: Mapping[str, Any]) -> str:
         "| GPUs | tokens generated a second | TTFT p50, ms |",
         "| ---: | ---: | ---: |",
         *(
-            f"| {name} | {_cell(figures['tokens_per_s'])} | {_cell(figures['ttft_ms'])} |"
+            f"| {name} | {spread(figures['tokens_per_s'], 0)} | {spread(figures['ttft_ms'], 0)} |"
             for name, figures in found.items()
         ),
         "",
@@ -117,7 +118,3 @@ def render(found: Found, facts: Mapping[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def _cell(values: list[float]) -> str:
-    return f"{median(values):,.0f} ({min(values):,.0f} - {max(values):,.0f})"

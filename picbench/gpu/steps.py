@@ -127,7 +127,7 @@ def _checks(output: Path, commit: str | None) -> Iterator[Step]:
         "kernels against float64, on the GPU",
         ((*pytest, "tests/kernels/cuda/device"),),
     )
-    oracle = _python("picbench.engines.vllm.cuda.bench.check", "--model", str(model_path()))
+    oracle = _oracle(model_path())
     for dtype in ("float32", "bfloat16"):
         eager = ("--eager",) if dtype == "float32" else ()
         yield Step(
@@ -140,21 +140,27 @@ def _checks(output: Path, commit: str | None) -> Iterator[Step]:
             f"six data sets against the testbed's card, {dtype}",
             (_own("accuracy", output, commit, "--dtype", dtype),),
         )
-    for gpus in (2, 4):
+    # The testbed model's heads cannot be divided among four.
+    several = {2: oracle, 4: _oracle(models.resolve("shape:small").path)}
+    for gpus, command in several.items():
         yield Step(
             f"engine-tp{gpus}",
             f"an engine on {gpus} GPUs against the oracle",
-            ((*oracle, "--dtype", "float32", "--eager", "--tensor-parallel", str(gpus)),),
+            ((*command, "--dtype", "float32", "--eager", "--tensor-parallel", str(gpus)),),
             gpus,
         )
 
 
+def _oracle(model: Path | str) -> Command:
+    return _python("picbench.engines.vllm.cuda.bench.check", "--model", str(model))
+
+
 def _measurements(output: Path, runs: Path, commit: str | None) -> Iterator[Step]:
-    named = ("--commit", commit) if commit else ()
-    kernels = _python("picbench", "kernels", "bench", "--output", str(output), *named)
+    where = ("--output", str(output), *_named(commit))
+    kernels = _python("picbench", "kernels", "bench", *where)
     yield Step("kernels", "kernels against FlashAttention-3", (kernels,))
     folder = ("--model", str(models.resolve(SHAPE).path), "--name", SHAPE)
-    race = _python("picbench.engines.vllm.cuda.bench.race", "--output", str(output), *named)
+    race = _python("picbench.engines.vllm.cuda.bench.race", *where)
     yield Step("race", "the engine against stock vLLM", ((*race, *folder),))
     yield Step("context", "TTFT from 1k to 50k tokens", (_own("context", output, commit),))
     for name, settings in LOADS.items():
@@ -181,8 +187,11 @@ def _load(name: str, settings: dict[str, int], runs: Path) -> Iterator[Command]:
 
 
 def _own(command: str, output: Path, commit: str | None, *more: str) -> Command:
-    named = ("--commit", commit) if commit else ()
-    return (*_python("picbench.gpu", command), "--output", str(output), *named, *more)
+    return (*_python("picbench.gpu", command), "--output", str(output), *_named(commit), *more)
+
+
+def _named(commit: str | None) -> tuple[str, ...]:
+    return ("--commit", commit) if commit else ()
 
 
 def _python(module: str, *arguments: str) -> Command:

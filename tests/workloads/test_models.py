@@ -28,6 +28,7 @@ def test_names_and_descriptions() -> None:
     expected = [
         "testbed",
         "shape:tiny",
+        "shape:small",
         "shape:llama-3.1-8b",
         "shape:mistral-7b",
         "shape:yi-coder-9b",

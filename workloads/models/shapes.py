@@ -58,6 +58,23 @@ TINY = Shape(
     spread=0.2,
 )
 
+#: Heads that four GPUs can share; tiny's and the testbed model's cannot be divided so.
+SMALL = Shape(
+    name="small",
+    summary="2 layers of random weights with 8 heads, 4 of them for keys: checks on several GPUs",
+    hidden=512,
+    ffn=1024,
+    layers=2,
+    heads=8,
+    kv_heads=4,
+    head_dim=64,
+    vocabulary=2048,
+    positions=16_384,
+    theta=10_000.0,
+    weights="random",
+    spread=0.1,
+)
+
 LLAMA_8B = Shape(
     name="llama-3.1-8b",
     summary="Llama-3.1-8B's dimensions, dummy weights: time and memory",
@@ -103,5 +120,5 @@ YI_CODER_9B = Shape(
 )
 
 SHAPES: Mapping[str, Shape] = MappingProxyType(
-    {shape.name: shape for shape in (TINY, LLAMA_8B, MISTRAL_7B, YI_CODER_9B)}
+    {shape.name: shape for shape in (TINY, SMALL, LLAMA_8B, MISTRAL_7B, YI_CODER_9B)}
 )

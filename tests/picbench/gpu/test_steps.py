@@ -188,6 +188,15 @@ def test_no_measurement_comes_before_a_check(found: dict[str, Step]) -> None:
     }
 
 
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_models_of_checks_can_be_divided_among_the_gpus(found: dict[str, Step], gpus: int) -> None:
+    [command] = found[f"engine-tp{gpus}"].commands
+    model = Path(command[command.index("--model") + 1])
+    config = json.loads((model / "config.json").read_bytes())
+    heads = (config["num_attention_heads"], config["num_key_value_heads"])
+    assert [count % gpus for count in heads] == [0, 0]
+
+
 def test_steps_have_names_of_their_own(tmp_path: Path, found: dict[str, Step]) -> None:
     assert len(found) == len(list(steps(tmp_path, tmp_path, None)))
     assert all(step.commands and step.summary for step in found.values())

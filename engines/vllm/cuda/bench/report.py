@@ -63,8 +63,15 @@ def render(found: Found, facts: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(found: Found, arm: str, key: str) -> str:
-    values = found[arm].get(key)
+def spread(values: Sequence[float] | None, digits: int, *, counted: bool = False) -> str:
+    """``median (lowest - highest)``, and how many if `counted`; a dash of nothing."""
     if not values:
         return "-"
-    return f"{median(values):,.2f} ({min(values):,.2f} - {max(values):,.2f}, n={len(values)})"
+    middle, low, high = (
+        f"{number:,.{digits}f}" for number in (median(values), min(values), max(values))
+    )
+    return f"{middle} ({low} - {high}{f', n={len(values)}' if counted else ''})"
+
+
+def _cell(found: Found, arm: str, key: str) -> str:
+    return spread(found[arm].get(key), 2, counted=True)
