@@ -45,7 +45,7 @@ class Observer:
         self._size = int(manager.coordinator.single_type_managers[0].block_size)
         self._idle: Codes = np.full(self._pool.num_gpu_blocks, _FREE, dtype=np.uint8)
         self._known: dict[str, int] = {}
-        self._ids: dict[str, Ids] = {}
+        self._ids: dict[str, tuple[list[Any], Ids]] = {}
         self._planned: dict[str, Codes] = {}
         self._snapshots: list[Snapshot] = []
         self._preemptions = 0
@@ -98,7 +98,6 @@ class Observer:
     def _counted(self, preempt: Callable[..., Any]) -> Callable[..., Any]:
         def counted(request: Any, *args: Any, **kwargs: Any) -> Any:
             self._preemptions += 1
-            self._ids.pop(request.request_id, None)
             return preempt(request, *args, **kwargs)
 
         return counted
@@ -106,8 +105,9 @@ class Observer:
     def _observe(self) -> None:
         slots: Codes = np.full((self._pool.num_gpu_blocks, self._size), _UNSEEN, dtype=np.uint8)
         for request in self._holding():
+            ids = self._block_ids(request.request_id)
             self._register(request)
-            self._attribute(request, slots)
+            self._attribute(request, ids, slots)
         self._hold(slots)
         self._forget()
         used = slots[:, 0] != _UNSEEN
@@ -143,8 +143,7 @@ class Observer:
                 self._idle[block.block_id] = _CHUNK if is_canonical(key) else _PREFIX
         self._known[request.request_id] = cached
 
-    def _attribute(self, request: Any, slots: Codes) -> None:
-        ids = self._block_ids(request.request_id)
+    def _attribute(self, request: Any, ids: Ids, slots: Codes) -> None:
         planned = self._plan_codes(request)
         codes: Codes = np.full(len(ids) * self._size, _PAD, dtype=np.uint8)
         computed = request.num_computed_tokens
@@ -155,15 +154,20 @@ class Observer:
         slots[ids] = np.minimum(slots[ids], codes.reshape(-1, self._size))
 
     def _block_ids(self, request_id: str) -> Ids:
-        """Ids of a request's blocks; a request that keeps its blocks only ever gets more."""
+        """Ids of a request's blocks, which only ever get more while vLLM keeps them in one list.
+
+        A request that lost its blocks (preempted, or a load failed) gets others in another list.
+        """
         blocks = self._blocks.get(request_id, [])
-        known = self._ids.get(request_id, _NONE)
-        if len(known) > len(blocks):
-            known = _NONE
-        if len(known) < len(blocks):
-            fresh = np.array([b.block_id for b in blocks[len(known) :]], dtype=np.int64)
-            known = self._ids[request_id] = np.concatenate([known, fresh])
-        return known
+        known, ids = self._ids.get(request_id, (blocks, _NONE))
+        if known is not blocks:
+            ids = _NONE
+            self._known.pop(request_id, None)
+        if len(ids) < len(blocks):
+            fresh = np.array([b.block_id for b in blocks[len(ids) :]], dtype=np.int64)
+            ids = np.concatenate([ids, fresh])
+            self._ids[request_id] = blocks, ids
+        return ids
 
     def _plan_codes(self, request: Any) -> Codes:
         if request.request_id not in self._planned:

@@ -166,3 +166,23 @@ def test_a_storm_changes_no_output_and_leaks_nothing(
         assert redis.bytes <= 64 << 20
         assert host.hits + redis.hits > 0
         assert host.failures + redis.failures == 0
+
+
+def test_blocks_of_loads_that_fail_are_counted(pebble: Path, draw: Any) -> None:
+    """A tier that holds few chunks loses many before they are loaded: requests start over."""
+    dice = random.Random(11)
+    chunks = [Chunk(tokens=draw(dice.randint(17, 48), 5000 + i)) for i in range(120)]
+    requests = [
+        Request(
+            [*dice.choices(chunks, k=dice.randint(1, 4)), Text(tokens=draw(5, 100_000 + index))],
+            algorithm="epic:k=16",
+        )
+        for index in range(200)
+    ]
+    with engine_of(pebble, Storm(200, 320), 900, "host:300KiB") as engine:
+        driver = Driver(engine)
+        driver.run(requests, flying=64)
+        assert len(driver.tokens) == len(requests)
+        assert all(sum(s.blocks.values()) == s.pool for s in engine.memory)
+        (host,) = engine.cache.tiers
+        assert host.misses > 0
