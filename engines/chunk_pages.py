@@ -5,9 +5,10 @@ chunk and finding out what is linked in each of its pages is most of the work of
 scheduler plans on the engine's critical path. Nothing here imports torch or vllm.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from picbench.engines.keys import Key, anchor_key, canonical_key
 from picbench.engines.plan import GAP, Page, Slot
@@ -17,8 +18,7 @@ from picbench.engines.treatment import Layout, Piece
 _VIEWS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class _Mapped:
+class _Mapped(NamedTuple):
     """A canonical page as requests map it, `offset` tokens into its chunk.
 
     `hidden` says of each slot whether the request does not see it; None if it sees all.
@@ -31,15 +31,6 @@ class _Mapped:
     offset: int
     hidden: tuple[bool, ...] | None
 
-    def at(self, start: int) -> Page:
-        """The page in a prompt in which its chunk starts at this position."""
-        first = start + self.offset
-        positions = tuple(range(first, first + len(self.tokens)))
-        if self.hidden is not None:
-            pairs = zip(positions, self.hidden, strict=True)
-            positions = tuple(GAP if gone else position for position, gone in pairs)
-        return Page(self.tokens, positions, self.kinds, self.key, True, self.copy_of)
-
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -50,7 +41,14 @@ class View:
 
     def at(self, start: int) -> Iterator[Page]:
         """The pages in a prompt in which the chunk starts at this position."""
-        return (page.at(start) for page in self.mapped)
+        last = self.mapped[-1] if self.mapped else None
+        every = tuple(range(start, start + last.offset + len(last.tokens))) if last else ()
+        for tokens, kinds, key, copy_of, offset, hidden in self.mapped:
+            positions = every[offset : offset + len(tokens)]
+            if hidden is not None:
+                pairs = zip(positions, hidden, strict=True)
+                positions = tuple(GAP if gone else position for position, gone in pairs)
+            yield Page(tokens, positions, kinds, key, True, copy_of)
 
 
 @dataclass(slots=True)
@@ -115,12 +113,9 @@ class PageCache:
 
 def used_pages(length: int, linked: frozenset[int], size: int) -> tuple[int, ...]:
     """Pages of a chunk of `length` tokens that hold a token which is not linked."""
-    full = [0] * -(-length // size)
-    for index in linked:
-        full[index // size] += 1
-    sizes = (min(size, length - begin) for begin in range(0, length, size))
-    pairs = enumerate(zip(full, sizes, strict=True))
-    return tuple(page for page, (count, room) in pairs if count < room)
+    pages = range(-(-length // size))
+    full = Counter(index // size for index in linked)
+    return tuple(page for page in pages if full[page] < min(size, length - page * size))
 
 
 def _canonical_pages(piece: Piece, anchor: tuple[int, ...], layout: Layout) -> Iterator[Page]:

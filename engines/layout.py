@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 from picbench.engines.chunk_pages import ChunkPages, PageCache, used_pages
 from picbench.engines.keys import ChunkEvent, Key, computed_key, root_key
@@ -54,8 +55,7 @@ def measure(pieces: Sequence[Piece], policy: Policy, layout: Layout) -> Footprin
     return _Builder(_padded(pieces, layout), policy, layout, ()).measure()
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     """A token that the request computes."""
 
     token: int

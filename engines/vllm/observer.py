@@ -6,7 +6,7 @@ here, reference counts in vLLM's pool), and a mismatch is an error, not a roundi
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.keys import is_canonical
 from picbench.engines.ledger import KINDS, Snapshot
-from picbench.engines.plan import Plan
+from picbench.engines.plan import Plan, Slot
 from picbench.engines.vllm.hooks import listen
 from picbench.engines.vllm.pool import key_of
 from picbench.errors import EngineError
@@ -106,7 +106,7 @@ class Observer:
         slots: Codes = np.full((self._pool.num_gpu_blocks, self._size), _UNSEEN, dtype=np.uint8)
         for request in self._holding():
             ids = self._block_ids(request.request_id)
-            self._register(request)
+            self._register(request, ids)
             self._attribute(request, ids, slots)
         self._hold(slots)
         self._forget()
@@ -132,15 +132,17 @@ class Observer:
             return [*scheduler.running, *scheduler.kv_holding_waiting]
         return [r for r in scheduler.requests.values() if self._blocks.get(r.request_id)]
 
-    def _register(self, request: Any) -> None:
+    def _register(self, request: Any, ids: Ids) -> None:
         """Note what the request's newly cached blocks will be once they are idle."""
         known, cached = (d.get(request.request_id, 0) for d in (self._known, self._cached))
         if cached == known:
             return
-        for block in self._blocks[request.request_id][min(known, cached) : cached]:
-            key = key_of(block)
+        blocks, first = self._blocks[request.request_id], min(known, cached)
+        # Blocks that the request found are known: of a long prompt's hits, all.
+        for place in np.flatnonzero(self._idle[ids[first:cached]] == _FREE) + first:
+            key = key_of(blocks[place])
             if key is not None:
-                self._idle[block.block_id] = _CHUNK if is_canonical(key) else _PREFIX
+                self._idle[ids[place]] = _CHUNK if is_canonical(key) else _PREFIX
         self._known[request.request_id] = cached
 
     def _attribute(self, request: Any, ids: Ids, slots: Codes) -> None:
@@ -158,7 +160,7 @@ class Observer:
 
         A request that lost its blocks (preempted, or a load failed) gets others in another list.
         """
-        blocks = self._blocks.get(request_id, [])
+        blocks: list[Any] = self._blocks.get(request_id, [])
         known, ids = self._ids.get(request_id, (blocks, _NONE))
         if known is not blocks:
             ids = _NONE
@@ -179,7 +181,8 @@ class Observer:
         plan: Plan | None = linker.plan_of(request.request_id) if linker else None
         if plan is None:
             return np.full(request.num_prompt_tokens, _PROMPT, dtype=np.uint8)
-        return np.frombuffer(bytes(map(_CODE.__getitem__, plan.kinds)), dtype=np.uint8)
+        codes = b"".join(_page_codes(page.kinds) for page in plan.pages)
+        return np.frombuffer(codes, dtype=np.uint8)
 
     def _hold(self, slots: Codes) -> None:
         linker = getattr(self._scheduler, "linker", None)
@@ -203,3 +206,10 @@ class Observer:
             raise EngineError(
                 f"the ledger sees {used} referenced blocks, vLLM's pool counts {expected}"
             )
+
+
+def _page_codes(kinds: Sequence[Slot]) -> bytes:
+    # Nearly all pages of a long plan hold one kind, and counting it is quick.
+    if kinds.count(kinds[0]) == len(kinds):
+        return bytes((_CODE[kinds[0]],)) * len(kinds)
+    return bytes(map(_CODE.__getitem__, kinds))
