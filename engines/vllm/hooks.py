@@ -4,7 +4,6 @@ The pool calls its `metrics_collector` (vllm/v1/core/block_pool.py); more than o
 wants to know, and what vLLM itself put there stays in place.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,47 +12,49 @@ from picbench.engines.keys import is_canonical
 from picbench.engines.vllm.pool import Pool, key_of
 
 
-class Collector(Protocol):
-    """What vLLM's block pool calls."""
+class Listener(Protocol):
+    """Who wants to know."""
 
     def on_block_evicted(self, block: Any) -> None:
         """A block is handed out or forgotten; its key is still set."""
-
-    def on_block_allocated(self, block: Any) -> None:
-        """A block was handed out."""
-
-    def on_block_accessed(self, block: Any) -> None:
-        """A cached block was hit."""
 
     def reset(self) -> None:
         """All keys were dropped."""
 
 
 @dataclass(frozen=True, slots=True)
-class Collectors:
-    """Several collectors as one."""
+class Collector:
+    """What vLLM's block pool calls. `stock` is vLLM's own collector, which hears all there is.
 
-    parts: Sequence[Collector]
+    A prompt of 32k tokens hits two thousand blocks: nobody else is told of hits.
+    """
+
+    stock: Any
+    listeners: list[Listener]
 
     def on_block_evicted(self, block: Any) -> None:
-        """Tell all parts."""
-        for part in self.parts:
-            part.on_block_evicted(block)
+        """Tell everybody."""
+        if self.stock is not None:
+            self.stock.on_block_evicted(block)
+        for listener in self.listeners:
+            listener.on_block_evicted(block)
 
     def on_block_allocated(self, block: Any) -> None:
-        """Tell all parts."""
-        for part in self.parts:
-            part.on_block_allocated(block)
+        """Tell vLLM's collector."""
+        if self.stock is not None:
+            self.stock.on_block_allocated(block)
 
     def on_block_accessed(self, block: Any) -> None:
-        """Tell all parts."""
-        for part in self.parts:
-            part.on_block_accessed(block)
+        """Tell vLLM's collector."""
+        if self.stock is not None:
+            self.stock.on_block_accessed(block)
 
     def reset(self) -> None:
-        """Tell all parts."""
-        for part in self.parts:
-            part.reset()
+        """Tell everybody."""
+        if self.stock is not None:
+            self.stock.reset()
+        for listener in self.listeners:
+            listener.reset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +70,14 @@ class Evictions:
         if key is not None and is_canonical(key) and self.pool.last(block):
             self.chunks.evicted(key)
 
-    def on_block_allocated(self, block: Any) -> None:
-        """Nothing to do."""
-
-    def on_block_accessed(self, block: Any) -> None:
-        """Nothing to do."""
-
     def reset(self) -> None:
         """The pool was emptied."""
         self.chunks.reset()
 
 
-def listen(block_pool: Any, collector: Collector) -> None:
-    """Add a collector to a block pool."""
-    before = block_pool.metrics_collector
-    block_pool.metrics_collector = Collectors([*([before] if before else []), collector])
+def listen(block_pool: Any, listener: Listener) -> None:
+    """Add a listener to a block pool."""
+    collector = block_pool.metrics_collector
+    if not isinstance(collector, Collector):
+        collector = block_pool.metrics_collector = Collector(collector, [])
+    collector.listeners.append(listener)

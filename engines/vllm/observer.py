@@ -30,7 +30,7 @@ _NONE: Ids = np.empty(0, dtype=np.int64)
 
 
 class Observer:
-    """Watches one scheduler; its methods named `on_*` and `reset` are vLLM's collector hooks.
+    """Watches one scheduler; `on_block_evicted` and `reset` are vLLM's collector hooks.
 
     The hooks (vllm/v1/core/block_pool.py, `metrics_collector`) tell when a cached block is
     reused, so that a step costs time in what changed, not in the size of the pool.
@@ -76,12 +76,6 @@ class Observer:
     def on_block_evicted(self, block: Any) -> None:
         """A block is handed out again; whatever it cached is gone."""
         self._idle[block.block_id] = _FREE
-
-    def on_block_allocated(self, block: Any) -> None:
-        """Nothing to do: the request that got the block will be seen running."""
-
-    def on_block_accessed(self, block: Any) -> None:
-        """Nothing to do: a hit does not change what a block caches."""
 
     def reset(self) -> None:
         """The cache was dropped."""
