@@ -6,49 +6,15 @@ scheduler plans on the engine's critical path. Nothing here imports torch or vll
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from picbench.engines.keys import Key, anchor_key, canonical_key
-from picbench.engines.plan import GAP, Page, Slot
+from picbench.engines.keys import anchor_key, canonical_key
+from picbench.engines.plan import GAP, Page, Slot, View
 from picbench.engines.treatment import Layout, Piece
 
 #: Ways in which a chunk is linked that are kept; an algorithm has one or two for every chunk.
 _VIEWS = 8
-
-
-class _Mapped(NamedTuple):
-    """A canonical page as requests map it, `offset` tokens into its chunk.
-
-    `hidden` says of each slot whether the request does not see it; None if it sees all.
-    """
-
-    tokens: tuple[int, ...]
-    kinds: tuple[Slot, ...]
-    key: Key | None
-    copy_of: Key | None
-    offset: int
-    hidden: tuple[bool, ...] | None
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What a request maps of a chunk: the indices of the pages `used`, and these pages."""
-
-    used: tuple[int, ...]
-    mapped: tuple[_Mapped, ...]
-
-    def at(self, start: int) -> Iterator[Page]:
-        """The pages in a prompt in which the chunk starts at this position."""
-        last = self.mapped[-1] if self.mapped else None
-        every = tuple(range(start, start + last.offset + len(last.tokens))) if last else ()
-        for tokens, kinds, key, copy_of, offset, hidden in self.mapped:
-            positions = every[offset : offset + len(tokens)]
-            if hidden is not None:
-                pairs = zip(positions, hidden, strict=True)
-                positions = tuple(GAP if gone else position for position, gone in pairs)
-            yield Page(tokens, positions, kinds, key, True, copy_of)
 
 
 @dataclass(slots=True)
@@ -78,7 +44,7 @@ class ChunkPages:
     def _make_view(self, linked: frozenset[int], private: bool) -> View:
         used = used_pages(self.tokens, linked, self.size)
         mapped = (_map(self.pages[i], i * self.size, linked, private) for i in used)
-        return View(used, tuple(mapped))
+        return View.of(used, tuple(mapped), self.pages[0].positions[0])
 
 
 class PageCache:
@@ -111,7 +77,7 @@ class PageCache:
         return chunk
 
 
-def used_pages(length: int, linked: frozenset[int], size: int) -> tuple[int, ...]:
+def used_pages(length: int, linked: Iterable[int], size: int) -> tuple[int, ...]:
     """Pages of a chunk of `length` tokens that hold a token which is not linked."""
     pages = range(-(-length // size))
     full = Counter(index // size for index in linked)
@@ -135,17 +101,18 @@ def _canonical_pages(piece: Piece, anchor: tuple[int, ...], layout: Layout) -> I
         )
 
 
-def _map(page: Page, offset: int, linked: frozenset[int], private: bool) -> _Mapped:
-    size = len(page.tokens)
+def _map(page: Page, offset: int, linked: frozenset[int], private: bool) -> Page:
+    """A canonical page, `offset` tokens into its chunk, without the linked ones."""
+    slots = range(offset, offset + len(page.tokens))
+    key, copy_of = (None, page.key) if private else (page.key, None)
     # Most pages of a long chunk are mapped as they are; only the last one may have slots to spare.
-    whole = page.positions[-1] != GAP and linked.isdisjoint(range(offset, offset + size))
-    if whole and not private:
-        return _Mapped(page.tokens, page.kinds, page.key, None, offset, None)
-    gone = tuple(p == GAP or offset + i in linked for i, p in enumerate(page.positions))
+    if page.positions[-1] != GAP and not private and linked.isdisjoint(slots):
+        return Page(page.tokens, tuple(slots), page.kinds, key, True)
+    gone = [p == GAP or slot in linked for slot, p in zip(slots, page.positions, strict=True)]
     own = Slot.PRIVATE if private else Slot.CHUNK
     kinds = tuple(
         Slot.PAD if hidden else own if kind is Slot.CHUNK else kind
         for kind, hidden in zip(page.kinds, gone, strict=True)
     )
-    key, copy_of = (None, page.key) if private else (page.key, None)
-    return _Mapped(page.tokens, kinds, key, copy_of, offset, gone if any(gone) else None)
+    positions = tuple(GAP if hid else slot for slot, hid in zip(slots, gone, strict=True))
+    return Page(page.tokens, positions, kinds, key, True, copy_of)

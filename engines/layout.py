@@ -5,14 +5,14 @@ mechanism that all of them share. Nothing here imports torch or vllm.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
 from picbench.engines.chunk_pages import ChunkPages, PageCache, used_pages
 from picbench.engines.keys import ChunkEvent, Key, computed_key, root_key
-from picbench.engines.plan import GAP, Canonical, Page, Plan, Slot
+from picbench.engines.plan import GAP, Canonical, Page, Placed, Plan, Slot
 from picbench.engines.treatment import BOS_ANCHOR, Anchor, Layout, Pad, Piece, Policy, Treatment
 
 
@@ -81,8 +81,8 @@ class _Builder:
         self._end = sum(len(piece.tokens) for piece in self._pieces)
         self._lead = _leading_text(self._pieces)
         self._prefix_keys = prefix_keys
-        self._mapped: list[Page] = []
-        self._copied: list[Page] = []
+        self._mapped: list[Placed] = []
+        self._copied: list[Placed] = []
         self._canonicals: dict[tuple[Key, tuple[int, ...]], Canonical] = {}
         self._computed: list[_Token] = []
         self._events: list[ChunkEvent] = []
@@ -100,7 +100,8 @@ class _Builder:
         full = [page for page in computed if page.key is not None]
         covered = max((p for page in full for p in page.positions), default=-1)
         return Plan(
-            pages=(*self._mapped, *self._copied, *computed),
+            placed=(*self._mapped, *self._copied),
+            rest=tuple(computed),
             canonicals=tuple(self._canonicals.values()),
             prompt_tokens=prompt_tokens,
             end=self._end,
@@ -112,6 +113,7 @@ class _Builder:
     def measure(self) -> Footprint:
         size, position, index = self._layout.block_size, 0, 0
         slots = spare = held = 0
+        known: dict[tuple[int, tuple[int, ...]], int] = {}
         for piece in self._pieces:
             if not piece.chunk:
                 slots += len(piece.tokens)
@@ -119,7 +121,10 @@ class _Builder:
                 treatment = self._policy(index, len(piece.tokens))
                 linked = self._links(treatment, piece, position)
                 pages = -(-len(piece.tokens) // size)
-                used = len(used_pages(len(piece.tokens), frozenset(linked), size))
+                name = len(piece.tokens), linked
+                if name not in known:
+                    known[name] = len(used_pages(*name, size))
+                used = known[name]
                 anchor = -(-len(self._anchor_tokens(treatment.anchor)) // size)
                 slots += used * size + len(linked)
                 held += used if treatment.private else 0
@@ -128,8 +133,14 @@ class _Builder:
             position += len(piece.tokens)
         return Footprint(slots, spare + held)
 
-    def _compute(self, piece: Piece, indices: Iterable[int], start: int, kind: Slot) -> None:
-        self._computed += [_Token(piece.tokens[i], start + i, piece.kind(i, kind)) for i in indices]
+    def _compute(self, piece: Piece, indices: Sequence[int], start: int, kind: Slot) -> None:
+        tokens = piece.tokens
+        if piece.lead or piece.trail:
+            kinds = (piece.kind(i, kind) for i in indices)
+            pairs = zip(indices, kinds, strict=True)
+            self._computed += [_Token(tokens[i], start + i, slot) for i, slot in pairs]
+        else:
+            self._computed += [_Token(tokens[i], start + i, kind) for i in indices]
 
     def _add_chunk(self, piece: Piece, start: int, index: int) -> None:
         treatment = self._policy(index, len(piece.tokens))
@@ -143,8 +154,9 @@ class _Builder:
         self._compute(piece, linked, start, Slot.LINKED)
         if canonical.used:
             self._canonicals.setdefault((canonical.key, canonical.used), canonical)
-        pages = self._copied if treatment.private else self._mapped
-        pages += view.at(start)
+        if view.pages:
+            placed = self._copied if treatment.private else self._mapped
+            placed.append(Placed(view, start))
 
     def _links(self, treatment: Treatment, piece: Piece, start: int) -> tuple[int, ...]:
         length = len(piece.tokens)
@@ -211,18 +223,22 @@ def _chain_pages(
 ) -> Iterator[Page]:
     """Pack computed tokens into pages; full ones are keyed by the whole logical prefix."""
     key, seen = root, 0
+    ids, positions, kinds = zip(*tokens, strict=True) if tokens else ((), (), ())
     for index, begin in enumerate(range(0, len(tokens), size)):
-        part = tokens[begin : begin + size]
-        last = max(t.position for t in part if t.position != GAP)
-        upto = bisect_right(events, last, lo=seen, key=_start)
-        ids, positions = [t.token for t in part], [t.position for t in part]
+        part = slice(begin, begin + size)
+        upto = bisect_right(events, _last(positions[part]), lo=seen, key=_start)
         if index < len(prefix_keys):
             key = prefix_keys[index]
         else:
-            key = computed_key(key, ids, positions, events[seen:upto])
+            key = computed_key(key, ids[part], positions[part], events[seen:upto])
         seen = upto
-        kinds = tuple(t.kind for t in part)
-        yield Page(tuple(ids), tuple(positions), kinds, key if len(part) == size else None)
+        full = begin + size <= len(tokens)
+        yield Page(ids[part], positions[part], kinds[part], key if full else None)
+
+
+def _last(positions: Sequence[int]) -> int:
+    """The last visible one of some positions, which ascend; gaps stand behind."""
+    return positions[-1] if positions[-1] != GAP else max(p for p in positions if p != GAP)
 
 
 def _start(event: ChunkEvent) -> int:

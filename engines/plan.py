@@ -17,13 +17,13 @@ its position is not larger; computed pages stand in logical order and canonical 
 so no visible key ever has a larger compute index. Nothing here imports torch or vllm.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import chain, groupby, repeat, takewhile
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from picbench.engines.keys import ChunkEvent, Key, computed_key
 
@@ -41,12 +41,12 @@ class Slot(StrEnum):
     PAD = "pad"
 
 
-class Page(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Page:
     """One block of a plan, in slots; only the last page of a plan may be short.
 
     `key` names the content (None: private, never shared). `copy_of` names the canonical block
-    that a private page is copied from. A tuple, because a prompt of 32k tokens has two thousand of
-    them, and frozen dataclasses take three times as long to make.
+    that a private page is copied from.
     """
 
     tokens: tuple[int, ...]
@@ -72,6 +72,64 @@ class Page(NamedTuple):
     def real(self) -> int:
         """Number of slots that hold a token of the user's which queries may see."""
         return len(self.kinds) - self.kinds.count(Slot.PAD)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a request maps of a chunk: `pages` as they are if the chunk begins the prompt.
+
+    Where a chunk stands only adds to positions, and a prompt of 32k tokens has two thousand pages.
+    So what a plan says of them slot by slot is worked out once, and plans are put together chunk
+    by chunk: `tokens`; runs of `kinds` and their lengths; runs of consecutive `positions` as
+    their first (GAP for a run of gaps) and their lengths.
+
+    `used` are the indices of the pages among the chunk's, `anchor` is the position of the chunk's
+    first token where it was compiled, `real` the number of slots that hold a token of the user's.
+    """
+
+    used: tuple[int, ...]
+    pages: tuple[Page, ...]
+    anchor: int
+    tokens: tuple[int, ...]
+    kinds: tuple[tuple[Slot, int], ...]
+    positions: tuple[tuple[int, int], ...]
+    keys: tuple[Key | None, ...]
+    copies: tuple[Key, ...]
+    real: int
+
+    @classmethod
+    def of(cls, used: tuple[int, ...], pages: tuple[Page, ...], anchor: int) -> Self:
+        """A view of some pages of a chunk."""
+        return cls(
+            used=used,
+            pages=pages,
+            anchor=anchor,
+            tokens=tuple(token for page in pages for token in page.tokens),
+            kinds=tuple(_kinds(pages)),
+            positions=tuple(_stretches(p for page in pages for p in page.positions)),
+            keys=tuple(page.key for page in pages),
+            copies=tuple(page.copy_of for page in pages if page.copy_of is not None),
+            real=sum(page.real for page in pages),
+        )
+
+    def positions_at(self, start: int) -> Iterator[Iterable[int]]:
+        """Runs of positions in a prompt in which the chunk starts at this position."""
+        for first, count in self.positions:
+            begin = start + first
+            yield repeat(GAP, count) if first == GAP else range(begin, begin + count)
+
+    def pages_at(self, start: int) -> Iterator[Page]:
+        """The pages in a prompt in which the chunk starts at this position."""
+        for page in self.pages:
+            moved = tuple(p if p == GAP else start + p for p in page.positions)
+            yield replace(page, positions=moved)
+
+
+class Placed(NamedTuple):
+    """A chunk's view in a prompt in which the chunk starts at this position."""
+
+    view: View
+    start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +167,8 @@ class Canonical:
         pages = (*self.anchor_pages, *self.pages)
         tokens = sum(page.real for page in pages)
         return Plan(
-            pages=pages,
+            placed=(),
+            rest=pages,
             canonicals=(),
             prompt_tokens=tokens,
             end=sum(page.visible for page in pages),
@@ -126,13 +185,15 @@ class Canonical:
 class Plan:
     """A request's blocks in compute order, and the canonical objects that must exist before it.
 
+    First come the pages of the chunks in `placed`, mapped ones before copied ones, then the `rest`.
     `prompt_tokens` is the user's count, `end` the logical position of the first generated token
     (they differ only if pads take positions). Generated tokens fill up the last page and continue
     the chain of keys from `tail_key`, the last full computed page's; `tail_events` are the chunks
     that no full page has accounted for yet.
     """
 
-    pages: tuple[Page, ...]
+    placed: tuple[Placed, ...]
+    rest: tuple[Page, ...]
     canonicals: tuple[Canonical, ...]
     prompt_tokens: int
     end: int
@@ -141,25 +202,45 @@ class Plan:
     tail_events: tuple[ChunkEvent, ...] = ()
 
     @cached_property
+    def pages(self) -> tuple[Page, ...]:
+        """All pages, in compute order."""
+        placed = (view.pages_at(start) for view, start in self.placed)
+        return (*chain.from_iterable(placed), *self.rest)
+
+    @cached_property
+    def keys(self) -> list[Key | None]:
+        """The keys of all pages."""
+        placed = chain.from_iterable(view.keys for view, _ in self.placed)
+        return [*placed, *(page.key for page in self.rest)]
+
+    @cached_property
     def tokens(self) -> list[int]:
         """Token ids slot by slot, in compute order."""
-        return list(chain.from_iterable(map(attrgetter("tokens"), self.pages)))
+        return self._slots((view.tokens for view, _ in self.placed), "tokens")
 
     @cached_property
     def positions(self) -> list[int]:
         """Logical positions slot by slot, in compute order."""
-        return list(chain.from_iterable(map(attrgetter("positions"), self.pages)))
+        placed = (view.positions_at(start) for view, start in self.placed)
+        return self._slots(chain.from_iterable(placed), "positions")
 
     @cached_property
     def kinds(self) -> list[Slot]:
         """Slot kinds in compute order."""
-        return list(chain.from_iterable(map(attrgetter("kinds"), self.pages)))
+        return list(chain.from_iterable(repeat(kind, count) for kind, count in self.kind_runs))
+
+    @cached_property
+    def kind_runs(self) -> tuple[tuple[Slot, int], ...]:
+        """Slot kinds in compute order, as runs of slots."""
+        placed = chain.from_iterable(view.kinds for view, _ in self.placed)
+        return (*placed, *_kinds(self.rest))
 
     @cached_property
     def shared(self) -> int:
         """Number of leading pages that are mapped canonical ones: these must never be computed."""
-        mapped = takewhile(lambda page: page.canonical and page.copy_of is None, self.pages)
-        return sum(1 for _ in mapped)
+        if self.placed:
+            return sum(len(view.pages) for view, _ in self.placed if not view.copies)
+        return sum(1 for _ in takewhile(lambda page: page.canonical, self.rest))
 
     @property
     def canonical(self) -> int:
@@ -169,18 +250,30 @@ class Plan:
     @cached_property
     def copies(self) -> tuple[Key, ...]:
         """Names of the canonical blocks that the pages behind the shared ones are copied from."""
-        return tuple(page.copy_of for page in self.pages if page.copy_of is not None)
+        return tuple(chain.from_iterable(view.copies for view, _ in self.placed))
 
     @property
     def canonical_slots(self) -> tuple[int, int]:
         """First and behind the last slot of the canonical pages, which stand together."""
-        flags = [page.canonical for page in self.pages]
+        if self.placed:
+            return 0, self.canonical * self.block_size
+        flags = [page.canonical for page in self.rest]
         first = flags.index(True) if any(flags) else 0
         return first * self.block_size, (first + sum(flags)) * self.block_size
 
+    @cached_property
+    def real(self) -> int:
+        """Number of slots that hold a token of the user's which queries may see."""
+        return sum(v.real for v, _ in self.placed) + sum(page.real for page in self.rest)
+
+    def behind(self, pages: int) -> tuple[Page, ...]:
+        """All pages but the first ones."""
+        placed = len(self.keys) - len(self.rest)
+        return self.rest[pages - placed :] if pages >= placed else self.pages[pages:]
+
     def count(self, kind: Slot) -> int:
         """Number of slots of one kind."""
-        return self.kinds.count(kind)
+        return sum(count for slot, count in self.kind_runs if slot is kind)
 
     def generated_keys(self, tokens: Sequence[int], known: Sequence[Key]) -> list[Key]:
         """Keys of the pages that generated tokens have filled since `known` were made.
@@ -203,3 +296,27 @@ class Plan:
     def _position(self, slot: int) -> int:
         planned = len(self.positions)
         return self.positions[slot] if slot < planned else self.end + slot - planned
+
+    def _slots(self, placed: Iterable[Iterable[Any]], name: str) -> list[Any]:
+        rest = map(attrgetter(name), self.rest)
+        return list(chain(chain.from_iterable(placed), chain.from_iterable(rest)))
+
+
+def _kinds(pages: Iterable[Page]) -> Iterator[tuple[Slot, int]]:
+    """Runs of one kind, and their lengths."""
+    slots = chain.from_iterable(page.kinds for page in pages)
+    return ((kind, sum(1 for _ in run)) for kind, run in groupby(slots))
+
+
+def _stretches(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive positions, and of gaps: the first and how many."""
+    first, count = 0, 0
+    for position in positions:
+        if count and position == (GAP if first == GAP else first + count):
+            count += 1
+            continue
+        if count:
+            yield first, count
+        first, count = position, 1
+    if count:
+        yield first, count

@@ -23,6 +23,7 @@ from picbench.engines.plan import Canonical, Plan, Slot
 from picbench.engines.request import Hits, Tokens
 from picbench.engines.vllm import rewrite
 from picbench.engines.vllm.admission import Limits
+from picbench.engines.vllm.hashing import hash_lead, hash_prompt
 from picbench.engines.vllm.pool import Pool
 from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.supply import Job, Supply
@@ -96,11 +97,13 @@ class Linker:
         if args is None:
             return
         algorithm = args.algorithm or self._default
+        if algorithm.reuse is Reuse.CHUNKS and args.spans:
+            self._plan(request, args, algorithm)
+            return
+        hash_prompt(request)
         if algorithm.reuse is Reuse.NOTHING:
             rewrite.isolate(request)
             self._isolated.add(request.request_id)
-        elif algorithm.reuse is Reuse.CHUNKS and args.spans:
-            self._plan(request, args, algorithm)
 
     def demand(self, request: "Request") -> int:
         """Blocks that a request will take from those that nobody references now."""
@@ -109,7 +112,7 @@ class Linker:
             return -(-(request.num_prompt_tokens + request.max_tokens) // self._block_size)
         if link.copies:
             return link.need
-        mapped = {page.key for page in link.plan.pages[: link.plan.shared] if page.key}
+        mapped = set(filter(None, link.plan.keys[: link.plan.shared]))
         return link.need - sum(map(self._pool.in_use, mapped))
 
     def prepare(self, waiting: "Iterable[Request]") -> None:
@@ -164,7 +167,7 @@ class Linker:
             return
         job = self._supply.job_of(request.request_id)
         if job is not None:
-            resident = len(job.plan.pages) - external // self._block_size
+            resident = len(job.plan.keys) - external // self._block_size
             self._supply.load(job, block_ids, resident)
             return
         link = self._links[request.request_id]
@@ -247,7 +250,7 @@ class Linker:
             )
         pieces = cut(request.prompt_token_ids, args.spans)
         layout = self._settings.layout(algorithm, request.cache_salt, self._block_size)
-        keys = list(request.block_hashes)
+        keys = hash_lead(request, args.spans[0][0])
         try:
             plan = lay_out(pieces, algorithm.treat, layout, prefix_keys=keys, cache=self._pages)
         except ValueError as error:
@@ -316,17 +319,18 @@ class Linker:
         """Charge a compile to the request that asked first."""
         owner = self._links.get(job.owner)
         if owner is not None and not owner.placed:
-            fresh = job.plan.pages[hit_tokens // self._block_size :]
+            fresh = job.plan.behind(hit_tokens // self._block_size)
             owner.compiled += sum(page.real for page in fresh)
 
     def _report(self, request: "Request", link: Link, hit_tokens: int) -> None:
         plan, hits = link.plan, hit_tokens // self._block_size
-        reused = sum(page.real for page in plan.pages[:hits])
+        fresh = plan.behind(hits)
+        reused = plan.real - sum(page.real for page in fresh)
         tokens = Tokens(
             prompt=plan.prompt_tokens,
             reused=reused,
             compiled=link.compiled,
-            linked=sum(page.kinds.count(Slot.LINKED) for page in plan.pages[hits:]),
+            linked=sum(page.kinds.count(Slot.LINKED) for page in fresh),
             padded=plan.count(Slot.PAD),
         )
         rewrite.correct_stats(request, plan, reused)

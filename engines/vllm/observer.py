@@ -6,7 +6,7 @@ here, reference counts in vLLM's pool), and a mismatch is an error, not a roundi
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.keys import is_canonical
 from picbench.engines.ledger import KINDS, Snapshot
-from picbench.engines.plan import Plan, Slot
+from picbench.engines.plan import Plan
 from picbench.engines.vllm.hooks import listen
 from picbench.engines.vllm.pool import key_of
 from picbench.errors import EngineError
@@ -175,7 +175,7 @@ class Observer:
         plan: Plan | None = linker.plan_of(request.request_id) if linker else None
         if plan is None:
             return np.full(request.num_prompt_tokens, _PROMPT, dtype=np.uint8)
-        codes = b"".join(_page_codes(page.kinds) for page in plan.pages)
+        codes = b"".join(bytes((_CODE[kind],)) * count for kind, count in plan.kind_runs)
         return np.frombuffer(codes, dtype=np.uint8)
 
     def _hold(self, slots: Codes) -> None:
@@ -200,10 +200,3 @@ class Observer:
             raise EngineError(
                 f"the ledger sees {used} referenced blocks, vLLM's pool counts {expected}"
             )
-
-
-def _page_codes(kinds: Sequence[Slot]) -> bytes:
-    # Nearly all pages of a long plan hold one kind, and counting it is quick.
-    if kinds.count(kinds[0]) == len(kinds):
-        return bytes((_CODE[kinds[0]],)) * len(kinds)
-    return bytes(map(_CODE.__getitem__, kinds))

@@ -2,13 +2,14 @@
 
 vLLM ignores `extra_args` that it does not know, and an exception in its scheduler ends the engine.
 In a process where picbench is installed every request is therefore checked as it comes in, before
-it is sent to the engine core.
+it is sent to the engine core. Engine cores leave hashing prompts with chunks to the scheduler.
 """
 
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from picbench.engines.vllm.hashing import postpone
 from picbench.engines.vllm.support import check_signature, check_version
 from picbench.errors import ConfigError, PicBenchError
 
@@ -37,6 +38,7 @@ def register() -> None:
     from vllm.v1.engine.input_processor import InputProcessor
 
     check_version()
+    postpone()
     if not _registered():
         check_signature(InputProcessor.process_inputs, _PARAMETERS)
         guarded = _guarded(InputProcessor.process_inputs)

@@ -77,7 +77,7 @@ def correct_stats(request: "Request", plan: Plan, reused: int) -> None:
 
 
 def _hasher(plan: Plan) -> "Hasher":
-    planned = [page.key or _private() for page in plan.pages]
+    planned = [key or _private() for key in plan.keys]
     full = len(plan.tokens) // plan.block_size
 
     def hash_new_blocks(request: "Request") -> Any:

@@ -146,7 +146,7 @@ class Supply:
 
     def load(self, job: Job, block_ids: tuple[int, ...], resident: int) -> None:
         """Order the load of a fetch whose first `resident` pages were in the pool."""
-        size = len(job.plan.pages)
+        size = len(job.plan.keys)
         pages = tuple(range(resident, size))
         part = Part(job.key, size, pages, block_ids[resident:size])
         self.orders.loads.append(Load(job.request.request_id, (part,)))

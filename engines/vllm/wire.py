@@ -64,6 +64,15 @@ def read_args(
     return PicArgs(_spans(spans, prompt_tokens), chosen, tag)
 
 
+def describes_chunks(extra_args: Mapping[str, Any] | None) -> bool:
+    """Whether a request's arguments name spans; they may still be wrong."""
+    if not extra_args:
+        return False
+    given = extra_args.get(ARGS)
+    spans = given.get("spans") if isinstance(given, Mapping) else extra_args.get(FLAT_SPANS)
+    return bool(spans)
+
+
 def cut(tokens: Sequence[int], spans: Sequence[Span]) -> list[Piece]:
     """Prompt tokens as pieces: the spans are chunks, everything between them is text."""
     pieces, at = [], 0
