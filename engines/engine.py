@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from picbench.engines.vllm.linker import Linker, Report
 
 
+#: Prompts that are submitted between two steps, in steps' worth of tokens.
+_STEPS_AHEAD = 4
+
+
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     """A request in vLLM's terms, under the names that vLLM gives them."""
@@ -278,7 +282,7 @@ class Engine:
         done: dict[str, Any] = {}
         try:
             while pace:
-                for departure in pace.departures():
+                for departure in self._ahead(pace):
                     self._submit(departure)
                     late[departure.item.tag] = departure.late
                 if pace.idle:
@@ -292,6 +296,20 @@ class Engine:
             self._abort([p.tag for p in prepared if p.tag not in done])
             raise
         return {tag: (output, late[tag]) for tag, output in done.items()}
+
+    def _ahead(self, pace: Pace[_Prepared]) -> Iterator[Departure[_Prepared]]:
+        """Requests that go before the next step, one at least: prompts of a few steps' tokens.
+
+        Planning takes milliseconds, in which the device computes the step before. Of many long
+        prompts that come at once the first ones start while the others are planned.
+        """
+        config = self._running.engine.vllm_config.scheduler_config
+        room = _STEPS_AHEAD * config.max_num_batched_tokens
+        for departure in pace.departures():
+            yield departure
+            room -= len(departure.item.prompt_token_ids)
+            if room <= 0:
+                return
 
     def _abort(self, tags: list[str]) -> None:
         self._running.engine.abort_request(tags)

@@ -69,6 +69,27 @@ def test_every_logical_token_is_visible_exactly_once(given_pieces, policy, pad):
     assert plan.prompt_tokens == sum(len(p.tokens) for p in given_pieces)
 
 
+@given(pieces, policies(), pads, st.integers(0, 40))
+def test_a_plan_says_of_slots_and_blocks_what_its_pages_say(given_pieces, policy, pad, first):
+    plan = lay_out(given_pieces, policy, layout(pad))
+    compiled = [canonical.compile_plan() for canonical in plan.canonicals]
+    for found in (plan, *compiled):
+        pages = found.pages
+        assert found.tokens == [token for page in pages for token in page.tokens]
+        assert found.positions == [position for page in pages for position in page.positions]
+        assert found.kinds == [kind for page in pages for kind in page.kinds]
+        assert found.keys == [page.key for page in pages]
+        assert found.copies == tuple(page.copy_of for page in pages if page.copy_of)
+        assert found.real == sum(page.real for page in pages)
+        assert found.behind(first) == pages[first:]
+        assert all(found.count(kind) == found.kinds.count(kind) for kind in Slot)
+        mapped = [page.canonical and page.copy_of is None for page in pages]
+        assert found.shared == [*mapped, False].index(False)
+        begin, end = (slot // SIZE for slot in found.canonical_slots)
+        assert [page.canonical for page in pages[begin:end]] == [True] * (end - begin)
+        assert not any(page.canonical for page in (*pages[:begin], *pages[end:]))
+
+
 @given(pieces, policies(), pads)
 def test_pages_that_are_not_computed_come_first(given_pieces, policy, pad):
     """Mapped ones, then copies, then what is computed: hits are a prefix whatever is resident."""

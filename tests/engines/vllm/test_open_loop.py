@@ -66,3 +66,24 @@ def test_an_idle_engine_holds_nothing_in_its_ledger(llama: Path) -> None:
     after = next(s for s in ledger if s.time > idle[-1].time)
     assert after.time >= 1.0
     assert idle[-1].resident > 0
+
+
+def test_the_first_of_many_long_prompts_start_while_others_are_planned(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [Request([Text(tokens=tuple(range(n, n + 150)))], max_tokens=2) for n in range(12)]
+    told: list[str] = []
+    with Engine(_config(llama)) as engine:
+        expected = engine.generate(requests, ignore_eos=True, concurrency=1)
+        running = engine._running.engine
+        config = running.vllm_config.scheduler_config
+        monkeypatch.setattr(config, "max_num_batched_tokens", 100)
+        for name, owner in {"_submit": engine, "step": running}.items():
+            call = getattr(owner, name)
+            monkeypatch.setattr(
+                owner, name, lambda *a, name=name, call=call: [told.append(name), call(*a)][1]
+            )
+        found = engine.generate(requests, ignore_eos=True)
+    assert told[:8] == ["_submit"] * 3 + ["step"] + ["_submit"] * 3 + ["step"]
+    assert told.count("_submit") == len(requests)
+    assert [r.tokens for r in found] == [r.tokens for r in expected]
