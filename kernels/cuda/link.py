@@ -4,6 +4,11 @@ Once a layer the keys and values that the queries see are copied into the worksp
 order, keys rotated (`gather`). Every run of queries at consecutive positions is then an ordinary
 causal sequence over a prefix of that copy, and the runs of a request share it. FlashAttention-3
 serves long runs; where short ones prevail, or it is not there, `tiles` serves them.
+
+The copy is what few queries pay for: 256 of them over 32k keys take 1.25 of FlashAttention-3's time
+over a plain request, 0.94 without the copy (one H200). Gathering the next layer's keys on a stream
+of its own, while this layer attends, took 1.21 to 1.36: either kernel fills a multiprocessor, and a
+multiprocessor copies 30 GB/s at most.
 """
 
 from collections.abc import Sequence

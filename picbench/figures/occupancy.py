@@ -27,11 +27,17 @@ def draw_occupancy(panels: Panels, caption: str, base: Path) -> None:
             axis.set_title(name, loc="left")
             axis.set_xlabel("time, s")
             axis.set_ylabel("KV referenced, % of pool")
-            axis.set_ylim(bottom=0)
+        # Axes are shared, and a limit would be that of the panel drawn last.
+        axes[0].set_ylim(0, 1.05 * max(map(_highest, panels.values())))
         for axis in axes[len(panels) :]:
             axis.set_visible(False)
         axes[0].legend(fontsize=7)
         write(figure, caption, base)
+
+
+def _highest(arms: Mapping[str, Series]) -> float:
+    """Most of the pool that any arm's requests held, in percent."""
+    return max(float(100 * (arm.referenced / arm.pool).max()) for arm in arms.values()) or 1.0
 
 
 def draw_kinds(panels: Panels, caption: str, base: Path) -> None:

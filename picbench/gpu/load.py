@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.figures.occupancy import draw_occupancy
 from picbench.kernels.bench.gpu.facts import update
@@ -20,8 +22,9 @@ from picbench.store import MANIFEST, MEMORY, SUMMARY
 #: Arms that are compared: MEPIC, EPIC, whose requests copy the same chunks, prefix caching.
 SUBJECT, PRIVATE, PREFIX = "mepic", "epic:k=16", "prefix"
 
-#: A pool counts as saturated when so much of it was held: one more request takes a few percent.
-SATURATED = 0.9
+#: A pool is full when so much of it is held (one more request takes a few percent), and it counts
+#: as saturated when it is full for so much of the time.
+FULL, SATURATED = 0.9, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,7 @@ def write(throughput: Path | None, memory: Path | None, commit: str | None, outp
     """Write ``load.md``, its figure, and the summary's ratios.
 
     Raises ConfigError without any run, and IncomparableRuns where the pool of the private copies
-    was never full.
+    was not full for half of the time.
     """
     named = {"throughput": throughput, "memory": memory}
     loads = {name: read_load(folder) for name, folder in named.items() if folder is not None}
@@ -198,9 +201,11 @@ def _device(provenance: Mapping[str, Any]) -> str:
 
 def _check_saturated(load: Load) -> None:
     series = load.series[PRIVATE]
-    used = float(series.referenced.max()) / series.pool
-    if used < SATURATED:
+    spans = np.diff(series.time)
+    full = series.referenced[:-1] >= FULL * series.pool
+    share = float(spans[full].sum() / spans.sum()) if spans.sum() else 0.0
+    if share < SATURATED:
         raise IncomparableRuns(
-            f"private copies held {used:.0%} of the pool at most: it was not saturated",
+            f"private copies filled the pool for {share:.0%} of the time: it was not saturated",
             hint="raise --rate, or lower --kv-blocks",
         )

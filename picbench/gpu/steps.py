@@ -46,7 +46,7 @@ LOADS = {
         "chunks": 16,
         "pool": 24,
         "requests": 200,
-        "rate": 7,
+        "rate": 10,
         "max-tokens": 128,
     },
 }

@@ -36,4 +36,5 @@ def update(path: Path, figures: Mapping[str, Any]) -> None:
 def _driver() -> str:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    # One line a GPU, and one driver for all of them.
+    return next(iter(found.stdout.split()), "unknown")

@@ -154,7 +154,7 @@ def test_one_run_makes_its_half_of_the_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("peak", "saturated"), [(89, False), (90, True)])
-def test_a_pool_that_was_never_full_says_nothing(
+def test_a_pool_that_was_not_full_says_nothing(
     tmp_path: Path, peak: float, saturated: bool
 ) -> None:
     folder, output = run(tmp_path / "run", epic=peak), tmp_path / "out"
@@ -162,7 +162,7 @@ def test_a_pool_that_was_never_full_says_nothing(
         write(None, folder, None, output)
         assert (output / "load.md").exists()
         return
-    with pytest.raises(IncomparableRuns, match="held 89% of the pool at most") as error:
+    with pytest.raises(IncomparableRuns, match="filled the pool for 0% of the time") as error:
         write(None, folder, None, output)
     assert error.value.exit_code == 3
     assert not output.exists()
