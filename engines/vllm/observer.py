@@ -6,12 +6,13 @@ here, reference counts in vLLM's pool), and a mismatch is an error, not a roundi
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from picbench.engines.attribution import Attribution, Codes, Ids
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.keys import is_canonical
 from picbench.engines.ledger import KINDS, Snapshot
@@ -23,10 +24,24 @@ from picbench.errors import EngineError
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
 _FREE, _PREFIX, _CHUNK = _CODE["free"], _CODE["prefix_idle"], _CODE["chunk_idle"]
 _HELD, _PROMPT, _DECODE, _PAD = (_CODE[k] for k in ("chunk", "prompt", "decode", "pad"))
-_UNSEEN = 255
-Codes = npt.NDArray[np.uint8]
-Ids = npt.NDArray[np.int64]
 _NONE: Ids = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class _End:
+    """The blocks at a request's end that it has not filled, as they were last seen.
+
+    `blocks` is vLLM's list of all of its blocks, `count` long. The first of `ids` [n] begins at
+    slot `first`; `codes` [n, slots of a block] say what they hold.
+    """
+
+    blocks: list[Any]
+    count: int
+    computed: int
+    planned: int
+    first: int
+    ids: Ids
+    codes: Codes
 
 
 class Observer:
@@ -44,6 +59,8 @@ class Observer:
         self._blocks = manager.coordinator.single_type_managers[0].req_to_blocks
         self._size = int(manager.coordinator.single_type_managers[0].block_size)
         self._idle: Codes = np.full(self._pool.num_gpu_blocks, _FREE, dtype=np.uint8)
+        self._seen = Attribution(self._pool.num_gpu_blocks, self._size, len(KINDS))
+        self._ends: dict[str, _End] = {}
         self._known: dict[str, int] = {}
         self._ids: dict[str, tuple[list[Any], Ids]] = {}
         self._planned: dict[str, Codes] = {}
@@ -97,15 +114,18 @@ class Observer:
         return counted
 
     def _observe(self) -> None:
-        slots: Codes = np.full((self._pool.num_gpu_blocks, self._size), _UNSEEN, dtype=np.uint8)
-        for request in self._holding():
-            ids = self._block_ids(request.request_id)
-            self._register(request, ids)
-            self._attribute(request, ids, slots)
-        self._hold(slots)
+        holding = self._holding()
+        for gone in set(self._seen).difference(request.request_id for request in holding):
+            self._seen.drop(gone)
+        unsettled = [*self._others()]
+        for request in holding:
+            end = self._ends.get(request.request_id)
+            if end is None or not self._goes_on(request, end):
+                end = self._ends[request.request_id] = self._attribute(request)
+            unsettled.append((end.ids, end.codes))
         self._forget()
-        used = slots[:, 0] != _UNSEEN
-        counts = np.bincount(slots[used].ravel(), minlength=len(KINDS)) / BLOCK_SIZE
+        slots, used = self._seen.count([part for part in unsettled if len(part[0])])
+        counts = slots / BLOCK_SIZE
         idle = np.bincount(self._idle[1:][~used[1:]], minlength=len(KINDS))
         counts += idle * (self._size // BLOCK_SIZE)
         self._check(int(used.sum()))
@@ -139,15 +159,52 @@ class Observer:
                 self._idle[ids[place]] = _CHUNK if is_canonical(key) else _PREFIX
         self._known[request.request_id] = cached
 
-    def _attribute(self, request: Any, ids: Ids, slots: Codes) -> None:
-        planned = self._plan_codes(request)
-        codes: Codes = np.full(len(ids) * self._size, _PAD, dtype=np.uint8)
-        computed = request.num_computed_tokens
-        prompt = min(computed, len(planned))
-        codes[:prompt] = planned[:prompt]
-        codes[prompt:computed] = _DECODE
-        # Requests may see a shared block differently; a slot that anybody sees counts as seen.
-        slots[ids] = np.minimum(slots[ids], codes.reshape(-1, self._size))
+    def _goes_on(self, request: Any, end: _End) -> bool:
+        """Whether a request only went on generating within the blocks that it has not filled."""
+        name, computed = request.request_id, request.num_computed_tokens
+        begin, stop = end.computed - end.first, computed - end.first
+        if (
+            self._blocks.get(name) is not end.blocks
+            or len(end.blocks) != end.count
+            or self._cached.get(name, 0) != self._known.get(name, 0)
+            or end.computed < end.planned
+            or not begin <= stop < self._size
+        ):
+            return False
+        end.codes.ravel()[begin:stop] = _DECODE
+        end.computed = computed
+        return True
+
+    def _attribute(self, request: Any) -> _End:
+        """Note the blocks that the request has filled, which stay as they are; give the others."""
+        name, computed = request.request_id, int(request.num_computed_tokens)
+        ids = self._block_ids(name)
+        self._register(request, ids)
+        full = min(computed // self._size, len(ids))
+        if full < self._seen.blocks(name):
+            self._seen.drop(name)
+        known = self._seen.blocks(name)
+        if full > known:
+            self._seen.add(name, ids[known:full], self._slots(request, known, full))
+        return _End(
+            blocks=self._blocks.get(name, []),
+            count=len(ids),
+            computed=computed,
+            planned=len(self._plan_codes(request)),
+            first=full * self._size,
+            ids=ids[full:],
+            codes=self._slots(request, full, len(ids)),
+        )
+
+    def _slots(self, request: Any, first: int, last: int) -> Codes:
+        """What the slots of some of a request's blocks hold [last - first, slots of a block]."""
+        planned, computed = self._plan_codes(request), request.num_computed_tokens
+        begin = first * self._size
+        prompt = max(begin, min(computed, len(planned)))
+        codes: Codes = np.full((last - first) * self._size, _PAD, dtype=np.uint8)
+        codes[: max(0, computed - begin)] = _DECODE
+        codes[: prompt - begin] = planned[begin:prompt][: len(codes)]
+        return codes.reshape(-1, self._size)
 
     def _block_ids(self, request_id: str) -> Ids:
         """Ids of a request's blocks, which only ever get more while vLLM keeps them in one list.
@@ -159,6 +216,7 @@ class Observer:
         if known is not blocks:
             ids = _NONE
             self._known.pop(request_id, None)
+            self._seen.drop(request_id)
         if len(ids) < len(blocks):
             fresh = np.array([b.block_id for b in blocks[len(ids) :]], dtype=np.int64)
             ids = np.concatenate([ids, fresh])
@@ -178,21 +236,25 @@ class Observer:
         codes = b"".join(bytes((_CODE[kind],)) * count for kind, count in plan.kind_runs)
         return np.frombuffer(codes, dtype=np.uint8)
 
-    def _hold(self, slots: Codes) -> None:
+    def _others(self) -> Iterator[tuple[Ids, Codes]]:
+        """Blocks that no request holds that is running."""
         linker = getattr(self._scheduler, "linker", None)
-        for block in linker.held() if linker else ():
-            slots[block.block_id] = np.minimum(slots[block.block_id], _HELD)
+        yield self._alike(linker.held() if linker else (), _HELD)
         # A step that still runs may write into blocks of a request that has ended meanwhile
         # (vllm/v1/core/sched/scheduler.py, _free_request_blocks); nothing in them is of use.
         for _, blocks in self._scheduler.deferred_frees:
-            for block in blocks:
-                slots[block.block_id] = np.minimum(slots[block.block_id], _PAD)
+            yield self._alike(blocks, _PAD)
+
+    def _alike(self, blocks: Sequence[Any], code: int) -> tuple[Ids, Codes]:
+        ids = np.array([block.block_id for block in blocks], dtype=np.int64)
+        return ids, np.full((len(ids), self._size), code, dtype=np.uint8)
 
     def _forget(self) -> None:
         alive = self._scheduler.requests
         self._known = {k: v for k, v in self._known.items() if k in alive and k in self._cached}
         self._planned = {k: v for k, v in self._planned.items() if k in alive}
         self._ids = {k: v for k, v in self._ids.items() if k in alive}
+        self._ends = {k: v for k, v in self._ends.items() if k in alive}
 
     def _check(self, used: int) -> None:
         expected = self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()
