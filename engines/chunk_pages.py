@@ -7,7 +7,7 @@ scheduler plans on the engine's critical path. Nothing here imports torch or vll
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from picbench.engines.keys import anchor_key, canonical_key
 from picbench.engines.plan import GAP, Page, Slot, View
@@ -107,7 +107,7 @@ def _map(page: Page, offset: int, linked: frozenset[int], private: bool) -> Page
     key, copy_of = (None, page.key) if private else (page.key, None)
     # Most pages of a long chunk are mapped as they are; only the last one may have slots to spare.
     if page.positions[-1] != GAP and not private and linked.isdisjoint(slots):
-        return Page(page.tokens, tuple(slots), page.kinds, key, True)
+        return page if page.positions[0] == offset else replace(page, positions=tuple(slots))
     gone = [p == GAP or slot in linked for slot, p in zip(slots, page.positions, strict=True)]
     own = Slot.PRIVATE if private else Slot.CHUNK
     kinds = tuple(

@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from itertools import chain, groupby, repeat, takewhile
-from operator import attrgetter
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from picbench.engines.keys import ChunkEvent, Key, computed_key
 
@@ -111,12 +110,6 @@ class View:
             copies=tuple(page.copy_of for page in pages if page.copy_of is not None),
             real=sum(page.real for page in pages),
         )
-
-    def positions_at(self, start: int) -> Iterator[Iterable[int]]:
-        """Runs of positions in a prompt in which the chunk starts at this position."""
-        for first, count in self.positions:
-            begin = start + first
-            yield repeat(GAP, count) if first == GAP else range(begin, begin + count)
 
     def pages_at(self, start: int) -> Iterator[Page]:
         """The pages in a prompt in which the chunk starts at this position."""
@@ -216,13 +209,24 @@ class Plan:
     @cached_property
     def tokens(self) -> list[int]:
         """Token ids slot by slot, in compute order."""
-        return self._slots((view.tokens for view, _ in self.placed), "tokens")
+        placed = (view.tokens for view, _ in self.placed)
+        rest = (page.tokens for page in self.rest)
+        return list(chain.from_iterable(chain(placed, rest)))
 
     @cached_property
     def positions(self) -> list[int]:
         """Logical positions slot by slot, in compute order."""
-        placed = (view.positions_at(start) for view, start in self.placed)
-        return self._slots(chain.from_iterable(placed), "positions")
+        runs = (
+            repeat(GAP, count) if first == GAP else range(first, first + count)
+            for first, count in self.position_runs()
+        )
+        return list(chain.from_iterable(runs))
+
+    def position_runs(self) -> Iterator[tuple[int, int]]:
+        """Runs of consecutive positions, in compute order: the first and how many; GAP for gaps."""
+        for view, start in self.placed:
+            yield from ((p if p == GAP else start + p, count) for p, count in view.positions)
+        yield from _stretches(position for page in self.rest for position in page.positions)
 
     @cached_property
     def kinds(self) -> list[Slot]:
@@ -281,7 +285,7 @@ class Plan:
         `tokens` are all of the request's, in compute order: the plan's and the generated ones.
         """
         size = self.block_size
-        full = len(self.positions) // size
+        full = len(self.tokens) // size
         key, events = self.tail_key, self.tail_events
         if len(known) > full:
             key, events = known[-1], ()
@@ -294,12 +298,11 @@ class Plan:
         return keys
 
     def _position(self, slot: int) -> int:
-        planned = len(self.positions)
-        return self.positions[slot] if slot < planned else self.end + slot - planned
-
-    def _slots(self, placed: Iterable[Iterable[Any]], name: str) -> list[Any]:
-        rest = map(attrgetter(name), self.rest)
-        return list(chain(chain.from_iterable(placed), chain.from_iterable(rest)))
+        planned = len(self.tokens)
+        if slot >= planned:
+            return self.end + slot - planned
+        page, offset = divmod(slot, self.block_size)
+        return self.behind(page)[0].positions[offset]
 
 
 def _kinds(pages: Iterable[Page]) -> Iterator[tuple[Slot, int]]:

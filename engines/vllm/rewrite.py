@@ -10,7 +10,10 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from picbench.engines.plan import Plan
+import numpy as np
+from numpy.typing import NDArray
+
+from picbench.engines.plan import GAP, Plan
 from picbench.engines.vllm.wire import POSITIONS
 
 if TYPE_CHECKING:
@@ -94,9 +97,20 @@ def _hasher(plan: Plan) -> "Hasher":
 def _with_positions(params: Any, plan: Plan) -> Any:
     # Callers may share one SamplingParams between requests, hence the copy.
     mine = copy.copy(params)
-    sent = (plan.positions, plan.end, plan.canonical_slots)
+    sent = (_positions(plan), plan.end, plan.canonical_slots)
     mine.extra_args = {**(params.extra_args or {}), POSITIONS: sent}
     return mine
+
+
+def _positions(plan: Plan) -> NDArray[np.int32]:
+    """Logical positions slot by slot [slots], GAP for slots that nobody sees."""
+    runs = [
+        np.full(count, GAP, np.int32)
+        if first == GAP
+        else np.arange(first, first + count, dtype=np.int32)
+        for first, count in plan.position_runs()
+    ]
+    return np.concatenate(runs)
 
 
 def _private() -> "BlockHash":

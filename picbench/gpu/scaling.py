@@ -21,7 +21,7 @@ from picbench.store import write_json
 from picbench.workloads import models
 
 #: Distinct chunks, chunks of a request, tokens of a chunk and of a question, and of a reply.
-POOL, CHUNKS, CHUNK, QUESTION, REPLY = 64, 32, 504, 80, 128
+POOL, CHUNKS, CHUNK, QUESTION, REPLY = 128, 64, 504, 80, 128
 
 #: Requests in all, for each of those in flight: filling and draining are a small part of it.
 ROUNDS = 2

@@ -111,7 +111,7 @@ class PlannedRequests:
         if not self._free:
             raise EngineError(f"no row is left for request {request_id}")
         positions, end = extra_args.get(POSITIONS, (range(prompt), prompt))[:2]
-        kpos = np.asarray(positions, dtype=np.int32)
+        kpos = np.array(positions, dtype=np.int32)
         turns = _seen_or_zero(kpos) if self._unrotated else _spread(extra_args, len(kpos))
         request = PlannedRequest(self._free[-1], kpos, turns, end, self._unrotated)
         if self._reads_as_it_rests(request, params):

@@ -62,14 +62,14 @@ def test_all_turns_have_the_same_chunks_and_their_own_questions() -> None:
         assert ours.segments[-1] != theirs.segments[-1]
     assert len({request.segments[-1].tokens for request in first + second}) == 12
     chunks = {segment.tokens for request in first for segment in request.segments[:-1]}
-    assert 32 < len(chunks) <= 64
+    assert 64 < len(chunks) <= 128
 
 
 def test_requests_are_as_long_as_the_page_says() -> None:
     [request, *_], _ = ask("serve 0")
-    assert [len(segment.tokens or ()) for segment in request.segments] == [504] * 32 + [80]
+    assert [len(segment.tokens or ()) for segment in request.segments] == [504] * 64 + [80]
     assert all(isinstance(segment, Chunk) for segment in request.segments[:-1])
-    assert len({segment.tokens for segment in request.segments}) == 33
+    assert len({segment.tokens for segment in request.segments}) == 65
     assert request.algorithm == "mepic"
 
 
@@ -91,7 +91,7 @@ def test_the_page_has_a_row_for_each_number_of_gpus() -> None:
     assert "| 1 | 500 (400 - 1,000) | 70 (70 - 90) |" in page
     assert "Throughput: 3.50 times that of one GPU." in page
     assert "mepic on M, bfloat16: times, not answers; G, driver D, vLLM V, torch T" in page
-    assert "3 requests in flight, 32 of 64 warm chunks of 504 tokens each" in page
+    assert "3 requests in flight, 64 of 128 warm chunks of 504 tokens each" in page
 
 
 def test_files_and_figure_carry_the_number_of_gpus(tmp_path: Path) -> None:
