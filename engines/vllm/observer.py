@@ -7,7 +7,7 @@ here, reference counts in vLLM's pool), and a mismatch is an error, not a roundi
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,24 +24,25 @@ from picbench.errors import EngineError
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
 _FREE, _PREFIX, _CHUNK = _CODE["free"], _CODE["prefix_idle"], _CODE["chunk_idle"]
 _HELD, _PROMPT, _DECODE, _PAD = (_CODE[k] for k in ("chunk", "prompt", "decode", "pad"))
-_NONE: Ids = np.empty(0, dtype=np.int64)
 
 
 @dataclass(slots=True)
-class _End:
-    """The blocks at a request's end that it has not filled, as they were last seen.
+class _Watched:
+    """A request and its blocks, as they were last seen.
 
-    `blocks` is vLLM's list of all of its blocks, `count` long. The first of `ids` [n] begins at
-    slot `first`; `codes` [n, slots of a block] say what they hold.
+    `blocks` is vLLM's list of them: while it is the same it only gets longer, and a request that
+    lost its blocks (preempted, or a load failed) gets others in another list. `planned` [slots]
+    says what the prompt's slots hold. The first `full` of `ids` are filled and noted for good,
+    `codes` [others, slots of a block] say what the others hold; `cached` blocks have a key.
     """
 
     blocks: list[Any]
-    count: int
-    computed: int
-    planned: int
-    first: int
-    ids: Ids
+    planned: Codes
     codes: Codes
+    ids: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    full: int = 0
+    computed: int = 0
+    cached: int = 0
 
 
 class Observer:
@@ -60,10 +61,7 @@ class Observer:
         self._size = int(manager.coordinator.single_type_managers[0].block_size)
         self._idle: Codes = np.full(self._pool.num_gpu_blocks, _FREE, dtype=np.uint8)
         self._seen = Attribution(self._pool.num_gpu_blocks, self._size, len(KINDS))
-        self._ends: dict[str, _End] = {}
-        self._known: dict[str, int] = {}
-        self._ids: dict[str, tuple[list[Any], Ids]] = {}
-        self._planned: dict[str, Codes] = {}
+        self._watched: dict[str, _Watched] = {}
         self._snapshots: list[Snapshot] = []
         self._preemptions = 0
         self._began = time.monotonic()
@@ -114,16 +112,16 @@ class Observer:
         return counted
 
     def _observe(self) -> None:
-        holding = self._holding()
-        for gone in set(self._seen).difference(request.request_id for request in holding):
+        holding = {request.request_id: request for request in self._holding()}
+        for gone in self._watched.keys() - holding.keys():
             self._seen.drop(gone)
+            del self._watched[gone]
         unsettled = [*self._others()]
-        for request in holding:
-            end = self._ends.get(request.request_id)
-            if end is None or not self._goes_on(request, end):
-                end = self._ends[request.request_id] = self._attribute(request)
-            unsettled.append((end.ids, end.codes))
-        self._forget()
+        for name, request in holding.items():
+            watched = self._watch(name, request)
+            if not self._goes_on(name, request.num_computed_tokens, watched):
+                self._attribute(name, request.num_computed_tokens, watched)
+            unsettled.append((watched.ids[watched.full :], watched.codes))
         slots, used = self._seen.count([part for part in unsettled if len(part[0])])
         counts = slots / BLOCK_SIZE
         idle = np.bincount(self._idle[1:][~used[1:]], minlength=len(KINDS))
@@ -146,87 +144,65 @@ class Observer:
             return [*scheduler.running, *scheduler.kv_holding_waiting]
         return [r for r in scheduler.requests.values() if self._blocks.get(r.request_id)]
 
-    def _register(self, request: Any, ids: Ids) -> None:
-        """Note what the request's newly cached blocks will be once they are idle."""
-        known, cached = (d.get(request.request_id, 0) for d in (self._known, self._cached))
-        if cached == known:
-            return
-        blocks, first = self._blocks[request.request_id], min(known, cached)
-        # Blocks that the request found are known: of a long prompt's hits, all.
-        for place in np.flatnonzero(self._idle[ids[first:cached]] == _FREE) + first:
-            key = key_of(blocks[place])
-            if key is not None:
-                self._idle[ids[place]] = _CHUNK if is_canonical(key) else _PREFIX
-        self._known[request.request_id] = cached
+    def _watch(self, name: str, request: Any) -> _Watched:
+        blocks: list[Any] = self._blocks.get(name, [])
+        known = self._watched.get(name)
+        if known is not None and known.blocks is blocks:
+            return known
+        self._seen.drop(name)
+        none: Codes = np.empty((0, self._size), dtype=np.uint8)
+        known = self._watched[name] = _Watched(blocks, self._codes(request), none)
+        return known
 
-    def _goes_on(self, request: Any, end: _End) -> bool:
+    def _goes_on(self, name: str, computed: int, watched: _Watched) -> bool:
         """Whether a request only went on generating within the blocks that it has not filled."""
-        name, computed = request.request_id, request.num_computed_tokens
-        begin, stop = end.computed - end.first, computed - end.first
+        begin = watched.full * self._size
         if (
-            self._blocks.get(name) is not end.blocks
-            or len(end.blocks) != end.count
-            or self._cached.get(name, 0) != self._known.get(name, 0)
-            or end.computed < end.planned
-            or not begin <= stop < self._size
+            len(watched.ids) != len(watched.blocks)
+            or watched.cached != self._cached.get(name, 0)
+            or watched.computed < len(watched.planned)
+            or not watched.computed <= computed < begin + self._size
         ):
             return False
-        end.codes.ravel()[begin:stop] = _DECODE
-        end.computed = computed
+        watched.codes.ravel()[watched.computed - begin : computed - begin] = _DECODE
+        watched.computed = computed
         return True
 
-    def _attribute(self, request: Any) -> _End:
-        """Note the blocks that the request has filled, which stay as they are; give the others."""
-        name, computed = request.request_id, int(request.num_computed_tokens)
-        ids = self._block_ids(name)
-        self._register(request, ids)
-        full = min(computed // self._size, len(ids))
-        if full < self._seen.blocks(name):
+    def _attribute(self, name: str, computed: int, watched: _Watched) -> None:
+        """Note the blocks that a request has filled since, and what the others hold."""
+        fresh = [block.block_id for block in watched.blocks[len(watched.ids) :]]
+        watched.ids = np.append(watched.ids, np.array(fresh, dtype=np.int64))
+        watched.computed = computed
+        self._register(name, watched)
+        full = min(computed // self._size, len(watched.ids))
+        if full < watched.full:
             self._seen.drop(name)
-        known = self._seen.blocks(name)
-        if full > known:
-            self._seen.add(name, ids[known:full], self._slots(request, known, full))
-        return _End(
-            blocks=self._blocks.get(name, []),
-            count=len(ids),
-            computed=computed,
-            planned=len(self._plan_codes(request)),
-            first=full * self._size,
-            ids=ids[full:],
-            codes=self._slots(request, full, len(ids)),
-        )
+            watched.full = 0
+        if full > watched.full:
+            settled = slice(watched.full, full)
+            self._seen.add(name, watched.ids[settled], self._slots(watched, settled))
+        watched.full = full
+        watched.codes = self._slots(watched, slice(full, len(watched.ids)))
 
-    def _slots(self, request: Any, first: int, last: int) -> Codes:
-        """What the slots of some of a request's blocks hold [last - first, slots of a block]."""
-        planned, computed = self._plan_codes(request), request.num_computed_tokens
-        begin = first * self._size
-        prompt = max(begin, min(computed, len(planned)))
-        codes: Codes = np.full((last - first) * self._size, _PAD, dtype=np.uint8)
+    def _register(self, name: str, watched: _Watched) -> None:
+        """Note what the request's newly cached blocks will be once they are idle."""
+        first, cached = watched.cached, self._cached.get(name, 0)
+        # Blocks that the request found are known: of a long prompt's hits, all.
+        for place in np.flatnonzero(self._idle[watched.ids[first:cached]] == _FREE) + first:
+            key = key_of(watched.blocks[place])
+            if key is not None:
+                self._idle[watched.ids[place]] = _CHUNK if is_canonical(key) else _PREFIX
+        watched.cached = cached
+
+    def _slots(self, watched: _Watched, blocks: slice) -> Codes:
+        """What the slots of some of a request's blocks hold [blocks, slots of a block]."""
+        planned, computed = watched.planned, watched.computed
+        begin, end = blocks.start * self._size, blocks.stop * self._size
+        prompt = max(begin, min(computed, len(planned), end))
+        codes: Codes = np.full(end - begin, _PAD, dtype=np.uint8)
         codes[: max(0, computed - begin)] = _DECODE
-        codes[: prompt - begin] = planned[begin:prompt][: len(codes)]
+        codes[: prompt - begin] = planned[begin:prompt]
         return codes.reshape(-1, self._size)
-
-    def _block_ids(self, request_id: str) -> Ids:
-        """Ids of a request's blocks, which only ever get more while vLLM keeps them in one list.
-
-        A request that lost its blocks (preempted, or a load failed) gets others in another list.
-        """
-        blocks: list[Any] = self._blocks.get(request_id, [])
-        known, ids = self._ids.get(request_id, (blocks, _NONE))
-        if known is not blocks:
-            ids = _NONE
-            self._known.pop(request_id, None)
-            self._seen.drop(request_id)
-        if len(ids) < len(blocks):
-            fresh = np.array([b.block_id for b in blocks[len(ids) :]], dtype=np.int64)
-            ids = np.concatenate([ids, fresh])
-            self._ids[request_id] = blocks, ids
-        return ids
-
-    def _plan_codes(self, request: Any) -> Codes:
-        if request.request_id not in self._planned:
-            self._planned[request.request_id] = self._codes(request)
-        return self._planned[request.request_id]
 
     def _codes(self, request: Any) -> Codes:
         linker = getattr(self._scheduler, "linker", None)
@@ -248,13 +224,6 @@ class Observer:
     def _alike(self, blocks: Sequence[Any], code: int) -> tuple[Ids, Codes]:
         ids = np.array([block.block_id for block in blocks], dtype=np.int64)
         return ids, np.full((len(ids), self._size), code, dtype=np.uint8)
-
-    def _forget(self) -> None:
-        alive = self._scheduler.requests
-        self._known = {k: v for k, v in self._known.items() if k in alive and k in self._cached}
-        self._planned = {k: v for k, v in self._planned.items() if k in alive}
-        self._ids = {k: v for k, v in self._ids.items() if k in alive}
-        self._ends = {k: v for k, v in self._ends.items() if k in alive}
 
     def _check(self, used: int) -> None:
         expected = self._pool.num_gpu_blocks - 1 - self._pool.get_num_free_blocks()

@@ -25,6 +25,9 @@ REFUSED, DEADLY = 666, 667
 
 TTFT = {"full": 0.4, "prefix": 0.2}
 
+#: What a page says of where its figures were measured.
+GPU_FACTS = {"gpu": "G", "driver": "D", "torch": "T", "vllm": "V", "commit": "C"}
+
 
 def make_sample(number: int, first: int = 1, max_tokens: int = 2) -> Sample:
     """A sample of 36 tokens: text, a chunk of its own, a chunk that all share, text."""

@@ -11,6 +11,7 @@ from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm import hashing, plugin
 from picbench.engines.vllm.hashing import Postponed, hash_lead, hash_prompt, postpone
+from picbench.errors import ConfigError
 
 SIZE = 16
 
@@ -80,7 +81,7 @@ def test_registering_twice_postpones_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert vars(core)["get_request_block_hasher"] is before
     other = SimpleNamespace(get_request_block_hasher=lambda size: None)
     monkeypatch.setattr(hashing, "import_module", lambda name: other)
-    with pytest.raises(Exception, match="picbench was written for"):
+    with pytest.raises(ConfigError, match="picbench was written for"):
         postpone()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from harness_fakes import Harness, make_sample
+from harness_fakes import GPU_FACTS, Harness, make_sample
 
 from picbench.config import RunConfig
 from picbench.engines.config import EngineConfig
@@ -17,15 +17,7 @@ from picbench.gpu import accuracy
 from picbench.gpu.accuracy import ARMS, ROWS, Score, measure, render, write
 from picbench.workload import Workload
 
-FACTS = {
-    "gpu": "G",
-    "driver": "D",
-    "torch": "T",
-    "vllm": "V",
-    "commit": "C",
-    "dtype": "float32",
-    "eager": False,
-}
+FACTS = GPU_FACTS | {"dtype": "float32", "eager": False}
 
 SCORES = [
     Score("musique", "full", 200, engine=0.75, card=0.7),

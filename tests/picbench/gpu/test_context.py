@@ -7,22 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness_fakes import GPU_FACTS
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Hits, Request, Result, Text, Timings, Tokens
 from picbench.gpu import context
 from picbench.gpu.context import ARMS, CHUNK, QUESTION, curves, measures, render, ttft, write
 
-FACTS = {
-    "gpu": "G",
-    "driver": "D",
-    "torch": "T",
-    "vllm": "V",
-    "commit": "C",
-    "model": "M",
-    "dtype": "bfloat16",
-    "repeats": 3,
-}
+FACTS = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "repeats": 3}
 
 FOUND = {
     "stock": {"full 2": [30.0, 10.0, 20.0], "full 98": [1000.0, 3000.0, 2000.0]},

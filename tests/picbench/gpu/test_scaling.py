@@ -7,23 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness_fakes import GPU_FACTS
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Hits, Request, Result, Timings, Tokens
 from picbench.gpu import scaling as measuring
 from picbench.gpu.scaling import render, scaling, serve, write
 
-FACTS = {
-    "gpu": "G",
-    "driver": "D",
-    "torch": "T",
-    "vllm": "V",
-    "commit": "C",
-    "model": "M",
-    "dtype": "bfloat16",
-    "concurrency": 3,
-    "repeats": 3,
-}
+FACTS = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "concurrency": 3, "repeats": 3}
 
 #: The order is not that of the numbers of GPUs.
 FOUND = {
