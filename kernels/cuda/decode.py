@@ -10,6 +10,7 @@ from torch import Tensor
 
 from picbench.errors import EngineError
 from picbench.kernels.cuda import splits
+from picbench.kernels.cuda.device import multiprocessors
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge
 from picbench.kernels.cuda.resolve import SPAN, resolve
@@ -23,8 +24,8 @@ _LOG2E = math.log2(math.e)
 
 
 # Programs of the kernel that a multiprocessor of an H200 holds at once (68 KiB of shared memory
-# each), and multiprocessors to assume where there is no GPU.
-_RESIDENT, _ASSUMED = 3, 132
+# each).
+_RESIDENT = 3
 # What another split costs, as a share of the whole: its outputs are written, read and merged.
 _SPLIT_COST = 0.005
 
@@ -81,7 +82,7 @@ class DecodeBatch:
         self.seen = torch.zeros(max_batch, entries, **ints)
         self.tiles = torch.zeros(max_batch, **ints)
         self.rows = torch.zeros(max_batch, **ints)
-        self._resident = _RESIDENT * _multiprocessors(device)
+        self._resident = _RESIDENT * multiprocessors(device)
         parts = max(n * self.splits(n) for n in range(1, max_batch + 1))
         floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
         self.partial = torch.empty(parts, shape.num_heads, shape.head_size, **floats)
@@ -196,9 +197,3 @@ def _stages(batch: DecodeBatch) -> int:
     if batch.table.unrotated:
         return 2 if row_bytes <= 256 else 1
     return 3 if row_bytes <= 512 else 2
-
-
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return _ASSUMED
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -42,6 +42,17 @@ class Entries:
         return cls._gather(visible, turn, _tail(visible, turn), width)
 
     @classmethod
+    def closed(cls, kpos: Ints, turns: Ints, width: int) -> "Entries | None":
+        """Entries of these slots alone, behind which nothing is generated.
+
+        None where visible slots of one block differ in their turns.
+        """
+        visible, turned = _padded(kpos, GAP) != GAP, _padded(turns, 0)
+        if _differ(turned, visible):
+            return None
+        return cls._gather(visible, _block_turns(turned, visible), len(visible), width)
+
+    @classmethod
     def of_unrotated(cls, kpos: Ints, width: int) -> "Entries":
         """Entries of a request whose slots all have turns of their own; tiles have none."""
         visible = _paged(kpos) != GAP
@@ -53,8 +64,8 @@ class Entries:
         kept = np.flatnonzero(visible[:tail].any(1))
         starts = _tile_starts(turn[kept], width)
         blocks = np.full((len(starts), width), -1, np.int32)
-        for tile, (start, end) in enumerate(pairwise([*starts, len(kept)])):
-            blocks[tile, : end - start] = kept[start:end]
+        tile = np.searchsorted(starts, np.arange(len(kept)), side="right") - 1
+        blocks[tile, np.arange(len(kept)) - np.array(starts, int)[tile]] = kept
         bits = (visible.astype(np.int32) << _LANES).sum(1, dtype=np.int32)
         seen = np.where(blocks >= 0, bits[blocks], 0).astype(np.int32)
         return cls(blocks, seen, turn[kept[starts]], tail)
@@ -69,14 +80,23 @@ class Entries:
 
 def _paged(slots: Ints) -> Ints:
     # Generated tokens fill the rest of the last block: they are visible and have turn 0.
-    paged = np.zeros(-(-len(slots) // BLOCK_SIZE) * BLOCK_SIZE, np.int32)
+    return _padded(slots, 0)
+
+
+def _padded(slots: Ints, rest: int) -> Ints:
+    paged = np.full(-(-len(slots) // BLOCK_SIZE) * BLOCK_SIZE, rest, np.int32)
     paged[: len(slots)] = slots
     return paged.reshape(-1, BLOCK_SIZE)
 
 
+def _differ(turns: Ints, visible: Bools) -> bool:
+    first = turns[np.arange(len(turns)), visible.argmax(1)]
+    return bool(((turns != first[:, None]) & visible).any())
+
+
 def _block_turns(turns: Ints, visible: Bools) -> Ints:
     first = turns[np.arange(len(turns)), visible.argmax(1)]
-    if ((turns != first[:, None]) & visible).any():
+    if _differ(turns, visible):
         raise EngineError(
             "keys of one block rest at different distances from their logical positions",
             hint="canonical and computed tokens must not share a block",

@@ -1,35 +1,40 @@
 """Link and prefill of planned requests: new tokens anywhere in the prompt see all before them.
 
-Once a layer the keys and values that the queries see are copied into the workspace in logical
-order, keys rotated (`gather`). Every run of queries at consecutive positions is then an ordinary
-causal sequence over a prefix of that copy, and the runs of a request share it. FlashAttention-3
-serves long runs; where short ones prevail, or it is not there, `tiles` serves them.
+Few queries walk over the pages where keys rest (`walk`). For more, once a layer, the keys and
+values that they see are copied into the workspace in logical order, keys rotated (`gather`). Every
+run of queries at consecutive positions is then an ordinary causal sequence over a prefix of that
+copy, and the runs of a request share it. FlashAttention-3 serves long runs; where short ones
+prevail, or it is not there, `tiles` serves them.
 
-The copy is what few queries pay for: 256 of them over 32k keys take 1.25 of FlashAttention-3's time
-over a plain request, 0.94 without the copy (one H200). Gathering the next layer's keys on a stream
-of its own, while this layer attends, took 1.16 to 1.26 with the best settings for each of four
-cases (256 runs or a tail, over 32k and 128k keys), where this form takes 1.23 to 1.26: few programs
-copy too slowly (8 of them 30 GB/s each), many keep attention waiting.
+The copy is what few queries would pay for: 256 of them over 32k keys take 1.25 of
+FlashAttention-3's time over a plain request with it, 0.94 without it (one H200).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from picbench.kernels.cuda import flash
+from picbench.kernels.cuda import flash, walk
 from picbench.kernels.cuda.gather import PAGE, gather
+from picbench.kernels.cuda.key_tiles import KeyTiles
 from picbench.kernels.cuda.order import Ints, LogicalOrder, runs
 from picbench.kernels.cuda.tiles import ROWS, Tiles, tile_rows, tokens_of, upload
+from picbench.kernels.cuda.visits import Row, rows
+from picbench.kernels.cuda.walk import Walk
 from picbench.kernels.cuda.workspace import CudaWorkspace
-from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
-# How much faster FlashAttention-3 works off a full tile than `tiles` does (one H200).
-_FLASH_RATE = 1.3
+# Time per key and 128 rows, FlashAttention-3's over a copy being 1, and that of the copy per key
+# (one H200).
+_TILES_COST, _WALK_COST, _COPY_COST = 1.3, 1.2, 2.7
+
+# Queries' rows beyond which the copy always pays, so that a walk is not even worked out.
+_MOST_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +53,44 @@ class LinkRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkBatch:
-    """The link requests of a step, worked out once for all layers of one shape.
+class Gathered:
+    """Attention over copies: `slots` [n] int64 and `turns` [n] int32 fill the workspace's pages.
 
-    `slots` [n] int64 and `turns` [n] int32 fill the workspace's pages (`gather`). The queries
-    first .. last of the packed batch are cut into `work`. `kv_heads` are served in one pass.
+    The queries are cut into `work`. `kv_heads` are served in one pass.
     """
 
     slots: Tensor
     turns: Tensor
-    first: int
-    last: int
     work: flash.Runs | Tiles
     rope: RopeTable
     shape: HeadShape
     workspace: CudaWorkspace
     kv_heads: int
+
+    def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
+        """Attention of `query` [queries, num_heads, head_size] over the cache, into `out`."""
+        shape = self.shape
+        pages = len(self.slots) // PAGE
+        for first in range(0, shape.num_kv_heads, self.kv_heads):
+            some = slice(first, first + self.kv_heads)
+            heads = slice(first * shape.group, (first + self.kv_heads) * shape.group)
+            key, value = self.workspace.pages(
+                pages, PAGE, self.kv_heads, shape.head_size, shape.dtype
+            )
+            gather(kv_cache[:, some], self.slots, self.turns, self.rope, key, value)
+            self.work.attend(query[:, heads], key, value, scale, out[:, heads])
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBatch:
+    """The link requests of a step, worked out once for all layers of one shape.
+
+    They own the queries first .. last of the packed batch.
+    """
+
+    first: int
+    last: int
+    form: Gathered | Walk
 
     @classmethod
     def build(
@@ -73,34 +100,29 @@ class LinkBatch:
         rope: RopeTable,
         shape: HeadShape,
         workspace: CudaWorkspace,
+        *,
+        copied: bool = False,
     ) -> "LinkBatch":
         """Prepares requests whose queries follow each other in the packed batch.
 
-        `block_table` [requests, max_blocks] int32 is the step's, on the device. Raises ConfigError
-        if the keys of one KV head do not fit the workspace.
+        `block_table` [requests, max_blocks] int32 is the step's, on the device. With `copied` keys
+        are copied even where a walk costs less. Raises ConfigError if the keys of one KV head do
+        not fit the workspace.
         """
-        device = block_table.device
         seen = [request.order.seen(request.qpos.numpy()) for request in requests]
-        pages = [-(-int(counts.max()) // PAGE) for counts in seen]
-        slots, turns = _places(requests, pages, block_table)
-        tokens = sum(pages) * PAGE
-        kv_heads = workspace.heads(tokens, shape.num_kv_heads, shape.head_size, shape.dtype)
-        work: flash.Runs | Tiles
-        if flash.covers(shape) and _flash_is_faster(seen, shape.group):
-            work = _sequences(requests, seen, pages, device).scheduled(shape.part(kv_heads), PAGE)
-        else:
-            work = _tiles(requests, seen, pages, shape, kv_heads, device)
-        return cls(
-            slots,
-            turns,
-            requests[0].start,
-            requests[-1].stop,
-            work,
-            rope,
-            shape,
-            workspace,
-            kv_heads,
-        )
+        form: Gathered | Walk | None = None
+        if not copied and walk.covers(shape, rope):
+            form = _walk(requests, seen, block_table, rope, shape, workspace)
+        if form is None:
+            form = _gathered(requests, seen, block_table, rope, shape, workspace)
+        return cls(requests[0].start, requests[-1].stop, form)
+
+    @property
+    def served_by(self) -> str:
+        """What attends: `walk`, `FA3` or `tiles`."""
+        if isinstance(self.form, Walk):
+            return "walk"
+        return "FA3" if isinstance(self.form.work, flash.Runs) else "tiles"
 
 
 def link(query: Tensor, kv_cache: Tensor, batch: LinkBatch, scale: float, out: Tensor) -> Tensor:
@@ -110,23 +132,72 @@ def link(query: Tensor, kv_cache: Tensor, batch: LinkBatch, scale: float, out: T
     Fills the same part of `out`, which has the shape of `query`; a query that sees nothing gets
     zeros. Slots that no query sees may hold anything, NaN included.
     """
-    shape = batch.shape
-    pages = len(batch.slots) // PAGE
-    for first in range(0, shape.num_kv_heads, batch.kv_heads):
-        some = slice(first, first + batch.kv_heads)
-        heads = slice(first * shape.group, (first + batch.kv_heads) * shape.group)
-        key, value = batch.workspace.pages(
-            pages, PAGE, batch.kv_heads, shape.head_size, shape.dtype
-        )
-        gather(kv_cache[:, some], batch.slots, batch.turns, batch.rope, key, value)
-        batch.work.attend(
-            query[batch.first : batch.last, heads],
-            key,
-            value,
-            scale,
-            out[batch.first : batch.last, heads],
-        )
+    some = slice(batch.first, batch.last)
+    batch.form.attend(query[some], kv_cache, scale, out[some])
     return out
+
+
+def _gathered(
+    requests: Sequence[LinkRequest],
+    seen: Sequence[Ints],
+    block_table: Tensor,
+    rope: RopeTable,
+    shape: HeadShape,
+    workspace: CudaWorkspace,
+) -> Gathered:
+    device = block_table.device
+    pages = _pages(seen)
+    slots, turns = _places(requests, pages, block_table)
+    kv_heads = workspace.heads(sum(pages) * PAGE, shape.num_kv_heads, shape.head_size, shape.dtype)
+    work: flash.Runs | Tiles
+    if flash.covers(shape) and _by_runs(seen, shape.group) < _by_tiles(seen, shape.group):
+        work = _sequences(requests, seen, pages, device).scheduled(shape.part(kv_heads), PAGE)
+    else:
+        work = _tiles(requests, seen, pages, shape, kv_heads, device)
+    return Gathered(slots, turns, work, rope, shape, workspace, kv_heads)
+
+
+def _walk(
+    requests: Sequence[LinkRequest],
+    seen: Sequence[Ints],
+    block_table: Tensor,
+    rope: RopeTable,
+    shape: HeadShape,
+    workspace: CudaWorkspace,
+) -> Walk | None:
+    """The walk, unless a copy costs less or keys rest unrotated."""
+    tokens = walk.tokens_of(shape.group)
+    if sum(-(-len(counts) // tokens) for counts in seen) > _MOST_ROWS:
+        return None
+    keys = []
+    for request in requests:
+        tiles = KeyTiles.of(*request.order.by_slot())
+        if tiles is None:
+            return None
+        keys.append(tiles)
+    found = list(_rows(requests, keys, tokens))
+    copied = _COPY_COST * sum(_pages(seen)) * PAGE
+    others = [_by_tiles(seen, shape.group)]
+    if flash.covers(shape):
+        others.append(_by_runs(seen, shape.group))
+    if _WALK_COST * walk.visited(found) > copied + min(others):
+        return None
+    qpos = np.concatenate([request.qpos.numpy() for request in requests])
+    qpos = np.where(qpos == GAP, -1, qpos).astype(np.int32)
+    tables = [block_table[request.index] for request in requests]
+    return Walk.of(found, keys, tables, qpos, rope, shape, workspace)
+
+
+def _rows(requests: Sequence[LinkRequest], keys: Sequence[KeyTiles], tokens: int) -> Iterator[Row]:
+    base = 0
+    for request, own in zip(requests, keys, strict=True):
+        first = request.start - requests[0].start
+        yield from rows(own, request.qpos.numpy(), first, base, tokens)
+        base += len(own.turns)
+
+
+def _pages(seen: Sequence[Ints]) -> list[int]:
+    return [-(-int(counts.max()) // PAGE) for counts in seen]
 
 
 def _places(
@@ -194,14 +265,16 @@ def _tiles(
     return Tiles.of(np.concatenate(rows), np.concatenate(seen), shape, kv_heads, device)
 
 
-def _flash_is_faster(seen: Sequence[Ints], group: int) -> bool:
-    """Whether FlashAttention's rate makes up for the tiles that its runs do not fill."""
-    by_runs = by_tiles = 0
-    for counts in seen:
-        starts, lengths = runs(counts)
-        by_runs += _flash_keys(np.diff(starts), lengths, group)
-        by_tiles += int(tile_rows(counts, 0, 0, tokens_of(group))[:, 5].sum())
-    return by_runs < _FLASH_RATE * by_tiles
+def _by_runs(seen: Sequence[Ints], group: int) -> float:
+    """Cost of FlashAttention-3 over a copy, whose runs may leave tiles unfilled."""
+    cuts = [runs(counts) for counts in seen]
+    return sum(_flash_keys(np.diff(starts), lengths, group) for starts, lengths in cuts)
+
+
+def _by_tiles(seen: Sequence[Ints], group: int) -> float:
+    """Cost of `tiles` over a copy."""
+    keys = [tile_rows(counts, 0, 0, tokens_of(group))[:, 5].sum() for counts in seen]
+    return _TILES_COST * int(sum(keys))
 
 
 def _flash_keys(queries: Ints, lengths: Ints, group: int) -> int:

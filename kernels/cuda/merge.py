@@ -64,12 +64,13 @@ def merge(
             mask=filled,
             other=float("-inf"),
         )
-        filled = filled & (logs > float("-inf"))
         at = partial + part[:, None] * part_stride + head * HEAD + dim[None, :]
         parts = tl.load(at, mask=filled[:, None], other=0.0).to(tl.float32)
         peak = tl.maximum(highest, tl.max(logs, 0))
         safe = tl.where(peak == float("-inf"), 0.0, peak)
+        # Neither load waits for the other; what saw nothing weighs nothing, whatever it holds.
         weight = tl.exp(logs - safe)
+        parts = tl.where(weight[:, None] > 0.0, parts, 0.0)
         fade = tl.exp(highest - safe)
         total = total * fade + tl.sum(weight, 0)
         joint = joint * fade + tl.sum(parts * weight[:, None], 0)

@@ -31,6 +31,13 @@ class LogicalOrder:
         order = order[: int(np.searchsorted(positions[order], GAP))]
         return cls(order.astype(np.int32), positions[order], turns.numpy()[order])
 
+    def by_slot(self) -> tuple[Ints, Ints]:
+        """Positions and turns of all slots up to the last visible one; hidden ones stand at GAP."""
+        count = int(self.slots.max(initial=-1)) + 1
+        positions, turns = np.full(count, GAP, np.int32), np.zeros(count, np.int32)
+        positions[self.slots], turns[self.slots] = self.positions, self.turns
+        return positions, turns
+
     def seen(self, qpos: Ints) -> Ints:
         """How many keys each query sees: those at its logical position and before it.
 

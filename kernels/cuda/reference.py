@@ -28,13 +28,14 @@ def attend_reference(
     slots = flat_slots(table, real)
     key_cache, value_cache = key_value(kv_cache)
     block, offset = slots // kv_cache.shape[2], slots % kv_cache.shape[2]
-    key = _rotate(key_cache[block, offset].double(), turns[real], rope)
+    key = rotate(key_cache[block, offset].double(), turns[real], rope)
     value = value_cache[block, offset].double()
     visible = kpos[real] <= qpos.unsqueeze(1)
     return _attend(query.double(), key, value, visible, scale)
 
 
-def _rotate(key: Tensor, turns: Tensor, rope: RopeTable) -> Tensor:
+def rotate(key: Tensor, turns: Tensor, rope: RopeTable) -> Tensor:
+    """Keys [n, heads, size] in float64, rotated by their signed turns [n]."""
     half = rope.rotary_dim // 2
     rows = rope.cos_sin_cache[turns.abs().long()].double().unsqueeze(1)
     cos, sin = rows[..., :half], rows[..., half:] * turns.sign().view(-1, 1, 1)

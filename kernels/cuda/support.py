@@ -3,7 +3,8 @@
 import torch
 
 from picbench.errors import ConfigError
-from picbench.kernels.cuda import flash
+from picbench.kernels.cuda import flash, walk
+from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
 # Triton's tiles are powers of two, and a head is a side of them.
@@ -25,8 +26,11 @@ def require(shape: HeadShape) -> None:
         )
 
 
-def describe(shape: HeadShape) -> str:
+def describe(shape: HeadShape, rope: RopeTable) -> str:
     """One line that says which kernels serve these heads here."""
+    few = "a walk over the pages, or " if walk.covers(shape, rope) else ""
     if flash.covers(shape):
-        return "decode: Triton split-KV; link: gather and FlashAttention-3"
-    return "decode: Triton split-KV; link: gather and Triton tiles (FlashAttention-3 not usable)"
+        many = "gather and FlashAttention-3"
+    else:
+        many = "gather and Triton tiles (FlashAttention-3 not usable)"
+    return f"decode: Triton split-KV; link: {few}{many}"

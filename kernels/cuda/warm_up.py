@@ -7,6 +7,7 @@ linked. The engine's graphs have decoding compiled when they are captured; linki
 import torch
 from torch import Tensor
 
+from picbench.kernels.cuda import walk
 from picbench.kernels.cuda.link import LinkBatch, LinkRequest, link
 from picbench.kernels.cuda.order import LogicalOrder
 from picbench.kernels.cuda.workspace import CudaWorkspace
@@ -14,19 +15,24 @@ from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
-#: Keys of the requests that are linked: so few that a tile of queries is not cut into pieces, and
-#: so many that it is.
+#: Keys of the requests that are linked: so few that their queries' work is not cut, and so many
+#: that it is.
 KEYS = (2 * BLOCK_SIZE, 2112)
 
 
 def warm_up_link(
     rope: RopeTable, shape: HeadShape, workspace: CudaWorkspace, device: torch.device
 ) -> list[Tensor]:
-    """Link made-up requests, one for each way in which tiles are launched; their outputs."""
+    """Link made-up requests, one for each way in which kernels are launched; their outputs."""
     size = (-(-max(KEYS) // BLOCK_SIZE), shape.num_kv_heads, BLOCK_SIZE, 2 * shape.head_size)
     cache = torch.zeros(size, dtype=shape.dtype, device=device)
     table = torch.arange(size[0], dtype=torch.int32, device=device)[None]
-    return [_linked(keys, cache, table, rope, shape, workspace) for keys in KEYS]
+    ways = (False, True) if walk.covers(shape, rope) else (True,)
+    return [
+        _linked(keys, cache, table, rope, shape, workspace, copied=copied)
+        for copied in ways
+        for keys in KEYS
+    ]
 
 
 def _linked(
@@ -36,13 +42,15 @@ def _linked(
     rope: RopeTable,
     shape: HeadShape,
     workspace: CudaWorkspace,
+    *,
+    copied: bool,
 ) -> Tensor:
     slots = torch.arange(keys, dtype=torch.int32)
     # Queries far from each other are runs of one, which tiles serve and FlashAttention does not.
     queries = slots[keys // 4 - 1 :: keys // 4].contiguous()
     order = LogicalOrder.of(slots, torch.zeros_like(slots))
     request = LinkRequest(0, 0, len(queries), order, queries)
-    batch = LinkBatch.build([request], table, rope, shape, workspace)
+    batch = LinkBatch.build([request], table, rope, shape, workspace, copied=copied)
     query = torch.zeros(
         len(queries), shape.num_heads, shape.head_size, dtype=shape.dtype, device=table.device
     )

@@ -1,5 +1,7 @@
 """Bounded scratch memory on the device."""
 
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,7 @@ from picbench.errors import ConfigError
 
 
 class CudaWorkspace:
-    """One buffer of a fixed size; link keeps a layer's rotated keys and values in it.
+    """One buffer of a fixed size: a layer's rotated keys and values, or partial outputs, of link.
 
     It holds nothing that outlives a call. One engine needs one, shared by all layers.
     """
@@ -31,6 +33,18 @@ class CudaWorkspace:
                 hint="raise the workspace's size or lower max_model_len",
             )
         return self._buffer[:wanted].view(dtype).view(shape)
+
+    def floats(self, *shapes: tuple[int, ...]) -> list[Tensor]:
+        """Tensors of these shapes, float32, not initialised, one behind the other."""
+        sizes = [prod(shape) for shape in shapes]
+        if 4 * sum(sizes) > self.nbytes:
+            raise ConfigError(
+                f"partial outputs need a workspace of {4 * sum(sizes)} bytes, not {self.nbytes}",
+                hint="raise the workspace's size",
+            )
+        flat = self._buffer[: 4 * sum(sizes)].view(torch.float32)
+        parts = torch.split(flat, sizes)
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def heads(self, tokens: int, kv_heads: int, size: int, dtype: torch.dtype) -> int:
         """The most KV heads that fit at once for so many tokens: a divisor of `kv_heads`."""

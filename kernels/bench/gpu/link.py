@@ -87,7 +87,7 @@ def arms(case: LinkCase, seed: int) -> tuple[dict[str, Callable[[], object]], st
     found: dict[str, Callable[[], object]] = {"link": own}
     if flash.covers(case.shape):
         found["fa3"] = _stock(scene, query, out)
-    return found, "FA3" if isinstance(batch.work, flash.Runs) else "tiles"
+    return found, batch.served_by
 
 
 def _stock(scene: Scene, query: Tensor, out: Tensor) -> Callable[[], object]:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
+from picbench.kernels.bench.gpu.scene import rope_table
 from picbench.kernels.cuda.decode import choose_splits
 from picbench.kernels.cuda.order import LogicalOrder, runs
 from picbench.kernels.cuda.support import describe, require
@@ -63,7 +64,7 @@ def test_unsupported_heads_are_refused_in_one_line() -> None:
         require(HeadShape(4, 2, 64, torch.float64))
     shape = HeadShape(4, 2, 64, torch.float32)
     require(shape)
-    assert "FlashAttention-3 not usable" in describe(shape)
+    assert "FlashAttention-3 not usable" in describe(shape, rope_table(64, 8, "cpu"))
 
 
 def test_workspace_passes_divide_the_heads() -> None:

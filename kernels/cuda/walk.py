@@ -1,0 +1,198 @@
+"""Link without a copy of the keys: rows of queries walk over the pages where keys rest.
+
+The queries are turned back for each run of tiles that share a turn (`walk_kernel`), where `gather`
+turns every key forward and copies it. It pays where queries are few: a copy of 32k keys takes a
+third of the time in which 256 queries attend to them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from picbench.kernels.cuda.device import multiprocessors
+from picbench.kernels.cuda.key_tiles import KEYS, KeyTiles
+from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.cuda.merge import merge
+from picbench.kernels.cuda.tiles import upload
+from picbench.kernels.cuda.visits import ROWS, Row, Visits
+from picbench.kernels.cuda.workspace import CudaWorkspace
+from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+
+#: Versions of Triton whose Gluon the kernel is written for. It compiles with the first and the
+#: last; it was measured with the first.
+TRITON = ((3, 6), (3, 9))
+
+_HOPPER = (9, 0)
+# The longest group of query heads that share a KV head: half the rows are one token's then.
+_MOST_HEADS = ROWS // 2
+
+
+@cache
+def available() -> bool:
+    """Whether this GPU and this Triton run the kernel."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != _HOPPER:
+        return False
+    major, minor = triton.__version__.split(".")[:2]
+    return TRITON[0] <= (int(major), int(minor)) <= TRITON[1]
+
+
+def covers(shape: HeadShape, rope: RopeTable) -> bool:
+    """Whether the kernel serves these heads here."""
+    half = shape.dtype in (torch.float16, torch.bfloat16)
+    whole = rope.rotary_dim == shape.head_size and shape.head_size in (64, 128)
+    return half and whole and shape.group <= _MOST_HEADS and available()
+
+
+def tokens_of(group: int) -> int:
+    """Queries of a row where `group` query heads share a KV head."""
+    return ROWS // int(triton.next_power_of_2(group))
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """The work of a step on the device (see `walk_kernel.attend`), good for layers of one shape."""
+
+    work: Tensor
+    visits: Tensor
+    counts: Tensor
+    parts: int
+    slots: Tensor
+    kpos: Tensor
+    turns: Tensor
+    shown: Tensor
+    qpos: Tensor
+    rope: RopeTable
+    shape: HeadShape
+    workspace: CudaWorkspace
+
+    @classmethod
+    def of(
+        cls,
+        rows: Sequence[Row],
+        keys: Sequence[KeyTiles],
+        tables: Sequence[Tensor],
+        qpos: np.ndarray,
+        rope: RopeTable,
+        shape: HeadShape,
+        workspace: CudaWorkspace,
+    ) -> "Walk":
+        """Work on `rows`; request i has keys[i] in the blocks tables[i] [blocks] int32.
+
+        `qpos` [queries] int32 are the logical positions of all queries, -1 for pads.
+        """
+        device = tables[0].device
+        each = shape.num_heads * (shape.head_size + 1) * 4
+        most = max(1, workspace.nbytes // (each * len(qpos)))
+        programs = max(1, multiprocessors(device) // shape.num_kv_heads)
+        visits = Visits.of(rows, len(qpos), programs, most)
+        parts = [visits.work, visits.tiles, visits.parts, qpos]
+        parts += [np.concatenate([one.turns for one in keys])]
+        parts += [np.concatenate([one.shown for one in keys])]
+        work, tiles, counts, at, turns, shown = _upload(parts, device)
+        slots, kpos = _upload(
+            [np.concatenate([getattr(one, name) for one in keys]) for name in ("slots", "kpos")],
+            device,
+        )
+        ends = np.cumsum([0, *(len(one.turns) for one in keys)])
+        for table, start, stop in zip(tables, ends, ends[1:], strict=False):
+            own = slots[start:stop]
+            blocks = table[own.clamp(min=0).long() // BLOCK_SIZE]
+            own.copy_(torch.where(own < 0, -1, blocks * BLOCK_SIZE + own % BLOCK_SIZE))
+        return cls(
+            work, tiles, counts, visits.most, slots, kpos, turns, shown, at, rope, shape, workspace
+        )
+
+    def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
+        """Attention of `query` [queries, num_heads, head_size] over the cache, into `out`."""
+        from picbench.kernels.cuda import walk_kernel
+
+        shape = self.shape
+        key, value = key_value(kv_cache)
+        partial, lse = self._partial(len(query))
+        walk_kernel.attend[(shape.num_kv_heads, len(self.work))](
+            query,
+            key,
+            value,
+            out,
+            partial,
+            lse,
+            self.work,
+            self.visits,
+            self.slots,
+            self.kpos,
+            self.turns,
+            self.shown,
+            self.rope.cos_sin_cache,
+            self.qpos,
+            scale * math.log2(math.e),
+            query.stride(0),
+            query.stride(1),
+            out.stride(0),
+            out.stride(1),
+            key.stride(0),
+            key.stride(1),
+            key.stride(2),
+            shape.num_kv_heads,
+            self.parts,
+            SIZE=shape.head_size,
+            GROUP=shape.group,
+            PADDED=triton.next_power_of_2(shape.group),
+            CUT=self.parts > 1,
+            FLAT=key.stride(0) == BLOCK_SIZE * key.stride(1),
+            num_warps=4,
+        )
+        if self.parts > 1:
+            self._merge(partial, lse, out)
+
+    def _partial(self, queries: int) -> tuple[Tensor, Tensor]:
+        shape = self.shape
+        count = queries * self.parts if self.parts > 1 else 0
+        heads, size = shape.num_heads, shape.head_size
+        partial, lse = self.workspace.floats((count, heads, size), (count, heads))
+        return partial, lse
+
+    def _merge(self, partial: Tensor, lse: Tensor, out: Tensor) -> None:
+        queries, heads, size = out.shape
+        merge[(queries, heads)](
+            partial,
+            lse,
+            self.counts,
+            self.counts,
+            out,
+            heads * size,
+            heads,
+            1,
+            out.stride(0),
+            out.stride(1),
+            self.parts,
+            HEAD=size,
+            TILE=2 if self.parts == 2 else 8,
+            num_warps=1,
+        )
+
+
+def visited(rows: Sequence[Row]) -> int:
+    """Keys that rows of queries read."""
+    return KEYS * sum(row.count for row in rows)
+
+
+def _upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """The arrays on the device, by one copy; each begins at a multiple of 16 bytes."""
+    padded = [-(-array.size // 4) * 4 for array in arrays]
+    host = np.zeros(sum(padded), np.int32)
+    begins = np.cumsum([0, *padded])
+    for array, begin in zip(arrays, begins, strict=False):
+        host[begin : begin + array.size] = array.ravel()
+    there = upload(host, device)
+    return [
+        there[begin : begin + array.size].view(array.shape)
+        for array, begin in zip(arrays, begins, strict=False)
+    ]
