@@ -21,8 +21,17 @@ from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.shape import HeadShape
 
+ON_GPU = torch.cuda.is_available()
 
-def linked(scene: Scene, query: Tensor, workspace: CudaWorkspace, before: int = 0) -> Tensor:
+
+def linked(
+    scene: Scene,
+    query: Tensor,
+    workspace: CudaWorkspace,
+    before: int = 0,
+    *,
+    copied: bool = False,
+) -> Tensor:
     found, start = [], before
     for index, slots in enumerate(scene.requests):
         order = LogicalOrder.of(slots.kpos, slots.turns)
@@ -30,7 +39,7 @@ def linked(scene: Scene, query: Tensor, workspace: CudaWorkspace, before: int = 
         found.append(LinkRequest(index, start, stop, order, slots.kpos[-slots.computed :]))
         start = stop
     workspace._buffer.fill_(255)
-    batch = LinkBatch.build(found, scene.table, scene.rope, scene.shape, workspace)
+    batch = LinkBatch.build(found, scene.table, scene.rope, scene.shape, workspace, copied=copied)
     out = torch.full_like(query, float("nan"))
     return link(query, scene.kv_cache, batch, scene.scale, out)
 
@@ -55,24 +64,37 @@ def requests(unrotated: bool = False) -> list[Slots]:
     ]
 
 
+@pytest.fixture(params=[False, True] if ON_GPU else [True], ids=lambda copied: f"copied={copied}")
+def copied(request: pytest.FixtureRequest) -> bool:
+    """Whether keys are copied where a walk costs less; on the CPU they always are."""
+    return bool(request.param)
+
+
 @pytest.mark.parametrize("unrotated", [False, True], ids=["rotated", "unrotated"])
 def test_linked_requests(
-    shape: HeadShape, device: str, head_major: bool, tolerance: float, unrotated: bool
+    shape: HeadShape,
+    device: str,
+    head_major: bool,
+    tolerance: float,
+    unrotated: bool,
+    copied: bool,
 ) -> None:
     rope = rope_table(shape.head_size, 300, device)
     scene = draw(
         requests(unrotated), shape, rope, device=device, head_major=head_major, poison=True
     )
     query = scene.queries(sum(slots.computed for slots in scene.requests))
-    found = linked(scene, query, CudaWorkspace(16 << 20, device))
+    found = linked(scene, query, CudaWorkspace(16 << 20, device), copied=copied)
     assert worst(scene, query, found) <= tolerance
 
 
-def test_only_the_batch_is_written(device: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_only_the_batch_is_written(
+    device: str, dtype: torch.dtype, tolerance: float, copied: bool
+) -> None:
     shape = HeadShape(4, 2, 64, dtype)
     scene = draw([plain(90, 13)], shape, rope_table(64, 300, device), device=device, poison=True)
     query = scene.queries(13 + 8)
-    found = linked(scene, query, CudaWorkspace(16 << 20, device), before=5)
+    found = linked(scene, query, CudaWorkspace(16 << 20, device), before=5, copied=copied)
     assert worst(scene, query, found, before=5) <= tolerance
     assert bool(found[:5].isnan().all()) and bool(found[18:].isnan().all())
 
@@ -86,23 +108,25 @@ def test_heads_are_taken_in_passes_where_memory_is_scarce(
     query = scene.queries(56)
     tight = CudaWorkspace(2 * 2 * PAGE * 2 * 64 * dtype.itemsize, device)
     assert tight.heads(2 * PAGE, 4, 64, dtype) == 2
-    assert worst(scene, query, linked(scene, query, tight)) <= tolerance
+    assert worst(scene, query, linked(scene, query, tight, copied=True)) <= tolerance
 
 
 def test_a_workspace_that_cannot_hold_one_head_is_refused(device: str) -> None:
     shape = HeadShape(2, 1, 64, torch.float16)
     scene = draw([plain(300, 1)], shape, rope_table(64, 300, device), device=device)
     with pytest.raises(ConfigError, match="workspace"):
-        linked(scene, scene.queries(1), CudaWorkspace(1 << 10, device))
+        linked(scene, scene.queries(1), CudaWorkspace(1 << 10, device), copied=True)
 
 
-def test_padding_queries_are_finite(device: str, dtype: torch.dtype, tolerance: float) -> None:
+def test_padding_queries_are_finite(
+    device: str, dtype: torch.dtype, tolerance: float, copied: bool
+) -> None:
     shape = HeadShape(4, 2, 64, dtype)
     kpos = torch.tensor([*range(20), *[GAP] * 5, *range(20, 30)], dtype=torch.int32)
     slots = Slots(kpos, torch.zeros_like(kpos), 25)
     scene = draw([slots], shape, rope_table(64, 300, device), device=device, poison=True)
     query = scene.queries(25)
-    found = linked(scene, query, CudaWorkspace(16 << 20, device))
+    found = linked(scene, query, CudaWorkspace(16 << 20, device), copied=copied)
     assert bool(found.isfinite().all())
     assert worst(scene, query, found) <= tolerance
 
