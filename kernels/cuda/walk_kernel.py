@@ -56,16 +56,14 @@ def _load(  # type: ignore[no-untyped-def]
     count: gl.tensor,
     block_stride: gl.tensor,
     slot_stride: gl.tensor,
-    k_smem: gl.shared_memory_descriptor,
-    v_smem: gl.shared_memory_descriptor,
-    k_ready: gl.shared_memory_descriptor,
-    k_free: gl.shared_memory_descriptor,
-    v_ready: gl.shared_memory_descriptor,
-    v_free: gl.shared_memory_descriptor,
+    keys: gl.tuple,
+    values: gl.tuple,
     SIZE: gl.constexpr,
     FLAT: gl.constexpr,
 ):
     """Copies keys and values of each visit; hidden slots become zeros, whatever they hold."""
+    k_smem, k_ready, k_free = keys
+    v_smem, v_ready, v_free = values
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     lane = gl.arange(0, _KEYS, layout=gl.SliceLayout(1, layout))
     dim = gl.arange(0, SIZE, layout=gl.SliceLayout(0, layout))[None, :]
@@ -138,14 +136,13 @@ def _turn(  # type: ignore[no-untyped-def]
     query_stride: gl.tensor,
     query_head: gl.tensor,
     q_smem: gl.shared_memory_descriptor,
-    q_turned: gl.shared_memory_descriptor,
-    q_ready: gl.shared_memory_descriptor,
-    q_free: gl.shared_memory_descriptor,
+    turned: gl.tuple,
     SIZE: gl.constexpr,
     GROUP: gl.constexpr,
     PADDED: gl.constexpr,
 ):
     """Keeps the program's queries, and turns them back ahead of each visit whose turn differs."""
+    q_turned, q_ready, q_free = turned
     half: gl.constexpr = SIZE // 2
     part: gl.constexpr = 256 // (half // 4)
     dtype: gl.constexpr = q_smem.dtype
@@ -249,19 +246,16 @@ def _walk(  # type: ignore[no-untyped-def]
     sees: gl.tensor,
     scale: gl.tensor,
     zero: gl.tensor,
-    q_turned: gl.shared_memory_descriptor,
-    k_smem: gl.shared_memory_descriptor,
-    v_smem: gl.shared_memory_descriptor,
-    q_ready: gl.shared_memory_descriptor,
-    q_free: gl.shared_memory_descriptor,
-    k_ready: gl.shared_memory_descriptor,
-    k_free: gl.shared_memory_descriptor,
-    v_ready: gl.shared_memory_descriptor,
-    v_free: gl.shared_memory_descriptor,
+    turned: gl.tuple,
+    keys: gl.tuple,
+    values: gl.tuple,
     HALF: gl.constexpr,
     MASKED: gl.constexpr,
 ):
     """Attends to the visits begin .. end, of which there is one at least."""
+    q_turned, q_ready, q_free = turned
+    k_smem, k_ready, k_free = keys
+    v_smem, v_ready, v_free = values
     weights: gl.constexpr = gl.DotOperandLayout(0, joint.type.layout, 2)
     rows: gl.constexpr = gl.SliceLayout(1, joint.type.layout)
     dtype: gl.constexpr = q_turned.dtype
@@ -339,15 +333,9 @@ def _attend(  # type: ignore[no-untyped-def]
     out_stride: gl.tensor,
     out_head: gl.tensor,
     heads: gl.tensor,
-    q_turned: gl.shared_memory_descriptor,
-    k_smem: gl.shared_memory_descriptor,
-    v_smem: gl.shared_memory_descriptor,
-    q_ready: gl.shared_memory_descriptor,
-    q_free: gl.shared_memory_descriptor,
-    k_ready: gl.shared_memory_descriptor,
-    k_free: gl.shared_memory_descriptor,
-    v_ready: gl.shared_memory_descriptor,
-    v_free: gl.shared_memory_descriptor,
+    turned: gl.tuple,
+    keys: gl.tuple,
+    values: gl.tuple,
     HALF: gl.constexpr,
     SIZE: gl.constexpr,
     GROUP: gl.constexpr,
@@ -355,6 +343,9 @@ def _attend(  # type: ignore[no-untyped-def]
     CUT: gl.constexpr,
 ):
     """Attends with one half of the rows to its `own` visits, the first `masked` with a mask."""
+    _, q_ready, q_free = turned
+    _, k_ready, k_free = keys
+    _, v_ready, v_free = values
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIZE, 16])
     row = gl.arange(0, _HALF, layout=gl.SliceLayout(1, s_layout))
@@ -370,14 +361,12 @@ def _attend(  # type: ignore[no-untyped-def]
     if masked > 0:
         joint, highest, total, turn, change = _walk(
             0, masked, joint, highest, total, turn, change, visits, turns, shown, kpos, sees,
-            scale, zero, q_turned, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready,
-            v_free, HALF, True,
+            scale, zero, turned, keys, values, HALF, True,
         )  # fmt: skip
     if masked < own:
         joint, highest, total, turn, change = _walk(
             masked, own, joint, highest, total, turn, change, visits, turns, shown, kpos, sees,
-            scale, zero, q_turned, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready,
-            v_free, HALF, False,
+            scale, zero, turned, keys, values, HALF, False,
         )  # fmt: skip
     # The other half goes on: its buffers are given back for both.
     for i in range(own, count):
@@ -482,6 +471,9 @@ def attend(
         mbarrier.init(k_free.index(i), count=2)
         mbarrier.init(v_ready.index(i), count=128)
         mbarrier.init(v_free.index(i), count=2)
+    turned = (q_turned, q_ready, q_free)
+    keys = (k_smem, k_ready, k_free)
+    values = (v_smem, v_ready, v_free)
     key += kv_head * head_stride
     value += kv_head * head_stride
     heads = kv_heads * GROUP
@@ -492,33 +484,31 @@ def attend(
             (
                 _load,
                 (
-                    key, value, slots, visits, count, block_stride, slot_stride,
-                    k_smem, v_smem, k_ready, k_free, v_ready, v_free, SIZE, FLAT,
+                    key, value, slots, visits, count, block_stride, slot_stride, keys, values,
+                    SIZE, FLAT,
                 ),
             ),
             (
                 _attend,
                 (
                     out, partial, lse, visits, turns, shown, kpos, qpos, first, queries, kv_head,
-                    masked, own, count, part, parts, scale, out_stride, out_head,
-                    heads, q_turned, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready,
-                    v_free, early, SIZE, GROUP, PADDED, CUT,
+                    masked, own, count, part, parts, scale, out_stride, out_head, heads, turned,
+                    keys, values, early, SIZE, GROUP, PADDED, CUT,
                 ),
             ),
             (
                 _attend,
                 (
                     out, partial, lse, visits, turns, shown, kpos, qpos, first, queries, kv_head,
-                    masked, count, count, part, parts, scale, out_stride, out_head,
-                    heads, q_turned, k_smem, v_smem, q_ready, q_free, k_ready, k_free, v_ready,
-                    v_free, late, SIZE, GROUP, PADDED, CUT,
+                    masked, count, count, part, parts, scale, out_stride, out_head, heads, turned,
+                    keys, values, late, SIZE, GROUP, PADDED, CUT,
                 ),
             ),
             (
                 _turn,
                 (
                     query, cos_sin, visits, turns, first, queries, kv_head, count, query_stride,
-                    query_head, q_smem, q_turned, q_ready, q_free, SIZE, GROUP, PADDED,
+                    query_head, q_smem, turned, SIZE, GROUP, PADDED,
                 ),
             ),
         ],
