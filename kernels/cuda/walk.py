@@ -89,23 +89,14 @@ class Walk:
         `qpos` [queries] int32 are the logical positions of all queries, -1 for pads.
         """
         device = tables[0].device
-        each = shape.num_heads * (shape.head_size + 1) * 4
-        most = max(1, workspace.nbytes // (each * len(qpos)))
         programs = max(1, multiprocessors(device) // shape.num_kv_heads)
-        visits = Visits.of(rows, len(qpos), programs, most)
-        parts = [visits.work, visits.tiles, visits.parts, qpos]
-        parts += [np.concatenate([one.turns for one in keys])]
-        parts += [np.concatenate([one.shown for one in keys])]
-        work, tiles, counts, at, turns, shown = _upload(parts, device)
-        slots, kpos = _upload(
-            [np.concatenate([getattr(one, name) for one in keys]) for name in ("slots", "kpos")],
-            device,
+        visits = Visits.of(rows, len(qpos), programs, _most_parts(len(qpos), shape, workspace))
+        names = ("slots", "kpos", "turns", "shown")
+        joined = [np.concatenate([getattr(one, name) for one in keys]) for name in names]
+        work, tiles, counts, at, slots, kpos, turns, shown = _upload(
+            [visits.work, visits.tiles, visits.parts, qpos, *joined], device
         )
-        ends = np.cumsum([0, *(len(one.turns) for one in keys)])
-        for table, start, stop in zip(tables, ends, ends[1:], strict=False):
-            own = slots[start:stop]
-            blocks = table[own.clamp(min=0).long() // BLOCK_SIZE]
-            own.copy_(torch.where(own < 0, -1, blocks * BLOCK_SIZE + own % BLOCK_SIZE))
+        _resolve(slots, keys, tables)
         return cls(
             work, tiles, counts, visits.most, slots, kpos, turns, shown, at, rope, shape, workspace
         )
@@ -182,6 +173,22 @@ class Walk:
 def visited(rows: Sequence[Row]) -> int:
     """Keys that rows of queries read."""
     return KEYS * sum(row.count for row in rows)
+
+
+def _most_parts(queries: int, shape: HeadShape, workspace: CudaWorkspace) -> int:
+    """Into how many parts queries may be cut for their outputs to fit the workspace."""
+    part = 4 * shape.num_heads * (shape.head_size + 1)
+    return max(1, workspace.nbytes // (part * queries))
+
+
+def _resolve(slots: Tensor, keys: Sequence[KeyTiles], tables: Sequence[Tensor]) -> None:
+    """Replaces requests' own slots [tiles, 128] by those of the cache; -1 stays."""
+    start = 0
+    for table, one in zip(tables, keys, strict=True):
+        own = slots[start : start + len(one.turns)]
+        blocks = table[own.clamp(min=0).long() // BLOCK_SIZE]
+        own.copy_(torch.where(own < 0, -1, blocks * BLOCK_SIZE + own % BLOCK_SIZE))
+        start += len(one.turns)
 
 
 def _upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:

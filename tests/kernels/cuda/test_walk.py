@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from walk_cases import expected, tiles_of, walk_of
 
 from picbench.kernels.bench.gpu.scene import Slots, draw, plain, planned, relative_error, rope_table
-from picbench.kernels.cuda import walk
+from picbench.kernels.cuda import link, walk
 from picbench.kernels.cuda.key_tiles import KEYS, LOOSE, KeyTiles
 from picbench.kernels.cuda.link import LinkBatch, LinkRequest
 from picbench.kernels.cuda.order import LogicalOrder
+from picbench.kernels.cuda.tiles import Tiles
 from picbench.kernels.cuda.visits import Visits, rows
 from picbench.kernels.cuda.walk_reference import walk_reference
+from picbench.kernels.cuda.warm_up import warm_up_link
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.shape import HeadShape
@@ -156,6 +158,18 @@ def test_few_queries_walk_and_many_have_keys_copied(
     assert LinkBatch.build([request], table, rope, shape, workspace).served_by == served
     again = LinkBatch.build([request], table, rope, shape, workspace, copied=True)
     assert again.served_by == "tiles"
+
+
+def test_every_way_to_launch_a_walk_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[int] = []
+    monkeypatch.setattr(walk, "available", lambda: True)
+    monkeypatch.setattr(walk.Walk, "attend", lambda self, *_: parts.append(self.parts))
+    monkeypatch.setattr(Tiles, "attend", lambda *_: None)
+    monkeypatch.setattr(link, "gather", lambda *_: None)
+    shape = HeadShape(32, 8, 128, torch.bfloat16)
+    room = CudaWorkspace(64 << 20, "cpu")
+    warm_up_link(rope_table(128, 16, "cpu"), shape, room, torch.device("cpu"))
+    assert parts[:2] == [1, 2] and parts[2] > 2
 
 
 _COMPILE = """
