@@ -26,8 +26,8 @@ from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
-#: Versions of Triton whose Gluon the kernel is written for: it compiles with 3.6.0, 3.7.1, 3.8.0 and
-#: 3.9.0, and was run and measured with 3.6.0.
+#: Versions of Triton whose Gluon the kernel is written for: it compiles with 3.6.0, 3.7.1, 3.8.0
+#: and 3.9.0, and was run and measured with 3.6.0.
 TRITON = ((3, 6), (3, 9))
 
 _HOPPER = (9, 0)
