@@ -12,7 +12,7 @@ from picbench.errors import EngineError
 from picbench.kernels.cuda import splits
 from picbench.kernels.cuda.device import multiprocessors
 from picbench.kernels.cuda.layout import key_value
-from picbench.kernels.cuda.merge import merge
+from picbench.kernels.cuda.merge import merge_parts
 from picbench.kernels.cuda.resolve import SPAN, resolve
 from picbench.kernels.cuda.rows import RowTable
 from picbench.kernels.cuda.tiles import precision
@@ -171,22 +171,7 @@ def decode(
         num_warps=tuning.warps,
         num_stages=tuning.stages or _stages(batch),
     )
-    merge[(requests, heads)](
-        batch.partial,
-        batch.lse,
-        batch.tiles,
-        batch.tiles,
-        out,
-        heads * size,
-        heads,
-        1,
-        out.stride(0),
-        out.stride(1),
-        count,
-        HEAD=size,
-        TILE=8,
-        num_warps=1,
-    )
+    merge_parts(batch.partial, batch.lse, batch.tiles, out[:requests], count)
     return out
 
 

@@ -50,7 +50,7 @@ class Entries:
         visible, turned = _padded(kpos, GAP) != GAP, _padded(turns, 0)
         if _differ(turned, visible):
             return None
-        return cls._gather(visible, _block_turns(turned, visible), len(visible), width)
+        return cls._gather(visible, _first(turned, visible), len(visible), width)
 
     @classmethod
     def of_unrotated(cls, kpos: Ints, width: int) -> "Entries":
@@ -89,19 +89,23 @@ def _padded(slots: Ints, rest: int) -> Ints:
     return paged.reshape(-1, BLOCK_SIZE)
 
 
-def _differ(turns: Ints, visible: Bools) -> bool:
+def _first(turns: Ints, visible: Bools) -> Ints:
+    """The turn of each block's first visible slot; 0 where nothing is visible."""
     first = turns[np.arange(len(turns)), visible.argmax(1)]
-    return bool(((turns != first[:, None]) & visible).any())
+    return np.where(visible.any(1), first, 0).astype(np.int32)
+
+
+def _differ(turns: Ints, visible: Bools) -> bool:
+    return bool(((turns != _first(turns, visible)[:, None]) & visible).any())
 
 
 def _block_turns(turns: Ints, visible: Bools) -> Ints:
-    first = turns[np.arange(len(turns)), visible.argmax(1)]
     if _differ(turns, visible):
         raise EngineError(
             "keys of one block rest at different distances from their logical positions",
             hint="canonical and computed tokens must not share a block",
         )
-    return np.where(visible.any(1), first, 0).astype(np.int32)
+    return _first(turns, visible)
 
 
 def _tail(visible: Bools, turn: Ints) -> int:

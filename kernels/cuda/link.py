@@ -10,6 +10,7 @@ The copy is what few queries would pay for: 256 of them at the end of 32k keys t
 FlashAttention-3's time over a plain request with it, and 1.06 by a walk (one H200).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,8 @@ from picbench.kernels.shape import HeadShape
 # (one H200).
 _TILES_COST, _WALK_COST, _COPY_COST = 1.3, 1.2, 2.7
 
-# Queries' rows beyond which the copy always pays, so that a walk is not even worked out.
+# Rows of queries beyond which keys are copied. For 2,048 queries in runs a walk took 0.85 of the
+# copy's time over 32k keys and 1.10 over 16k (one H200); the host would work out each row.
 _MOST_ROWS = 32
 
 
@@ -109,12 +111,11 @@ class LinkBatch:
         are copied even where a walk costs less. Raises ConfigError if the keys of one KV head do
         not fit the workspace.
         """
-        seen = [request.order.seen(request.qpos.numpy()) for request in requests]
+        step = _Step.of(requests, block_table, rope, shape, workspace)
         form: Gathered | Walk | None = None
         if not copied and walk.covers(shape, rope):
-            form = _walk(requests, seen, block_table, rope, shape, workspace)
-        if form is None:
-            form = _gathered(requests, seen, block_table, rope, shape, workspace)
+            form = _walk(step)
+        form = form or _gathered(step)
         return cls(requests[0].start, requests[-1].stop, form)
 
     @property
@@ -137,55 +138,86 @@ def link(query: Tensor, kv_cache: Tensor, batch: LinkBatch, scale: float, out: T
     return out
 
 
-def _gathered(
-    requests: Sequence[LinkRequest],
-    seen: Sequence[Ints],
-    block_table: Tensor,
-    rope: RopeTable,
-    shape: HeadShape,
-    workspace: CudaWorkspace,
-) -> Gathered:
-    device = block_table.device
-    pages = _pages(seen)
-    slots, turns = _places(requests, pages, block_table)
-    kv_heads = workspace.heads(sum(pages) * PAGE, shape.num_kv_heads, shape.head_size, shape.dtype)
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step's requests, and what attending to copies of their keys costs.
+
+    `seen` is how many keys each request's queries see, `pages` how many pages a copy of them takes;
+    `by_runs` is infinite where FlashAttention-3 does not serve these heads.
+    """
+
+    requests: Sequence[LinkRequest]
+    block_table: Tensor
+    rope: RopeTable
+    shape: HeadShape
+    workspace: CudaWorkspace
+    seen: list[Ints]
+    pages: list[int]
+    by_tiles: float
+    by_runs: float
+
+    @classmethod
+    def of(
+        cls,
+        requests: Sequence[LinkRequest],
+        block_table: Tensor,
+        rope: RopeTable,
+        shape: HeadShape,
+        workspace: CudaWorkspace,
+    ) -> "_Step":
+        """Works the costs out."""
+        seen = [request.order.seen(request.qpos.numpy()) for request in requests]
+        pages = [-(-int(counts.max()) // PAGE) for counts in seen]
+        by_tiles = _TILES_COST * _tile_keys(seen, shape.group)
+        by_runs = _run_keys(seen, shape.group) if flash.covers(shape) else math.inf
+        return cls(requests, block_table, rope, shape, workspace, seen, pages, by_tiles, by_runs)
+
+    @property
+    def copy_cost(self) -> float:
+        """Cost of the copy and of attending to it."""
+        return _COPY_COST * sum(self.pages) * PAGE + min(self.by_tiles, self.by_runs)
+
+    @property
+    def few(self) -> bool:
+        """Whether a walk may cost less than the copy, and its rows are few enough to work out."""
+        tokens = tokens_of(self.shape.group)
+        rows = sum(-(-len(counts) // tokens) for counts in self.seen)
+        # A walk reads at least the keys that tiles read.
+        least = _WALK_COST * self.by_tiles / _TILES_COST
+        return rows <= _MOST_ROWS and least <= self.copy_cost
+
+
+def _gathered(step: _Step) -> Gathered:
+    requests, seen, pages, shape = step.requests, step.seen, step.pages, step.shape
+    device = step.block_table.device
+    slots, turns = _places(requests, pages, step.block_table)
+    tokens = sum(pages) * PAGE
+    kv_heads = step.workspace.heads(tokens, shape.num_kv_heads, shape.head_size, shape.dtype)
     work: flash.Runs | Tiles
-    if flash.covers(shape) and _by_runs(seen, shape.group) < _by_tiles(seen, shape.group):
+    if step.by_runs < step.by_tiles:
         work = _sequences(requests, seen, pages, device).scheduled(shape.part(kv_heads), PAGE)
     else:
         work = _tiles(requests, seen, pages, shape, kv_heads, device)
-    return Gathered(slots, turns, work, rope, shape, workspace, kv_heads)
+    return Gathered(slots, turns, work, step.rope, shape, step.workspace, kv_heads)
 
 
-def _walk(
-    requests: Sequence[LinkRequest],
-    seen: Sequence[Ints],
-    block_table: Tensor,
-    rope: RopeTable,
-    shape: HeadShape,
-    workspace: CudaWorkspace,
-) -> Walk | None:
+def _walk(step: _Step) -> Walk | None:
     """The walk, unless a copy costs less or keys rest unrotated."""
-    tokens = walk.tokens_of(shape.group)
-    if sum(-(-len(counts) // tokens) for counts in seen) > _MOST_ROWS:
+    if not step.few:
         return None
     keys = []
-    for request in requests:
+    for request in step.requests:
         tiles = KeyTiles.of(*request.order.by_slot())
         if tiles is None:
             return None
         keys.append(tiles)
-    found = list(_rows(requests, keys, tokens))
-    copied = _COPY_COST * sum(_pages(seen)) * PAGE
-    others = [_by_tiles(seen, shape.group)]
-    if flash.covers(shape):
-        others.append(_by_runs(seen, shape.group))
-    if _WALK_COST * walk.visited(found) > copied + min(others):
+    found = list(_rows(step.requests, keys, tokens_of(step.shape.group)))
+    if _WALK_COST * walk.visited(found) > step.copy_cost:
         return None
-    qpos = np.concatenate([request.qpos.numpy() for request in requests])
+    qpos = np.concatenate([request.qpos.numpy() for request in step.requests])
     qpos = np.where(qpos == GAP, -1, qpos).astype(np.int32)
-    tables = [block_table[request.index] for request in requests]
-    return Walk.of(found, keys, tables, qpos, rope, shape, workspace)
+    tables = [step.block_table[request.index] for request in step.requests]
+    return Walk.of(found, keys, tables, qpos, step.rope, step.shape, step.workspace)
 
 
 def _rows(requests: Sequence[LinkRequest], keys: Sequence[KeyTiles], tokens: int) -> Iterator[Row]:
@@ -194,10 +226,6 @@ def _rows(requests: Sequence[LinkRequest], keys: Sequence[KeyTiles], tokens: int
         first = request.start - requests[0].start
         yield from rows(own, request.qpos.numpy(), first, base, tokens)
         base += len(own.turns)
-
-
-def _pages(seen: Sequence[Ints]) -> list[int]:
-    return [-(-int(counts.max()) // PAGE) for counts in seen]
 
 
 def _places(
@@ -265,16 +293,16 @@ def _tiles(
     return Tiles.of(np.concatenate(rows), np.concatenate(seen), shape, kv_heads, device)
 
 
-def _by_runs(seen: Sequence[Ints], group: int) -> float:
-    """Cost of FlashAttention-3 over a copy, whose runs may leave tiles unfilled."""
+def _run_keys(seen: Sequence[Ints], group: int) -> float:
+    """Keys that FlashAttention-3's tiles read, which runs may leave unfilled."""
     cuts = [runs(counts) for counts in seen]
     return sum(_flash_keys(np.diff(starts), lengths, group) for starts, lengths in cuts)
 
 
-def _by_tiles(seen: Sequence[Ints], group: int) -> float:
-    """Cost of `tiles` over a copy."""
-    keys = [tile_rows(counts, 0, 0, tokens_of(group))[:, 5].sum() for counts in seen]
-    return _TILES_COST * int(sum(keys))
+def _tile_keys(seen: Sequence[Ints], group: int) -> int:
+    """Keys that `tiles` reads."""
+    tokens = tokens_of(group)
+    return sum(int(tile_rows(counts, 0, 0, tokens)[:, 5].sum()) for counts in seen)
 
 
 def _flash_keys(queries: Ints, lengths: Ints, group: int) -> int:

@@ -18,6 +18,31 @@ def merge_reference(partial: Tensor, lse: Tensor) -> Tensor:
     return joint / total.where(total > 0, 1)
 
 
+def merge_parts(partial: Tensor, lse: Tensor, counts: Tensor, out: Tensor, parts: int) -> None:
+    """Joins up to `parts` parts of each request's output into `out` [requests, heads, head_size].
+
+    Request r owns parts [r * parts, (r + 1) * parts) of `partial` [parts, heads, head_size] and
+    `lse` [parts, heads], of which those are filled that got any of its counts[r] pieces of work.
+    """
+    requests, heads, size = out.shape
+    merge[(requests, heads)](
+        partial,
+        lse,
+        counts,
+        counts,
+        out,
+        heads * size,
+        heads,
+        1,
+        out.stride(0),
+        out.stride(1),
+        parts,
+        HEAD=size,
+        TILE=8,
+        num_warps=1,
+    )
+
+
 @triton.jit(do_not_specialize=["splits"])
 def merge(
     partial: tl.tensor,

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from picbench.kernels.cuda.merge import merge
+from picbench.kernels.cuda.merge import merge_parts
 from picbench.kernels.cuda.order import Ints
 from picbench.kernels.shape import HeadShape
 
@@ -76,7 +76,7 @@ class Tiles:
 
         Fills `out`, which has the shape of `query`.
         """
-        tokens, heads, size = query.shape
+        _, heads, size = query.shape
         kv_heads = key.shape[-2]
         group = heads // kv_heads
         keys, stages = _keys_and_stages(size * key.itemsize)
@@ -107,22 +107,7 @@ class Tiles:
             num_stages=stages,
         )
         if self.pieces > 1:
-            merge[(tokens, heads)](
-                self.partial,
-                self.lse,
-                self.counts,
-                self.counts,
-                out,
-                heads * size,
-                heads,
-                1,
-                out.stride(0),
-                out.stride(1),
-                self.pieces,
-                HEAD=size,
-                TILE=8,
-                num_warps=1,
-            )
+            merge_parts(self.partial, self.lse, self.counts, out, self.pieces)
 
 
 def tokens_of(group: int) -> int:

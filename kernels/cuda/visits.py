@@ -10,10 +10,8 @@ from picbench.kernels.cuda.key_tiles import KeyTiles
 from picbench.kernels.cuda.order import Ints
 from picbench.kernels.paging import GAP
 
-#: Rows of queries (tokens times packed heads) of a program; its halves stop on their own.
-ROWS = 128
-
-#: What starting and ending a program takes, in visits (an H200: 4 microseconds, 1.8 a visit).
+#: About what starting and ending a program takes, in visits. Chosen among 1 to 3 by the time of
+#: whole kernels, not measured by itself.
 START = 2.5
 
 # Parts that a row of queries may be cut into.

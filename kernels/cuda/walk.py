@@ -18,9 +18,9 @@ from torch import Tensor
 from picbench.kernels.cuda.device import multiprocessors
 from picbench.kernels.cuda.key_tiles import KEYS, KeyTiles
 from picbench.kernels.cuda.layout import key_value
-from picbench.kernels.cuda.merge import merge
-from picbench.kernels.cuda.tiles import upload
-from picbench.kernels.cuda.visits import ROWS, Row, Visits
+from picbench.kernels.cuda.merge import merge_parts
+from picbench.kernels.cuda.tiles import ROWS, upload
+from picbench.kernels.cuda.visits import Row, Visits
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
@@ -49,11 +49,6 @@ def covers(shape: HeadShape, rope: RopeTable) -> bool:
     half = shape.dtype in (torch.float16, torch.bfloat16)
     whole = rope.rotary_dim == shape.head_size and shape.head_size in (64, 128)
     return half and whole and shape.group <= _MOST_HEADS and available()
-
-
-def tokens_of(group: int) -> int:
-    """Queries of a row where `group` query heads share a KV head."""
-    return ROWS // int(triton.next_power_of_2(group))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +136,7 @@ class Walk:
             num_warps=4,
         )
         if self.parts > 1:
-            self._merge(partial, lse, out)
+            merge_parts(partial, lse, self.counts, out, self.parts)
 
     def _partial(self, queries: int) -> tuple[Tensor, Tensor]:
         shape = self.shape
@@ -149,25 +144,6 @@ class Walk:
         heads, size = shape.num_heads, shape.head_size
         partial, lse = self.workspace.floats((count, heads, size), (count, heads))
         return partial, lse
-
-    def _merge(self, partial: Tensor, lse: Tensor, out: Tensor) -> None:
-        queries, heads, size = out.shape
-        merge[(queries, heads)](
-            partial,
-            lse,
-            self.counts,
-            self.counts,
-            out,
-            heads * size,
-            heads,
-            1,
-            out.stride(0),
-            out.stride(1),
-            self.parts,
-            HEAD=size,
-            TILE=2 if self.parts == 2 else 8,
-            num_warps=1,
-        )
 
 
 def visited(rows: Sequence[Row]) -> int:

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from picbench.kernels.cuda.key_tiles import KEYS, LOOSE
-from picbench.kernels.cuda.visits import ROWS
+from picbench.kernels.cuda.tiles import ROWS
 
 # Registers of a thread that attends, and of one that turns; those that copy get as many as the
 # latter. All 512 threads share 65,536.
@@ -83,8 +83,8 @@ def _load(  # type: ignore[no-untyped-def]
         tile = gl.load(visits + gl.minimum(i + 2, count - 1))
         stage = i & 1
         phase = (i >> 1) & 1
-        # No fence between these copies and the products: CUTLASS's mainloops for asynchronous
-        # copies and warp-group products (sm90, CpAsyncGmmaWarpSpecialized) have none either.
+        # No fence between these copies and the products, as in CUTLASS's mainloop of the same two
+        # instructions (collective/sm90_mma_multistage_gmma_ss_warpspecialized.hpp).
         mbarrier.wait(k_free.index(stage), phase ^ 1)
         _copy(k_smem.index(stage), key + at, mask=shown)
         async_copy.mbarrier_arrive(k_ready.index(stage), increment_count=False)
@@ -113,8 +113,8 @@ def _angle(  # type: ignore[no-untyped-def]
 ):
     """Cosines and sines [1, SIZE / 2] of a signed turn, rounded to the queries' type.
 
-    Rounded they cost a tenth of the turn's error (bfloat16: 0.0034 of the output instead of
-    0.0031), and exact ones 2 % of the time of 256 queries over 32k keys (an H200).
+    With rounded ones the output's relative error is 0.0034 in bfloat16 (0.0031 with exact ones on
+    512 queries and more), and 256 queries over 32k keys take 2 % less time (an H200).
     """
     half: gl.constexpr = SIZE // 2
     dim = gl.arange(0, half, layout=gl.SliceLayout(0, layout))
@@ -234,15 +234,8 @@ def _change(  # type: ignore[no-untyped-def]
 def _walk(  # type: ignore[no-untyped-def]
     begin: gl.tensor,
     end: gl.tensor,
-    joint: gl.tensor,
-    highest: gl.tensor,
-    total: gl.tensor,
-    turn: gl.tensor,
-    change: gl.tensor,
-    visits: gl.tensor,
-    turns: gl.tensor,
-    shown: gl.tensor,
-    kpos: gl.tensor,
+    state: gl.tuple,
+    tiles: gl.tuple,
     sees: gl.tensor,
     scale: gl.tensor,
     zero: gl.tensor,
@@ -252,7 +245,9 @@ def _walk(  # type: ignore[no-untyped-def]
     HALF: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """Attends to the visits begin .. end, of which there is one at least."""
+    """Attends to the visits begin .. end, of which there is one at least; returns the state."""
+    joint, highest, total, turn, change = state
+    visits, turns, shown, kpos = tiles
     q_turned, q_ready, q_free = turned
     k_smem, k_ready, k_free = keys
     v_smem, v_ready, v_free = values
@@ -316,10 +311,7 @@ def _attend(  # type: ignore[no-untyped-def]
     out: gl.tensor,
     partial: gl.tensor,
     lse: gl.tensor,
-    visits: gl.tensor,
-    turns: gl.tensor,
-    shown: gl.tensor,
-    kpos: gl.tensor,
+    tiles: gl.tuple,
     qpos: gl.tensor,
     first: gl.tensor,
     queries: gl.tensor,
@@ -356,17 +348,18 @@ def _attend(  # type: ignore[no-untyped-def]
     total = gl.zeros([_HALF], gl.float32, gl.SliceLayout(1, s_layout))
     joint = gl.zeros([_HALF, SIZE], gl.float32, o_layout)
     zero = gl.zeros([_HALF, _KEYS], gl.float32, s_layout)
+    visits, turns, _, _ = tiles
     turn = _NO_TURN
     change = -1
     if masked > 0:
         joint, highest, total, turn, change = _walk(
-            0, masked, joint, highest, total, turn, change, visits, turns, shown, kpos, sees,
-            scale, zero, turned, keys, values, HALF, True,
+            0, masked, (joint, highest, total, turn, change), tiles, sees, scale, zero,
+            turned, keys, values, HALF, True,
         )  # fmt: skip
     if masked < own:
         joint, highest, total, turn, change = _walk(
-            masked, own, joint, highest, total, turn, change, visits, turns, shown, kpos, sees,
-            scale, zero, turned, keys, values, HALF, False,
+            masked, own, (joint, highest, total, turn, change), tiles, sees, scale, zero,
+            turned, keys, values, HALF, False,
         )  # fmt: skip
     # The other half goes on: its buffers are given back for both.
     for i in range(own, count):
@@ -471,6 +464,7 @@ def attend(
         mbarrier.init(k_free.index(i), count=2)
         mbarrier.init(v_ready.index(i), count=128)
         mbarrier.init(v_free.index(i), count=2)
+    tiles = (visits, turns, shown, kpos)
     turned = (q_turned, q_ready, q_free)
     keys = (k_smem, k_ready, k_free)
     values = (v_smem, v_ready, v_free)
@@ -491,17 +485,17 @@ def attend(
             (
                 _attend,
                 (
-                    out, partial, lse, visits, turns, shown, kpos, qpos, first, queries, kv_head,
-                    masked, own, count, part, parts, scale, out_stride, out_head, heads, turned,
-                    keys, values, early, SIZE, GROUP, PADDED, CUT,
+                    out, partial, lse, tiles, qpos, first, queries, kv_head, masked, own, count,
+                    part, parts, scale, out_stride, out_head, heads, turned, keys, values, early,
+                    SIZE, GROUP, PADDED, CUT,
                 ),
             ),
             (
                 _attend,
                 (
-                    out, partial, lse, visits, turns, shown, kpos, qpos, first, queries, kv_head,
-                    masked, count, count, part, parts, scale, out_stride, out_head, heads, turned,
-                    keys, values, late, SIZE, GROUP, PADDED, CUT,
+                    out, partial, lse, tiles, qpos, first, queries, kv_head, masked, count, count,
+                    part, parts, scale, out_stride, out_head, heads, turned, keys, values, late,
+                    SIZE, GROUP, PADDED, CUT,
                 ),
             ),
             (

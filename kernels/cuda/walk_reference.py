@@ -6,7 +6,8 @@ from torch import Tensor
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge_reference
 from picbench.kernels.cuda.reference import rotate
-from picbench.kernels.cuda.walk import Walk, tokens_of
+from picbench.kernels.cuda.tiles import tokens_of
+from picbench.kernels.cuda.walk import Walk
 from picbench.kernels.paging import BLOCK_SIZE
 
 

@@ -16,22 +16,22 @@ from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
 #: Keys of the requests that are linked: so few that their queries' work is not cut, and so many
-#: that it is. A walk is cut into two parts and into more, which are merged differently.
-COPIED, WALKED = (2 * BLOCK_SIZE, 2112), (2 * BLOCK_SIZE, 256, 2112)
+#: that it is.
+KEYS = (2 * BLOCK_SIZE, 2112)
 
 
 def warm_up_link(
     rope: RopeTable, shape: HeadShape, workspace: CudaWorkspace, device: torch.device
 ) -> list[Tensor]:
     """Link made-up requests, one for each way in which kernels are launched; their outputs."""
-    size = (-(-max(COPIED) // BLOCK_SIZE), shape.num_kv_heads, BLOCK_SIZE, 2 * shape.head_size)
+    size = (-(-max(KEYS) // BLOCK_SIZE), shape.num_kv_heads, BLOCK_SIZE, 2 * shape.head_size)
     cache = torch.zeros(size, dtype=shape.dtype, device=device)
     table = torch.arange(size[0], dtype=torch.int32, device=device)[None]
-    ways = [(keys, True) for keys in COPIED]
-    if walk.covers(shape, rope):
-        ways += [(keys, False) for keys in WALKED]
+    ways = (True, False) if walk.covers(shape, rope) else (True,)
     return [
-        _linked(keys, cache, table, rope, shape, workspace, copied=copied) for keys, copied in ways
+        _linked(keys, cache, table, rope, shape, workspace, copied=copied)
+        for copied in ways
+        for keys in KEYS
     ]
 
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from picbench.kernels.bench.gpu.scene import Scene
 from picbench.kernels.cuda.key_tiles import KeyTiles
-from picbench.kernels.cuda.order import Ints
+from picbench.kernels.cuda.tiles import tokens_of
 from picbench.kernels.cuda.visits import rows
-from picbench.kernels.cuda.walk import Walk, tokens_of
+from picbench.kernels.cuda.walk import Walk
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import GAP
 
@@ -20,8 +20,8 @@ def tiles_of(kpos: Tensor, turns: Tensor) -> KeyTiles:
     return tiles
 
 
-def walk_of(scene: Scene, workspace_bytes: int = 16 << 20) -> tuple[Walk, Ints]:
-    """All requests' computed tokens in one walk, and their positions."""
+def walk_of(scene: Scene, workspace_bytes: int = 16 << 20) -> Walk:
+    """All requests' computed tokens in one walk."""
     found, keys, at, first, base = [], [], [], 0, 0
     for request in scene.requests:
         own = tiles_of(request.kpos, request.turns)
@@ -32,7 +32,7 @@ def walk_of(scene: Scene, workspace_bytes: int = 16 << 20) -> tuple[Walk, Ints]:
         first, base = first + len(qpos), base + len(own.turns)
     positions = np.concatenate(at)
     device = scene.table.device
-    walk = Walk.of(
+    return Walk.of(
         found,
         keys,
         list(scene.table),
@@ -41,7 +41,6 @@ def walk_of(scene: Scene, workspace_bytes: int = 16 << 20) -> tuple[Walk, Ints]:
         scene.shape,
         CudaWorkspace(workspace_bytes, device),
     )
-    return walk, positions
 
 
 def expected(scene: Scene, query: Tensor) -> Tensor:

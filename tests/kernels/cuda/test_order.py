@@ -72,3 +72,14 @@ def test_workspace_passes_divide_the_heads() -> None:
     assert workspace.heads(100, 8, 64, torch.float16) == 4
     assert workspace.heads(100, 6, 64, torch.float16) == 6
     assert workspace.heads(10_000, 6, 64, torch.float16) == 1
+
+
+def test_a_workspace_gives_no_more_than_it_has() -> None:
+    workspace = CudaWorkspace(4 * (6 + 2), "cpu")
+    partial, lse = workspace.floats((2, 3), (2,))
+    assert partial.shape == (2, 3) and lse.shape == (2,)
+    partial.fill_(1.0)
+    lse.fill_(2.0)
+    assert partial.sum() == 6
+    with pytest.raises(ConfigError, match="36 bytes, not 32"):
+        workspace.floats((9,))
