@@ -30,16 +30,25 @@ class ValueFiles:
         """
         path = self._path(key)
         path.parent.mkdir(exist_ok=True)
-        handle, partial = tempfile.mkstemp(dir=self._partial)
+        handle, partial = self._begin()
         try:
             with os.fdopen(handle, "wb", buffering=0) as file:
-                fcntl.flock(file, fcntl.LOCK_EX)  # tells `remove_abandoned` that we live
                 _write_all(file.fileno(), value)
                 os.fsync(file.fileno())
                 Path(partial).replace(path)
         except BaseException:
             Path(partial).unlink(missing_ok=True)
             raise
+
+    def _begin(self) -> tuple[int, str]:
+        """A file that is ours: its descriptor, whose lock tells `remove_abandoned` that we live."""
+        while True:
+            handle, partial = tempfile.mkstemp(dir=self._partial)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if os.fstat(handle).st_nlink:
+                return handle, partial
+            # A process that opened the folder found it before it was locked, and removed it.
+            os.close(handle)
 
     def read(self, key: Key) -> bytes | None:
         """A value, None if it has no file."""

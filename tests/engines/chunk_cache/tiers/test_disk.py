@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ CAPACITY = 1 << 20
 _PRELUDE = """
 import os, resource, sys
 from pathlib import Path
+from typing import Any
 from picbench.engines.chunk_cache.tiers.disk import Disk
 tier = Disk(Path(sys.argv[1]), 1 << 20)
 A, B = b"a" * 32, b"b" * 32
@@ -96,7 +98,7 @@ for i in range(10**9):
         writer.stdout.readline()
         reader = Disk(tmp_path, CAPACITY)
         while reader.usage().evictions == 0 and not reader.exists([bytes([2]) * 32])[0]:
-            pass
+            assert writer.poll() is None
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         writer.stdout.close()
@@ -108,6 +110,25 @@ for i in range(10**9):
         assert not list(tmp_path.glob("partial/*"))
         tier.delete([bytes([i]) * 32 for i in range(7)])
         tier.close()
+
+
+def test_a_file_that_is_removed_before_it_is_locked_is_begun_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = Disk(tmp_path, CAPACITY)
+    lock, opened = fcntl.flock, []
+
+    def first_opens_the_folder(file: Any, how: int) -> None:
+        if not opened:
+            opened.append(True)
+            Disk(tmp_path, CAPACITY).close()
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", first_opens_the_folder)
+    assert tier.put([(A, b"whole")]) == [True]
+    assert tier.get([A]) == [b"whole"]
+    assert not list(tmp_path.glob("partial/*"))
+    tier.close()
 
 
 def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:
