@@ -37,10 +37,11 @@ check: lint types
 
 # On a GPU host, with a Python that has torch, vLLM and picbench: correctness first, and no
 # measurement behind a check that fails. Steps that are done are not repeated; see --list.
+# COMMIT says which code it is, where the checkout cannot.
 GPU_PYTHON ?= $(BIN)/python
 
 gpu-check:
-	$(GPU_PYTHON) -m picbench.gpu check --output results/gpu
+	$(GPU_PYTHON) -m picbench.gpu check --output results/gpu $(if $(COMMIT),--commit $(COMMIT))
 
 lint: install
 	$(BIN)/ruff check .

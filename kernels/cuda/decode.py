@@ -10,11 +10,11 @@ from torch import Tensor
 
 from picbench.errors import EngineError
 from picbench.kernels.cuda import splits
-from picbench.kernels.cuda.device import multiprocessors
+from picbench.kernels.cuda.device import multiprocessors, runs_gluon
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge_parts
 from picbench.kernels.cuda.resolve import SPAN, resolve
-from picbench.kernels.cuda.rows import RowTable
+from picbench.kernels.cuda.rows import TILE_BLOCKS, RowTable
 from picbench.kernels.cuda.tiles import precision
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
@@ -23,17 +23,23 @@ from picbench.kernels.shape import HeadShape
 _LOG2E = math.log2(math.e)
 
 
-# Programs of the kernel that a multiprocessor of an H200 holds at once (68 KiB of shared memory
-# each).
+# Programs of either kernel that a multiprocessor of an H200 holds at once (up to 70 KiB of shared
+# memory each, for heads of 128).
 _RESIDENT = 3
 # What another split costs, as a share of the whole: its outputs are written, read and merged.
 _SPLIT_COST = 0.005
+# The longest group of query heads that share a KV head, for `decode_kernel`.
+_MOST_HEADS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How the decode kernel is launched; what is None is chosen by shape and batch size."""
+    """How the decode kernel is launched; what is None is chosen by shape and batch size.
 
+    With `gluon`, `decode_kernel` serves where it can, which chooses all but `splits` itself.
+    """
+
+    gluon: bool = True
     warps: int = 4
     stages: int | None = None
     splits: int | None = None
@@ -75,6 +81,7 @@ class DecodeBatch:
         self.table, self.shape, self.rope = table, shape, rope
         self.tuning = tuning or Tuning()
         self.size = 0
+        self.gluon = self.tuning.gluon and covers(shape, rope, table)
         device = table.blocks.device
         entries = table.blocks.shape[1]
         ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
@@ -136,12 +143,11 @@ def decode(
     requests that the batch leaves out are not touched. Slots that are not visible may hold
     anything, NaN included. Nothing is allocated.
     """
-    shape, tuning, table = batch.shape, batch.tuning, batch.table
-    requests, heads, size = batch.size, shape.num_heads, shape.head_size
+    shape, table = batch.shape, batch.table
     key, value = key_value(kv_cache)
-    count = batch.splits(requests)
-    kernel = splits.attend_unrotated if table.unrotated else splits.attend_turned
-    kernel[(shape.num_kv_heads, count, requests)](
+    count = batch.splits(batch.size)
+    kernel, options = _gluon(batch) if batch.gluon else _triton(batch)
+    kernel[(shape.num_kv_heads, count, batch.size)](
         query,
         key,
         value,
@@ -161,18 +167,44 @@ def decode(
         batch.blocks.stride(0),
         table.turns.stride(0),
         count,
-        HEADS=heads,
-        HEAD=size,
+        HEADS=shape.num_heads,
         GROUP=shape.group,
-        PACKED=max(16, triton.next_power_of_2(shape.group)),
-        ROTARY=batch.rope.rotary_dim,
-        TILE=table.tile_blocks * BLOCK_SIZE,
-        PRECISION=precision(shape.dtype),
-        num_warps=tuning.warps,
-        num_stages=tuning.stages or _stages(batch),
+        **options,
     )
-    merge_parts(batch.partial, batch.lse, batch.tiles, out[:requests], count)
+    merge_parts(batch.partial, batch.lse, batch.tiles, out[: batch.size], count)
     return out
+
+
+def covers(shape: HeadShape, rope: RopeTable, table: RowTable) -> bool:
+    """Whether `decode_kernel` serves these heads here."""
+    half = shape.dtype in (torch.float16, torch.bfloat16) and shape.group <= _MOST_HEADS
+    whole = rope.rotary_dim == shape.head_size and shape.head_size in (64, 128)
+    tiled = not table.unrotated and table.tile_blocks == TILE_BLOCKS
+    return half and whole and tiled and runs_gluon()
+
+
+def _gluon(batch: DecodeBatch) -> tuple[Any, dict[str, int]]:
+    from picbench.kernels.cuda import decode_kernel
+
+    return decode_kernel.attend, {
+        "SIZE": batch.shape.head_size,
+        "COLUMNS": max(8, triton.next_power_of_2(batch.shape.group)),
+        "num_warps": 4,
+    }
+
+
+def _triton(batch: DecodeBatch) -> tuple[Any, dict[str, Any]]:
+    shape, table = batch.shape, batch.table
+    kernel = splits.attend_unrotated if table.unrotated else splits.attend_turned
+    return kernel, {
+        "HEAD": shape.head_size,
+        "PACKED": max(16, triton.next_power_of_2(shape.group)),
+        "ROTARY": batch.rope.rotary_dim,
+        "TILE": table.tile_blocks * BLOCK_SIZE,
+        "PRECISION": precision(shape.dtype),
+        "num_warps": batch.tuning.warps,
+        "num_stages": batch.tuning.stages or _stages(batch),
+    }
 
 
 def _stages(batch: DecodeBatch) -> int:

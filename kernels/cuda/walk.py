@@ -8,14 +8,13 @@ third of the time in which 256 queries attend to them.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
 import triton
 from torch import Tensor
 
-from picbench.kernels.cuda.device import multiprocessors
+from picbench.kernels.cuda.device import multiprocessors, runs_gluon
 from picbench.kernels.cuda.key_tiles import KEYS, KeyTiles
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge_parts
@@ -26,29 +25,15 @@ from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
-#: Versions of Triton whose Gluon the kernel is written for: it compiles with 3.6.0, 3.7.1, 3.8.0
-#: and 3.9.0, and was run and measured with 3.6.0.
-TRITON = ((3, 6), (3, 9))
-
-_HOPPER = (9, 0)
 # The longest group of query heads that share a KV head: half the rows are one token's then.
 _MOST_HEADS = ROWS // 2
-
-
-@cache
-def available() -> bool:
-    """Whether this GPU and this Triton run the kernel."""
-    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != _HOPPER:
-        return False
-    major, minor = triton.__version__.split(".")[:2]
-    return TRITON[0] <= (int(major), int(minor)) <= TRITON[1]
 
 
 def covers(shape: HeadShape, rope: RopeTable) -> bool:
     """Whether the kernel serves these heads here."""
     half = shape.dtype in (torch.float16, torch.bfloat16)
     whole = rope.rotary_dim == shape.head_size and shape.head_size in (64, 128)
-    return half and whole and shape.group <= _MOST_HEADS and available()
+    return half and whole and shape.group <= _MOST_HEADS and runs_gluon()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,9 @@
 """Walks over tiles of keys: what is visited is exactly what is seen, and the kernel compiles."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
+from hopper import compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from walk_cases import expected, tiles_of, walk_of
@@ -148,7 +146,7 @@ def test_parts_are_cut_until_the_gpu_is_full() -> None:
 def test_few_queries_walk_and_many_have_keys_copied(
     monkeypatch: pytest.MonkeyPatch, new: int, context: int, served: str
 ) -> None:
-    monkeypatch.setattr(walk, "available", lambda: True)
+    monkeypatch.setattr(walk, "runs_gluon", lambda: True)
     shape = HeadShape(32, 8, 128, torch.bfloat16)
     slots = plain(context, new)
     order = LogicalOrder.of(slots.kpos, slots.turns)
@@ -162,7 +160,7 @@ def test_few_queries_walk_and_many_have_keys_copied(
 
 
 def test_a_walk_that_cannot_pay_is_not_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "available", lambda: True)
+    monkeypatch.setattr(walk, "runs_gluon", lambda: True)
     monkeypatch.setattr(KeyTiles, "of", lambda *_: pytest.fail("tiles of keys were worked out"))
     slots = plain(2048, 1024)
     order = LogicalOrder.of(slots.kpos, slots.turns)
@@ -177,7 +175,7 @@ def test_a_walk_that_cannot_pay_is_not_worked_out(monkeypatch: pytest.MonkeyPatc
 
 def test_every_way_to_launch_a_walk_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     parts: list[int] = []
-    monkeypatch.setattr(walk, "available", lambda: True)
+    monkeypatch.setattr(walk, "runs_gluon", lambda: True)
     monkeypatch.setattr(walk.Walk, "attend", lambda self, *_: parts.append(self.parts))
     monkeypatch.setattr(Tiles, "attend", lambda *_: None)
     monkeypatch.setattr(link, "gather", lambda *_: None)
@@ -187,43 +185,14 @@ def test_every_way_to_launch_a_walk_is_warmed_up(monkeypatch: pytest.MonkeyPatch
     assert [count > 1 for count in parts] == [False, True]
 
 
-_COMPILE = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon._runtime import GluonASTSource
-from picbench.kernels.cuda.walk_kernel import attend
-
-ints = ["work", "visits", "slots", "kpos", "turns", "shown", "qpos"]
-floats = ["partial", "lse", "cos_sin"]
-half = ["query", "key", "value", "out"]
-strides = [name for name in attend.arg_names if "stride" in name or name.endswith("_head")]
-types = dict.fromkeys(ints, "*i32") | dict.fromkeys(floats, "*fp32")
-types |= dict.fromkeys(half, "*{kind}") | dict.fromkeys(strides, "i32")
-types |= {{"scale": "fp32", "kv_heads": "i32", "parts": "i32"}}
-fixed = {{"SIZE": {size}, "GROUP": 4, "PADDED": 4, "CUT": {cut}, "FLAT": {cut}}}
-names = attend.arg_names
-even = [["tt.divisibility", 16]]
-source = GluonASTSource(
-    attend,
-    {{name: types.get(name, "constexpr") for name in names}},
-    {{(names.index(name),): value for name, value in fixed.items()}},
-    {{(i,): even for i, name in enumerate(names) if name in ints + floats + half + strides}},
-)
-built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={{"num_warps": 4}})
-assert built.asm["ptx"].count("wgmma.mma_async") > 0
-print("shared", built.metadata.shared)
-"""
-
-
 @pytest.mark.parametrize(
     ("kind", "size", "cut"), [("bf16", 128, True), ("fp16", 64, False)], ids=["bf16", "fp16"]
 )
 def test_kernel_compiles_for_hopper_without_a_gpu(kind: str, size: int, cut: bool) -> None:
-    pytest.importorskip("triton")
-    script = _COMPILE.format(kind=kind, size=size, cut=cut)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    shared = int(done.stdout.split("shared ")[1].split()[0])
+    ints = ["work", "visits", "slots", "kpos", "turns", "shown", "qpos"]
+    types = dict.fromkeys(ints, "*i32") | dict.fromkeys(["partial", "lse", "cos_sin"], "*fp32")
+    types |= dict.fromkeys(["query", "key", "value", "out"], f"*{kind}")
+    types |= {"scale": "fp32", "kv_heads": "i32", "parts": "i32"}
+    fixed = {"SIZE": size, "GROUP": 4, "PADDED": 4, "CUT": cut, "FLAT": cut}
+    shared = compiled("picbench.kernels.cuda.walk_kernel", types, fixed)
     assert shared <= 232_448  # 227 KiB, what a program may have of an H200's multiprocessor

@@ -15,6 +15,7 @@ from picbench.kernels.bench.gpu.scene import (
     rope_table,
 )
 from picbench.kernels.cuda.decode import DecodeBatch, Tuning, decode
+from picbench.kernels.cuda.device import runs_gluon
 from picbench.kernels.cuda.rows import RowTable
 from picbench.kernels.shape import HeadShape
 
@@ -22,7 +23,13 @@ UNTOUCHED = 7.0
 
 
 def decoded(
-    scene: Scene, query: Tensor, *, unrotated: bool = False, splits: int = 3, skip: int = -1
+    scene: Scene,
+    query: Tensor,
+    *,
+    unrotated: bool = False,
+    splits: int = 3,
+    skip: int = -1,
+    gluon: bool = True,
 ) -> Tensor:
     device = scene.table.device
     count = len(scene.requests)
@@ -33,7 +40,7 @@ def decoded(
     lengths = scene.lengths
     if skip >= 0:
         lengths[skip] = 0
-    tuning = Tuning(splits=splits)
+    tuning = Tuning(gluon, splits=splits)
     batch = DecodeBatch(table, count + 1, scene.shape, scene.rope, tuning)
     for held in (batch.blocks, batch.seen):
         held.fill_(-1)
@@ -71,6 +78,24 @@ def test_planned_requests(
     scene = draw(requests(), shape, rope, device=device, head_major=head_major, poison=True)
     query = scene.queries(5)
     assert worst(scene, query, decoded(scene, query, splits=splits)) <= tolerance
+
+
+@pytest.mark.skipif(not runs_gluon(), reason="Triton's kernel serves all other tests here")
+def test_without_gluon(shape: HeadShape, device: str, head_major: bool, tolerance: float) -> None:
+    rope = rope_table(shape.head_size, 300, device)
+    scene = draw(requests(), shape, rope, device=device, head_major=head_major, poison=True)
+    query = scene.queries(5)
+    assert worst(scene, query, decoded(scene, query, gluon=False)) <= tolerance
+
+
+@pytest.mark.skipif(not runs_gluon(), reason="Gluon's kernel wants a Hopper GPU")
+@pytest.mark.parametrize("heads", [(12, 1, 64), (16, 1, 128)], ids=str)
+def test_long_groups_of_heads(heads: tuple[int, int, int]) -> None:
+    shape = HeadShape(*heads, torch.bfloat16)
+    rope = rope_table(shape.head_size, 300, "cuda")
+    scene = draw(requests(), shape, rope, device="cuda", poison=True)
+    query = scene.queries(5)
+    assert worst(scene, query, decoded(scene, query)) <= 1e-2
 
 
 def test_unrotated_keys(shape: HeadShape, device: str, tolerance: float) -> None:

@@ -13,12 +13,12 @@ from picbench.kernels.bench.gpu.scene import (
     relative_error,
     rope_table,
 )
-from picbench.kernels.cuda import walk
+from picbench.kernels.cuda.device import runs_gluon
 from picbench.kernels.cuda.walk_reference import walk_reference
 from picbench.kernels.paging import GAP
 from picbench.kernels.shape import HeadShape
 
-pytestmark = pytest.mark.skipif(not walk.available(), reason="Gluon's kernel wants a Hopper GPU")
+pytestmark = pytest.mark.skipif(not runs_gluon(), reason="Gluon's kernel wants a Hopper GPU")
 
 SHAPES = [
     HeadShape(32, 8, 128, torch.bfloat16),

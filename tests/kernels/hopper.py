@@ -1,0 +1,44 @@
+"""Compiles kernels written in Gluon for Hopper, where there need be no GPU."""
+
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+_COMPILE = """
+import sys
+from importlib import import_module
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon._runtime import GluonASTSource
+
+types, fixed = {types!r}, {fixed!r}
+kernel = import_module({module!r}).attend
+names = kernel.arg_names
+types |= {{name: "i32" for name in names if "stride" in name or name.endswith("_head")}}
+even = [name for name in names if name in types and (types[name][0] == "*" or "stride" in name)]
+source = GluonASTSource(
+    kernel,
+    {{name: types.get(name, "constexpr") for name in names}},
+    {{(names.index(name),): value for name, value in fixed.items()}},
+    {{(names.index(name),): [["tt.divisibility", 16]] for name in even}},
+)
+built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={{"num_warps": 4}})
+assert built.asm["ptx"].count("wgmma.mma_async") > 0
+print("shared", built.metadata.shared)
+"""
+
+
+def compiled(module: str, types: Mapping[str, str], fixed: Mapping[str, object]) -> int:
+    """Bytes of shared memory of a module's kernel `attend`, by a process of its own.
+
+    `types` are those of all arguments but strides, as Triton's signatures name them.
+    """
+    pytest.importorskip("triton")
+    script = _COMPILE.format(module=module, types=dict(types), fixed=dict(fixed))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return int(done.stdout.split("shared ")[1].split()[0])
