@@ -21,15 +21,18 @@ KEYS = (2 * BLOCK_SIZE, 2112)
 
 
 def warm_up_link(
-    rope: RopeTable, shape: HeadShape, workspace: CudaWorkspace, device: torch.device
+    kv_cache: Tensor, rope: RopeTable, shape: HeadShape, workspace: CudaWorkspace
 ) -> list[Tensor]:
-    """Link made-up requests, one for each way in which kernels are launched; their outputs."""
-    size = (-(-max(KEYS) // BLOCK_SIZE), shape.num_kv_heads, BLOCK_SIZE, 2 * shape.head_size)
-    cache = torch.zeros(size, dtype=shape.dtype, device=device)
-    table = torch.arange(size[0], dtype=torch.int32, device=device)[None]
+    """Link made-up requests, one for each way in which kernels are launched; their outputs.
+
+    They read blocks of `kv_cache` [blocks, kv_heads, 16, 2 * head_size], whatever those hold: how a
+    cache lies in memory decides what is compiled.
+    """
+    blocks = -(-max(KEYS) // BLOCK_SIZE)
+    table = torch.arange(blocks, dtype=torch.int32, device=kv_cache.device)[None] % len(kv_cache)
     ways = (True, False) if walk.covers(shape, rope) else (True,)
     return [
-        _linked(keys, cache, table, rope, shape, workspace, copied=copied)
+        _linked(keys, kv_cache, table, rope, shape, workspace, copied=copied)
         for copied in ways
         for keys in KEYS
     ]

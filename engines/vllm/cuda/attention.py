@@ -67,9 +67,7 @@ def _kernels(
     most = vllm_config.scheduler_config.max_num_seqs
     blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE) + 1
     rows = RowTable(most + 1, blocks, device, unrotated=unrotated)
-    planner = KernelPlanner(rows, most, rope, shape, CudaWorkspace(WORKSPACE_BYTES, device))
-    planner.warm_up()
-    return planner
+    return KernelPlanner(rows, most, rope, shape, CudaWorkspace(WORKSPACE_BYTES, device))
 
 
 def _shape(vllm_config: Any) -> HeadShape:

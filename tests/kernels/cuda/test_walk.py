@@ -1,5 +1,7 @@
 """Walks over tiles of keys: what is visited is exactly what is seen, and the kernel compiles."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from walk_cases import expected, tiles_of, walk_of
 
 from picbench.kernels.bench.gpu.scene import Slots, draw, plain, planned, relative_error, rope_table
-from picbench.kernels.cuda import link, walk
+from picbench.kernels.cuda import link, walk, walk_kernel
 from picbench.kernels.cuda.key_tiles import KEYS, LOOSE, KeyTiles
 from picbench.kernels.cuda.link import LinkBatch, LinkRequest
 from picbench.kernels.cuda.order import LogicalOrder
@@ -173,16 +175,44 @@ def test_a_walk_that_cannot_pay_is_not_worked_out(monkeypatch: pytest.MonkeyPatc
     assert built.served_by == "FA3"
 
 
-def test_every_way_to_launch_a_walk_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    parts: list[int] = []
+class Launches(list[dict[str, object]]):
+    """Stands for the kernel: what Triton would compile it for, by launch."""
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self._launch
+
+    def _launch(self, *arguments: Any, **fixed: object) -> None:
+        aligned = [a.data_ptr() % 16 for a in arguments if isinstance(a, torch.Tensor)]
+        # The last one, `parts`, is not specialised.
+        ints = [(a == 1, a % 16) for a in arguments[:-1] if isinstance(a, int)]
+        self.append({**fixed, "aligned": aligned, "ints": ints})
+
+
+@pytest.mark.parametrize("head_major", [False, True])
+def test_every_way_to_launch_a_walk_is_warmed_up(
+    monkeypatch: pytest.MonkeyPatch, head_major: bool
+) -> None:
+    launches = Launches()
     monkeypatch.setattr(walk, "runs_gluon", lambda: True)
-    monkeypatch.setattr(walk.Walk, "attend", lambda self, *_: parts.append(self.parts))
+    monkeypatch.setattr(walk_kernel, "attend", launches)
+    monkeypatch.setattr(walk, "merge_parts", lambda *_: None)
     monkeypatch.setattr(Tiles, "attend", lambda *_: None)
     monkeypatch.setattr(link, "gather", lambda *_: None)
     shape = HeadShape(32, 8, 128, torch.bfloat16)
-    room = CudaWorkspace(64 << 20, "cpu")
-    warm_up_link(rope_table(128, 16, "cpu"), shape, room, torch.device("cpu"))
-    assert [count > 1 for count in parts] == [False, True]
+    rope, room = rope_table(128, 4096, "cpu"), CudaWorkspace(64 << 20, "cpu")
+
+    def launched(slots: Slots) -> dict[str, object]:
+        scene = draw([slots], shape, rope, device="cpu", head_major=head_major)
+        query = scene.queries(slots.computed)
+        walk_of(scene).attend(query, scene.kv_cache, 1.0, torch.empty_like(query))
+        return launches.pop()
+
+    served = [launched(plain(40, 8)), launched(plain(4000, 64))]
+    assert [made["CUT"] for made in served] == [False, True]
+    assert {made["FLAT"] for made in served} == {not head_major}
+    scene = draw([plain(40, 8)], shape, rope, device="cpu", head_major=head_major)
+    warm_up_link(scene.kv_cache, rope, shape, room)
+    assert list(launches) == served
 
 
 @pytest.mark.parametrize(
