@@ -4,11 +4,13 @@ A product of Hopper's tensor cores has 64 rows at least, and a KV head few queri
 K Q^T and the output is V^T P^T here: keys and dimensions are the rows, queries the columns, eight
 at least. Keys and values are read where the copies left them, and a thread holds one score in 128
 of a tile. A warp issues 318 instructions a tile where `splits.attend_turned` takes 595 (Triton 3.6,
-heads of 128), which is power: at the limit of the memory's speed clocks depend on it.
+heads of 128): 256 requests of 32k tokens run at 1.00 instead of 0.96 of FlashAttention-3's speed,
+in chunks of 150 tokens 64 do at 0.99 instead of 0.81 (one H200).
 
 Two tiles of keys and two of values are in use or under way. Keys are waited for while values of the
 same tile are still to come, and a buffer is filled again once the products that read it are done.
-With three of each, a program more or less fits a multiprocessor, and nothing is gained (an H200).
+With three of each a multiprocessor holds two programs instead of three: one request of 32k tokens
+gains 3 %, 64 lose half a percent.
 """
 
 from typing import Any

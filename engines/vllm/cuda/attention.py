@@ -67,7 +67,9 @@ def _kernels(
     most = vllm_config.scheduler_config.max_num_seqs
     blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE) + 1
     rows = RowTable(most + 1, blocks, device, unrotated=unrotated)
-    return KernelPlanner(rows, most, rope, shape, CudaWorkspace(WORKSPACE_BYTES, device))
+    planner = KernelPlanner(rows, most, rope, shape, CudaWorkspace(WORKSPACE_BYTES, device))
+    planner.warm_up()
+    return planner
 
 
 def _shape(vllm_config: Any) -> HeadShape:

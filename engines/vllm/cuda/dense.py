@@ -101,9 +101,6 @@ class DensePlanner:
     def __init__(self, rope: RopeTable) -> None:
         self._rope = rope
 
-    def warm_up(self, kv_cache: Tensor) -> None:
-        """PyTorch compiles nothing."""
-
     def plan(self, batch: Batch, block_table: Tensor) -> DenseAttention:
         """See `Planner.plan`."""
         rows, start = [], 0

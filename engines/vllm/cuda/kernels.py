@@ -80,9 +80,9 @@ class KernelPlanner:
         """Device memory held."""
         return self.rows.nbytes + self._decode.nbytes + self._workspace.nbytes
 
-    def warm_up(self, kv_cache: Tensor) -> None:
-        """See `Planner.warm_up`."""
-        warm_up_link(kv_cache, self._rope, self._shape, self._workspace)
+    def warm_up(self) -> None:
+        """Compile what no graph holds, so that no request waits for it."""
+        warm_up_link(self._rope, self._shape, self._workspace, self.rows.blocks.device)
 
     def plan(self, batch: Batch, block_table: Tensor) -> KernelAttention:
         """See `Planner.plan`."""

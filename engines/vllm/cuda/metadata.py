@@ -30,13 +30,6 @@ class Planner(Protocol):
 
     graphs: bool
 
-    def warm_up(self, kv_cache: Tensor) -> None:
-        """Compile what no graph holds, so that no request waits for it.
-
-        `kv_cache` [blocks, kv_heads, 16, 2 * head_size] is a layer's, which is only read.
-        """
-        ...
-
     def plan(self, batch: Batch, block_table: Tensor) -> PlannedAttention:
         """Row i of `block_table` [requests, blocks] names the blocks of request i of `batch`."""
         ...

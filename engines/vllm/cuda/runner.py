@@ -43,13 +43,8 @@ class PicModelRunner(GPUModelRunner):
     def initialize_kv_cache(
         self, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
     ) -> None:
-        """Set up a second set of graphs, for steps in which somebody follows a plan.
-
-        What their kernels are compiled for depends on how the cache lies in memory, known now.
-        """
+        """Set up a second set of graphs, for steps in which somebody follows a plan."""
         super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
-        if not is_profiling:
-            self._plans.warm_up(self.kv_caches[0])
         stock = self.cudagraph_manager
         assert stock is not None
         self._stock_graphs = stock

@@ -23,10 +23,6 @@ class PicModelRunnerV1(GPUModelRunner):
             GPUModelRunner._prepare_inputs, ("self", "scheduler_output", "num_scheduled_tokens")
         )
         check_signature(GPUModelRunner.load_model, ("self", "load_dummy_weights", "model"))
-        check_signature(
-            GPUModelRunner.initialize_kv_cache,
-            ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
-        )
         super().__init__(vllm_config, device)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -35,14 +31,6 @@ class PicModelRunnerV1(GPUModelRunner):
         super().load_model(*args, **kwargs)
         self._attention = Attention.of(self.vllm_config, self.model, self.device)
         self._met: set[str] = set()
-
-    def initialize_kv_cache(
-        self, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
-    ) -> None:
-        """Allocate the cache, and compile kernels for how it lies in memory."""
-        super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
-        if not is_profiling:
-            self._attention.planner.warm_up(self.kv_caches[0])
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)

@@ -52,10 +52,6 @@ class PicModelState(DefaultModelState):
         """Whether CUDA graphs may hold the attention of planned requests."""
         return self._attention.planner.graphs
 
-    def warm_up(self, kv_cache: Tensor) -> None:
-        """See `Planner.warm_up`."""
-        self._attention.planner.warm_up(kv_cache)
-
     def expect(
         self, request_ids: Sequence[str], computed: Sequence[int], scheduled: Sequence[int]
     ) -> Batch | None:

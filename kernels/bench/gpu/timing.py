@@ -36,7 +36,7 @@ def interleave(
 
     Each sample follows an untimed one of the same arm: clocks at the power limit depend on what ran
     before. Without it 256 decoding requests of 32k tokens took 3 % longer in the median than at
-    best, and 8 % in the upper quartile (an H200).
+    best, and 8 % in the upper quartile (Triton's kernel, an H200).
     """
     replays = {name: _capture(arm) for name, arm in arms.items()}
     repeats = {name: _repeats(replay) for name, replay in replays.items()}

@@ -11,7 +11,7 @@ from picbench.kernels.shape import HeadShape
 
 
 def test_every_way_to_launch_tiles_is_warmed_up(
-    shape: HeadShape, device: str, head_major: bool, monkeypatch: pytest.MonkeyPatch
+    shape: HeadShape, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pieces: list[int] = []
     attend = Tiles.attend
@@ -23,11 +23,6 @@ def test_every_way_to_launch_tiles_is_warmed_up(
     monkeypatch.setattr(Tiles, "attend", noting)
     rope = rope_table(shape.head_size, 16, device)
     workspace = CudaWorkspace(64 << 20, device)
-    # Fewer blocks than the longest request has: the least pool is smaller.
-    inner = (shape.num_kv_heads, 16) if head_major else (16, shape.num_kv_heads)
-    cache = torch.zeros(3, *inner, 2 * shape.head_size, dtype=shape.dtype, device=device)
-    if not head_major:
-        cache = cache.transpose(1, 2)
-    outputs = warm_up.warm_up_link(cache, rope, shape, workspace)
+    outputs = warm_up.warm_up_link(rope, shape, workspace, torch.device(device))
     assert [count > 1 for count in pieces] == [False, True]
     assert all(not output.any() for output in outputs)
