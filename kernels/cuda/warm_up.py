@@ -26,7 +26,7 @@ def warm_up_link(
     """Link made-up requests, one for each way in which kernels are launched; their outputs.
 
     The made-up cache lies in memory as vLLM's does for FlashAttention, slots in front of heads. In
-    another order (VLLM_KV_CACHE_LAYOUT) a walk is compiled when it is first needed, which takes seconds.
+    another order (VLLM_KV_CACHE_LAYOUT) a walk is compiled when it is first needed.
     """
     size = (-(-max(KEYS) // BLOCK_SIZE), BLOCK_SIZE, shape.num_kv_heads, 2 * shape.head_size)
     cache = torch.zeros(size, dtype=shape.dtype, device=device).transpose(1, 2)
