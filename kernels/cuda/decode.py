@@ -10,7 +10,7 @@ from torch import Tensor
 
 from picbench.errors import EngineError
 from picbench.kernels.cuda import splits
-from picbench.kernels.cuda.device import multiprocessors, runs_gluon
+from picbench.kernels.cuda.device import gluon_serves, multiprocessors
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge_parts
 from picbench.kernels.cuda.resolve import SPAN, resolve
@@ -177,16 +177,14 @@ def decode(
 
 def covers(shape: HeadShape, rope: RopeTable, table: RowTable) -> bool:
     """Whether `decode_kernel` serves these heads here."""
-    half = shape.dtype in (torch.float16, torch.bfloat16) and shape.group <= _MOST_HEADS
-    whole = rope.rotary_dim == shape.head_size and shape.head_size in (64, 128)
     tiled = not table.unrotated and table.tile_blocks == TILE_BLOCKS
-    return half and whole and tiled and runs_gluon()
+    return tiled and shape.group <= _MOST_HEADS and gluon_serves(shape, rope)
 
 
 def _gluon(batch: DecodeBatch) -> tuple[Any, dict[str, int]]:
     from picbench.kernels.cuda import decode_kernel
 
-    return decode_kernel.attend, {
+    return decode_kernel.attend_columns, {
         "SIZE": batch.shape.head_size,
         "COLUMNS": max(8, triton.next_power_of_2(batch.shape.group)),
         "num_warps": 4,

@@ -39,6 +39,11 @@ class Entries:
         """
         visible = _paged(kpos) != GAP
         turn = _block_turns(_paged(turns), visible)
+        if turn is None:
+            raise EngineError(
+                "keys of one block rest at different distances from their logical positions",
+                hint="canonical and computed tokens must not share a block",
+            )
         return cls._gather(visible, turn, _tail(visible, turn), width)
 
     @classmethod
@@ -47,10 +52,9 @@ class Entries:
 
         None where visible slots of one block differ in their turns.
         """
-        visible, turned = _padded(kpos, GAP) != GAP, _padded(turns, 0)
-        if _differ(turned, visible):
-            return None
-        return cls._gather(visible, _first(turned, visible), len(visible), width)
+        visible = _paged(kpos, GAP) != GAP
+        turn = _block_turns(_paged(turns), visible)
+        return None if turn is None else cls._gather(visible, turn, len(visible), width)
 
     @classmethod
     def of_unrotated(cls, kpos: Ints, width: int) -> "Entries":
@@ -78,34 +82,19 @@ class Entries:
         return np.where(entries[:, None] >= 0, slots, -1).flatten().astype(np.int32)
 
 
-def _paged(slots: Ints) -> Ints:
+def _paged(slots: Ints, rest: int = 0) -> Ints:
     # Generated tokens fill the rest of the last block: they are visible and have turn 0.
-    return _padded(slots, 0)
-
-
-def _padded(slots: Ints, rest: int) -> Ints:
     paged = np.full(-(-len(slots) // BLOCK_SIZE) * BLOCK_SIZE, rest, np.int32)
     paged[: len(slots)] = slots
     return paged.reshape(-1, BLOCK_SIZE)
 
 
-def _first(turns: Ints, visible: Bools) -> Ints:
-    """The turn of each block's first visible slot; 0 where nothing is visible."""
+def _block_turns(turns: Ints, visible: Bools) -> Ints | None:
+    """The turn of each block's visible slots, 0 without any; None where those of one differ."""
     first = turns[np.arange(len(turns)), visible.argmax(1)]
+    if ((turns != first[:, None]) & visible).any():
+        return None
     return np.where(visible.any(1), first, 0).astype(np.int32)
-
-
-def _differ(turns: Ints, visible: Bools) -> bool:
-    return bool(((turns != _first(turns, visible)[:, None]) & visible).any())
-
-
-def _block_turns(turns: Ints, visible: Bools) -> Ints:
-    if _differ(turns, visible):
-        raise EngineError(
-            "keys of one block rest at different distances from their logical positions",
-            hint="canonical and computed tokens must not share a block",
-        )
-    return _first(turns, visible)
 
 
 def _tail(visible: Bools, turn: Ints) -> int:

@@ -5,6 +5,8 @@ running softmax (Milakov and Gimelshein, arXiv 1805.02867) and leaves a partial 
 log-sum-exp of its scores; `merge` joins them. All query heads of the KV head are packed into one
 tile, so that keys and values are read once.
 
+On Hopper `decode_kernel` serves most heads in the same way; this serves the rest, and other GPUs.
+
 The keys of a tile share a turn. Since <q, R(t) k> = <R(-t) q, k>, the query is turned back, once a
 tile, instead of every key forward. Unrotated keys have a turn each and are rotated themselves.
 

@@ -3,7 +3,8 @@
 import torch
 
 from picbench.errors import ConfigError
-from picbench.kernels.cuda import flash, walk
+from picbench.kernels.cuda import decode, flash, walk
+from picbench.kernels.cuda.rows import RowTable
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
@@ -26,11 +27,12 @@ def require(shape: HeadShape) -> None:
         )
 
 
-def describe(shape: HeadShape, rope: RopeTable) -> str:
+def describe(shape: HeadShape, rope: RopeTable, table: RowTable) -> str:
     """One line that says which kernels serve these heads here."""
-    few = "a walk over the pages, or " if walk.covers(shape, rope) else ""
+    one = "Gluon" if decode.covers(shape, rope, table) else "Triton"
+    few = "a walk over the pages, or " if walk.covers(shape, rope) and not table.unrotated else ""
     if flash.covers(shape):
         many = "gather and FlashAttention-3"
     else:
         many = "gather and Triton tiles (FlashAttention-3 not usable)"
-    return f"decode: Triton split-KV; link: {few}{many}"
+    return f"decode: {one} split-KV; link: {few}{many}"

@@ -14,14 +14,14 @@ import torch
 import triton
 from torch import Tensor
 
-from picbench.kernels.cuda.device import multiprocessors, runs_gluon
+from picbench.kernels.cuda.device import gluon_serves, multiprocessors
 from picbench.kernels.cuda.key_tiles import KEYS, KeyTiles
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge_parts
 from picbench.kernels.cuda.tiles import ROWS, upload
 from picbench.kernels.cuda.visits import Row, Visits
 from picbench.kernels.cuda.workspace import CudaWorkspace
-from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
@@ -31,14 +31,12 @@ _MOST_HEADS = ROWS // 2
 
 def covers(shape: HeadShape, rope: RopeTable) -> bool:
     """Whether the kernel serves these heads here."""
-    half = shape.dtype in (torch.float16, torch.bfloat16)
-    whole = rope.rotary_dim == shape.head_size and shape.head_size in (64, 128)
-    return half and whole and shape.group <= _MOST_HEADS and runs_gluon()
+    return shape.group <= _MOST_HEADS and gluon_serves(shape, rope)
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The work of a step on the device (see `walk_kernel.attend`), good for layers of one shape."""
+    """The work of a step on the device (see `walk_kernel`), good for layers of one shape."""
 
     work: Tensor
     visits: Tensor
@@ -66,7 +64,7 @@ class Walk:
     ) -> "Walk":
         """Work on `rows`; request i has keys[i] in the blocks tables[i] [blocks] int32.
 
-        `qpos` [queries] int32 are the logical positions of all queries, -1 for pads.
+        `qpos` [queries] int32 are the logical positions of all queries; GAP, a pad's, sees nothing.
         """
         device = tables[0].device
         programs = max(1, multiprocessors(device) // shape.num_kv_heads)
@@ -74,7 +72,8 @@ class Walk:
         names = ("slots", "kpos", "turns", "shown")
         joined = [np.concatenate([getattr(one, name) for one in keys]) for name in names]
         work, tiles, counts, at, slots, kpos, turns, shown = _upload(
-            [visits.work, visits.tiles, visits.parts, qpos, *joined], device
+            [visits.work, visits.tiles, visits.parts, np.where(qpos == GAP, -1, qpos), *joined],
+            device,
         )
         _resolve(slots, keys, tables)
         return cls(
@@ -88,7 +87,7 @@ class Walk:
         shape = self.shape
         key, value = key_value(kv_cache)
         partial, lse = self._partial(len(query))
-        walk_kernel.attend[(shape.num_kv_heads, len(self.work))](
+        walk_kernel.attend_walk[(shape.num_kv_heads, len(self.work))](
             query,
             key,
             value,

@@ -2,184 +2,33 @@
 
 A program serves one KV head and 128 rows of queries (tokens times packed heads), and visits tiles
 of 128 keys that share a turn. Four groups of warps run side by side: one copies keys and values
-from their pages, one turns the queries back for the next tile whose turn differs, since
-<q, R(t) k> = <R(-t) q, k>, and two attend, 64 rows each, with the scores of a tile multiplied while
-the weights of the tile before are (FlashAttention-3, Shah et al., arXiv 2407.08608, section 3.2).
+from their pages and one turns the queries back for the next tile whose turn differs, since
+<q, R(t) k> = <R(-t) q, k> (both in `walk_feed`); two attend, 64 rows each, with the scores of a
+tile multiplied while the weights of the tile before are (FlashAttention-3, Shah et al., arXiv
+2407.08608, section 3.2).
 
 The two attending groups share no barrier but the buffers': eight warps of one group took 1.3 times
 as long, as each step then waits for all. Tiles that need a mask come first, in a loop of their own,
 because a branch in the loop cost 5 % (both on one H200).
 """
 
-from typing import Any
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-from picbench.kernels.cuda.key_tiles import KEYS, LOOSE
-from picbench.kernels.cuda.tiles import ROWS
+from picbench.kernels.cuda.key_tiles import LOOSE
+from picbench.kernels.cuda.walk_feed import NO_TURN, SIDE, TILE, load_tiles, turn_queries
 
 # Registers of a thread that attends, and of one that turns; those that copy get as many as the
 # latter. All 512 threads share 65,536.
 _ATTENDING, _TURNING = gl.constexpr(216), gl.constexpr(40)
 
-_HALF = gl.constexpr(ROWS // 2)
-_KEYS = gl.constexpr(KEYS)
 _LOOSE = gl.constexpr(LOOSE)
-_NO_TURN = gl.constexpr(1 << 30)
 _LN2 = gl.constexpr(0.6931471805599453)
-
-# Triton 3.9 calls it by another name.
-_copy: Any = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
-
-_MIX = """{{
-.reg .b32 sum;
-mul.rn.{0}x2 sum, $1, $2;
-fma.rn.{0}x2 $0, $3, $4, sum;
-}}"""
-_MIX_BF16, _MIX_FP16 = gl.constexpr(_MIX.format("bf16")), gl.constexpr(_MIX.format("f16"))
-
-
-@gluon.jit
-def _load(  # type: ignore[no-untyped-def]
-    key: gl.tensor,
-    value: gl.tensor,
-    slots: gl.tensor,
-    visits: gl.tensor,
-    count: gl.tensor,
-    block_stride: gl.tensor,
-    slot_stride: gl.tensor,
-    keys: gl.tuple,
-    values: gl.tuple,
-    SIZE: gl.constexpr,
-    FLAT: gl.constexpr,
-):
-    """Copies keys and values of each visit; hidden slots become zeros, whatever they hold."""
-    k_smem, k_ready, k_free = keys
-    v_smem, v_ready, v_free = values
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    lane = gl.arange(0, _KEYS, layout=gl.SliceLayout(1, layout))
-    dim = gl.arange(0, SIZE, layout=gl.SliceLayout(0, layout))[None, :]
-    slots += lane
-    some = count > 0
-    slot = gl.load(slots + gl.load(visits, mask=some, other=0) * _KEYS)
-    tile = gl.load(visits + gl.minimum(1, count - 1), mask=some, other=0)
-    for i in range(count):
-        there = gl.maximum(slot, 0)
-        if FLAT:
-            at = there.to(gl.int64) * slot_stride
-        else:
-            at = (there // 16).to(gl.int64) * block_stride + (there % 16) * slot_stride
-        at = at[:, None] + dim
-        shown = (slot >= 0)[:, None]
-        slot = gl.load(slots + tile * _KEYS)
-        tile = gl.load(visits + gl.minimum(i + 2, count - 1))
-        stage = i & 1
-        phase = (i >> 1) & 1
-        # No fence between these copies and the products, as in CUTLASS's mainloop of the same two
-        # instructions (collective/sm90_mma_multistage_gmma_ss_warpspecialized.hpp).
-        mbarrier.wait(k_free.index(stage), phase ^ 1)
-        _copy(k_smem.index(stage), key + at, mask=shown)
-        async_copy.mbarrier_arrive(k_ready.index(stage), increment_count=False)
-        mbarrier.wait(v_free.index(stage), phase ^ 1)
-        _copy(v_smem.index(stage), value + at, mask=shown)
-        async_copy.mbarrier_arrive(v_ready.index(stage), increment_count=False)
-
-
-@gluon.jit
-def _mix(  # type: ignore[no-untyped-def]
-    x: gl.tensor, x_part: gl.tensor, y: gl.tensor, y_part: gl.tensor
-):
-    """x * x_part + y * y_part in a half type, two numbers at a time."""
-    asm: gl.constexpr = _MIX_BF16 if x.dtype == gl.bfloat16 else _MIX_FP16
-    parts = [x, x_part, y, y_part]
-    return gl.inline_asm_elementwise(asm, "=r,r,r,r,r", parts, x.dtype, True, 2)
-
-
-@gluon.jit
-def _angle(  # type: ignore[no-untyped-def]
-    cos_sin: gl.tensor,
-    turn: gl.tensor,
-    layout: gl.constexpr,
-    dtype: gl.constexpr,
-    SIZE: gl.constexpr,
-):
-    """Cosines and sines [1, SIZE / 2] of a signed turn, rounded to the queries' type.
-
-    With rounded ones the output's relative error is 0.0034 in bfloat16 (0.0031 with exact ones on
-    512 queries and more), and 256 queries over 32k keys take 2 % less time (an H200).
-    """
-    half: gl.constexpr = SIZE // 2
-    dim = gl.arange(0, half, layout=gl.SliceLayout(0, layout))
-    at = cos_sin + gl.abs(turn).to(gl.int64) * SIZE + dim
-    sin = gl.load(at + half)
-    return gl.load(at).to(dtype)[None, :], gl.where(turn < 0, -sin, sin).to(dtype)[None, :]
-
-
-@gluon.jit
-def _turn(  # type: ignore[no-untyped-def]
-    query: gl.tensor,
-    cos_sin: gl.tensor,
-    visits: gl.tensor,
-    turns: gl.tensor,
-    first: gl.tensor,
-    queries: gl.tensor,
-    kv_head: gl.tensor,
-    count: gl.tensor,
-    query_stride: gl.tensor,
-    query_head: gl.tensor,
-    q_smem: gl.shared_memory_descriptor,
-    turned: gl.tuple,
-    SIZE: gl.constexpr,
-    GROUP: gl.constexpr,
-    PADDED: gl.constexpr,
-):
-    """Keeps the program's queries, and turns them back ahead of each visit whose turn differs."""
-    q_turned, q_ready, q_free = turned
-    half: gl.constexpr = SIZE // 2
-    part: gl.constexpr = 256 // (half // 4)
-    dtype: gl.constexpr = q_smem.dtype
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // half, half // 8], [4, 1], [1, 0])
-    whole: gl.constexpr = gl.BlockedLayout([1, 8], [256 // SIZE, SIZE // 8], [4, 1], [1, 0])
-    if count > 0:
-        dim = gl.arange(0, SIZE, layout=gl.SliceLayout(0, whole))[None, :]
-        lane = gl.arange(0, part, layout=gl.SliceLayout(1, whole))
-        for j in gl.static_range(2 * _HALF // part):
-            row = j * part + lane
-            token = row // PADDED
-            wanted = (token < queries) & (row % PADDED < GROUP)
-            head = kv_head * GROUP + row % PADDED
-            at = (first + token).to(gl.int64) * query_stride + head * query_head
-            rows = gl.load(query + at[:, None] + dim, mask=wanted[:, None], other=0.0)
-            q_smem.index(j * part // _HALF).slice(j * part % _HALF, part).store(rows)
-    change = 0
-    turn = _NO_TURN
-    for i in range(count):
-        last = turn
-        turn = gl.load(turns + gl.load(visits + i))
-        if turn != last:
-            to = change & 1
-            cos, sin = _angle(cos_sin, turn, layout, dtype, SIZE)
-            mbarrier.wait(q_free.index(to), ((change >> 1) & 1) ^ 1)
-            for j in gl.static_range(2 * _HALF // part):
-                own = q_smem.index(j * part // _HALF).slice(j * part % _HALF, part)
-                low = own.slice(0, half, dim=1).load(layout)
-                high = own.slice(half, half, dim=1).load(layout)
-                ahead = _mix(low, cos, high, sin)
-                behind = _mix(high, cos, low, -sin)
-                out = q_turned.index(to * 2 + j * part // _HALF).slice(j * part % _HALF, part)
-                out.slice(0, half, dim=1).store(ahead)
-                out.slice(half, half, dim=1).store(behind)
-            fence_async_shared()
-            mbarrier.arrive(q_ready.index(to), count=1)
-            change += 1
 
 
 @gluon.jit
@@ -204,12 +53,12 @@ def _hide(  # type: ignore[no-untyped-def]
     MASKED: gl.constexpr,
 ):
     """Hides keys behind each row's position, or those behind the first `shown`."""
-    lane = gl.arange(0, _KEYS, layout=gl.SliceLayout(0, scores.type.layout))
+    lane = gl.arange(0, TILE, layout=gl.SliceLayout(0, scores.type.layout))
     if MASKED:
-        seen = gl.load(kpos + tile * _KEYS + lane)[None, :] <= sees[:, None]
+        seen = gl.load(kpos + tile * TILE + lane)[None, :] <= sees[:, None]
     else:
         # The compiler knows which registers hold the first lanes, and leaves them alone.
-        seen = ((lane < _KEYS - _LOOSE) | (lane < shown))[None, :]
+        seen = ((lane < TILE - _LOOSE) | (lane < shown))[None, :]
     return gl.where(seen, scores, float("-inf"))
 
 
@@ -338,18 +187,18 @@ def _attend(  # type: ignore[no-untyped-def]
     _, q_ready, q_free = turned
     _, k_ready, k_free = keys
     _, v_ready, v_free = values
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, _KEYS, 16])
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIZE, 16])
-    row = gl.arange(0, _HALF, layout=gl.SliceLayout(1, s_layout))
-    token = HALF * (_HALF // PADDED) + row // PADDED
+    row = gl.arange(0, SIDE, layout=gl.SliceLayout(1, s_layout))
+    token = HALF * (SIDE // PADDED) + row // PADDED
     wanted = (token < queries) & (row % PADDED < GROUP)
     sees = gl.load(qpos + first + token, mask=wanted, other=-1)
-    highest = gl.full([_HALF], float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
-    total = gl.zeros([_HALF], gl.float32, gl.SliceLayout(1, s_layout))
-    joint = gl.zeros([_HALF, SIZE], gl.float32, o_layout)
-    zero = gl.zeros([_HALF, _KEYS], gl.float32, s_layout)
+    highest = gl.full([SIDE], float("-inf"), gl.float32, gl.SliceLayout(1, s_layout))
+    total = gl.zeros([SIDE], gl.float32, gl.SliceLayout(1, s_layout))
+    joint = gl.zeros([SIDE, SIZE], gl.float32, o_layout)
+    zero = gl.zeros([SIDE, TILE], gl.float32, s_layout)
     visits, turns, _, _ = tiles
-    turn = _NO_TURN
+    turn = NO_TURN
     change = -1
     if masked > 0:
         joint, highest, total, turn, change = _walk(
@@ -375,9 +224,9 @@ def _attend(  # type: ignore[no-untyped-def]
     some = sums > 0.0
     nonzero = gl.where(some, sums, 1.0)
     result = joint * (1.0 / nonzero)[:, None]
-    row = gl.arange(0, _HALF, layout=gl.SliceLayout(1, o_layout))
+    row = gl.arange(0, SIDE, layout=gl.SliceLayout(1, o_layout))
     dim = gl.arange(0, SIZE, layout=gl.SliceLayout(0, o_layout))[None, :]
-    token = HALF * (_HALF // PADDED) + row // PADDED
+    token = HALF * (SIDE // PADDED) + row // PADDED
     wanted = (token < queries) & (row % PADDED < GROUP)
     head = kv_head * GROUP + row % PADDED
     token = (first + token).to(gl.int64)
@@ -393,7 +242,7 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit(do_not_specialize=["parts"])
-def attend(
+def attend_walk(
     query: gl.tensor,
     key: gl.tensor,
     value: gl.tensor,
@@ -445,12 +294,12 @@ def attend(
     count = gl.load(work + 5)
     part = gl.load(work + 6)
     dtype: gl.constexpr = query.dtype.element_ty
-    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([_KEYS, SIZE], dtype)
+    tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TILE, SIZE], dtype)
     barrier: gl.constexpr = mbarrier.MBarrierLayout()
-    k_smem = gl.allocate_shared_memory(dtype, [2, _KEYS, SIZE], tile)
-    v_smem = gl.allocate_shared_memory(dtype, [2, _KEYS, SIZE], tile)
-    q_smem = gl.allocate_shared_memory(dtype, [2, _HALF, SIZE], tile)
-    q_turned = gl.allocate_shared_memory(dtype, [4, _HALF, SIZE], tile)
+    k_smem = gl.allocate_shared_memory(dtype, [2, TILE, SIZE], tile)
+    v_smem = gl.allocate_shared_memory(dtype, [2, TILE, SIZE], tile)
+    q_smem = gl.allocate_shared_memory(dtype, [2, SIDE, SIZE], tile)
+    q_turned = gl.allocate_shared_memory(dtype, [4, SIDE, SIZE], tile)
     q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     q_free = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
     k_ready = gl.allocate_shared_memory(gl.int64, [2, 1], barrier)
@@ -476,7 +325,7 @@ def attend(
     gl.warp_specialize(
         [
             (
-                _load,
+                load_tiles,
                 (
                     key, value, slots, visits, count, block_stride, slot_stride, keys, values,
                     SIZE, FLAT,
@@ -499,7 +348,7 @@ def attend(
                 ),
             ),
             (
-                _turn,
+                turn_queries,
                 (
                     query, cos_sin, visits, turns, first, queries, kv_head, count, query_stride,
                     query_head, q_smem, turned, SIZE, GROUP, PADDED,

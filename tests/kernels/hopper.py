@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.experimental.gluon._runtime import GluonASTSource
 
 types, fixed = {types!r}, {fixed!r}
-kernel = import_module({module!r}).attend
+kernel = getattr(import_module({module!r}), {name!r})
 names = kernel.arg_names
 types |= {{name: "i32" for name in names if "stride" in name or name.endswith("_head")}}
 even = [name for name in names if name in types and (types[name][0] == "*" or "stride" in name)]
@@ -30,13 +30,13 @@ print("shared", built.metadata.shared)
 """
 
 
-def compiled(module: str, types: Mapping[str, str], fixed: Mapping[str, object]) -> int:
-    """Bytes of shared memory of a module's kernel `attend`, by a process of its own.
+def compiled(module: str, name: str, types: Mapping[str, str], fixed: Mapping[str, object]) -> int:
+    """Bytes of shared memory of a module's kernel `name`, by a process of its own.
 
     `types` are those of all arguments but strides, as Triton's signatures name them.
     """
     pytest.importorskip("triton")
-    script = _COMPILE.format(module=module, types=dict(types), fixed=dict(fixed))
+    script = _COMPILE.format(module=module, name=name, types=dict(types), fixed=dict(fixed))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False
     )

@@ -30,13 +30,12 @@ def walk_of(scene: Scene, workspace_bytes: int = 16 << 20) -> Walk:
         keys.append(own)
         at.append(qpos)
         first, base = first + len(qpos), base + len(own.turns)
-    positions = np.concatenate(at)
     device = scene.table.device
     return Walk.of(
         found,
         keys,
         list(scene.table),
-        np.where(positions == GAP, -1, positions).astype(np.int32),
+        np.concatenate(at),
         scene.rope,
         scene.shape,
         CudaWorkspace(workspace_bytes, device),

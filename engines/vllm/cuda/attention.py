@@ -51,7 +51,8 @@ class Attention:
             logger.warning_once("picbench: %s; PyTorch attends, which is slow", error.message)
             return cls(PlannedRequests(most, None, unrotated=unrotated), DensePlanner(rope))
         planner = _kernels(vllm_config, rope, shape, device, unrotated=unrotated)
-        logger.info_once("picbench: %s (%d MiB)", describe(shape, rope), planner.nbytes >> 20)
+        kernels = describe(shape, rope, planner.rows)
+        logger.info_once("picbench: %s (%d MiB)", kernels, planner.nbytes >> 20)
         return cls(PlannedRequests(most, planner.rows, unrotated=unrotated), planner)
 
 

@@ -8,9 +8,10 @@ import torch
 from hopper import compiled
 
 from picbench.kernels.bench.gpu.scene import rope_table
-from picbench.kernels.cuda import decode
+from picbench.kernels.cuda import decode, device
 from picbench.kernels.cuda.decode import DecodeBatch, Tuning
 from picbench.kernels.cuda.rows import RowTable
+from picbench.kernels.cuda.support import describe
 from picbench.kernels.shape import HeadShape
 
 LLAMA = HeadShape(32, 8, 128, torch.bfloat16)
@@ -22,7 +23,7 @@ def table(*, unrotated: bool = False, tile_blocks: int = 4) -> RowTable:
 
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "runs_gluon", lambda: True)
+    monkeypatch.setattr(device, "runs_gluon", lambda: True)
 
 
 @pytest.mark.usefixtures("hopper")
@@ -50,6 +51,15 @@ def test_what_the_kernel_serves(
         assert not DecodeBatch(rows, 1, shape, rope, Tuning(gluon=False)).gluon
 
 
+@pytest.mark.usefixtures("hopper")
+def test_the_engine_says_what_serves() -> None:
+    rope = rope_table(128, 16, "cpu")
+    served = describe(LLAMA, rope, table())
+    assert served.startswith("decode: Gluon split-KV; link: a walk over the pages, or gather")
+    apart = describe(LLAMA, rope, table(unrotated=True))
+    assert apart.startswith("decode: Triton split-KV; link: gather")
+
+
 def test_other_devices_are_served_by_triton() -> None:
     if torch.cuda.is_available():
         pytest.skip("asks what a machine without a GPU does")
@@ -67,6 +77,6 @@ def test_kernel_compiles_for_hopper_without_a_gpu(kind: str, size: int, group: i
     types |= dict.fromkeys(["query", "key", "value"], f"*{kind}")
     types |= {"scale": "fp32", "splits": "i32"}
     fixed = {"HEADS": 32, "SIZE": size, "GROUP": group, "COLUMNS": max(8, group)}
-    shared = compiled("picbench.kernels.cuda.decode_kernel", types, fixed)
+    shared = compiled("picbench.kernels.cuda.decode_kernel", "attend_columns", types, fixed)
     # Three programs, and 1 KiB of the system's for each, must fit 228 KiB of a multiprocessor.
     assert 3 * (shared + 1024) <= 228 * 1024

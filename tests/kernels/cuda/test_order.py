@@ -10,6 +10,7 @@ from picbench.errors import ConfigError
 from picbench.kernels.bench.gpu.scene import rope_table
 from picbench.kernels.cuda.decode import choose_splits
 from picbench.kernels.cuda.order import LogicalOrder, runs
+from picbench.kernels.cuda.rows import RowTable
 from picbench.kernels.cuda.support import describe, require
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import GAP
@@ -64,7 +65,8 @@ def test_unsupported_heads_are_refused_in_one_line() -> None:
         require(HeadShape(4, 2, 64, torch.float64))
     shape = HeadShape(4, 2, 64, torch.float32)
     require(shape)
-    assert "FlashAttention-3 not usable" in describe(shape, rope_table(64, 8, "cpu"))
+    served = describe(shape, rope_table(64, 8, "cpu"), RowTable(1, 4, "cpu"))
+    assert "FlashAttention-3 not usable" in served and "Triton split-KV" in served
 
 
 def test_workspace_passes_divide_the_heads() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from walk_cases import expected, tiles_of, walk_of
 
 from picbench.kernels.bench.gpu.scene import Slots, draw, plain, planned, relative_error, rope_table
-from picbench.kernels.cuda import link, walk, walk_kernel
+from picbench.kernels.cuda import device, link, walk, walk_kernel
 from picbench.kernels.cuda.key_tiles import KEYS, LOOSE, KeyTiles
 from picbench.kernels.cuda.link import LinkBatch, LinkRequest
 from picbench.kernels.cuda.order import LogicalOrder
@@ -148,7 +148,7 @@ def test_parts_are_cut_until_the_gpu_is_full() -> None:
 def test_few_queries_walk_and_many_have_keys_copied(
     monkeypatch: pytest.MonkeyPatch, new: int, context: int, served: str
 ) -> None:
-    monkeypatch.setattr(walk, "runs_gluon", lambda: True)
+    monkeypatch.setattr(device, "runs_gluon", lambda: True)
     shape = HeadShape(32, 8, 128, torch.bfloat16)
     slots = plain(context, new)
     order = LogicalOrder.of(slots.kpos, slots.turns)
@@ -162,7 +162,7 @@ def test_few_queries_walk_and_many_have_keys_copied(
 
 
 def test_a_walk_that_cannot_pay_is_not_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "runs_gluon", lambda: True)
+    monkeypatch.setattr(device, "runs_gluon", lambda: True)
     monkeypatch.setattr(KeyTiles, "of", lambda *_: pytest.fail("tiles of keys were worked out"))
     slots = plain(2048, 1024)
     order = LogicalOrder.of(slots.kpos, slots.turns)
@@ -190,8 +190,8 @@ class Launches(list[dict[str, object]]):
 
 def test_every_way_to_launch_a_walk_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     launches = Launches()
-    monkeypatch.setattr(walk, "runs_gluon", lambda: True)
-    monkeypatch.setattr(walk_kernel, "attend", launches)
+    monkeypatch.setattr(device, "runs_gluon", lambda: True)
+    monkeypatch.setattr(walk_kernel, "attend_walk", launches)
     monkeypatch.setattr(walk, "merge_parts", lambda *_: None)
     monkeypatch.setattr(Tiles, "attend", lambda *_: None)
     monkeypatch.setattr(link, "gather", lambda *_: None)
@@ -220,5 +220,5 @@ def test_kernel_compiles_for_hopper_without_a_gpu(kind: str, size: int, cut: boo
     types |= dict.fromkeys(["query", "key", "value", "out"], f"*{kind}")
     types |= {"scale": "fp32", "kv_heads": "i32", "parts": "i32"}
     fixed = {"SIZE": size, "GROUP": 4, "PADDED": 4, "CUT": cut, "FLAT": cut}
-    shared = compiled("picbench.kernels.cuda.walk_kernel", types, fixed)
+    shared = compiled("picbench.kernels.cuda.walk_kernel", "attend_walk", types, fixed)
     assert shared <= 232_448  # 227 KiB, what a program may have of an H200's multiprocessor

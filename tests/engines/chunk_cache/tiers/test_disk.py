@@ -22,7 +22,6 @@ CAPACITY = 1 << 20
 _PRELUDE = """
 import os, resource, sys
 from pathlib import Path
-from typing import Any
 from picbench.engines.chunk_cache.tiers.disk import Disk
 tier = Disk(Path(sys.argv[1]), 1 << 20)
 A, B = b"a" * 32, b"b" * 32
