@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any, Self
 
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
-from picbench.engines.layout import lay_out
 from picbench.engines.ledger import Snapshot
 from picbench.engines.pace import Departure, Pace
+from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.policy import Piece
 from picbench.engines.request import Chunk, Hits, Request, Result, Segment, Text, Timings, Tokens
-from picbench.engines.treatment import Piece
-from picbench.engines.vllm.admission import check_request
+from picbench.engines.tokenizer import Tokenizer
+from picbench.engines.vllm.frontend.limits import check_request
 from picbench.engines.vllm.launch import Launched, launch
 from picbench.engines.vllm.settings import REJECTED, PicSettings
-from picbench.engines.vllm.tokenizer import Tokenizer
 from picbench.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
     from vllm.outputs import RequestOutput
 
-    from picbench.engines.chunks import ChunkCache
-    from picbench.engines.plan import Canonical
-    from picbench.engines.vllm.courier import Courier
-    from picbench.engines.vllm.linker import Linker, Report
+    from picbench.engines.cache import ChunkCache
+    from picbench.engines.planning.plan import Canonical
+    from picbench.engines.vllm.scheduler.linker import Linker, Report
+    from picbench.engines.vllm.transfer.tier_client import Courier
 
 
 #: Prompts that are submitted between two steps, in steps' worth of tokens.
@@ -150,7 +150,7 @@ class Engine:
     @property
     def cache(self) -> "ChunkCache":
         """The chunk cache. Raises ConfigError in an engine whose cache cannot be looked into."""
-        from picbench.engines.chunks import ChunkCache
+        from picbench.engines.cache import ChunkCache
 
         if self.config.stock:
             raise ConfigError("stock vLLM has no chunk cache", hint="leave stock off")

@@ -8,14 +8,14 @@ from pathlib import Path
 from random import Random
 
 from picbench.errors import ConfigError, DataError
-from picbench.workloads.chat import Chat
 from picbench.workloads.datasets import Dataset, Reading, find
 from picbench.workloads.datasets.grid import Grid
-from picbench.workloads.prompt import Template, read_prompts
-from picbench.workloads.row import BadRows, Row
+from picbench.workloads.prompts.chat import Chat
+from picbench.workloads.prompts.template import Template, read_prompts
+from picbench.workloads.prompts.tokens import Tokenizer, begin, encode
+from picbench.workloads.prompts.truncate import Frame, truncate
 from picbench.workloads.sample import Part, Sample
-from picbench.workloads.tokens import Tokenizer, begin, encode
-from picbench.workloads.truncate import Frame, truncate
+from picbench.workloads.sources.row import BadRows, Row
 
 #: Tokens that a data set which makes its rows leaves free: the question, the end of a sentence.
 _QUESTION = 128

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from picbench.workloads.cacheblend import stemmed_rouge_l, token_f1
 from picbench.workloads.datasets import Dataset
-from picbench.workloads.tokens import Tokenizer
+from picbench.workloads.metrics.cacheblend import stemmed_rouge_l, token_f1
+from picbench.workloads.prompts.tokens import Tokenizer
 
 Rule = Literal["longbench", "cacheblend"]
 

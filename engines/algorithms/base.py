@@ -5,7 +5,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
 
-from picbench.engines.treatment import Anchor, Pad, Treatment
+from picbench.engines.planning.policy import Anchor, Pad, Treatment
 
 
 class Reuse(Enum):

@@ -5,7 +5,7 @@ from math import ceil
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import CopyingAlgorithm, option
-from picbench.engines.treatment import Treatment
+from picbench.engines.planning.policy import Treatment
 
 
 @dataclass(frozen=True)

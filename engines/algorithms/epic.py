@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import CopyingAlgorithm, option
-from picbench.engines.treatment import Anchor, Treatment
+from picbench.engines.planning.policy import Anchor, Treatment
 
 
 @dataclass(frozen=True)

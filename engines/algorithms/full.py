@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import Algorithm, Reuse
-from picbench.engines.treatment import Treatment
+from picbench.engines.planning.policy import Treatment
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from picbench.engines.algorithms.base import ChunkAlgorithm
 from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.treatment import Treatment
+from picbench.engines.planning.policy import Treatment
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from picbench.engines.algorithms import Reuse, parse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.vllm.device import Device, environment, find
-from picbench.engines.vllm.observer import Observer
+from picbench.engines.vllm.scheduler.block_ledger import Observer
 from picbench.engines.vllm.settings import PicSettings, engine_arguments
 from picbench.errors import ConfigError, EngineError
 

@@ -11,20 +11,20 @@ from typing import Any
 from picbench.engines.algorithms import Algorithm, parse
 from picbench.engines.chunk_cache.tiers.spec import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, DEFAULT_TIERS, PRESSURE
-from picbench.engines.treatment import Layout
+from picbench.engines.planning.policy import Layout
 from picbench.errors import ConfigError
 
 #: Where the settings sit in `additional_config`.
 KEY = "pic"
 
-SCHEDULER = "picbench.engines.vllm.scheduler.PicScheduler"
-CPU_WORKER = "picbench.engines.vllm.worker.PicCPUWorker"
-CUDA_SCHEDULER = "picbench.engines.vllm.cuda.scheduler.PicCudaScheduler"
-CUDA_ASYNC_SCHEDULER = "picbench.engines.vllm.cuda.scheduler.PicAsyncScheduler"
-CUDA_WORKER = "picbench.engines.vllm.cuda.worker.PicGPUWorker"
+SCHEDULER = "picbench.engines.vllm.scheduler.scheduler.PicScheduler"
+CPU_WORKER = "picbench.engines.vllm.worker.cpu.worker.PicCPUWorker"
+CUDA_SCHEDULER = "picbench.engines.vllm.scheduler.cuda_scheduler.PicCudaScheduler"
+CUDA_ASYNC_SCHEDULER = "picbench.engines.vllm.scheduler.cuda_scheduler.PicAsyncScheduler"
+CUDA_WORKER = "picbench.engines.vllm.worker.cuda.worker.PicGPUWorker"
 WORKERS = (CPU_WORKER, CUDA_WORKER)
 CONNECTOR = "PicConnector"
-CONNECTOR_MODULE = "picbench.engines.vllm.connector"
+CONNECTOR_MODULE = "picbench.engines.vllm.transfer.connector"
 
 
 #: vLLM's stop reason of a request that `on_pressure` refused.

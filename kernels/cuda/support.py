@@ -3,8 +3,10 @@
 import torch
 
 from picbench.errors import ConfigError
-from picbench.kernels.cuda import decode, flash, walk
-from picbench.kernels.cuda.rows import RowTable
+from picbench.kernels.cuda.decode import attention as decode
+from picbench.kernels.cuda.decode.request_table import RowTable
+from picbench.kernels.cuda.prefill import flash
+from picbench.kernels.cuda.prefill.paged import paged_prefill
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
@@ -30,7 +32,11 @@ def require(shape: HeadShape) -> None:
 def describe(shape: HeadShape, rope: RopeTable, table: RowTable) -> str:
     """One line that says which kernels serve these heads here."""
     one = "Gluon" if decode.covers(shape, rope, table) else "Triton"
-    few = "a walk over the pages, or " if walk.covers(shape, rope) and not table.unrotated else ""
+    few = (
+        "a walk over the pages, or "
+        if paged_prefill.covers(shape, rope) and not table.unrotated
+        else ""
+    )
     if flash.covers(shape):
         many = "gather and FlashAttention-3"
     else:

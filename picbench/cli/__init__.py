@@ -3,8 +3,8 @@
 import click
 
 from picbench.cli.guard import GuardedGroup
-from picbench.cli.kernels import kernels
 from picbench.cli.listing import listing
+from picbench.cli.measure import kernels
 from picbench.cli.reproduce import reproduce
 from picbench.cli.run import run
 from picbench.cli.traffic import traffic

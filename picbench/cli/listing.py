@@ -45,7 +45,7 @@ def tiers() -> None:
 @listing.command()
 def traffic() -> None:
     """Papers' workloads, for picbench traffic --preset."""
-    from picbench.papers.settings import presets
+    from picbench.papers.paper_settings import presets
 
     _print((name, _settings(values)) for name, values in presets().items())
 

@@ -10,8 +10,8 @@ import click
 from picbench.cli.guard import traced
 
 if TYPE_CHECKING:
-    from picbench.papers.settings import Settings
-    from picbench.services import Services
+    from picbench.papers.paper_settings import Settings
+    from picbench.run.services import Services
 
 
 @click.command()
@@ -57,7 +57,7 @@ def reproduce(
     stopped. Prints DIR/README.md, which has all tables and figures.
     """
     with traced(debug):
-        from picbench.papers.settings import read_settings
+        from picbench.papers.paper_settings import read_settings
 
         found = read_settings(paper, Path(settings) if settings else None)
         changed = _changed(found, model, requests, seeds)
@@ -67,7 +67,7 @@ def reproduce(
 def _changed(
     settings: "Settings", model: str | None, requests: int | None, seeds: int | None
 ) -> "Settings":
-    from picbench.papers.settings import with_requests
+    from picbench.papers.paper_settings import with_requests
 
     if requests is not None:
         settings = with_requests(settings, requests)
@@ -81,9 +81,9 @@ def _changed(
 def _reproduce(
     services: "Services | None", settings: "Settings", figures: Sequence[str], output: Path
 ) -> int:
-    from picbench.papers.reproduce import reproduce as run
-    from picbench.progress import open_progress
-    from picbench.services import Services
+    from picbench.papers.reproduction import reproduce as run
+    from picbench.run.progress import open_progress
+    from picbench.run.services import Services
 
     page = run(settings, figures, output, services or Services(), open_progress)
     click.echo(page.read_text(encoding="utf-8"), file=sys.stdout)

@@ -59,8 +59,8 @@ def traffic(*, out: str, preset: str | None, model: str, debug: bool, **flags: A
 def _traffic(out: Path, preset: str | None, model: str, flags: dict[str, Any]) -> int:
     from dataclasses import asdict
 
-    from picbench.papers.settings import find_preset
-    from picbench.traffic import parse_traffic, write_traffic
+    from picbench.inputs.traffic_file import parse_traffic, write_traffic
+    from picbench.papers.paper_settings import find_preset
     from picbench.workloads import models
 
     settings = find_preset(preset) if preset else {}

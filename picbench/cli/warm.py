@@ -53,6 +53,6 @@ def warm(*, chunks: str, debug: bool, **flags: Any) -> int:
     compiling them. Exits with 4 if a chunk was not stored.
     """
     with traced(debug):
-        from picbench.warm import read_chunks, warm_tiers
+        from picbench.inputs.warm_tiers import read_chunks, warm_tiers
 
         return warm_tiers(read_chunks(Path(chunks)), sys.stdout, **flags)

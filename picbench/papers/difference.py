@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from picbench.errors import InvalidRun
+from picbench.output.ledger_series import HELD
 from picbench.papers.measured import Measured
 from picbench.papers.sheet import Cell, Sheet
-from picbench.series import HELD
 
 
 def difference_table(

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from picbench.output.ledger_series import Series, read_series
+from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY
+from picbench.papers.paper_settings import Point
 from picbench.papers.runs import Planned
-from picbench.papers.settings import Point
-from picbench.series import Series, read_series
-from picbench.store import MANIFEST, MEMORY, SUMMARY
-from picbench.workloads.traffic.facts import Facts
+from picbench.workloads.traffic.traffic_facts import Facts
 
 
 @dataclass(frozen=True, slots=True)

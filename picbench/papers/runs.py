@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from picbench.config import parse_config
 from picbench.errors import ConfigError
-from picbench.job import Job, prepare
-from picbench.papers.settings import Point, Settings
-from picbench.services import Services
-from picbench.store import MANIFEST
-from picbench.traffic import write_traffic
+from picbench.inputs.traffic_file import write_traffic
+from picbench.output.run_directory import MANIFEST
+from picbench.papers.paper_settings import Point, Settings
+from picbench.run.config import parse_config
+from picbench.run.job import Job, prepare
+from picbench.run.services import Services
 from picbench.workloads import models
-from picbench.workloads.traffic.facts import Facts
+from picbench.workloads.traffic.traffic_facts import Facts
 
 
 @dataclass(frozen=True, slots=True)

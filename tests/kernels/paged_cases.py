@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from picbench.kernels.batch import AttentionBatch
-from picbench.kernels.cpu import attend, store
+from picbench.kernels.cpu.attention import attend, store
+from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu.reference import attend_reference
 from picbench.kernels.paging import BLOCK_SIZE, GAP
-from picbench.kernels.reference import attend_reference
 from picbench.kernels.rope import RopeTable, rotate
 from picbench.kernels.shape import HeadShape
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from picbench.errors import EngineError
+from picbench.kernels.cpu.workspace import Workspace
 from picbench.kernels.paging import halves, split
-from picbench.kernels.workspace import Workspace
 
 
 def test_views_cover_a_tile_once() -> None:

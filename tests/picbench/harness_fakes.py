@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from picbench.config import RunConfig
+from picbench.arms.arm_process import run_group
+from picbench.arms.server import Batch, Group
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.request import Hits, Request, Result, Timings, Tokens
 from picbench.errors import ConfigError, EngineError
-from picbench.server import Batch, Group
-from picbench.services import Services
-from picbench.worker import run_group
-from picbench.workload import Workload
+from picbench.inputs.workload import Workload
+from picbench.run.config import RunConfig
+from picbench.run.services import Services
 from picbench.workloads.models import Model
 from picbench.workloads.sample import Part, Sample
 

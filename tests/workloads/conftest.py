@@ -10,7 +10,7 @@ import pytest
 from picbench.workloads.models import Model, load_tokenizer
 from picbench.workloads.models.build import materialise
 from picbench.workloads.models.shapes import TINY
-from picbench.workloads.tokens import Tokenizer
+from picbench.workloads.prompts.tokens import Tokenizer
 
 WriteRows = Callable[..., Path]
 

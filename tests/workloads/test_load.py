@@ -7,9 +7,9 @@ import pytest
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets import find
 from picbench.workloads.load import load_samples
-from picbench.workloads.row import BadRows
+from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sample import Part, Sample
-from picbench.workloads.tokens import Tokenizer
+from picbench.workloads.sources.row import BadRows
 
 CONTEXTS = {
     "musique": "Passage 1:\nAda lived in Oslo.\nPassage 2:\nOslo lies in Norway.",

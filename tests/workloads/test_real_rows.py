@@ -11,9 +11,9 @@ from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets import Reading, find
 from picbench.workloads.load import load_samples
 from picbench.workloads.models import Model, load_tokenizer
+from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sample import Sample
 from picbench.workloads.scoring import find_scorer
-from picbench.workloads.tokens import Tokenizer
 
 NAMES = ["2wikimqa", "hotpotqa", "multi_news", "musique", "needle", "samsum"]
 

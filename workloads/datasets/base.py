@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 
 from picbench.errors import ConfigError
 from picbench.workloads.datasets.grid import Grid
-from picbench.workloads.f1 import f1
-from picbench.workloads.prompt import Template
-from picbench.workloads.rouge import rouge_l
-from picbench.workloads.row import BadRows, Row, read_rows
-from picbench.workloads.segment import Counter, by_tokens
-from picbench.workloads.source import no_rows, row_files
+from picbench.workloads.metrics.f1 import f1
+from picbench.workloads.metrics.rouge import rouge_l
+from picbench.workloads.prompts.segmentation import Counter, by_tokens
+from picbench.workloads.prompts.template import Template
+from picbench.workloads.sources.row import BadRows, Row, read_rows
+from picbench.workloads.sources.source import no_rows, row_files
 
 Metric = Literal["f1", "rouge-l"]
 

@@ -3,8 +3,8 @@
 from typing import ClassVar
 
 from picbench.workloads.datasets.base import Dataset, Metric
-from picbench.workloads.prompt import Template
-from picbench.workloads.segment import articles
+from picbench.workloads.prompts.segmentation import articles
+from picbench.workloads.prompts.template import Template
 
 
 class MultiNews(Dataset):

@@ -11,10 +11,10 @@ from typing import ClassVar
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets.base import Dataset, Metric, Reading
 from picbench.workloads.datasets.grid import EPIC, Grid
-from picbench.workloads.prompt import Template
-from picbench.workloads.row import Row
-from picbench.workloads.segment import sentences
-from picbench.workloads.source import no_rows, row_files, text_files
+from picbench.workloads.prompts.segmentation import sentences
+from picbench.workloads.prompts.template import Template
+from picbench.workloads.sources.row import Row
+from picbench.workloads.sources.source import no_rows, row_files, text_files
 
 _HOTELS = ("Albatross", "Bellweather", "Cormorant", "Dovecote", "Eiderdown", "Foxglove", "Gable",
            "Harbour", "Isthmus", "Juniper", "Kestrel", "Lantern")  # fmt: skip

@@ -10,7 +10,7 @@ from picbench.errors import ConfigError
 from picbench.workloads.models.extras import engine_packages
 from picbench.workloads.models.shapes import SHAPES
 from picbench.workloads.names import closest
-from picbench.workloads.tokens import Tokenizer
+from picbench.workloads.prompts.tokens import Tokenizer
 
 __all__ = ["Model", "describe", "load_tokenizer", "names", "resolve"]
 

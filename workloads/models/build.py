@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from picbench.errors import ConfigError
-from picbench.workloads.cache import cache_directory
+from picbench.workloads.models.build_tokenizer import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL,
+    VOCABULARY,
+    write_tokenizer,
+)
 from picbench.workloads.models.english import TEXT
 from picbench.workloads.models.shapes import Shape
-from picbench.workloads.models.tokenizer import BOS, EOS, PAD, SPECIAL, VOCABULARY, write_tokenizer
+from picbench.workloads.sources.cache_files import cache_directory
 
 #: Raised whenever the same shape is to be written differently.
 _FORMAT = 1

@@ -9,8 +9,8 @@ imported from here does.
 from pathlib import Path
 from typing import Literal
 
-from picbench.workloads.testbed.generate import DATASETS, rows
-from picbench.workloads.testbed.reply import MAX_TOKENS, answer
+from picbench.workloads.synthetic.generate import DATASETS, rows
+from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
 
 __all__ = ["DATASETS", "MAX_TOKENS", "Variant", "answer", "model_path", "rows"]
 

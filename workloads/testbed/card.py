@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from picbench.workloads.testbed.generate import DATASETS
+from picbench.workloads.synthetic.generate import DATASETS
 from picbench.workloads.testbed.lm.recipes import LINKS_EACH
 
 _ABOUT = """# The testbed model

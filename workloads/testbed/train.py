@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from picbench.workloads.testbed import tokenizer as tokenization
+from picbench.workloads.testbed import testbed_tokenizer as tokenization
 from picbench.workloads.testbed.lm.batches import Batches
 from picbench.workloads.testbed.lm.files import LINK_ROWS, load, save_model, save_training
 from picbench.workloads.testbed.lm.llama import Llama, Shape

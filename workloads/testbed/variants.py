@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from picbench.errors import ConfigError
-from picbench.workloads.cache import cache_directory
+from picbench.workloads.sources.cache_files import cache_directory
 from picbench.workloads.testbed.lm.files import WEIGHTS, save_weights, variant_weights
 
 _FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")

@@ -7,8 +7,8 @@ from random import Random
 from typing import Protocol
 
 from picbench.errors import ConfigError
+from picbench.workloads.prompts.tokens import Tokenizer, encode
 from picbench.workloads.sample import Part, Sample
-from picbench.workloads.tokens import Tokenizer, encode
 
 #: The data set of random tokens.
 SYNTHETIC = "synthetic"

@@ -120,7 +120,7 @@ def _content(part: Part) -> dict[str, Any]:
 
 
 def _read_header(line: bytes, path: Path) -> Header:
-    from picbench.workloads.traffic.schema import HeaderSchema
+    from picbench.workloads.traffic.file_schema import HeaderSchema
 
     try:
         found = HeaderSchema.model_validate_json(line)
@@ -165,8 +165,8 @@ class _Reader:
         )
 
     def _take(self, line: bytes, where: str) -> None:
-        from picbench.workloads.schema import first_problem
-        from picbench.workloads.traffic.schema import ChunkSchema, LineSchema
+        from picbench.workloads.sources.row_schema import first_problem
+        from picbench.workloads.traffic.file_schema import ChunkSchema, LineSchema
 
         try:
             found = LineSchema.validate_json(line)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from picbench.errors import ConfigError
+from picbench.workloads.prompts.tokens import Tokenizer, begin, encode
 from picbench.workloads.sample import Part
-from picbench.workloads.tokens import Tokenizer, begin, encode
 from picbench.workloads.traffic.draw import Stream
 
 

@@ -11,7 +11,7 @@ import struct
 import numpy as np
 import xxhash
 
-from picbench.engines.chunk_cache.tiers.base import Allocate, Buffer, Key, pageable
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, pageable
 
 HEADER_BYTES = 64
 

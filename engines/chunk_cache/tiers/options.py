@@ -7,7 +7,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
-from picbench.engines.chunk_cache.tiers.base import TierSpec
+from picbench.engines.chunk_cache.tiers.tier import TierSpec
 from picbench.errors import ConfigError
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {

@@ -12,10 +12,10 @@ from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from urllib.parse import parse_qsl
 
-from picbench.engines.chunk_cache.tiers.base import Allocate, Tier, TierSpec, pageable
-from picbench.engines.chunk_cache.tiers.guard import Guarded
+from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Guarded
 from picbench.engines.chunk_cache.tiers.options import parse_size, reject, seconds_option
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, TierSpec, pageable
 from picbench.errors import ConfigError
 
 GROUP = "picbench.tiers"

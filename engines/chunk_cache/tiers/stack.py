@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from picbench.engines.chunk_cache.tiers.base import Buffer, Key, Usage
 from picbench.engines.chunk_cache.tiers.budget import Budget
 from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, enclose, seal, stamp
-from picbench.engines.chunk_cache.tiers.guard import Counters, Guarded
-from picbench.engines.chunk_cache.tiers.lane import Lane, group_by_size
-from picbench.engines.chunk_cache.tiers.ticket import Ticket
+from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Counters, Guarded
+from picbench.engines.chunk_cache.tiers.guard.lane import Lane, group_by_size
+from picbench.engines.chunk_cache.tiers.guard.ticket import Ticket
+from picbench.engines.chunk_cache.tiers.tier import Buffer, Key, Usage
 
 Sealed = tuple[Key, memoryview]
 

@@ -9,8 +9,8 @@ import pytest
 from chunk_bench import BLOCKS, config, serve
 from tier_faults import Dead, Far, Flipping, Full, Lying, Stuck, Torn
 
-from picbench.engines.chunk_cache.tiers.guard import Guarded
-from picbench.engines.chunk_cache.tiers.host import Host
+from picbench.engines.chunk_cache.tiers.backends.host import Host
+from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Guarded
 from picbench.engines.chunk_cache.tiers.stack import TierStack
 from picbench.engines.engine import Engine
 from picbench.engines.ledger import Snapshot

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from picbench.engines import chunk_pages, layout
 from picbench.engines.algorithms import parse
-from picbench.engines.chunk_cache.coordinator import Coordinator
+from picbench.engines.chunk_cache.resident_chunks import Coordinator
 from picbench.engines.engine import Engine
-from picbench.engines.keys import computed_key
-from picbench.engines.layout import lay_out
 from picbench.engines.pace import Departure
-from picbench.engines.plan import Canonical, Plan
+from picbench.engines.planning import chunk_pages, layout
+from picbench.engines.planning.keys import computed_key
+from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.plan import Canonical, Plan
+from picbench.engines.planning.policy import Layout, Piece
 from picbench.engines.request import Chunk, Request, Text
-from picbench.engines.treatment import Layout, Piece
 from picbench.errors import EngineError
 
 Tokens = tuple[int, ...]
@@ -129,7 +129,7 @@ def test_shared_blocks_stay_bit_identical(engine, inside, draw):
 
 def test_linking_in_place_is_noticed(engine, inside, draw, monkeypatch):
     """A runner that writes linked tokens over the chunk's own slots, as a naive engine would."""
-    from picbench.engines.vllm import backend
+    from picbench.engines.vllm.worker.cpu.worker.cpu import backend
 
     a, b = draw(60, 20), draw(45, 21)
     victim: list[int] = []

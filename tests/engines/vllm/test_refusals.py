@@ -8,11 +8,12 @@ import pytest
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.layout import Footprint
 from picbench.engines.pace import Departure
+from picbench.engines.planning.layout import Footprint
 from picbench.engines.request import Chunk, Request, Text
-from picbench.engines.vllm import plugin, support
-from picbench.engines.vllm.admission import Limits
+from picbench.engines.vllm import compat
+from picbench.engines.vllm.frontend import plugin
+from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError, EngineError
 
@@ -66,27 +67,27 @@ def config(**changes: Any) -> Any:
     ],
 )
 def test_unsupported_settings_are_named(change, message):
-    support.check_config(config())
+    compat.check_config(config())
     with pytest.raises(ConfigError, match=message):
-        support.check_config(config(**change))
+        compat.check_config(config(**change))
 
 
 def test_hybrid_models_are_refused():
     with pytest.raises(ConfigError, match="2 groups"):
-        support.check_kv_groups(2)
+        compat.check_kv_groups(2)
 
 
 def test_another_signature_is_refused():
     def upstream(self: Any, request: Any, more: Any) -> None: ...
 
     with pytest.raises(ConfigError, match="upstream takes"):
-        support.check_signature(upstream, ("self", "request"))
+        compat.check_signature(upstream, ("self", "request"))
 
 
 def test_another_version_is_refused(monkeypatch):
-    monkeypatch.setattr(support, "VLLM", "0.33.0")
+    monkeypatch.setattr(compat, "VLLM", "0.33.0")
     with pytest.raises(ConfigError, match=r"needs vLLM 0\.33\.0, found 0\.32\.0"):
-        support.check_version()
+        compat.check_version()
 
 
 def test_unknown_settings_are_refused():

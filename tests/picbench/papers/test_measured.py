@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.ledger import KINDS, summarise
+from picbench.output.ledger_series import HELD, Series, read_series
+from picbench.output.run_directory import RunDirectory
 from picbench.papers.measured import Spread
 from picbench.papers.sheet import Sheet
-from picbench.series import HELD, Series, read_series
-from picbench.store import RunDirectory
 
 EXACT = st.integers(0, 16 * 50).map(lambda slots: slots / 16)
 

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from picbench.workloads.synthetic.world import invented_names
 from picbench.workloads.testbed import model_path
-from picbench.workloads.testbed.text import names
-from picbench.workloads.testbed.tokenizer import BOS, SPECIAL, VOCABULARY, ids_of, train
+from picbench.workloads.testbed.testbed_tokenizer import BOS, SPECIAL, VOCABULARY, ids_of, train
 
 TOKENIZER = Tokenizer.from_file(str(model_path() / "tokenizer.json"))
 
@@ -34,7 +34,15 @@ def test_special_tokens_are_reserved_and_a_prompt_begins_with_bos() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [names.WOMEN, names.MEN, names.FAMILIES, names.TOWNS, names.LANDS, names.RIVERS]
+    "words",
+    [
+        invented_names.WOMEN,
+        invented_names.MEN,
+        invented_names.FAMILIES,
+        invented_names.TOWNS,
+        invented_names.LANDS,
+        invented_names.RIVERS,
+    ],
 )
 def test_names_have_one_or_two_tokens_a_word(words: tuple[str, ...]) -> None:
     assert max(len(encode(f" {word}")) for word in words) <= 2

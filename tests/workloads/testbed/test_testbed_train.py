@@ -21,7 +21,7 @@ from picbench.workloads.testbed.lm.packing import Packer, Shares, Stage
 from picbench.workloads.testbed.lm.pic import NAIVE, Tokens, collate, expand, visible
 from picbench.workloads.testbed.lm.recipes import LINKS_EACH, RECIPES, Recipe
 from picbench.workloads.testbed.lm.schedule import Schedule
-from picbench.workloads.testbed.tokenizer import LINKS, ids_of
+from picbench.workloads.testbed.testbed_tokenizer import LINKS, ids_of
 from picbench.workloads.testbed.train import train
 
 TOKENIZER = Tokenizer.from_file(str(model_path() / "tokenizer.json"))

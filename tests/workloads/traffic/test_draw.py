@@ -13,8 +13,8 @@ from picbench.errors import ConfigError
 from picbench.workloads.sample import Part
 from picbench.workloads.traffic.corpus import Corpus, Question, Topic, from_tokens
 from picbench.workloads.traffic.draw import draw
-from picbench.workloads.traffic.facts import measure
 from picbench.workloads.traffic.settings import Traffic
+from picbench.workloads.traffic.traffic_facts import measure
 
 Make = Callable[..., Corpus]
 

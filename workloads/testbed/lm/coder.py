@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-from picbench.workloads.testbed.tokenizer import BOS, EOS, LINKS, ids_of
+from picbench.workloads.testbed.testbed_tokenizer import BOS, EOS, LINKS, ids_of
 
 
 class Coder:

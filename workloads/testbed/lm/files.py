@@ -11,7 +11,7 @@ from torch import Tensor
 
 from picbench.workloads.testbed.lm.llama import Llama, Shape
 from picbench.workloads.testbed.lm.lowrank import merge
-from picbench.workloads.testbed.tokenizer import BOS, EOS, LINKS, PAD, ids_of
+from picbench.workloads.testbed.testbed_tokenizer import BOS, EOS, LINKS, PAD, ids_of
 
 WEIGHTS = "model.safetensors"
 #: In a delta: the embeddings of the first link tokens.

@@ -8,13 +8,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from picbench.workloads.testbed.generate import DATASETS, rows
+from picbench.workloads.synthetic.generate import DATASETS, rows
+from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
 from picbench.workloads.testbed.lm.coder import Coder
 from picbench.workloads.testbed.lm.decode import generate
 from picbench.workloads.testbed.lm.llama import Llama
 from picbench.workloads.testbed.lm.pic import Arm, Tokens, collate, expand
-from picbench.workloads.testbed.prompt import dataset, prompt
-from picbench.workloads.testbed.reply import MAX_TOKENS, answer
+from picbench.workloads.testbed.testbed_prompt import dataset, prompt
 
 #: Rows of a batch on a GPU and elsewhere: masks take memory with the square of the length.
 _AT_ONCE = {"cuda": 200, "cpu": 4}

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from picbench.workloads.testbed.example import Example, Level
-from picbench.workloads.testbed.generate import DATASETS, example
+from picbench.workloads.synthetic.example import Example, Level
+from picbench.workloads.synthetic.generate import DATASETS, example
+from picbench.workloads.synthetic.world.passages import Manner
 from picbench.workloads.testbed.lm.coder import Coder
-from picbench.workloads.testbed.prompt import prompt
-from picbench.workloads.testbed.text.passages import Manner
+from picbench.workloads.testbed.testbed_prompt import prompt
 
 #: Tokens of the largest context of each data set.
 _LARGEST = MappingProxyType(

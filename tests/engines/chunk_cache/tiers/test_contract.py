@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from redis_process import RedisProcess
 
-from picbench.engines.chunk_cache.tiers.base import Tier
-from picbench.engines.chunk_cache.tiers.disk import Disk
-from picbench.engines.chunk_cache.tiers.host import Host
-from picbench.engines.chunk_cache.tiers.redis import Redis
+from picbench.engines.chunk_cache.tiers.backends.disk import Disk
+from picbench.engines.chunk_cache.tiers.backends.host import Host
+from picbench.engines.chunk_cache.tiers.backends.redis import Redis
+from picbench.engines.chunk_cache.tiers.tier import Tier
 
 CAPACITY = 100
 

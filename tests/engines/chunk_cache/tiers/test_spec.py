@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.chunk_cache.tiers import options
-from picbench.engines.chunk_cache.tiers.base import TierSpec, pageable
-from picbench.engines.chunk_cache.tiers.lmcache import LMCache
-from picbench.engines.chunk_cache.tiers.mooncake import Mooncake
+from picbench.engines.chunk_cache.tiers.backends.lmcache import LMCache
+from picbench.engines.chunk_cache.tiers.backends.mooncake import Mooncake
 from picbench.engines.chunk_cache.tiers.spec import describe_tiers, open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.tier import TierSpec, pageable
 from picbench.errors import ConfigError
 
 

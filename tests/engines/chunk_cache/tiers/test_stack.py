@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tier_faults import Dead, Far, Flipping, Full, Lying, Stuck, Torn
 
-from picbench.engines.chunk_cache.tiers.base import Key
+from picbench.engines.chunk_cache.tiers.backends.host import Host
 from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, seal
-from picbench.engines.chunk_cache.tiers.guard import Guarded
-from picbench.engines.chunk_cache.tiers.host import Host
-from picbench.engines.chunk_cache.tiers.lane import group_by_size
+from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Guarded
+from picbench.engines.chunk_cache.tiers.guard.lane import group_by_size
 from picbench.engines.chunk_cache.tiers.stack import Fetched, StackLimits, TierStack
+from picbench.engines.chunk_cache.tiers.tier import Key
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 WAIT = 20.0

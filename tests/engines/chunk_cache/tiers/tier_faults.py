@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from threading import Event
 from typing import ClassVar, Self
 
-from picbench.engines.chunk_cache.tiers.base import Allocate, Buffer, Key, Tier, TierSpec, Usage
-from picbench.engines.chunk_cache.tiers.host import Host
+from picbench.engines.chunk_cache.tiers.backends.host import Host
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
 
 
 class Far(Tier):

@@ -5,7 +5,11 @@ import torch
 from torch import Tensor
 
 from picbench.errors import EngineError
-from picbench.kernels.bench.gpu.scene import (
+from picbench.kernels.cuda.decode.attention import DecodeBatch, Tuning, decode
+from picbench.kernels.cuda.decode.request_table import RowTable
+from picbench.kernels.cuda.device import runs_gluon
+from picbench.kernels.shape import HeadShape
+from picbench.measure.kernels.scene import (
     Scene,
     Slots,
     draw,
@@ -14,10 +18,6 @@ from picbench.kernels.bench.gpu.scene import (
     relative_error,
     rope_table,
 )
-from picbench.kernels.cuda.decode import DecodeBatch, Tuning, decode
-from picbench.kernels.cuda.device import runs_gluon
-from picbench.kernels.cuda.rows import RowTable
-from picbench.kernels.shape import HeadShape
 
 UNTOUCHED = 7.0
 

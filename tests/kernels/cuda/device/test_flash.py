@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from picbench.kernels.bench.gpu.scene import draw, plain, planned, relative_error, rope_table
-from picbench.kernels.cuda import flash, order
-from picbench.kernels.cuda.gather import PAGE
 from picbench.kernels.cuda.merge import merge, merge_reference
-from picbench.kernels.cuda.parts import PartBatch, decode_parts, parts_of
-from picbench.kernels.cuda.tiles import Tiles, tile_rows, tokens_of
+from picbench.kernels.cuda.prefill import flash, logical_order
+from picbench.kernels.cuda.prefill.gather_rotated import PAGE
+from picbench.kernels.cuda.prefill.tiled import Tiles, tile_rows, tokens_of
 from picbench.kernels.shape import HeadShape
+from picbench.measure.kernels.per_chunk_flash import PartBatch, decode_parts, parts_of
+from picbench.measure.kernels.scene import draw, plain, planned, relative_error, rope_table
 
 
 @pytest.fixture(params=[torch.float16, torch.bfloat16] if flash.available() else [torch.float16])
@@ -45,7 +45,7 @@ def test_decode_by_parts(shape: HeadShape, tolerance: float, most: int) -> None:
 @needs_flash
 def test_tiles_equal_flash(shape: HeadShape, tolerance: float) -> None:
     seen = np.concatenate([np.arange(1, 17), np.arange(300, 317), np.arange(118, 251)])
-    runs = order.runs(seen.astype(np.int32))
+    runs = logical_order.runs(seen.astype(np.int32))
     query = torch.randn(len(seen), shape.num_heads, shape.head_size, device="cuda").to(shape.dtype)
     size = (2, 3, PAGE, shape.num_kv_heads, shape.head_size)
     key, value = torch.randn(size, device="cuda").to(shape.dtype)

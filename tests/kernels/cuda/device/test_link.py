@@ -5,7 +5,13 @@ import torch
 from torch import Tensor
 
 from picbench.errors import ConfigError
-from picbench.kernels.bench.gpu.scene import (
+from picbench.kernels.cuda.prefill.gather_rotated import PAGE, gather, gather_reference
+from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
+from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
+from picbench.kernels.cuda.workspace import CudaWorkspace
+from picbench.kernels.paging import BLOCK_SIZE, GAP
+from picbench.kernels.shape import HeadShape
+from picbench.measure.kernels.scene import (
     Scene,
     Slots,
     draw,
@@ -14,12 +20,6 @@ from picbench.kernels.bench.gpu.scene import (
     relative_error,
     rope_table,
 )
-from picbench.kernels.cuda.gather import PAGE, gather, gather_reference
-from picbench.kernels.cuda.link import LinkBatch, LinkRequest, link
-from picbench.kernels.cuda.order import LogicalOrder
-from picbench.kernels.cuda.workspace import CudaWorkspace
-from picbench.kernels.paging import BLOCK_SIZE, GAP
-from picbench.kernels.shape import HeadShape
 
 ON_GPU = torch.cuda.is_available()
 

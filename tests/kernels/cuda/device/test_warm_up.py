@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from picbench.kernels.bench.gpu.scene import rope_table
-from picbench.kernels.cuda import warm_up
-from picbench.kernels.cuda.tiles import Tiles
+from picbench.kernels.cuda.prefill import warm_up
+from picbench.kernels.cuda.prefill.tiled import Tiles
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.shape import HeadShape
+from picbench.measure.kernels.scene import rope_table
 
 
 def test_every_way_to_launch_tiles_is_warmed_up(

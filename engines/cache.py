@@ -1,0 +1,180 @@
+"""The chunk cache of an engine, for people: what is in it, and putting things in and out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from picbench.engines.planning.keys import Key
+from picbench.engines.planning.plan import Canonical
+from picbench.engines.request import Chunk, Request, Text
+from picbench.engines.vllm.scheduler.chunk_jobs import Supply
+from picbench.engines.vllm.transfer.tier_client import Courier
+from picbench.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkInfo:
+    """A chunk in the KV pool: its size, how often requests used it, and where else it is.
+
+    `name` is the start of its key in hexadecimal, `idle_s` the seconds since its last use.
+    `blocks` are those left of its KV in the pool; `remote` says that a tier has it, too.
+    """
+
+    name: str
+    tokens: int
+    blocks: int
+    hits: int
+    idle_s: float
+    pinned: bool
+    remote: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TierInfo:
+    """What a tier holds and did since the engine started: chunks and bytes.
+
+    `loaded_bytes` came from the tier, `stored_bytes` went to it; `failures` are errors, time-outs
+    and broken values, each of which counted as a miss. `objects` and `bytes` are None while the
+    tier does not answer.
+    """
+
+    name: str
+    objects: int | None
+    bytes: int | None
+    capacity: int | None
+    hits: int
+    misses: int
+    stored: int
+    refused: int
+    failures: int
+    loaded_bytes: int
+    stored_bytes: int
+
+
+class ChunkCache:
+    """Looks into the chunk cache of one engine, and warms, pins and drops chunks.
+
+    Chunks are named by their content under the engine's default algorithm; `prefix` is the text in
+    front of them, which matters only to algorithms that compile behind it (``anchored=on``), and
+    `salt` the tenant whose requests may use them.
+    """
+
+    def __init__(
+        self,
+        supply: Supply,
+        courier: Courier,
+        serve: Callable[[Sequence[Request]], object],
+        locate: Callable[[Request], Canonical | None],
+        drain: Callable[[], None],
+    ) -> None:
+        self._supply = supply
+        self._courier = courier
+        self._serve = serve
+        self._locate = locate
+        self._drain = drain
+
+    @property
+    def chunks(self) -> list[ChunkInfo]:
+        """The chunks in the KV pool, the most recently used one first."""
+        found = sorted(self._supply.chunks, key=lambda chunk: -chunk.last_use)
+        now = self._supply.chunks.clock()
+        return [
+            ChunkInfo(
+                name=chunk.key.hex()[2:14],
+                tokens=chunk.tokens,
+                blocks=len(chunk.pages),
+                hits=chunk.hits,
+                idle_s=now - chunk.last_use,
+                pinned=self._supply.is_pinned(chunk.key),
+                remote=self._supply.stored(chunk.key),
+            )
+            for chunk in found
+        ]
+
+    @property
+    def tiers(self) -> list[TierInfo]:
+        """The tiers behind the pool, nearest first."""
+        usage = self._courier.usage
+        return [
+            TierInfo(
+                name=name,
+                objects=held.objects if (held := usage.get(name)) else None,
+                bytes=held.bytes if held else None,
+                capacity=held.capacity if held else None,
+                hits=done.hits,
+                misses=done.misses,
+                stored=done.stored,
+                refused=done.refused,
+                failures=done.errors + done.timeouts + done.corrupt,
+                loaded_bytes=done.bytes_read,
+                stored_bytes=done.bytes_written,
+            )
+            for name, done in self._courier.counters.items()
+        ]
+
+    @property
+    def moved(self) -> Mapping[str, tuple[int, int]]:
+        """Bytes (loaded, stored) by tier since the engine started."""
+        return {t.name: (t.loaded_bytes, t.stored_bytes) for t in self.tiers}
+
+    def stored(
+        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
+    ) -> int:
+        """How many of the chunks a tier has, as far as is known.
+
+        A chunk that the algorithm always recomputes as a whole counts: there is nothing to store.
+        """
+        keys = [self._key(chunk, prefix, salt) for chunk in chunks]
+        return sum(key is None or self._supply.stored(key) for key in keys)
+
+    def warm(
+        self,
+        chunks: Sequence[Chunk],
+        prefix: Text | None = None,
+        *,
+        salt: str | None = None,
+        pin: bool = False,
+    ) -> None:
+        """Compile chunks, or fetch them, and wait until the tiers have them.
+
+        With `pin` they are not evicted until they are unpinned, or until a request comes that
+        could never run beside them.
+        """
+        self._serve([_request(chunk, prefix, salt) for chunk in chunks])
+        self._drain()
+        if pin:
+            self.pin(chunks, prefix, salt)
+
+    def pin(
+        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
+    ) -> None:
+        """Keep chunks in the pool. Raises ConfigError for one that is not there."""
+        for key in self._keys(chunks, prefix, salt):
+            if not self._supply.pin(key):
+                raise ConfigError("a chunk to pin is not in the KV pool", hint="warm it first")
+
+    def unpin(
+        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
+    ) -> None:
+        """Let chunks be evicted again."""
+        for key in self._keys(chunks, prefix, salt):
+            self._supply.unpin(key)
+
+    def drop(
+        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
+    ) -> int:
+        """Forget chunks that no request uses and nobody pinned; return how many."""
+        return sum(map(self._supply.chunks.drop, self._keys(chunks, prefix, salt)))
+
+    def _keys(self, chunks: Sequence[Chunk], prefix: Text | None, salt: str | None) -> list[Key]:
+        keys = [self._key(chunk, prefix, salt) for chunk in chunks]
+        return [key for key in keys if key is not None]
+
+    def _key(self, chunk: Chunk, prefix: Text | None, salt: str | None) -> Key | None:
+        canonical = self._locate(_request(chunk, prefix, salt))
+        return canonical.key if canonical else None
+
+
+def _request(chunk: Chunk, prefix: Text | None, salt: str | None) -> Request:
+    """A request that has a chunk compiled: some text must follow, so one token is generated."""
+    segments = [*([prefix] if prefix else []), chunk, Text(tokens=(0,))]
+    return Request(segments, max_tokens=1, salt=salt)

@@ -1,0 +1,1 @@
+"""The tiers by kind: host memory, disk, Redis, LMCache, Mooncake."""

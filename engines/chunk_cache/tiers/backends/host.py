@@ -1,0 +1,135 @@
+"""Host memory: the tier that every other one is promoted into."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from threading import Lock
+from typing import ClassVar, Self
+
+from picbench.engines.chunk_cache.tiers.envelope import copy_bytes
+from picbench.engines.chunk_cache.tiers.options import check_options, no_location, require_capacity
+from picbench.engines.chunk_cache.tiers.tier import (
+    Allocate,
+    Buffer,
+    Key,
+    Tier,
+    TierSpec,
+    Usage,
+    pageable,
+)
+
+
+class Host(Tier):
+    """A bounded pool of this process's memory, least recently used out first.
+
+    Each value is an allocation of its own, so an evicted one lives on for whoever still reads it:
+    memory in use is at most `capacity` plus what readers hold. The bound holds for values that are
+    still being copied, too.
+    """
+
+    kind: ClassVar[str] = "host"
+    summary: ClassVar[str] = "memory of this machine, pinned where a GPU reads it"
+    notation: ClassVar[str] = "host:4GiB"
+    immediate: ClassVar[bool] = True
+
+    def __init__(self, capacity: int, allocate: Allocate = pageable) -> None:
+        self.name = self.kind
+        self._capacity = capacity
+        self._allocate = allocate
+        self._lock = Lock()
+        self._values: OrderedDict[Key, memoryview] = OrderedDict()
+        self._bytes = 0
+        self._evictions = 0
+        self._refused = 0
+
+    @classmethod
+    def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
+        """``host:4GiB``: the capacity is required."""
+        no_location(spec)
+        check_options(spec)
+        return cls(require_capacity(spec), allocate)
+
+    def exists(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether a value is there, per key."""
+        with self._lock:
+            return [key in self._values for key in keys]
+
+    def put(self, items: Sequence[tuple[Key, Buffer]]) -> list[bool]:
+        """Copy values into memory of their own; False for what exceeds the capacity or memory."""
+        return [self._put(key, memoryview(value)) for key, value in items]
+
+    def get(self, keys: Sequence[Key]) -> list[Buffer | None]:
+        """Read-only views of the memory that is kept; no copies."""
+        with self._lock:
+            return [self._touch(key) for key in keys]
+
+    def delete(self, keys: Sequence[Key]) -> None:
+        """Drop values."""
+        with self._lock:
+            for key in keys:
+                self._drop(key)
+
+    def usage(self) -> Usage:
+        """What is held; `bytes` includes values that are being copied."""
+        with self._lock:
+            return Usage(
+                objects=len(self._values),
+                bytes=self._bytes,
+                capacity=self._capacity,
+                evictions=self._evictions,
+                refused=self._refused,
+            )
+
+    def close(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0
+
+    def _put(self, key: Key, value: memoryview) -> bool:
+        if not self._reserve(key, value.nbytes):
+            return False
+        try:
+            copy = self._allocate(value.nbytes)
+            copy_bytes(copy, value)
+        except MemoryError:
+            self._release(value.nbytes)
+            return False
+        with self._lock:
+            self._drop(key)
+            self._values[key] = copy
+        return True
+
+    def _reserve(self, key: Key, nbytes: int) -> bool:
+        """Count `nbytes` as held, at the cost of the values used least recently."""
+        with self._lock:
+            if nbytes <= self._capacity:
+                self._drop(key)
+                while self._values and self._bytes + nbytes > self._capacity:
+                    self._evict()
+            # With nothing left to evict, others may still be copying what they reserved.
+            fits = self._bytes + nbytes <= self._capacity
+            self._bytes += nbytes if fits else 0
+            self._refused += not fits
+            return fits
+
+    def _release(self, nbytes: int) -> None:
+        with self._lock:
+            self._bytes -= nbytes
+            self._refused += 1
+
+    def _evict(self) -> None:
+        _, value = self._values.popitem(last=False)
+        self._bytes -= value.nbytes
+        self._evictions += 1
+
+    def _drop(self, key: Key) -> None:
+        value = self._values.pop(key, None)
+        if value is not None:
+            self._bytes -= value.nbytes
+
+    def _touch(self, key: Key) -> memoryview | None:
+        value = self._values.get(key)
+        if value is None:
+            return None
+        self._values.move_to_end(key)
+        return value.toreadonly()

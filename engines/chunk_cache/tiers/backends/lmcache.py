@@ -1,0 +1,169 @@
+"""LMCache's cache server (``lmcache_server``, the server behind LMCache's ``lm://`` addresses)."""
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from threading import Lock
+from typing import Any, ClassVar, Self
+
+from picbench.engines.chunk_cache.tiers.options import (
+    check_options,
+    import_client,
+    reject,
+    require_location,
+)
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
+
+#: The protocol's lengths are 32-bit.
+LARGEST_VALUE = (1 << 31) - 1
+
+
+class LMCache(Tier):
+    """Values under LMCache cache keys of a model called ``picbench``.
+
+    Messages are LMCache's own (lmcache/v1/protocol.py), values its binary format. The server keeps
+    everything in its memory, knows no bound, and cannot delete: a deleted value is replaced by an
+    empty one, and empty ones count as absent.
+    """
+
+    kind: ClassVar[str] = "lmcache"
+    summary: ClassVar[str] = "LMCache's cache server (lm://); unbounded"
+    notation: ClassVar[str] = "lmcache:host:65432"
+
+    def __init__(self, protocol: Any, address: tuple[str, int], timeout: float) -> None:
+        self.name = f"{self.kind}:{address[0]}:{address[1]}"
+        self._messages = _Messages(protocol)
+        self._address = address
+        self._timeout = timeout
+        self._lock = Lock()
+        self._idle: list[socket.socket] = []
+        self._refused = 0
+
+    @classmethod
+    def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
+        """``lmcache:host:port``; the client is LMCache's, which imports torch."""
+        check_options(spec)
+        if spec.capacity is not None:
+            reject(spec, "the server has no bound", "leave the capacity out")
+        location = require_location(spec, "the server's address", cls.notation)
+        host, _, port = location.removeprefix("//").rpartition(":")
+        if not host or not port.isdecimal():
+            reject(spec, f"{location!r} is not host:port", f"write {cls.notation}")
+        import_client(spec, "lmcache")
+        protocol = import_client(spec, "lmcache.v1.protocol")
+        return cls(protocol, (host, int(port)), spec.deadline)
+
+    def exists(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether the server holds a value, per key; deleted ones count until they are read."""
+        with self._connection() as connection:
+            return [self._exists(connection, key) for key in keys]
+
+    def put(self, items: Sequence[tuple[Key, Buffer]]) -> list[bool]:
+        """Send values; the server acknowledges nothing, so it is asked whether they are there."""
+        with self._connection() as connection:
+            return [self._put(connection, key, memoryview(value)) for key, value in items]
+
+    def get(self, keys: Sequence[Key]) -> list[Buffer | None]:
+        """Read values, one request each."""
+        with self._connection() as connection:
+            return [self._get(connection, key) for key in keys]
+
+    def delete(self, keys: Sequence[Key]) -> None:
+        """Replace values by empty ones."""
+        with self._connection() as connection:
+            for key in keys:
+                if self._exists(connection, key):
+                    connection.sendall(self._messages.put(key, 0))
+
+    def usage(self) -> Usage:
+        """The server does not say what it holds."""
+        return Usage(objects=None, bytes=None, capacity=None, refused=self._refused)
+
+    def close(self) -> None:
+        """Close the connections; values stay."""
+        with self._lock:
+            while self._idle:
+                self._idle.pop().close()
+
+    def _exists(self, connection: socket.socket, key: Key) -> bool:
+        connection.sendall(self._messages.exists(key))
+        return self._reply(connection) is not None
+
+    def _put(self, connection: socket.socket, key: Key, value: memoryview) -> bool:
+        if not 0 < value.nbytes <= LARGEST_VALUE:
+            with self._lock:
+                self._refused += 1
+            return False
+        connection.sendall(self._messages.put(key, value.nbytes))
+        connection.sendall(value)
+        return self._exists(connection, key)
+
+    def _get(self, connection: socket.socket, key: Key) -> bytearray | None:
+        connection.sendall(self._messages.get(key))
+        length = self._reply(connection)
+        return _receive(connection, length) if length else None
+
+    def _reply(self, connection: socket.socket) -> int | None:
+        """Length of the value that follows, None where the server has none."""
+        return self._messages.length(_receive(connection, self._messages.reply_bytes))
+
+    @contextmanager
+    def _connection(self) -> Iterator[socket.socket]:
+        """A connection for one batch; after an error its stream is out of step, so it is closed."""
+        with self._lock:
+            idle = self._idle.pop() if self._idle else None
+        connection = idle or socket.create_connection(self._address, self._timeout)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        with self._lock:
+            self._idle.append(connection)
+
+
+class _Messages:
+    """LMCache's messages about values of bytes."""
+
+    def __init__(self, protocol: Any) -> None:
+        self._protocol = protocol
+        self.reply_bytes: int = protocol.ServerMetaMessage.packlength()
+
+    def put(self, key: Key, nbytes: int) -> bytes:
+        return self._message(self._protocol.ClientCommand.PUT, key, nbytes)
+
+    def get(self, key: Key) -> bytes:
+        return self._message(self._protocol.ClientCommand.GET, key)
+
+    def exists(self, key: Key) -> bytes:
+        return self._message(self._protocol.ClientCommand.EXIST, key)
+
+    def length(self, reply: bytes | bytearray) -> int | None:
+        message = self._protocol.ServerMetaMessage.deserialize(reply)
+        found = message.code == self._protocol.ServerReturnCode.SUCCESS
+        return int(message.length) if found else None
+
+    def _message(self, command: Any, key: Key, nbytes: int = 0) -> bytes:
+        torch, utils = import_module("torch"), import_module("lmcache.utils")
+        message = self._protocol.ClientMetaMessage(
+            command,
+            # The leading one keeps keys apart that differ in leading zeros.
+            utils.CacheEngineKey("picbench", 1, 0, int.from_bytes(b"\1" + key), torch.uint8),
+            nbytes,
+            self._protocol.MemoryFormat.BINARY,
+            torch.uint8,
+            torch.Size([nbytes, 0, 0, 0]),
+        )
+        return bytes(message.serialize())
+
+
+def _receive(connection: socket.socket, nbytes: int) -> bytearray:
+    received = bytearray(nbytes)
+    left = memoryview(received)
+    while left.nbytes:
+        count = connection.recv_into(left)
+        if not count:
+            raise ConnectionError("the server closed the connection")
+        left = left[count:]
+    return received

@@ -1,0 +1,180 @@
+"""A Redis or Valkey server: a tier that engines on several machines share."""
+
+from collections.abc import Sequence
+from threading import Lock
+from typing import Any, ClassVar, Self
+
+from picbench.engines.chunk_cache.tiers.backends.redis_bound import RedisBound
+from picbench.engines.chunk_cache.tiers.options import (
+    check_options,
+    import_client,
+    reject,
+    require_location,
+    seconds_option,
+)
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
+
+#: Servers close the connection on longer strings (proto-max-bulk-len's default).
+LARGEST_VALUE = 512 << 20
+
+_VALUES = b"picbench:v:"
+_SCAN = 1000
+_READ_BYTES = 1 << 20  # values are megabytes; the client's default is 64 KiB
+
+
+class Redis(Tier):
+    """Values as strings under ``picbench:v:<key>`` in one server.
+
+    With a capacity, all clients keep it together, least recently used out first; without, bounding
+    is left to the server's ``maxmemory`` and to `ttl` (seconds since the last write). What the
+    server has no memory for is not kept. Every batch is a round trip or two.
+    """
+
+    kind: ClassVar[str] = "redis"
+    summary: ClassVar[str] = "a Redis or Valkey server, shared by engines on any machine"
+    notation: ClassVar[str] = "redis://host:6379/0:10GiB?ttl=1h&tls=on"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        name: str,
+        client_library: Any,
+        capacity: int | None = None,
+        ttl: float | None = None,
+        timeout: float = 2.0,
+    ) -> None:
+        self.name = name
+        self._client = _connect(client_library, url, timeout)
+        self._bound = RedisBound(self._client, _VALUES, capacity) if capacity else None
+        self._capacity = capacity
+        self._largest = min(capacity or LARGEST_VALUE, LARGEST_VALUE)
+        self._expiry = max(1, round(ttl * 1000)) if ttl else None
+        self._error: type[Exception] = client_library.exceptions.ResponseError
+        self._lock = Lock()
+        self._evictions = 0
+        self._refused = 0
+
+    @classmethod
+    def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
+        """``redis://[user:password@]host[:port][/database][:capacity][?ttl=1h&tls=on]``."""
+        check_options(spec, ["ttl", "tls"])
+        address = require_location(spec, "a server", cls.notation)
+        if spec.options.get("tls", "off") not in ("on", "off"):
+            reject(spec, f"tls={spec.options['tls']} is not possible", "write tls=on or tls=off")
+        scheme = "rediss" if spec.options.get("tls") == "on" else "redis"
+        library = import_client(spec, "redis")
+        try:
+            return cls(
+                f"{scheme}:{address}",
+                name=f"{scheme}://{address.rpartition('@')[2].lstrip('/')}",
+                client_library=library,
+                capacity=spec.capacity,
+                ttl=seconds_option(spec, "ttl"),
+                timeout=spec.deadline,
+            )
+        except ValueError as error:
+            reject(spec, f"cannot read the address: {error}", f"write {cls.notation}")
+
+    def exists(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether the server holds a value, per key."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.exists(_VALUES + key)
+            return [bool(count) for count in pipeline.execute()]
+
+    def put(self, items: Sequence[tuple[Key, Buffer]]) -> list[bool]:
+        """Set values; False for what the capacity, the server's memory or the protocol refuses."""
+        sizes = [memoryview(value).nbytes for _, value in items]
+        fitting = [i for i, size in enumerate(sizes) if size <= self._largest]
+        kept = [False] * len(items)
+        for i, stays in zip(fitting, self._set([items[i] for i in fitting]), strict=True):
+            kept[i] = stays
+        with self._lock:
+            self._refused += kept.count(False)
+        return kept
+
+    def get(self, keys: Sequence[Key]) -> list[Buffer | None]:
+        """Read values in one round trip."""
+        if not keys:
+            return []
+        values: list[Buffer | None] = self._client.mget([_VALUES + key for key in keys])
+        self._touch([k for k, value in zip(keys, values, strict=True) if value])
+        return values
+
+    def delete(self, keys: Sequence[Key]) -> None:
+        """Delete values."""
+        if not keys:
+            return
+        self._client.delete(*(_VALUES + key for key in keys))
+        if self._bound:
+            self._bound.forget(keys)
+
+    def usage(self) -> Usage:
+        """What all clients keep in the server's database, by walking through it."""
+        objects = nbytes = cursor = 0
+        while True:
+            cursor, keys = self._client.scan(cursor, match=_VALUES + b"*", count=_SCAN)
+            lengths = self._lengths(keys)
+            objects += len(lengths)
+            nbytes += sum(lengths)
+            if not cursor:
+                return Usage(objects, nbytes, self._capacity, self._evictions, self._refused)
+
+    def close(self) -> None:
+        """Close the connections; values stay."""
+        self._client.close()
+
+    def _set(self, items: Sequence[tuple[Key, Buffer]]) -> list[bool]:
+        """Whether the server kept each value; raises what is not about its memory."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            for key, value in items:
+                if self._bound:
+                    self._bound.set(pipeline, key, value, self._expiry)
+                else:
+                    pipeline.set(_VALUES + key, value, px=self._expiry)
+            replies = pipeline.execute(raise_on_error=False)
+        kept = [self._is_kept(reply) for reply in replies]
+        if self._bound:
+            with self._lock:
+                self._evictions += sum(n for n in replies if isinstance(n, int))
+        return kept
+
+    def _is_kept(self, reply: object) -> bool:
+        if isinstance(reply, Exception) and not _is_full(reply):
+            raise reply
+        return not isinstance(reply, Exception)
+
+    def _touch(self, keys: Sequence[Key]) -> None:
+        """Note the use of values, which takes memory that the server may not have."""
+        if self._bound is None:
+            return
+        try:
+            self._bound.touch(keys)
+        except self._error as error:
+            if not _is_full(error):
+                raise
+
+    def _lengths(self, keys: Sequence[bytes]) -> list[int]:
+        """Lengths in bytes of those of the keys that are values."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            for key in keys:
+                pipeline.strlen(key)
+            return [length for length in pipeline.execute() if length]
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether a server is out of memory; from within a script it says so by its text alone."""
+    return "when used memory > 'maxmemory'" in str(error)
+
+
+def _connect(library: Any, url: str, timeout: float) -> Any:
+    """A client that never waits longer than `timeout` seconds and never retries on its own."""
+    return library.Redis.from_url(
+        url,
+        protocol=2,
+        socket_timeout=timeout,
+        socket_connect_timeout=timeout,
+        socket_read_size=_READ_BYTES,
+        retry=library.retry.Retry(library.backoff.NoBackoff(), 0),
+    )

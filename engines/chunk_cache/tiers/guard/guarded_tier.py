@@ -1,0 +1,203 @@
+"""One tier, kept from costing more than a little time: deadlines, back-off, checksums, counters."""
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from threading import Lock
+from typing import TypeVar
+
+from picbench.engines.chunk_cache.tiers.envelope import unseal
+from picbench.engines.chunk_cache.tiers.guard.breaker import Backoff, Breaker
+from picbench.engines.chunk_cache.tiers.guard.timebox import Timebox
+from picbench.engines.chunk_cache.tiers.tier import Buffer, Key, Tier, Usage
+
+T = TypeVar("T")
+
+#: Keys that reads did not find are remembered for as many.
+_REMEMBERED = 4096
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What a tier has done. Values are counted one by one, errors and timeouts by the call.
+
+    `corrupt` values count as misses, too; `skipped` ones were not asked for because the tier was
+    failing. `bytes_read` and `bytes_written` are of sealed values that arrived and were kept.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    stored: int = 0
+    refused: int = 0
+    errors: int = 0
+    timeouts: int = 0
+    corrupt: int = 0
+    skipped: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+
+
+class Guarded:
+    """A tier whose calls never raise, never take longer than a deadline, and never return junk.
+
+    A call that fails is answered as if the tier held nothing and kept nothing. The first failure
+    begins an outage: one warning, then no calls but a probe after each pause, until one succeeds.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        *,
+        deadline: float = 2.0,
+        backoff: Backoff | None = None,
+        threads: int = 8,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = tier.name
+        self.immediate = tier.immediate
+        self._tier = tier
+        self._deadline = deadline
+        self._breaker = Breaker(backoff or Backoff(), clock)
+        self._timebox = Timebox(f"tier {tier.name}", threads)
+        self._lock = Lock()
+        self._unread: OrderedDict[Key, None] = OrderedDict()
+        self._counts = dict.fromkeys((field.name for field in fields(Counters)), 0)
+
+    def exists(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether the tier says that it holds a value, per key."""
+        return self._ask_each(lambda: self._tier.exists(keys), [False] * len(keys))
+
+    def wants(self, keys: Sequence[Key]) -> list[bool]:
+        """Whether a value should be written, per key: it is not there, or a read did not find it.
+
+        The second half is for tiers that say they hold what they cannot give.
+        """
+        held = self.exists(keys)
+        with self._lock:
+            return [not h or key in self._unread for key, h in zip(keys, held, strict=True)]
+
+    def put(self, items: Sequence[tuple[Key, memoryview]]) -> list[bool]:
+        """Keep sealed values; whether each was kept."""
+        kept = self._ask_each(lambda: self._tier.put(items), [False] * len(items))
+        sizes = [value.nbytes for (_, value), stays in zip(items, kept, strict=True) if stays]
+        self._count(stored=len(sizes), refused=len(kept) - len(sizes), bytes_written=sum(sizes))
+        with self._lock:
+            for (key, _), stays in zip(items, kept, strict=True):
+                if stays:
+                    self._unread.pop(key, None)
+        return kept
+
+    def get(self, keys: Sequence[Key]) -> list[memoryview | None]:
+        """Sealed values that are what was sealed under their keys, None for all others."""
+        nothing: list[Buffer | None] = [None] * len(keys)
+        found = self._ask_each(lambda: self._tier.get(keys), nothing)
+        values = [_intact(key, value) for key, value in zip(keys, found, strict=True)]
+        sizes = [value.nbytes for value in values if value is not None]
+        self._count(hits=len(sizes), misses=len(keys) - len(sizes), bytes_read=sum(sizes))
+        self._note_unread([k for k, value in zip(keys, values, strict=True) if value is None])
+        self.discard(
+            [k for k, f, v in zip(keys, found, values, strict=True) if f is not None and v is None]
+        )
+        return values
+
+    def discard(self, corrupt: Sequence[Key]) -> None:
+        """Delete values that turned out not to be what was stored, and count them."""
+        if not corrupt:
+            return
+        with self._lock:
+            first = not self._counts["corrupt"]
+            self._counts["corrupt"] += len(corrupt)
+        if first:
+            _LOG.warning(
+                "tier %s returned a value that is not what was stored under its key; such values "
+                "are deleted and recomputed (said once, see the counter 'corrupt')",
+                self.name,
+            )
+        self.delete(corrupt)
+
+    def delete(self, keys: Sequence[Key]) -> None:
+        """Drop values, if the tier answers."""
+        self._ask(lambda: self._tier.delete(keys), None)
+        self._note_unread(keys)
+
+    def usage(self) -> Usage | None:
+        """What the tier holds, None if it does not answer."""
+        return self._ask(self._tier.usage, None)
+
+    def counters(self) -> Counters:
+        """What the tier has done so far; asks nobody."""
+        with self._lock:
+            return Counters(**self._counts)
+
+    def close(self) -> None:
+        """Close the tier, as far as it can be done in time."""
+        self._ask(self._tier.close, None)
+
+    def _ask_each(self, call: Callable[[], list[T]], unknown: list[T]) -> list[T]:
+        """The tier's answer to a batch; `unknown` where there is none of the right length."""
+
+        def checked() -> list[T]:
+            answer = call()
+            if len(answer) != len(unknown):
+                raise ValueError(f"{len(answer)} answers to {len(unknown)} questions")
+            return answer
+
+        return self._ask(checked, unknown) if unknown else []
+
+    def _ask(self, call: Callable[[], T], unknown: T) -> T:
+        """What the tier answers, in time; `unknown` otherwise."""
+        if not self._breaker.admit():
+            self._count(skipped=len(unknown) if isinstance(unknown, list) else 1)
+            return unknown
+        try:
+            answer = self._timely(call)
+        except TimeoutError as error:
+            self._fail(f"no answer in {self._deadline:g} s ({error})", timeouts=1)
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}", errors=1)
+        else:
+            self._succeed()
+            return answer
+        return unknown
+
+    def _timely(self, call: Callable[[], T]) -> T:
+        if self.immediate:
+            return call()
+        return self._timebox.run(call, self._deadline)
+
+    def _fail(self, reason: str, **amounts: int) -> None:
+        self._count(**amounts)
+        if self._breaker.fail():
+            _LOG.warning(
+                "tier %s fails: %s. Requests go on without it, and it is tried again after "
+                "pauses. Start or repair it, or take it out of --tiers",
+                self.name,
+                reason,
+            )
+
+    def _succeed(self) -> None:
+        if self._breaker.succeed():
+            _LOG.info("tier %s answers again", self.name)
+
+    def _note_unread(self, keys: Sequence[Key]) -> None:
+        with self._lock:
+            for key in keys:
+                self._unread[key] = None
+                self._unread.move_to_end(key)
+            while len(self._unread) > _REMEMBERED:
+                self._unread.popitem(last=False)
+
+    def _count(self, **amounts: int) -> None:
+        with self._lock:
+            for name, amount in amounts.items():
+                self._counts[name] += amount
+
+
+def _intact(key: Key, sealed: Buffer | None) -> memoryview | None:
+    if sealed is None or unseal(key, sealed) is None:
+        return None
+    return memoryview(sealed).toreadonly().cast("B")

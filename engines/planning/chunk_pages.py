@@ -1,0 +1,118 @@
+"""A chunk's pages: as they are compiled, and as the requests that map them see them.
+
+Both are the same in every request but for where the chunk stands, so they are kept: hashing a
+chunk and finding out what is linked in each of its pages is most of the work of a plan, and a
+scheduler plans on the engine's critical path. Nothing here imports torch or vllm.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from picbench.engines.planning.keys import anchor_key, canonical_key
+from picbench.engines.planning.plan import GAP, Page, Slot, View
+from picbench.engines.planning.policy import Layout, Piece
+
+#: Ways in which a chunk is linked that are kept; an algorithm has one or two for every chunk.
+_VIEWS = 8
+
+
+@dataclass(slots=True)
+class ChunkPages:
+    """A chunk's canonical pages, at the positions that they are compiled at, and views of them."""
+
+    pages: tuple[Page, ...]
+    tokens: int
+    size: int
+    _views: dict[tuple[tuple[int, ...], bool], View] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, piece: Piece, anchor: tuple[int, ...], layout: Layout) -> "ChunkPages":
+        """The pages of a chunk that is compiled behind `anchor`."""
+        pages = tuple(_canonical_pages(piece, anchor, layout))
+        return cls(pages, len(piece.tokens), layout.block_size)
+
+    def view(self, linked: tuple[int, ...], *, private: bool) -> View:
+        """The chunk without its linked tokens; `private` pages are copies."""
+        view = self._views.get((linked, private))
+        if view is None:
+            if len(self._views) >= _VIEWS:
+                self._views.clear()
+            view = self._views[linked, private] = self._make_view(frozenset(linked), private)
+        return view
+
+    def _make_view(self, linked: frozenset[int], private: bool) -> View:
+        used = used_pages(self.tokens, linked, self.size)
+        mapped = (_map(self.pages[i], i * self.size, linked, private) for i in used)
+        return View.of(used, tuple(mapped), self.pages[0].positions[0])
+
+
+class PageCache:
+    """Chunks' pages, least recently used out first."""
+
+    def __init__(self, tokens: int = 1 << 21) -> None:
+        self._room = tokens
+        self._chunks: OrderedDict[tuple[object, ...], ChunkPages] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the chunks that it knows."""
+        return sum(chunk.tokens for chunk in self._chunks.values())
+
+    def find(self, piece: Piece, anchor: tuple[int, ...], layout: Layout) -> ChunkPages:
+        """The pages of a chunk that is compiled behind `anchor`."""
+        name = (piece.tokens, piece.lead, anchor, layout.scope, layout.block_size)
+        chunk = self._chunks.get(name)
+        if chunk is not None:
+            self._chunks.move_to_end(name)
+            return chunk
+        self._room -= len(piece.tokens)
+        while self._room < 0 and self._chunks:
+            _, oldest = self._chunks.popitem(last=False)
+            self._room += oldest.tokens
+        chunk = self._chunks[name] = ChunkPages.of(piece, anchor, layout)
+        return chunk
+
+
+def used_pages(length: int, linked: Iterable[int], size: int) -> tuple[int, ...]:
+    """Pages of a chunk of `length` tokens that hold a token which is not linked."""
+    pages = range(-(-length // size))
+    full = Counter(index // size for index in linked)
+    return tuple(page for page in pages if full[page] < min(size, length - page * size))
+
+
+def _canonical_pages(piece: Piece, anchor: tuple[int, ...], layout: Layout) -> Iterator[Page]:
+    tokens, size = piece.tokens, layout.block_size
+    key = anchor_key(layout.scope, anchor)
+    for begin in range(0, len(tokens), size):
+        part = tokens[begin : begin + size]
+        key = canonical_key(key, part)
+        first = len(anchor) + begin
+        fill = size - len(part)
+        yield Page(
+            tokens=part + (tokens[-1],) * fill,
+            positions=(*range(first, first + len(part)), *(GAP,) * fill),
+            kinds=piece.kinds(begin, len(part), Slot.CHUNK) + (Slot.PAD,) * fill,
+            key=key,
+            canonical=True,
+        )
+
+
+def _map(page: Page, offset: int, linked: frozenset[int], private: bool) -> Page:
+    """A canonical page, `offset` tokens into its chunk, without the linked ones."""
+    slots = range(offset, offset + len(page.tokens))
+    key, copy_of = (None, page.key) if private else (page.key, None)
+    # Most pages of a long chunk are mapped as they are; only the last one may have slots to spare.
+    if page.positions[-1] != GAP and not private and linked.isdisjoint(slots):
+        return page if page.positions[0] == offset else replace(page, positions=tuple(slots))
+    gone = [p == GAP or slot in linked for slot, p in zip(slots, page.positions, strict=True)]
+    own = Slot.PRIVATE if private else Slot.CHUNK
+    kinds = tuple(
+        Slot.PAD if hidden else own if kind is Slot.CHUNK else kind
+        for kind, hidden in zip(page.kinds, gone, strict=True)
+    )
+    positions = tuple(GAP if hid else slot for slot, hid in zip(slots, gone, strict=True))
+    return Page(page.tokens, positions, kinds, key, True, copy_of)

@@ -1,0 +1,86 @@
+"""Whether a request can be served at all, decided before it reaches the scheduler."""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from picbench.engines.algorithms import Registry, Reuse
+from picbench.engines.planning.layout import Footprint, measure
+from picbench.engines.vllm.frontend.request_args import cut, read_args
+from picbench.engines.vllm.settings import PicSettings
+from picbench.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may need: `capacity` in KV slots, `blocks` in the whole pool."""
+
+    capacity: int
+    blocks: int
+    block_size: int
+
+    @classmethod
+    def of(cls, config: Any) -> Self:
+        """The limits of an engine that runs with a `VllmConfig`."""
+        cache = config.cache_config
+        # vLLM keeps block 0 for itself.
+        blocks = cache.num_gpu_blocks - 1
+        return cls(config.model_config.max_model_len, blocks, cache.block_size)
+
+    def check(self, footprint: Footprint, max_tokens: int) -> int:
+        """Blocks that a request needs to finish, compiles included.
+
+        Raises ConfigError if it can never have them.
+        """
+        slots = footprint.slots + max_tokens
+        need = -(-slots // self.block_size) + footprint.spare
+        if need > self.blocks:
+            raise ConfigError(
+                f"the request needs {need} KV blocks, the pool has {self.blocks}",
+                hint="raise kv_blocks (--kv-blocks)",
+            )
+        if slots > self.capacity:
+            raise ConfigError(
+                f"the prompt needs {slots} KV slots with pads, linked and generated tokens; "
+                f"the engine has room for {self.capacity} a request",
+                hint="raise context (vLLM: max_model_len), or send fewer chunks",
+            )
+        return need
+
+
+def check_request(config: Any, request: Any, registry: Registry) -> None:
+    """Raise ConfigError for a request that its engine must not get.
+
+    `config` is the engine's `VllmConfig`, `request` an `EngineCoreRequest`. An engine without
+    picbench gets no request with chunks; a PIC engine gets none that is malformed or too large.
+    """
+    params, prompt = request.sampling_params, request.prompt_token_ids
+    if params is None or prompt is None:
+        return
+    args = read_args(params.extra_args, len(prompt), registry)
+    if args is None:
+        return
+    settings = PicSettings.given(config.additional_config)
+    if settings is None:
+        raise ConfigError(
+            "the request describes chunks, but this engine was started without picbench: it would "
+            "be served without reuse",
+            hint="start it with picbench's scheduler_cls, worker_cls and additional_config",
+        )
+    algorithm = args.algorithm or registry.parse(settings.algorithm)
+    if algorithm.reuse is Reuse.CHUNKS and args.spans:
+        _check_chunks(params)
+        limits = Limits.of(config)
+        layout = settings.layout(algorithm, request.cache_salt, limits.block_size)
+        try:
+            footprint = measure(cut(prompt, args.spans), algorithm.treat, layout)
+        except ValueError as error:
+            raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
+        limits.check(footprint, params.max_tokens or 1)
+
+
+def _check_chunks(params: Any) -> None:
+    if params.skip_reading_prefix_cache or params.prompt_logprobs is not None:
+        raise ConfigError(
+            "a request with chunks cannot skip the cache",
+            hint="leave prompt_logprobs and skip_reading_prefix_cache off",
+        )

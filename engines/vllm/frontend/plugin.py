@@ -1,0 +1,86 @@
+"""The `vllm.general_plugins` entry point: no PIC request is served as an ordinary one.
+
+vLLM ignores `extra_args` that it does not know, and an exception in its scheduler ends the engine.
+In a process where picbench is installed every request is therefore checked as it comes in, before
+it is sent to the engine core. Engine cores leave hashing prompts with chunks to the scheduler.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from picbench.engines.vllm.compat import check_signature, check_version
+from picbench.engines.vllm.frontend.hashing import postpone
+from picbench.errors import ConfigError, PicBenchError
+
+#: Upstream `InputProcessor.process_inputs` (vllm/v1/engine/input_processor.py:373): the one gate
+#: that offline and online requests share, and the first place where a prompt's tokens are known.
+_PARAMETERS = (
+    "self",
+    "request_id",
+    "prompt",
+    "params",
+    "supported_tasks",
+    "arrival_time",
+    "lora_request",
+    "tokenization_kwargs",
+    "trace_headers",
+    "priority",
+    "data_parallel_rank",
+    "resumable",
+    "session_id",
+    "kv_hints",
+)
+
+
+def register() -> None:
+    """Called by vLLM in each of its processes, possibly more than once."""
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    check_version()
+    postpone()
+    if not _registered():
+        check_signature(InputProcessor.process_inputs, _PARAMETERS)
+        guarded = _guarded(InputProcessor.process_inputs)
+        InputProcessor.process_inputs = guarded  # type: ignore[method-assign]
+
+
+def check_registered() -> None:
+    """Raise ConfigError in a process that vLLM started without the plug-in."""
+    if not _registered():
+        raise ConfigError(
+            "picbench's plug-in is not loaded", hint="add picbench to VLLM_PLUGINS, or unset it"
+        )
+
+
+def _registered() -> bool:
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    return getattr(InputProcessor.process_inputs, "guards_pic", False)
+
+
+def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    from picbench.engines.algorithms import Registry
+    from picbench.engines.vllm.frontend.limits import check_request
+
+    registry = Registry()
+
+    @wraps(upstream)
+    def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
+        request = upstream(self, *args, **kwargs)
+        try:
+            check_request(self.vllm_config, request, registry)
+        except PicBenchError as error:
+            # vLLM's servers answer a ValueError with 400, anything else with 500.
+            raise RequestError(error) from error
+        return request
+
+    process_inputs.guards_pic = True  # type: ignore[attr-defined]
+    return process_inputs
+
+
+class RequestError(ConfigError, ValueError):
+    """A refused request, as vLLM's callers expect it."""
+
+    def __init__(self, error: PicBenchError) -> None:
+        super().__init__(error.message, hint=error.hint)

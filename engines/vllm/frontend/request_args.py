@@ -1,0 +1,114 @@
+"""What a vLLM request says about its chunks, and what the scheduler tells the worker.
+
+A request describes its chunks by spans of prompt tokens, in `SamplingParams.extra_args`::
+
+    {"pic": {"spans": [[12, 140], [140, 300]], "algorithm": "epic:k=16"}}
+
+or, where only flat values travel (`vllm_xargs` over HTTP)::
+
+    {"pic_spans": [12, 140, 140, 300], "pic_algorithm": "epic:k=16"}
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from picbench.engines.algorithms import Algorithm, Registry
+from picbench.engines.planning.policy import Piece
+from picbench.errors import ConfigError
+
+ARGS = "pic"
+FLAT_SPANS = "pic_spans"
+FLAT_ALGORITHM = "pic_algorithm"
+
+#: Where the scheduler leaves a request's slot positions for the worker.
+POSITIONS = "pic_positions"
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PicArgs:
+    """A request's chunks as ``[start, end)`` spans of prompt tokens, and its algorithm.
+
+    `algorithm` None means the engine's default. `tag` comes back with the request's report.
+    """
+
+    spans: tuple[Span, ...]
+    algorithm: Algorithm | None = None
+    tag: str | None = None
+
+
+def read_args(
+    extra_args: Mapping[str, Any] | None, prompt_tokens: int, registry: Registry
+) -> PicArgs | None:
+    """A request's PIC arguments; None if it has none.
+
+    Raises ConfigError if spans overlap, are empty, or leave the prompt, or if the algorithm is
+    unknown.
+    """
+    if not extra_args:
+        return None
+    if ARGS in extra_args:
+        given = extra_args[ARGS]
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"extra_args[{ARGS!r}] is {type(given).__name__}, not a mapping")
+        spans, algorithm = given.get("spans", ()), given.get("algorithm")
+        tag = given.get("tag")
+    elif FLAT_SPANS in extra_args or FLAT_ALGORITHM in extra_args:
+        spans = _unflatten(extra_args.get(FLAT_SPANS, ()))
+        algorithm, tag = extra_args.get(FLAT_ALGORITHM), None
+    else:
+        return None
+    chosen = registry.parse(algorithm) if algorithm else None
+    return PicArgs(_spans(spans, prompt_tokens), chosen, tag)
+
+
+def describes_chunks(extra_args: Mapping[str, Any] | None) -> bool:
+    """Whether a request's arguments name spans; they may still be wrong."""
+    if not extra_args:
+        return False
+    given = extra_args.get(ARGS)
+    spans = given.get("spans") if isinstance(given, Mapping) else extra_args.get(FLAT_SPANS)
+    return bool(spans)
+
+
+def cut(tokens: Sequence[int], spans: Sequence[Span]) -> list[Piece]:
+    """Prompt tokens as pieces: the spans are chunks, everything between them is text."""
+    pieces, at = [], 0
+    for start, end in spans:
+        pieces += [Piece(tuple(tokens[at:start])), Piece(tuple(tokens[start:end]), chunk=True)]
+        at = end
+    pieces.append(Piece(tuple(tokens[at:])))
+    return [piece for piece in pieces if piece.tokens]
+
+
+def _unflatten(flat: Any) -> list[tuple[Any, Any]]:
+    if not isinstance(flat, Sequence) or len(flat) % 2:
+        raise ConfigError(
+            f"{FLAT_SPANS} needs an even number of integers", hint="start, end, start, end, ..."
+        )
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _spans(given: Any, prompt_tokens: int) -> tuple[Span, ...]:
+    spans: list[Span] = []
+    for index, span in enumerate(given):
+        try:
+            start, end = (int(bound) for bound in span)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"spans[{index}] is {span!r}", hint="each span is [start, end] in prompt tokens"
+            ) from error
+        if not 0 <= start < end <= prompt_tokens:
+            raise ConfigError(
+                f"spans[{index}] = [{start}, {end}] leaves the prompt of {prompt_tokens} tokens",
+                hint="0 <= start < end <= prompt length, end exclusive",
+            )
+        if spans and start < spans[-1][1]:
+            raise ConfigError(
+                f"spans[{index}] = [{start}, {end}] overlaps [{spans[-1][0]}, {spans[-1][1]}]",
+                hint="list spans in order, without overlap",
+            )
+        spans.append((start, end))
+    return tuple(spans)

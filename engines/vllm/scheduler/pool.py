@@ -1,0 +1,100 @@
+"""vLLM's block pool as the linker and the chunk cache see it."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from picbench.engines.planning.keys import Key
+
+if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+
+#: Bytes that vLLM appends to a block's hash (vllm/v1/core/kv_cache_utils.py).
+_GROUP_ID = 4
+
+
+class Pool:
+    """Lookup, references and eviction order over a `vllm.v1.core.block_pool.BlockPool`."""
+
+    def __init__(self, block_pool: "BlockPool") -> None:
+        self._pool = block_pool
+
+    @property
+    def usable(self) -> int:
+        """Blocks that requests can hold; vLLM keeps block 0 for itself."""
+        return self._pool.num_gpu_blocks - 1
+
+    @property
+    def available(self) -> int:
+        """Blocks that nobody references: free ones, and idle ones that may be evicted."""
+        return self._pool.get_num_free_blocks()
+
+    def resident(self, key: Key) -> bool:
+        """Whether a block with this key is in the pool, in use or idle."""
+        return self._find(key) is not None
+
+    def in_use(self, key: Key) -> bool:
+        """Whether a block with this key is referenced."""
+        block = self._find(key)
+        return block is not None and block.ref_cnt > 0
+
+    def block_id(self, key: Key) -> int:
+        """The id of a resident block; raises KeyError if it is not resident."""
+        block = self._find(key)
+        if block is None:
+            raise KeyError(key)
+        return int(block.block_id)
+
+    def block_ids(self, keys: Iterable[Key]) -> tuple[int, ...]:
+        """The ids of resident blocks; raises KeyError if one is not resident."""
+        return tuple(map(self.block_id, keys))
+
+    def hold(self, key: Key) -> "KVCacheBlock | None":
+        """Take a reference to a block, so that it is not evicted; None if it is not resident."""
+        block = self._find(key)
+        if block is not None:
+            self._pool.touch([block])
+        return block
+
+    def release(self, blocks: "list[KVCacheBlock]") -> None:
+        """Give references back; the last block of the list is evicted first."""
+        self._pool.free_blocks(reversed(blocks))
+
+    def refresh(self, keys: Iterable[Key]) -> None:
+        """Make idle blocks the last to be evicted, as if they had just been used."""
+        idle = [block for block in map(self._find, keys) if block and not block.ref_cnt]
+        for block in idle:
+            self._pool.free_block_queue.remove(block)
+        self._pool.free_block_queue.append_n(idle)
+
+    def discard(self, keys: Iterable[Key]) -> None:
+        """Forget the content of idle blocks and hand them out next; leave referenced ones alone."""
+        for block in map(self._find, keys):
+            if block is not None and not block.ref_cnt and _queued(block):
+                self._pool.free_block_queue.remove(block)
+                self._pool._maybe_evict_cached_block(block)
+                self._pool.free_block_queue.prepend_n([block])
+
+    def forget(self, block_ids: Iterable[int]) -> None:
+        """Forget the keys of blocks that only their request knows; they stay allocated."""
+        self._pool.evict_blocks({i for i in block_ids if self._pool.blocks[i].ref_cnt == 1})
+
+    def last(self, block: "KVCacheBlock") -> bool:
+        """Whether a block is the only one with its key."""
+        found = self._pool.cached_block_hash_to_block._cache.get(block.block_hash)  # type: ignore[arg-type]
+        return not isinstance(found, dict) or len(found) == 1
+
+    def _find(self, key: Key) -> "KVCacheBlock | None":
+        found = self._pool.get_cached_block(key, [0])  # type: ignore[arg-type]
+        return found[0] if found else None
+
+
+def _queued(block: "KVCacheBlock") -> bool:
+    # A block that was just popped for an allocation stands in no queue, with no references yet.
+    return block.prev_free_block is not None
+
+
+def key_of(block: "KVCacheBlock") -> Key | None:
+    """The key under which a block is cached; None if it is not."""
+    return None if block.block_hash is None else bytes(block.block_hash[:-_GROUP_ID])

@@ -1,0 +1,119 @@
+"""Turning a vLLM request into one that follows a plan.
+
+vLLM believes that a request is a list of tokens whose computed part is a prefix. In compute order
+that is true of a plan, so scheduler, allocator, chunked prefill, slot mapping and sampling stay as
+they are; only the request's tokens and block hashes are exchanged, and positions sent along.
+"""
+
+import copy
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from picbench.engines.planning.plan import GAP, Plan
+from picbench.engines.vllm.frontend.request_args import POSITIONS
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_utils import BlockHash
+    from vllm.v1.request import Request
+
+    Hasher = Callable[[Request], list[BlockHash]]
+
+
+def follow(request: "Request", plan: Plan) -> None:
+    """Put a plan's slots in place of a request's prompt.
+
+    Lists that the frontend may share are replaced, not edited: what the user gets back is the
+    prompt that was sent.
+    """
+    request.prompt_token_ids = list(plan.tokens)
+    request.num_prompt_tokens = len(plan.tokens)
+    request._all_token_ids[:] = plan.tokens
+    request.block_hashes.clear()
+    request._block_hasher = _hasher(plan)
+    request.update_block_hashes()
+    request.sampling_params = _with_positions(request.sampling_params, plan)
+
+
+def isolate(request: "Request") -> None:
+    """Keep a request's KV to itself: it reads nothing from the cache and leaves nothing in it."""
+    request.skip_reading_prefix_cache = True
+    stock = request._block_hasher
+    if stock is not None:
+        request.block_hashes[:] = [_private() for _ in request.block_hashes]
+        request._block_hasher = lambda r: [_private() for _ in stock(r)]
+
+
+def own_request(request_id: str, plan: Plan, parent: "Request") -> "Request":
+    """The request that computes or fetches a canonical object on behalf of `parent`.
+
+    It samples one token, because vLLM has no request that samples none; nobody reads it.
+    """
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
+    request = Request(
+        request_id=request_id,
+        prompt_token_ids=[0],
+        sampling_params=params,
+        pooling_params=None,
+        client_index=parent.client_index,
+        arrival_time=parent.arrival_time,
+        cache_salt=parent.cache_salt,
+    )
+    follow(request, plan)
+    return request
+
+
+def correct_stats(request: "Request", plan: Plan, reused: int) -> None:
+    """Report prompt and cached tokens as the user counts them, without pads and duplicates."""
+    if request.prefill_stats is not None and not request.num_preemptions:
+        request.prefill_stats.set(
+            num_prompt_tokens=plan.prompt_tokens,
+            num_local_cached_tokens=min(reused, plan.prompt_tokens),
+            num_external_cached_tokens=0,
+        )
+
+
+def _hasher(plan: Plan) -> "Hasher":
+    planned = [key or _private() for key in plan.keys]
+    full = len(plan.tokens) // plan.block_size
+
+    def hash_new_blocks(request: "Request") -> Any:
+        known, tokens = request.block_hashes, request._all_token_ids
+        # Asked for each token: fifteen times out of sixteen no block has been filled.
+        if (len(known) + 1) * plan.block_size > len(tokens):
+            return []
+        fresh = planned[len(known) : full]
+        return fresh + plan.generated_keys(tokens, [*known, *fresh])
+
+    return hash_new_blocks
+
+
+def _with_positions(params: Any, plan: Plan) -> Any:
+    # Callers may share one SamplingParams between requests, hence the copy.
+    mine = copy.copy(params)
+    sent = (_positions(plan), plan.end, plan.canonical_slots)
+    mine.extra_args = {**(params.extra_args or {}), POSITIONS: sent}
+    return mine
+
+
+def _positions(plan: Plan) -> NDArray[np.int32]:
+    """Logical positions slot by slot [slots], GAP for slots that nobody sees."""
+    runs = [
+        np.full(count, GAP, np.int32)
+        if first == GAP
+        else np.arange(first, first + count, dtype=np.int32)
+        for first, count in plan.position_runs()
+    ]
+    return np.concatenate(runs)
+
+
+def _private() -> "BlockHash":
+    from vllm.v1.core.kv_cache_utils import BlockHash
+
+    return BlockHash(secrets.token_bytes(32))

@@ -1,0 +1,1 @@
+"""Chunk KV on its way between the pool and the tiers."""

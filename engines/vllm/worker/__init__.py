@@ -1,0 +1,1 @@
+"""The workers' processes: positions, rotation and attention of planned requests."""

@@ -1,0 +1,1 @@
+"""Workers on CPU (model runner V1)."""

@@ -1,0 +1,182 @@
+"""vLLM's attention backend interface over `picbench.kernels`, for CPU."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.v1.attention import selector
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.vllm.worker.cpu.slot_positions import StepPositions
+from picbench.kernels.cpu.attention import attend, store
+from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu.workspace import Workspace
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+
+
+class PicAttentionBackend(AttentionBackend):
+    """Attention over unrotated shared keys; stands in for CPU_ATTN where an engine asks."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16]
+    forward_includes_kv_cache_update = False
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        """Blocks of 16 slots only."""
+        return [BLOCK_SIZE]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """Head-major blocks, as vLLM's own CPU kernels read them."""
+        return (KVCacheLayout.LBHNC,)
+
+    @staticmethod
+    def get_name() -> str:
+        """The name of the backend that it stands in for: vLLM looks it up among its own."""
+        return "CPU_ATTN"
+
+    @staticmethod
+    def get_impl_cls() -> "type[PicAttention]":
+        """The class that runs in each layer."""
+        return PicAttention
+
+    @staticmethod
+    def get_builder_cls() -> "type[PicMetadataBuilder]":
+        """The class that prepares each step."""
+        return PicMetadataBuilder
+
+
+class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
+    """Prepares a step for all layers.
+
+    The model runner sets `rope` when the model is loaded and `step` before each step: vLLM's
+    common metadata holds neither logical positions nor request ids.
+    """
+
+    rope: RopeTable
+    step: StepPositions
+
+    def __init__(
+        self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+        self._shape = HeadShape(
+            num_heads=model.get_num_attention_heads(parallel),
+            num_kv_heads=kv_cache_spec.num_kv_heads,
+            head_size=kv_cache_spec.head_size,
+            dtype=model.dtype,
+        )
+        self._workspace = Workspace()
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> AttentionBatch:
+        """The batch of the current step."""
+        return AttentionBatch.build(
+            query_start=common_attn_metadata.query_start_loc_cpu.tolist(),
+            seq_lens=common_attn_metadata.seq_lens.tolist(),
+            block_table=common_attn_metadata.block_table_tensor,
+            kpos=[row.positions for row in self.step.rows],
+            qpos=self.step.queries,
+            affine=[row.affine for row in self.step.rows],
+            rotated=[row.rotated for row in self.step.rows],
+            rope=self.rope,
+            shape=self._shape,
+            workspace=self._workspace,
+        )
+
+
+class PicAttention(AttentionImpl[Any]):
+    """Attention of one layer."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = "decoder",
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+    ) -> None:
+        given = {
+            "ALiBi": alibi_slopes,
+            "a sliding window": sliding_window,
+            "soft-capped logits": logits_soft_cap,
+            "KV sharing between layers": kv_sharing_target_layer_name,
+            "attention sinks": sinks,
+        }
+        for feature, value in given.items():
+            if value:
+                raise NotImplementedError(f"picbench attention does not support {feature}")
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.kv_cache_dtype = kv_cache_dtype
+        self.sliding_window = None
+        self.kv_sharing_target_layer_name = None
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """Write a step's K and V, [tokens, kv_heads, head_size], for all requests."""
+        store(key, value, kv_cache, slot_mapping)
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: AttentionBatch | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Attention of `query` [tokens, heads, head_size], rotated, into `output`."""
+        if attn_metadata is None:  # vLLM's profiling run
+            return output.zero_()
+        shape = (-1, self.num_heads, self.head_size)
+        attend(query.view(shape), kv_cache, attn_metadata, self.scale, output.view(shape))
+        return output
+
+
+@contextmanager
+def selected() -> Iterator[None]:
+    """Let attention layers built inside choose this backend.
+
+    vLLM's CPU platform ignores `attention_backend` and asks for CPU_ATTN
+    (vllm/platforms/cpu.py, get_attn_backend_cls), so that member is overridden for as long as a
+    model is built; other engines of the process keep vLLM's own. The selector's cache is dropped
+    on both sides, because its key does not know of overrides.
+    """
+    path = f"{PicAttentionBackend.__module__}.{PicAttentionBackend.__qualname__}"
+    register_backend(AttentionBackendEnum.CPU_ATTN, path)
+    selector._cached_get_attn_backend.cache_clear()
+    try:
+        yield
+    finally:
+        AttentionBackendEnum.CPU_ATTN.clear_override()
+        selector._cached_get_attn_backend.cache_clear()

@@ -1,0 +1,69 @@
+"""vLLM's CPU model runner (V1) with logical positions.
+
+Upstream: vllm/v1/worker/gpu_model_runner.py and cpu_model_runner.py of vLLM 0.32.0.
+"""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from picbench.engines.vllm.compat import check_signature
+from picbench.engines.vllm.settings import PicSettings
+from picbench.engines.vllm.worker.cpu.backend import PicMetadataBuilder, selected
+from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable
+from picbench.engines.vllm.worker.rotary import KeyPositions, SplitRotary, split_rotation
+from picbench.errors import EngineError
+
+
+class PicModelRunner(CPUModelRunner):
+    """Gives the model and the attention backend logical instead of physical positions."""
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        check_signature(
+            GPUModelRunner._prepare_inputs, ("self", "scheduler_output", "num_scheduled_tokens")
+        )
+        check_signature(CPUModelRunner.load_model, ("self", "load_dummy_weights"))
+        super().__init__(vllm_config, device)
+        settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
+        self._table = PositionTable(self.max_model_len + 1, unrotated=settings.unrotated_keys)
+        self._keys = KeyPositions()
+
+    def load_model(self, load_dummy_weights: bool = False) -> None:
+        """Load the model with picbench's attention and its own positions for keys."""
+        with selected():
+            super().load_model(load_dummy_weights)
+        self._rope = split_rotation(self.model, partial(SplitRotary, keys=self._keys))
+
+    def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
+        # Upstream gathers token ids and slots by physical positions, as it must; what reads
+        # positions after it (RoPE, attention) wants logical ones.
+        inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        batch = self.input_batch
+        count = batch.num_reqs
+        step = self._table.step(
+            batch.req_ids[:count],
+            {key: _extra_args(request) for key, request in self.requests.items()},
+            batch.num_computed_tokens_cpu[:count].tolist(),
+            num_scheduled_tokens[:count].tolist(),
+        )
+        self.positions[: len(step.queries)] = step.rotary
+        self._keys.step = None if step.alike else step.keys
+        for builder in self._builders():
+            builder.step, builder.rope = step, self._rope
+        return inputs
+
+    def _builders(self) -> list[PicMetadataBuilder]:
+        found = [b for group in self._attn_group_iterator() for b in group.metadata_builders]
+        ours = [builder for builder in found if isinstance(builder, PicMetadataBuilder)]
+        if len(ours) != len(found):
+            raise EngineError("an attention layer does not use picbench's backend")
+        return ours
+
+
+def _extra_args(request: Any) -> Any:
+    params = request.sampling_params
+    return params.extra_args if params is not None else None

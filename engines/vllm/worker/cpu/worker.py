@@ -1,0 +1,30 @@
+"""vLLM's CPU worker with picbench's model runner: the official `worker_cls` extension point."""
+
+import torch
+from vllm.v1.worker.cpu_worker import CPUWorker
+
+from picbench.engines.vllm.compat import check_version
+from picbench.engines.vllm.settings import SCHEDULER, PicSettings
+from picbench.engines.vllm.transfer.worker_mixin import OwnConnector
+from picbench.engines.vllm.worker.cpu.runner import PicModelRunner
+from picbench.errors import ConfigError
+
+
+class PicCPUWorker(OwnConnector, CPUWorker):
+    """Runs plans; refuses to start under a scheduler that does not make them."""
+
+    def init_device(self) -> None:
+        """Set the device up and put picbench's model runner in place."""
+        check_version()
+        scheduler = self.vllm_config.scheduler_config.scheduler_cls
+        if PicSettings.read(self.vllm_config.additional_config) is None or scheduler != SCHEDULER:
+            raise ConfigError(
+                "the workers are picbench's, but the scheduler is not",
+                hint=f"scheduler_cls={SCHEDULER} and additional_config with 'pic'",
+            )
+        super().init_device()  # type: ignore[no-untyped-call]
+        if self.use_v2_model_runner:
+            raise ConfigError(
+                "model runner V2 is not supported on CPU", hint="VLLM_USE_V2_MODEL_RUNNER=0"
+            )
+        self.model_runner = PicModelRunner(self.vllm_config, torch.device("cpu"))

@@ -1,0 +1,83 @@
+"""Attention over plans: the planned requests of a model runner, and what serves them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.logger import init_logger
+
+from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.vllm.settings import PicSettings
+from picbench.engines.vllm.worker.cuda.dense import DensePlanner
+from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
+from picbench.engines.vllm.worker.cuda.metadata import Planner
+from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.engines.vllm.worker.rotary import UnrotatedKeys, rope_table, split_rotation
+from picbench.errors import ConfigError
+from picbench.kernels.cuda.decode.request_table import RowTable
+from picbench.kernels.cuda.support import describe, require
+from picbench.kernels.cuda.workspace import CudaWorkspace
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+
+logger = init_logger(__name__)
+
+#: Scratch memory for linking. Contexts whose keys do not fit are served some heads at a time.
+WORKSPACE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """What one model runner needs to attend over plans; `requests` are those that it knows."""
+
+    requests: PlannedRequests
+    planner: Planner
+
+    @classmethod
+    def of(cls, vllm_config: Any, model: nn.Module, device: torch.device) -> "Attention":
+        """The attention of an engine whose model is loaded.
+
+        With unrotated keys at rest, the model's rotary modules are exchanged.
+        """
+        settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
+        unrotated = settings.unrotated_keys
+        rope = _rope(model, unrotated=unrotated)
+        most = vllm_config.scheduler_config.max_num_seqs
+        shape = _shape(vllm_config)
+        try:
+            require(shape)
+        except ConfigError as error:
+            logger.warning_once("picbench: %s; PyTorch attends, which is slow", error.message)
+            return cls(PlannedRequests(most, None, unrotated=unrotated), DensePlanner(rope))
+        planner = _kernels(vllm_config, rope, shape, device, unrotated=unrotated)
+        kernels = describe(shape, rope, planner.rows)
+        logger.info_once("picbench: %s (%d MiB)", kernels, planner.nbytes >> 20)
+        return cls(PlannedRequests(most, planner.rows, unrotated=unrotated), planner)
+
+
+def _rope(model: nn.Module, *, unrotated: bool) -> RopeTable:
+    if unrotated:
+        return split_rotation(model, UnrotatedKeys, exact=True)
+    return rope_table(model, exact=True)
+
+
+def _kernels(
+    vllm_config: Any, rope: RopeTable, shape: HeadShape, device: torch.device, *, unrotated: bool
+) -> KernelPlanner:
+    most = vllm_config.scheduler_config.max_num_seqs
+    blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE) + 1
+    rows = RowTable(most + 1, blocks, device, unrotated=unrotated)
+    planner = KernelPlanner(rows, most, rope, shape, CudaWorkspace(WORKSPACE_BYTES, device))
+    planner.warm_up()
+    return planner
+
+
+def _shape(vllm_config: Any) -> HeadShape:
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    return HeadShape(
+        num_heads=model.get_num_attention_heads(parallel),
+        num_kv_heads=model.get_num_kv_heads(parallel),
+        head_size=model.get_head_size(),
+        dtype=model.dtype,
+    )

@@ -1,0 +1,155 @@
+"""Attention of planned requests by `picbench.kernels.cuda`."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from picbench.engines.vllm.worker.cuda.metadata import PlannedAttention
+from picbench.engines.vllm.worker.cuda.planned_requests import Batch, PlannedRequest
+from picbench.engines.vllm.worker.cuda.upload import upload
+from picbench.kernels.cuda.decode.attention import DecodeBatch, decode
+from picbench.kernels.cuda.decode.request_table import RowTable
+from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
+from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
+from picbench.kernels.cuda.prefill.warm_up import warm_up_link
+from picbench.kernels.cuda.workspace import CudaWorkspace
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+
+
+@dataclass(frozen=True, slots=True)
+class KernelAttention:
+    """The planned requests of one step as kernel calls."""
+
+    parts: tuple[PlannedAttention, ...]
+
+    def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
+        """See `PlannedAttention.attend`."""
+        for part in self.parts:
+            part.attend(query, kv_cache, scale, out)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """The first `count` requests of a step, one token each."""
+
+    batch: DecodeBatch
+    count: int
+
+    def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
+        """See `PlannedAttention.attend`."""
+        decode(query[: self.count], kv_cache, self.batch, scale, out[: self.count])
+
+
+@dataclass(frozen=True, slots=True)
+class Linking:
+    """Requests that compute several tokens."""
+
+    batch: LinkBatch
+
+    def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
+        """See `PlannedAttention.attend`."""
+        link(query, kv_cache, self.batch, scale, out)
+
+
+class KernelPlanner:
+    """Plans steps for layers of one shape; it owns the device memory that they need.
+
+    `rows` holds what decoding must know of each request for as long as it lives, for `most`
+    requests and one more: the last row stays empty, which is that of requests without a plan.
+    """
+
+    graphs = True
+
+    def __init__(
+        self, rows: RowTable, most: int, rope: RopeTable, shape: HeadShape, workspace: CudaWorkspace
+    ) -> None:
+        self.rows = rows
+        self._plain = most
+        self._decode = DecodeBatch(rows, most, shape, rope)
+        self._rope, self._shape, self._workspace = rope, shape, workspace
+        bytes_a_token = 2 * shape.num_kv_heads * shape.head_size * shape.dtype.itemsize
+        self._room = workspace.nbytes // bytes_a_token
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory held."""
+        return self.rows.nbytes + self._decode.nbytes + self._workspace.nbytes
+
+    def warm_up(self) -> None:
+        """Compile what no graph holds, so that no request waits for it."""
+        warm_up_link(self._rope, self._shape, self._workspace, self.rows.blocks.device)
+
+    def plan(self, batch: Batch, block_table: Tensor) -> KernelAttention:
+        """See `Planner.plan`."""
+        parts: list[PlannedAttention] = []
+        if batch.decoded:
+            # A graph is replayed for as many requests as it was captured with.
+            padded = len(block_table) if batch.decodes else batch.decoded
+            parts.append(self._decoding(batch, block_table[:padded]))
+        for group in self._groups(batch, batch.leading):
+            linked = LinkBatch.build(group, block_table, self._rope, self._shape, self._workspace)
+            parts.append(Linking(linked))
+        return KernelAttention(tuple(parts))
+
+    def _decoding(self, batch: Batch, block_table: Tensor) -> Decoding:
+        host = np.zeros((2, len(block_table)), dtype=np.int32)
+        for i, request in enumerate(batch.requests[: batch.decoded]):
+            if request is not None:
+                host[:, i] = request.row, batch.computed[i] + 1
+            elif not batch.stock:
+                host[:, i] = self._plain, batch.computed[i] + 1
+        rows, lengths = upload(torch.from_numpy(host), block_table.device)
+        self._decode.fill(block_table, rows, lengths)
+        return Decoding(self._decode, len(block_table))
+
+    def _groups(self, batch: Batch, first: int) -> Iterator[list[LinkRequest]]:
+        """Adjacent requests whose keys fit the workspace together, or one that does not."""
+        requests = enumerate(_requests(batch, first), start=first)
+        for linked, run in groupby(requests, key=lambda pair: pair[1] is not None):
+            if linked:
+                stops = [batch.computed[i] + batch.scheduled[i] for i in range(len(batch.requests))]
+                yield from self._fitting([r for _, r in run if r is not None], stops)
+
+    def _fitting(
+        self, requests: Sequence[LinkRequest], stops: Sequence[int]
+    ) -> Iterator[list[LinkRequest]]:
+        group: list[LinkRequest] = []
+        used = 0
+        for request in requests:
+            slots = stops[request.index]
+            if group and used + slots > self._room:
+                yield group
+                group, used = [], 0
+            group.append(request)
+            used += slots
+        yield group
+
+
+def _requests(batch: Batch, first: int) -> Iterator[LinkRequest | None]:
+    start = sum(batch.scheduled[:first])
+    for i in range(first, len(batch.requests)):
+        request, stop = batch.requests[i], start + batch.scheduled[i]
+        if request is None:
+            yield None
+        else:
+            order = _order(request, batch.computed[i] + batch.scheduled[i])
+            yield LinkRequest(i, start, stop, order, torch.from_numpy(batch.logical(i)))
+        start = stop
+
+
+def _order(request: PlannedRequest, stop: int) -> LogicalOrder:
+    """The logical order of the first `stop` slots, or of more.
+
+    Keys that a query sees precede it in the order of all planned slots, and are computed by the
+    time it is: one order serves all steps of a prefill. Resumed requests also prefill tokens that
+    they had generated.
+    """
+    if stop <= len(request.kpos):
+        return request.order
+    kpos, turns = request.positions(0, stop), request.turned(stop)
+    return LogicalOrder.of(torch.from_numpy(kpos), torch.from_numpy(turns))

@@ -1,0 +1,122 @@
+"""vLLM's model runner V2 with plans.
+
+Upstream: vllm/v1/worker/gpu/model_runner.py of vLLM 0.32.0.
+"""
+
+from typing import Any
+
+import torch
+from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+from picbench.engines.vllm.compat import check_signature
+from picbench.engines.vllm.worker.cuda.backend_choice import select
+from picbench.engines.vllm.worker.cuda.graphs import PlannedGraphs
+from picbench.engines.vllm.worker.cuda.model_state import PicModelState
+from picbench.engines.vllm.worker.cuda.planned_requests import Batch
+from picbench.errors import ConfigError
+
+
+class PicModelRunner(GPUModelRunner):
+    """Runs plans; steps in which nobody follows one are vLLM's own."""
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        for owner, name, parameters in UPSTREAM:
+            check_signature(getattr(owner, name), parameters)
+        super().__init__(vllm_config, device)
+        self._stock_graphs: ModelCudaGraphManager | None = None
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model with picbench's attention and model state."""
+        select(self.vllm_config)
+        super().load_model(*args, **kwargs)
+        if type(self.model_state) is not DefaultModelState:
+            raise ConfigError(
+                f"{type(self.model).__name__} keeps a state of its own",
+                hint="picbench serves Llama-like models, with RoPE in every layer",
+            )
+        self.model_state = PicModelState(
+            self.vllm_config, self.model, self.encoder_cache, self.device
+        )
+
+    def initialize_kv_cache(
+        self, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
+        """Set up a second set of graphs, for steps in which somebody follows a plan."""
+        super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
+        stock = self.cudagraph_manager
+        assert stock is not None
+        self._stock_graphs = stock
+        self._planned_graphs = PlannedGraphs(
+            self.vllm_config, self.device, stock.cudagraph_mode, self.decode_query_len
+        )
+
+    def capture_model(self, *, profile_only: bool = False) -> int:
+        """Capture both sets; returns the bytes that they take."""
+        size: int = super().capture_model(profile_only=profile_only)
+        if profile_only or not self._plans.graphs:
+            return size
+        self.cudagraph_manager = self._planned_graphs
+        try:
+            with self._plans.planned_decoding():
+                return size + int(super().capture_model())
+        finally:
+            self.cudagraph_manager = self._stock_graphs
+
+    def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
+        """Choose the set of graphs for a step.
+
+        Graphs of whole decoding steps are found by the number of tokens that all requests have in
+        common. A single token in the middle of a prompt, which not all keys may be shown to, is no
+        decoding; without a common number, the graphs between attention layers serve.
+        """
+        state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
+        batch = self._expect(state)
+        self.cudagraph_manager = self._stock_graphs if batch is None else self._planned_graphs
+        return state, uniform if batch is None or batch.decodes else None
+
+    def _expect(self, state: Any) -> Batch | None:
+        if state is None:
+            return self._plans.expect([], [], [])
+        computed = self.req_states.num_computed_tokens_np[state.idx_mapping_np]
+        return self._plans.expect(
+            state.req_ids, computed.tolist(), state.num_scheduled_tokens.tolist()
+        )
+
+    @property
+    def _plans(self) -> PicModelState:
+        state = self.model_state
+        assert isinstance(state, PicModelState)
+        return state
+
+
+#: What is extended here, and with which parameters.
+UPSTREAM: tuple[tuple[type, str, tuple[str, ...]], ...] = (
+    (GPUModelRunner, "gather_batch_req_state", ("self", "scheduler_output", "dummy_run")),
+    (GPUModelRunner, "capture_model", ("self", "profile_only")),
+    (
+        GPUModelRunner,
+        "initialize_kv_cache",
+        ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
+    ),
+    (DefaultModelState, "add_request", ("self", "req_index", "new_req_data")),
+    (DefaultModelState, "remove_request", ("self", "req_id")),
+    (DefaultModelState, "prepare_inputs", ("self", "input_batch", "req_states")),
+    (
+        DefaultModelState,
+        "prepare_attn",
+        (
+            "self",
+            "input_batch",
+            "cudagraph_mode",
+            "block_tables",
+            "slot_mappings",
+            "attn_groups",
+            "kv_cache_config",
+            "for_capture",
+            "ubatch_idx",
+            "model_specific_attn_metadata",
+        ),
+    ),
+)

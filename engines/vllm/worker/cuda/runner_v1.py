@@ -1,0 +1,58 @@
+"""vLLM's model runner V1 with plans: for engines that cannot run V2.
+
+Upstream: vllm/v1/worker/gpu_model_runner.py of vLLM 0.32.0.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+from picbench.engines.vllm.compat import check_signature
+from picbench.engines.vllm.worker.cuda.attention import Attention
+from picbench.engines.vllm.worker.cuda.backend_choice import select
+from picbench.engines.vllm.worker.cuda.model_state import announce, overwrite
+
+
+class PicModelRunnerV1(GPUModelRunner):
+    """Gives the model and the attention backend logical instead of physical positions."""
+
+    def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        check_signature(
+            GPUModelRunner._prepare_inputs, ("self", "scheduler_output", "num_scheduled_tokens")
+        )
+        check_signature(GPUModelRunner.load_model, ("self", "load_dummy_weights", "model"))
+        super().__init__(vllm_config, device)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load the model with picbench's attention."""
+        select(self.vllm_config)
+        super().load_model(*args, **kwargs)
+        self._attention = Attention.of(self.vllm_config, self.model, self.device)
+        self._met: set[str] = set()
+
+    def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
+        inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        self._meet()
+        count = self.input_batch.num_reqs
+        batch = self._attention.requests.batch(
+            self.input_batch.req_ids[:count],
+            self.input_batch.num_computed_tokens_cpu[:count].tolist(),
+            num_scheduled_tokens[:count].tolist(),
+        )
+        announce(batch, self._attention.planner, self.attn_groups)
+        if batch is not None:
+            overwrite(self.positions, batch.positions())
+        return inputs
+
+    def _meet(self) -> None:
+        """Take on requests that are new, and forget those that are gone."""
+        known = self._attention.requests
+        for request_id in self._met - self.requests.keys():
+            known.remove(request_id)
+        for request_id in self.requests.keys() - self._met:
+            request = self.requests[request_id]
+            if request.sampling_params is not None:
+                known.add(request_id, request.sampling_params, request.num_prompt_tokens)
+        self._met = set(self.requests)

@@ -1,0 +1,47 @@
+"""vLLM's GPU worker with picbench's model runners: the official `worker_cls` extension point.
+
+Upstream: vllm/v1/worker/gpu_worker.py of vLLM 0.32.0.
+"""
+
+import hashlib
+from typing import Any
+
+from vllm.v1.worker.gpu_worker import Worker
+
+from picbench.engines.vllm.compat import check_signature, check_version
+from picbench.engines.vllm.settings import CUDA_ASYNC_SCHEDULER, CUDA_SCHEDULER, PicSettings
+from picbench.engines.vllm.transfer.worker_mixin import OwnConnector
+from picbench.errors import ConfigError
+
+
+class PicGPUWorker(OwnConnector, Worker):
+    """Runs plans; refuses to start under a scheduler that does not make them."""
+
+    def init_device(self) -> None:
+        """Check what this process was given before anything is loaded."""
+        check_version()
+        check_signature(Worker._make_model_runner, ("self",))
+        scheduler = self.vllm_config.scheduler_config.scheduler_cls
+        self._settings = PicSettings.read(self.vllm_config.additional_config)
+        if self._settings is None or scheduler not in (CUDA_SCHEDULER, CUDA_ASYNC_SCHEDULER):
+            raise ConfigError(
+                "the workers are picbench's, but the scheduler is not",
+                hint=f"scheduler_cls={CUDA_ASYNC_SCHEDULER} and additional_config with 'pic'",
+            )
+        super().init_device()
+
+    def _make_model_runner(self) -> Any:
+        assert self.device is not None
+        if self.use_v2_model_runner:
+            from picbench.engines.vllm.worker.cuda.runner import PicModelRunner
+
+            return PicModelRunner(self.vllm_config, self.device)
+        from picbench.engines.vllm.worker.cuda.runner_v1 import PicModelRunnerV1
+
+        return PicModelRunnerV1(self.vllm_config, self.device)
+
+    def namespace(self) -> bytes:
+        """As on CPU, and how keys rest: rotated as they were compiled, or unrotated."""
+        assert self._settings is not None
+        rest = b"unrotated" if self._settings.unrotated_keys else b"chunk-local"
+        return hashlib.sha256(super().namespace() + b"cuda" + rest).digest()

@@ -1,1 +1,0 @@
-"""Benchmarks of the kernels; each module is a command (`python -m`)."""

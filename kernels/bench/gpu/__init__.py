@@ -1,1 +1,0 @@
-"""Checks and measurements of the CUDA kernels (`python -m picbench.kernels.bench.gpu`)."""

@@ -1,0 +1,1 @@
+"""Attention over paged keys that are cached without RoPE, on CPU."""

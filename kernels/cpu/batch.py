@@ -1,0 +1,108 @@
+"""What attention needs to know about one engine step, worked out once and shared by all layers."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from torch import Tensor
+
+from picbench.kernels.cpu import gather as gathering
+from picbench.kernels.cpu.gather import Gather, Request
+from picbench.kernels.cpu.kernel_calls import Dense, Gathered, InPlace, Step
+from picbench.kernels.cpu.vllm_ops import covers_shape
+from picbench.kernels.cpu.workspace import Workspace
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """The requests of one engine step as kernel calls, in the order of their queries."""
+
+    steps: tuple[Step, ...]
+    workspace: Workspace
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        query_start: Sequence[int],
+        seq_lens: Sequence[int],
+        block_table: Tensor,
+        kpos: Sequence[Tensor],
+        qpos: Tensor,
+        affine: Sequence[bool],
+        rope: RopeTable,
+        shape: HeadShape,
+        rotated: Sequence[bool | Tensor] | None = None,
+        workspace: Workspace | None = None,
+        use_vllm: bool | None = None,
+    ) -> "AttentionBatch":
+        """Prepares a step of `len(seq_lens)` requests for layers of one `shape`.
+
+        `query_start` (requests + 1 integers) bounds the query tokens of each request in the packed
+        batch. `seq_lens` counts the valid slots of each, in compute order. `block_table`
+        [requests, max_blocks] int32 names their blocks. `kpos[i]` [>= seq_lens[i]] int32 is the
+        logical position of each slot (GAP: never visible), `qpos` [tokens] int32 of each query
+        (GAP: padding, its output is finite and means nothing). A key is visible to a query iff
+        kpos <= qpos. `affine[i]` promises that kpos is 0, 1, 2, ... and that the queries are the
+        last slots; `kpos[i]` is then not read.
+
+        `rotated[i]` says whether the keys of request i lie in the cache rotated by their logical
+        position already: all (True), none (False), or a bool tensor [>= seq_lens[i]] slot by slot.
+        By default none are. Affine requests with all keys rotated are read in place.
+
+        `workspace` is scratch memory to reuse from step to step. `use_vllm` forces vLLM's C++
+        kernels or torch; by default vLLM's serve the shapes that they cover.
+        """
+        requests = _requests(query_start, seq_lens, block_table, kpos, qpos, affine, rotated)
+        fused = covers_shape(shape) if use_vllm is None else use_vllm
+        steps = _fused(requests, rope, shape) if fused else _dense(requests, rope)
+        return cls(tuple(steps), workspace or Workspace())
+
+
+def _requests(
+    query_start: Sequence[int],
+    seq_lens: Sequence[int],
+    block_table: Tensor,
+    kpos: Sequence[Tensor],
+    qpos: Tensor,
+    affine: Sequence[bool],
+    rotated: Sequence[bool | Tensor] | None,
+) -> list[Request]:
+    return [
+        Request(
+            start=query_start[i],
+            stop=query_start[i + 1],
+            table=block_table[i],
+            length=length,
+            positions=None if affine[i] else kpos[i],
+            rotated=False if rotated is None else rotated[i],
+            qpos=qpos[query_start[i] : query_start[i + 1]],
+        )
+        for i, length in enumerate(seq_lens)
+        if query_start[i] < query_start[i + 1]
+    ]
+
+
+def _dense(requests: Iterable[Request], rope: RopeTable) -> Iterator[Step]:
+    for request in requests:
+        yield Dense(gathering.in_logical_order(request, rope))
+
+
+def _fused(requests: Iterable[Request], rope: RopeTable, shape: HeadShape) -> Iterator[Step]:
+    for in_place, group in groupby(requests, key=lambda request: request.in_place):
+        if in_place:
+            yield InPlace.plan(list(group), shape)
+        else:
+            for request in group:
+                gather = _gather(request, rope)
+                yield Gathered.plan(gather, shape) if gather.length else Dense(gather)
+
+
+def _gather(request: Request, rope: RopeTable) -> Gather:
+    if request.affine:
+        return gathering.in_slot_order(request, rope)
+    if request.stop - request.start == 1:
+        return gathering.for_one_query(request, rope)
+    return gathering.in_logical_order(request, rope)

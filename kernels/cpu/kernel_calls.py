@@ -1,0 +1,110 @@
+"""The kernel calls that a step of the engine comes to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from picbench.kernels.cpu.dense import attend_dense
+from picbench.kernels.cpu.gather import Gather, Request, runs
+from picbench.kernels.cpu.scratch import gather_rotated
+from picbench.kernels.cpu.vllm_ops import Launch
+from picbench.kernels.cpu.workspace import Workspace
+from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.shape import HeadShape
+
+# Scratch memory of one pass over some of the heads: it stays in the last-level cache between being
+# written and being read. Decode is bound by memory, and would otherwise go there three times.
+_SCRATCH_BYTES = 4 << 20
+
+
+class Step(Protocol):
+    """Attention of some requests of a batch."""
+
+    def run(
+        self, query: Tensor, kv_cache: Tensor, workspace: Workspace, scale: float, out: Tensor
+    ) -> None:
+        """Fills the requests' part of `out`; the arguments are those of `cpu.attend`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """vLLM's kernel reads keys and values where they lie, keys rotated already."""
+
+    launch: Launch
+
+    @classmethod
+    def plan(cls, requests: Sequence[Request], shape: HeadShape) -> "InPlace":
+        """Plain requests that follow each other in the batch."""
+        start = requests[0].start
+        bounds = [start, *(request.stop for request in requests)]
+        launch = Launch.plan(
+            start,
+            torch.tensor(bounds, dtype=torch.int32) - start,
+            torch.tensor([request.length for request in requests], dtype=torch.int32),
+            torch.stack([request.table for request in requests]),
+            shape,
+        )
+        return cls(launch)
+
+    def run(
+        self, query: Tensor, kv_cache: Tensor, workspace: Workspace, scale: float, out: Tensor
+    ) -> None:
+        """See `Step.run`."""
+        self.launch.run(query, kv_cache, scale, out)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """vLLM's kernel reads a rotated copy of one request, `kv_heads` KV heads at a time."""
+
+    gather: Gather
+    launch: Launch
+    kv_heads: int
+
+    @classmethod
+    def plan(cls, gather: Gather, shape: HeadShape) -> "Gathered":
+        """One request that sees at least one key."""
+        kv_heads = _heads_a_pass(gather, shape)
+        query_start, lengths = runs(gather.visible.clamp(min=1))
+        table = torch.arange(gather.num_blocks, dtype=torch.int32).expand(len(lengths), -1)
+        launch = Launch.plan(gather.start, query_start, lengths, table, shape.part(kv_heads))
+        return cls(gather, launch, kv_heads)
+
+    def run(
+        self, query: Tensor, kv_cache: Tensor, workspace: Workspace, scale: float, out: Tensor
+    ) -> None:
+        """See `Step.run`."""
+        group = query.shape[1] // kv_cache.shape[1]
+        for first in range(0, kv_cache.shape[1], self.kv_heads):
+            last = first + self.kv_heads
+            heads = slice(first * group, last * group)
+            scratch = gather_rotated(kv_cache[:, first:last], self.gather, workspace)
+            self.launch.run(query[:, heads], scratch, scale, out[:, heads])
+        if self.gather.blind is not None:
+            out[self.gather.blind] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Torch serves one request, gathered slot by slot."""
+
+    gather: Gather
+
+    def run(
+        self, query: Tensor, kv_cache: Tensor, workspace: Workspace, scale: float, out: Tensor
+    ) -> None:
+        """See `Step.run`."""
+        attend_dense(query, kv_cache, self.gather, scale, out)
+
+
+def _heads_a_pass(gather: Gather, shape: HeadShape) -> int:
+    # Several queries take all heads at once: vLLM's kernel wants its output contiguous.
+    if gather.stop - gather.start > 1:
+        return shape.num_kv_heads
+    head_bytes = gather.num_blocks * BLOCK_SIZE * 2 * shape.head_size * shape.dtype.itemsize
+    fitting = min(shape.num_kv_heads, max(1, _SCRATCH_BYTES // head_bytes))
+    return max(n for n in range(1, fitting + 1) if shape.num_kv_heads % n == 0)

@@ -1,0 +1,41 @@
+"""Copies a request's keys and values into scratch blocks, with the keys rotated."""
+
+import torch
+from torch import Tensor
+
+from picbench.kernels.cpu import vllm_ops
+from picbench.kernels.cpu.gather import Gather
+from picbench.kernels.cpu.workspace import Workspace
+from picbench.kernels.paging import BLOCK_SIZE, split
+from picbench.kernels.rope import rotate
+
+
+def gather_rotated(kv_cache: Tensor, gather: Gather, workspace: Workspace) -> Tensor:
+    """The keys and values of `gather` as a KV cache of their own, block after block.
+
+    Returns [gather.num_blocks, num_kv_heads, 16, 2 * head_size] in the workspace, in the tile
+    layout of `paging`. Values behind the last key are zero, because vLLM's kernel multiplies them
+    by zero probabilities.
+    """
+    scratch = workspace.tensor((gather.num_blocks, *kv_cache.shape[1:]), kv_cache.dtype)
+    whole = scratch[: len(gather.blocks)]
+    loose = scratch[len(gather.blocks) :]
+    if len(whole):
+        torch.index_select(kv_cache, 0, gather.blocks, out=whole)
+        if gather.pages is not None:
+            vllm_ops.rotate_tiles(whole, gather.pages.to(kv_cache.dtype))
+    if len(loose):
+        _gather_slots(kv_cache, gather, loose)
+    tail = gather.length % BLOCK_SIZE
+    if tail:
+        split(scratch[-1:])[1][:, :, tail:] = 0
+    return scratch
+
+
+def _gather_slots(kv_cache: Tensor, gather: Gather, loose: Tensor) -> None:
+    key_cache, value_cache = split(kv_cache)
+    block, offset = gather.slots // BLOCK_SIZE, gather.slots % BLOCK_SIZE
+    key, value = key_cache[block, :, offset], value_cache[block, :, offset]
+    if gather.rows is not None:
+        key = rotate(key, gather.rows)
+    vllm_ops.pack(key, value, loose, torch.arange(len(gather.slots)))

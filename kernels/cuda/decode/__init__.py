@@ -1,0 +1,1 @@
+"""Decode attention of planned requests on CUDA."""

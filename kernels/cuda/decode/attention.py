@@ -1,0 +1,214 @@
+"""Decode of planned requests: one query each, over blocks whose keys rest anywhere."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from picbench.errors import EngineError
+from picbench.kernels.cuda.decode import split_kv
+from picbench.kernels.cuda.decode.block_lookup import SPAN, resolve
+from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RowTable
+from picbench.kernels.cuda.device import gluon_serves, multiprocessors
+from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.cuda.merge import merge_parts
+from picbench.kernels.cuda.prefill.tiled import precision
+from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+
+_LOG2E = math.log2(math.e)
+
+
+# Programs of either kernel that a multiprocessor of an H200 holds at once (up to 70 KiB of shared
+# memory each, for heads of 128).
+_RESIDENT = 3
+# What another split costs, as a share of the whole: its outputs are written, read and merged.
+_SPLIT_COST = 0.005
+# The longest group of query heads that share a KV head, for `decode_kernel`.
+_MOST_HEADS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """How the decode kernel is launched; what is None is chosen by shape and batch size.
+
+    With `gluon`, `decode_kernel` serves where it can, which chooses all but `splits` itself.
+    """
+
+    gluon: bool = True
+    warps: int = 4
+    stages: int | None = None
+    splits: int | None = None
+
+
+def choose_splits(pairs: int, resident: int, most: int = 64) -> int:
+    """Splits of each of `pairs` (request, KV head), so that waves of programs fill the device.
+
+    `resident` programs run at once; a last wave that is not full wastes the rest of it.
+    """
+
+    def gain(splits: int) -> float:
+        waves = pairs * splits / resident
+        return waves / math.ceil(waves) * (1 - _SPLIT_COST * splits)
+
+    return max(range(1, most + 1), key=gain)
+
+
+class DecodeBatch:
+    """Device buffers of one decode step, shared by all layers and kept from step to step.
+
+    Addresses never change, so a CUDA graph that captured `decode` at some batch size may be
+    replayed after any `fill` of that size.
+    """
+
+    def __init__(
+        self,
+        table: RowTable,
+        max_batch: int,
+        shape: HeadShape,
+        rope: RopeTable,
+        tuning: Tuning | None = None,
+    ) -> None:
+        if table.unrotated and rope.rotary_dim != shape.head_size:
+            raise EngineError(
+                f"keys of {shape.head_size} dimensions rotate only {rope.rotary_dim}",
+                hint="let keys rest rotated (unrotated_keys=False)",
+            )
+        self.table, self.shape, self.rope = table, shape, rope
+        self.tuning = tuning or Tuning()
+        self.size = 0
+        self.gluon = self.tuning.gluon and covers(shape, rope, table)
+        device = table.blocks.device
+        entries = table.blocks.shape[1]
+        ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        self.blocks = torch.zeros(max_batch, entries, **ints)
+        self.seen = torch.zeros(max_batch, entries, **ints)
+        self.tiles = torch.zeros(max_batch, **ints)
+        self.rows = torch.zeros(max_batch, **ints)
+        self._resident = _RESIDENT * multiprocessors(device)
+        parts = max(n * self.splits(n) for n in range(1, max_batch + 1))
+        floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
+        self.partial = torch.empty(parts, shape.num_heads, shape.head_size, **floats)
+        self.lse = torch.empty(parts, shape.num_heads, **floats)
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory held, the row table's not counted."""
+        held = (self.blocks, self.seen, self.tiles, self.rows, self.partial, self.lse)
+        return sum(t.nbytes for t in held)
+
+    def splits(self, requests: int) -> int:
+        """Splits of each request's keys in a batch of this size."""
+        chosen = self.tuning.splits
+        return chosen or choose_splits(requests * self.shape.num_kv_heads, self._resident)
+
+    def fill(self, block_table: Tensor, rows: Tensor, lengths: Tensor) -> None:
+        """Prepares a step of `len(rows)` requests; nothing is copied to or from the host.
+
+        `block_table` [requests, max_blocks], `rows` [requests] (of the row table) and `lengths`
+        [requests], the slots of each with this step's token, are int32 on the device. A length of
+        0 leaves a request out.
+        """
+        self.size = len(rows)
+        self.rows[: self.size].copy_(rows)
+        table = self.table
+        entries = table.blocks.shape[1]
+        resolve[(self.size, triton.cdiv(entries, SPAN))](
+            table.blocks,
+            table.seen,
+            table.bounds,
+            block_table,
+            rows,
+            lengths,
+            self.blocks,
+            self.seen,
+            self.tiles,
+            entries,
+            block_table.stride(0),
+            WIDTH=table.tile_blocks,
+            SPAN=SPAN,
+        )
+
+
+def decode(
+    query: Tensor, kv_cache: Tensor, batch: DecodeBatch, scale: float, out: Tensor
+) -> Tensor:
+    """Attention of `query` [requests, num_heads, head_size] over the cache, into `out`.
+
+    Queries are rotated by their logical positions. `out` has the shape of `query`; rows of
+    requests that the batch leaves out are not touched. Slots that are not visible may hold
+    anything, NaN included. Nothing is allocated.
+    """
+    shape, table = batch.shape, batch.table
+    key, value = key_value(kv_cache)
+    count = batch.splits(batch.size)
+    kernel, options = _gluon(batch) if batch.gluon else _triton(batch)
+    kernel[(shape.num_kv_heads, count, batch.size)](
+        query,
+        key,
+        value,
+        batch.blocks,
+        batch.seen,
+        table.turns,
+        batch.tiles,
+        batch.rows,
+        batch.rope.cos_sin_cache,
+        batch.partial,
+        batch.lse,
+        scale * _LOG2E,
+        query.stride(0),
+        key.stride(0),
+        key.stride(1),
+        key.stride(2),
+        batch.blocks.stride(0),
+        table.turns.stride(0),
+        count,
+        HEADS=shape.num_heads,
+        GROUP=shape.group,
+        **options,
+    )
+    merge_parts(batch.partial, batch.lse, batch.tiles, out[: batch.size], count)
+    return out
+
+
+def covers(shape: HeadShape, rope: RopeTable, table: RowTable) -> bool:
+    """Whether `decode_kernel` serves these heads here."""
+    tiled = not table.unrotated and table.tile_blocks == TILE_BLOCKS
+    return tiled and shape.group <= _MOST_HEADS and gluon_serves(shape, rope)
+
+
+def _gluon(batch: DecodeBatch) -> tuple[Any, dict[str, int]]:
+    from picbench.kernels.cuda.decode import hopper_decode
+
+    return hopper_decode.attend_columns, {
+        "SIZE": batch.shape.head_size,
+        "COLUMNS": max(8, triton.next_power_of_2(batch.shape.group)),
+        "num_warps": 4,
+    }
+
+
+def _triton(batch: DecodeBatch) -> tuple[Any, dict[str, Any]]:
+    shape, table = batch.shape, batch.table
+    kernel = split_kv.attend_unrotated if table.unrotated else split_kv.attend_turned
+    return kernel, {
+        "HEAD": shape.head_size,
+        "PACKED": max(16, triton.next_power_of_2(shape.group)),
+        "ROTARY": batch.rope.rotary_dim,
+        "TILE": table.tile_blocks * BLOCK_SIZE,
+        "PRECISION": precision(shape.dtype),
+        "num_warps": batch.tuning.warps,
+        "num_stages": batch.tuning.stages or _stages(batch),
+    }
+
+
+def _stages(batch: DecodeBatch) -> int:
+    # One less than this many tiles of keys and values lie in shared memory (227 KiB), those of
+    # unrotated keys with cosines and sines in float32.
+    row_bytes = batch.shape.head_size * batch.shape.dtype.itemsize
+    if batch.table.unrotated:
+        return 2 if row_bytes <= 256 else 1
+    return 3 if row_bytes <= 512 else 2

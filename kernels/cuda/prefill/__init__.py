@@ -1,0 +1,1 @@
+"""Link and prefill attention of planned requests on CUDA."""

@@ -1,0 +1,313 @@
+"""Link and prefill of planned requests: new tokens anywhere in the prompt see all before them.
+
+Few queries walk over the pages where keys rest (`walk`). For more, once a layer, the keys and
+values that they see are copied into the workspace in logical order, keys rotated (`gather`). Every
+run of queries at consecutive positions is then an ordinary causal sequence over a prefix of that
+copy, and the runs of a request share it. FlashAttention-3 serves long runs; where short ones
+prevail, or it is not there, `tiles` serves them.
+
+The copy is what few queries would pay for: 256 of them at the end of 32k keys take 1.24 of
+FlashAttention-3's time over a plain request with it, and 1.07 by a walk (one H200).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from picbench.kernels.cuda.prefill import flash
+from picbench.kernels.cuda.prefill.gather_rotated import PAGE, gather
+from picbench.kernels.cuda.prefill.logical_order import Ints, LogicalOrder, runs
+from picbench.kernels.cuda.prefill.paged import paged_prefill
+from picbench.kernels.cuda.prefill.paged.key_tiles import KeyTiles
+from picbench.kernels.cuda.prefill.paged.paged_prefill import Walk
+from picbench.kernels.cuda.prefill.paged.tile_schedule import Row, rows
+from picbench.kernels.cuda.prefill.tiled import ROWS, Tiles, tile_rows, tokens_of, upload
+from picbench.kernels.cuda.workspace import CudaWorkspace
+from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+
+# Time per key and 128 rows, FlashAttention-3's over a copy being 1, and that of the copy per key
+# (one H200).
+_TILES_COST, _WALK_COST, _COPY_COST = 1.3, 1.2, 2.7
+
+# Rows of queries beyond which keys are copied. For 2,048 queries in runs a walk took 0.85 of the
+# copy's time over 32k keys and 1.10 over 16k (one H200); the host would work out each row.
+_MOST_ROWS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRequest:
+    """One request of a step: row `index` of the block table, queries start .. stop of the batch.
+
+    `order` covers all slots that exist when the step's tokens are stored; `qpos` [stop - start]
+    int32 on the CPU are the queries' logical positions.
+    """
+
+    index: int
+    start: int
+    stop: int
+    order: LogicalOrder
+    qpos: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Attention over copies: `slots` [n] int64 and `turns` [n] int32 fill the workspace's pages.
+
+    The queries are cut into `work`. `kv_heads` are served in one pass.
+    """
+
+    slots: Tensor
+    turns: Tensor
+    work: flash.Runs | Tiles
+    rope: RopeTable
+    shape: HeadShape
+    workspace: CudaWorkspace
+    kv_heads: int
+
+    def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
+        """Attention of `query` [queries, num_heads, head_size] over the cache, into `out`."""
+        shape = self.shape
+        pages = len(self.slots) // PAGE
+        for first in range(0, shape.num_kv_heads, self.kv_heads):
+            some = slice(first, first + self.kv_heads)
+            heads = slice(first * shape.group, (first + self.kv_heads) * shape.group)
+            key, value = self.workspace.pages(
+                pages, PAGE, self.kv_heads, shape.head_size, shape.dtype
+            )
+            gather(kv_cache[:, some], self.slots, self.turns, self.rope, key, value)
+            self.work.attend(query[:, heads], key, value, scale, out[:, heads])
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBatch:
+    """The link requests of a step, worked out once for all layers of one shape.
+
+    They own the queries first .. last of the packed batch.
+    """
+
+    first: int
+    last: int
+    form: Gathered | Walk
+
+    @classmethod
+    def build(
+        cls,
+        requests: Sequence[LinkRequest],
+        block_table: Tensor,
+        rope: RopeTable,
+        shape: HeadShape,
+        workspace: CudaWorkspace,
+        *,
+        copied: bool = False,
+    ) -> "LinkBatch":
+        """Prepares requests whose queries follow each other in the packed batch.
+
+        `block_table` [requests, max_blocks] int32 is the step's, on the device. With `copied` keys
+        are copied even where a walk costs less. Raises ConfigError if the keys of one KV head do
+        not fit the workspace.
+        """
+        step = _Step.of(requests, block_table, rope, shape, workspace)
+        form: Gathered | Walk | None = None
+        if not copied and paged_prefill.covers(shape, rope):
+            form = _walk(step)
+        form = form or _gathered(step)
+        return cls(requests[0].start, requests[-1].stop, form)
+
+    @property
+    def served_by(self) -> str:
+        """What attends: `walk`, `FA3` or `tiles`."""
+        if isinstance(self.form, Walk):
+            return "walk"
+        return "FA3" if isinstance(self.form.work, flash.Runs) else "tiles"
+
+
+def link(query: Tensor, kv_cache: Tensor, batch: LinkBatch, scale: float, out: Tensor) -> Tensor:
+    """Attention of the batch's part of `query` [tokens, num_heads, head_size] over the cache.
+
+    Queries are rotated by their logical positions, and all keys of the step must have been stored.
+    Fills the same part of `out`, which has the shape of `query`; a query that sees nothing gets
+    zeros. Slots that no query sees may hold anything, NaN included.
+    """
+    some = slice(batch.first, batch.last)
+    batch.form.attend(query[some], kv_cache, scale, out[some])
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step's requests, and what attending to copies of their keys costs.
+
+    `seen` is how many keys each request's queries see, `pages` how many pages a copy of them takes;
+    `by_runs` is infinite where FlashAttention-3 does not serve these heads.
+    """
+
+    requests: Sequence[LinkRequest]
+    block_table: Tensor
+    rope: RopeTable
+    shape: HeadShape
+    workspace: CudaWorkspace
+    seen: list[Ints]
+    pages: list[int]
+    by_tiles: float
+    by_runs: float
+
+    @classmethod
+    def of(
+        cls,
+        requests: Sequence[LinkRequest],
+        block_table: Tensor,
+        rope: RopeTable,
+        shape: HeadShape,
+        workspace: CudaWorkspace,
+    ) -> "_Step":
+        """Works the costs out."""
+        seen = [request.order.seen(request.qpos.numpy()) for request in requests]
+        pages = [-(-int(counts.max()) // PAGE) for counts in seen]
+        by_tiles = _TILES_COST * _tile_keys(seen, shape.group)
+        by_runs = _run_keys(seen, shape.group) if flash.covers(shape) else math.inf
+        return cls(requests, block_table, rope, shape, workspace, seen, pages, by_tiles, by_runs)
+
+    @property
+    def copy_cost(self) -> float:
+        """Cost of the copy and of attending to it."""
+        return _COPY_COST * sum(self.pages) * PAGE + min(self.by_tiles, self.by_runs)
+
+    @property
+    def few(self) -> bool:
+        """Whether a walk may cost less than the copy, and its rows are few enough to work out."""
+        tokens = tokens_of(self.shape.group)
+        rows = sum(-(-len(counts) // tokens) for counts in self.seen)
+        # A walk reads at least the keys that tiles read.
+        least = _WALK_COST * self.by_tiles / _TILES_COST
+        return rows <= _MOST_ROWS and least <= self.copy_cost
+
+
+def _gathered(step: _Step) -> Gathered:
+    requests, seen, pages, shape = step.requests, step.seen, step.pages, step.shape
+    device = step.block_table.device
+    slots, turns = _places(requests, pages, step.block_table)
+    tokens = sum(pages) * PAGE
+    kv_heads = step.workspace.heads(tokens, shape.num_kv_heads, shape.head_size, shape.dtype)
+    work: flash.Runs | Tiles
+    if step.by_runs < step.by_tiles:
+        work = _sequences(requests, seen, pages, device).scheduled(shape.part(kv_heads), PAGE)
+    else:
+        work = _tiles(requests, seen, pages, shape, kv_heads, device)
+    return Gathered(slots, turns, work, step.rope, shape, step.workspace, kv_heads)
+
+
+def _walk(step: _Step) -> Walk | None:
+    """The walk, unless a copy costs less or keys rest unrotated."""
+    if not step.few:
+        return None
+    keys = []
+    for request in step.requests:
+        tiles = KeyTiles.of(*request.order.by_slot())
+        if tiles is None:
+            return None
+        keys.append(tiles)
+    found = list(_rows(step.requests, keys, tokens_of(step.shape.group)))
+    if _WALK_COST * paged_prefill.visited(found) > step.copy_cost:
+        return None
+    qpos = np.concatenate([request.qpos.numpy() for request in step.requests])
+    tables = [step.block_table[request.index] for request in step.requests]
+    return Walk.of(found, keys, tables, qpos, step.rope, step.shape, step.workspace)
+
+
+def _rows(requests: Sequence[LinkRequest], keys: Sequence[KeyTiles], tokens: int) -> Iterator[Row]:
+    base = 0
+    for request, own in zip(requests, keys, strict=True):
+        first = request.start - requests[0].start
+        yield from rows(own, request.qpos.numpy(), first, base, tokens)
+        base += len(own.turns)
+
+
+def _places(
+    requests: Sequence[LinkRequest], pages: Sequence[int], block_table: Tensor
+) -> tuple[Tensor, Tensor]:
+    total = sum(pages) * PAGE
+    host = np.zeros((3, total), np.int32)
+    host[0] = -1
+    at = 0
+    for request, count in zip(requests, pages, strict=True):
+        used = min(count * PAGE, len(request.order.slots))
+        host[0, at : at + used] = request.order.slots[:used]
+        host[1, at : at + used] = request.order.turns[:used]
+        host[2, at : at + count * PAGE] = request.index
+        at += count * PAGE
+    order, turns, index = upload(host, block_table.device)
+    blocks = block_table[index.long(), order.clamp(min=0).long() // BLOCK_SIZE].long()
+    slots = blocks * BLOCK_SIZE + order % BLOCK_SIZE
+    return torch.where(order < 0, -1, slots), turns.contiguous()
+
+
+def _sequences(
+    requests: Sequence[LinkRequest],
+    seen: Sequence[Ints],
+    pages: Sequence[int],
+    device: torch.device,
+) -> flash.Runs:
+    starts, lengths, bases = [np.zeros(1, np.int32)], [], []
+    base = 0
+    for request, counts, count in zip(requests, seen, pages, strict=True):
+        cuts, ends = runs(counts)
+        starts.append(cuts[1:] + request.start - requests[0].start)
+        lengths.append(ends)
+        bases.append(np.full(len(ends), base, np.int32))
+        base += count
+    bounds = np.concatenate(starts).astype(np.int32)
+    lengths_all, base_all = np.concatenate(lengths), np.concatenate(bases)
+    packed = np.concatenate([bounds, lengths_all, base_all])
+    on_device = upload(packed, device)
+    n = len(lengths_all)
+    first_page = on_device[2 * n + 1 :].unsqueeze(1)
+    table = first_page + torch.arange(max(pages), dtype=torch.int32, device=device)
+    return flash.Runs(
+        starts=on_device[: n + 1],
+        lengths=on_device[n + 1 : 2 * n + 1],
+        table=table.clamp(max=sum(pages) - 1),
+        longest_query=int(np.diff(bounds).max()),
+        longest_key=int(lengths_all.max()),
+    )
+
+
+def _tiles(
+    requests: Sequence[LinkRequest],
+    seen: Sequence[Ints],
+    pages: Sequence[int],
+    shape: HeadShape,
+    kv_heads: int,
+    device: torch.device,
+) -> Tiles:
+    rows, base = [], 0
+    for request, counts, count in zip(requests, seen, pages, strict=True):
+        first = request.start - requests[0].start
+        rows.append(tile_rows(counts, first, base * PAGE, tokens_of(shape.group)))
+        base += count
+    return Tiles.of(np.concatenate(rows), np.concatenate(seen), shape, kv_heads, device)
+
+
+def _run_keys(seen: Sequence[Ints], group: int) -> float:
+    """Keys that FlashAttention-3's tiles read, which runs may leave unfilled."""
+    cuts = [runs(counts) for counts in seen]
+    return sum(_flash_keys(np.diff(starts), lengths, group) for starts, lengths in cuts)
+
+
+def _tile_keys(seen: Sequence[Ints], group: int) -> int:
+    """Keys that `tiles` reads."""
+    tokens = tokens_of(group)
+    return sum(int(tile_rows(counts, 0, 0, tokens)[:, 5].sum()) for counts in seen)
+
+
+def _flash_keys(queries: Ints, lengths: Ints, group: int) -> int:
+    """Keys that FlashAttention's tiles read: each tile of a run up to its own last query."""
+    tokens = max(1, ROWS // group)
+    tiles = -(-queries // tokens)
+    keys = tiles * (lengths - queries) + tokens * tiles * (tiles - 1) // 2 + queries
+    return int(keys.sum(dtype=np.int64))

@@ -1,0 +1,1 @@
+"""Paged prefill in place: few queries read keys where they lie (Hopper)."""

@@ -1,1 +1,0 @@
-"""Whether the engine and Hugging Face's own model answer the testbed's rows alike."""

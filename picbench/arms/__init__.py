@@ -1,0 +1,1 @@
+"""Arms and the processes in which their engines live."""

@@ -1,0 +1,153 @@
+"""The child process of an arm: builds the engine and answers the parent until it hangs up.
+
+Run as ``python -m picbench.arms.arm_process FD``; FD is the child's end of the connection.
+"""
+
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from picbench.arms.server import Batch, Failure, Group, Reset
+from picbench.engines.config import EngineConfig
+from picbench.engines.ledger import Snapshot
+from picbench.engines.request import Request, Result
+from picbench.errors import EngineError, PicBenchError
+
+
+class EngineLike(Protocol):
+    """The part of `picbench.engines.engine.Engine` that a run uses."""
+
+    @property
+    def memory(self) -> Sequence[Snapshot]:
+        """The ledger since the last `measure`."""
+
+    @property
+    def moved(self) -> Mapping[str, tuple[int, int]]:
+        """Bytes (loaded, stored) by tier since the engine started."""
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> list[Result]:
+        """Run requests, at most `concurrency` at a time; results in request order."""
+
+    def measure(self) -> None:
+        """Begin a new ledger and clock."""
+
+    def reset(self) -> None:
+        """Drop all cached KV."""
+
+    def warm_up(self) -> None:
+        """Run what would otherwise slow the first request down."""
+
+    def describe(self) -> Mapping[str, object]:
+        """Versions, device, block size, pool and attention backend."""
+
+
+Build = Callable[[], AbstractContextManager[EngineLike]]
+
+
+def open_engine(config: EngineConfig) -> AbstractContextManager[EngineLike]:
+    """The real engine; vLLM is imported here, hence only in the arm's process."""
+    from picbench.engines.engine import Engine
+
+    return Engine(config)
+
+
+def serve(connection: Connection) -> None:
+    """Build the engine, send its description, answer each Group by a Batch, each Reset by None.
+
+    The first message received builds the engine. An error of start-up crosses as a PicBenchError
+    object. Ends on None or when the parent is gone.
+    """
+    try:
+        build: Build = connection.recv()
+        with build() as engine:
+            _answer(engine, connection)
+    except (EOFError, BrokenPipeError):
+        return  # The parent is gone.
+    except Exception as error:
+        traceback.print_exc()
+        with suppress(BrokenPipeError):
+            connection.send(_portable(error))
+
+
+def run_group(engine: EngineLike, group: Group) -> Batch:
+    """Run a group under a fresh ledger; after a failure, find out which requests fail."""
+    engine.measure()
+    before = engine.moved
+    started = time.perf_counter()
+    try:
+        outcomes: Sequence[Result | Failure] = engine.generate(
+            group.requests, concurrency=group.concurrency, arrivals=group.arrivals
+        )
+        clean = True
+    except Exception as error:
+        outcomes, clean = _isolate(engine, group.requests, error), False
+    busy = time.perf_counter() - started
+    moved = _since(before, engine.moved)
+    return Batch(tuple(outcomes), busy, tuple(engine.memory), clean, moved)
+
+
+def _since(
+    before: Mapping[str, tuple[int, int]], now: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[int, int]]:
+    start = {name: before.get(name, (0, 0)) for name in now}
+    return {n: (now[n][0] - start[n][0], now[n][1] - start[n][1]) for n in now}
+
+
+def _answer(engine: EngineLike, connection: Connection) -> None:
+    engine.warm_up()
+    engine.reset()
+    connection.send(engine.describe())
+    while (message := connection.recv()) is not None:
+        connection.send(_obey(engine, message))
+
+
+def _obey(engine: EngineLike, message: Group | Reset) -> Batch | PicBenchError | None:
+    if isinstance(message, Group):
+        return run_group(engine, message)
+    try:
+        engine.reset()
+    except Exception as error:
+        traceback.print_exc()
+        return _portable(error)
+    return None
+
+
+def _isolate(
+    engine: EngineLike, requests: Sequence[Request], error: Exception
+) -> list[Result | Failure]:
+    if len(requests) == 1:
+        return [_failure(error)]
+    return [_alone(engine, request) for request in requests]
+
+
+def _alone(engine: EngineLike, request: Request) -> Result | Failure:
+    try:
+        return engine.generate([request], concurrency=1)[0]
+    except Exception as error:
+        return _failure(error)
+
+
+def _failure(error: Exception) -> Failure:
+    traceback.print_exception(error)
+    return Failure(str(_portable(error)))
+
+
+def _portable(error: Exception) -> PicBenchError:
+    """An error that another process can unpickle: foreign ones become EngineError."""
+    if isinstance(error, PicBenchError):
+        return error
+    return EngineError(f"{type(error).__name__}: {error}")
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,56 @@
+"""The engines of all arms: started a few at a time, ended together."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from picbench.arms.arm import Arm
+from picbench.arms.server import Server
+from picbench.output import provenance
+
+#: Cores for each engine that starts up; with fewer they would only slow each other down.
+CORES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Running servers and what their engines said of themselves, by arm."""
+
+    servers: Mapping[str, Server]
+    engines: Mapping[str, Mapping[str, object]]
+
+
+@contextmanager
+def running(
+    arms: Sequence[Arm], launch: Callable[[Arm], Server], ready: Callable[[str], None]
+) -> Iterator[Fleet]:
+    """Launch every arm's server and wait for all; `ready` hears the name of each that is up.
+
+    Leaving normally lets the engines end by themselves, leaving by an exception kills them.
+    """
+    servers: dict[str, Server] = {}
+    try:
+        yield Fleet(servers, _start(arms, launch, ready, servers))
+    except BaseException:
+        for server in servers.values():
+            server.kill()
+        raise
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda server: server.close(), servers.values()))
+
+
+def _start(
+    arms: Sequence[Arm],
+    launch: Callable[[Arm], Server],
+    ready: Callable[[str], None],
+    servers: dict[str, Server],
+) -> dict[str, Mapping[str, object]]:
+    engines: dict[str, Mapping[str, object]] = {}
+    at_once = max(2, provenance.cores() // CORES)
+    for position, arm in enumerate(arms):
+        for starting in arms[len(servers) : position + at_once]:
+            servers[starting.name] = launch(starting)
+        engines[arm.name] = servers[arm.name].ready()
+        ready(arm.name)
+    return engines

@@ -1,0 +1,151 @@
+"""The parent's side of an arm's process."""
+
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+from picbench.arms.arm_process import Build, open_engine
+from picbench.arms.environment import arm_environment
+from picbench.arms.server import Batch, Group, Reset
+from picbench.engines.config import EngineConfig
+from picbench.engines.request import Request
+from picbench.errors import EngineError, PicBenchError
+
+#: Seconds that an engine gets to end by itself, and that a process gets to obey a signal.
+GRACE, OBEY = 20.0, 5.0
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Remote:
+    """A Server whose engine lives in a process of its own; all its output goes to `log`.
+
+    The process leads a session: the terminal's Ctrl-C reaches the parent alone, and the parent
+    can end the engine together with every process that it started.
+    """
+
+    def __init__(self, name: str, build: Build, log: Path) -> None:
+        self._name = name
+        self._log = log
+        self._connection, theirs = Pipe()
+        with theirs, log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "picbench.arms.arm_process", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env=arm_environment(),
+            )
+        self._send(build)
+
+    def ready(self) -> Mapping[str, object]:
+        """See Server."""
+        description: Mapping[str, object] = self._receive()
+        return description
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> Batch:
+        """See Server."""
+        times = None if arrivals is None else tuple(arrivals)
+        self._send(Group(tuple(requests), concurrency, times))
+        batch: Batch = self._receive()
+        return batch
+
+    def reset(self) -> None:
+        """See Server."""
+        self._send(Reset())
+        self._receive()
+
+    def close(self) -> None:
+        """See Server."""
+        with suppress(EngineError):
+            self._send(None)
+        self._wait(GRACE)
+        self.kill()
+
+    def kill(self) -> None:
+        """See Server."""
+        if self._connection.closed:
+            return
+        self._signal(signal.SIGTERM)
+        self._wait(OBEY)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._connection.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def _wait(self, seconds: float) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def _send(self, message: object) -> None:
+        try:
+            self._connection.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._died() from None
+
+    def _receive(self) -> Any:
+        try:
+            answer = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._died() from None
+        if isinstance(answer, PicBenchError):
+            raise self._with_log(
+                type(answer)(f"arm {self._name}: {answer.message}", hint=answer.hint)
+            )
+        return answer
+
+    def _died(self) -> PicBenchError:
+        end = _describe_exit(self._wait(GRACE))
+        tail = log_tail(self._log, lines=1)
+        message = f"arm {self._name}: the engine's process {end}"
+        return self._with_log(EngineError(f"{message}: {tail}" if tail else message, hint=_ADVICE))
+
+    def _with_log(self, error: PicBenchError) -> PicBenchError:
+        error.add_note(log_tail(self._log, lines=30))
+        return error
+
+
+def launch(name: str, config: EngineConfig, log: Path) -> Remote:
+    """Start the process of an arm called `name`; see Remote."""
+    return Remote(name, functools.partial(open_engine, config), log)
+
+
+def log_tail(log: Path, lines: int) -> str:
+    """The last lines of a log that are not blank, without colours; empty if there is no log."""
+    try:
+        text = _COLOUR.sub("", log.read_text(errors="replace"))
+    except FileNotFoundError:
+        return ""
+    return "\n".join([line.strip() for line in text.splitlines() if line.strip()][-lines:])
+
+
+_ADVICE = (
+    "if memory ran out, use fewer arms at once or a smaller --kv-blocks; --debug shows its log"
+)
+
+
+def _describe_exit(code: int | None) -> str:
+    if code is None:
+        return "closed its connection"
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"

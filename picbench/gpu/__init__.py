@@ -1,1 +1,0 @@
-"""Checks and measurements on a GPU host; see `picbench.gpu.steps`."""

@@ -1,0 +1,100 @@
+"""Compiling chunks into tiers that other engines read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from rich.console import Console
+from rich.table import Table
+
+from picbench.arms.environment import quiet_engine
+from picbench.engines.config import EngineConfig
+from picbench.engines.request import Chunk, Text
+from picbench.errors import ConfigError, DataError, EngineError
+from picbench.workloads import models
+
+if TYPE_CHECKING:
+    from picbench.engines.cache import TierInfo
+
+
+class _Line(BaseModel):
+    """One line of a chunk file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    text: str | None = Field(None, min_length=1)
+    tokens: tuple[int, ...] | None = Field(None, min_length=1, strict=False)
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> "_Line":
+        if (self.text is None) == (self.tokens is None):
+            raise ValueError("needs text or tokens, and not both")
+        return self
+
+
+def read_chunks(path: Path) -> list[Chunk]:
+    """The chunks of a file, one JSON object a line; raises DataError by file and line."""
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--chunks {path}: {error}", hint="--chunks FILE") from error
+    chunks = [_chunk(path, n, line) for n, line in enumerate(lines, start=1) if line.strip()]
+    if not chunks:
+        raise DataError(f"{path}: no chunks", hint='one {"text": "..."} a line')
+    return chunks
+
+
+def warm_tiers(
+    chunks: Sequence[Chunk],
+    out: TextIO,
+    *,
+    tiers: str,
+    algo: str,
+    model: str,
+    prefix: str | None = None,
+    salt: str | None = None,
+    dtype: str = "auto",
+) -> int:
+    """Compile chunks and store them in `tiers`; prints what each tier got, returns 0.
+
+    Raises EngineError if a chunk was refused everywhere: it is then compiled when it is needed.
+    """
+    quiet_engine()
+    from picbench.engines.engine import Engine
+
+    path = str(models.resolve(model).path)
+    with Engine(EngineConfig(path, algorithm=algo, dtype=dtype, tiers=tiers)) as engine:
+        cache = engine.cache
+        cache.warm(chunks, Text(prefix) if prefix else None, salt=salt)
+        found = cache.tiers
+        kept = cache.stored(chunks, Text(prefix) if prefix else None, salt=salt)
+    Console(file=out).print(_table(found))
+    if kept < len(chunks):
+        raise EngineError(
+            f"{len(chunks) - kept} of {len(chunks)} chunks were not stored",
+            hint="give --tiers more room, or see the warnings above",
+        )
+    return 0
+
+
+def _table(tiers: "Sequence[TierInfo]") -> Table:
+    table = Table("tier", "holds", "bytes", "stored now", "bytes stored", "refused", "failures")
+    for tier in tiers:
+        held = ["?" if n is None else str(n) for n in (tier.objects, tier.bytes)]
+        done = (tier.stored, tier.stored_bytes, tier.refused, tier.failures)
+        table.add_row(tier.name, *held, *map(str, done))
+    return table
+
+
+def _chunk(path: Path, number: int, line: str) -> Chunk:
+    try:
+        found = _Line.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise DataError(
+            f"{path}:{number}: {where + ': ' if where else ''}{first['msg'].lower()}",
+            hint='one {"text": "..."} or {"tokens": [...]} a line',
+        ) from error
+    return Chunk(found.text, found.tokens)

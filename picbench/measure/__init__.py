@@ -1,0 +1,1 @@
+"""Measurements and checks beside `picbench run`: kernels, the chunk store, tiers, engines, load."""

@@ -1,0 +1,189 @@
+"""What the chunk cache costs a request on the scheduler's side.
+
+    python -m picbench.measure.chunk_store [--out DIR]
+
+A request for 64 resident chunks is looked up and accounted for (`lookup`, `use`), while a pool
+knows 100, 1,000 or 10,000 chunks; then a chunk is evicted as a whole (`evict`). Laying out the
+request's plan (`plan`) does not depend on what is known, and is measured beside. vLLM's own block
+pool is used, without an engine around it.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from picbench.engines.algorithms import parse
+from picbench.engines.chunk_cache.tier_index import Directory
+from picbench.engines.planning.chunk_pages import PageCache
+from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.plan import Canonical, Plan
+from picbench.engines.planning.policy import Layout, Piece
+from picbench.engines.vllm.scheduler.chunk_jobs import Supply
+from picbench.engines.vllm.scheduler.evictions import Evictions, listen
+from picbench.engines.vllm.scheduler.pool import Pool
+from picbench.measure.kernels.facts import commit, cpu_model
+
+KNOWN = (100, 1_000, 10_000)
+CHUNKS = 64
+TOKENS = 64
+SIZE = 16
+#: Tokens of a chunk in the long request whose plan is timed.
+LONG = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Milliseconds of one operation, over `n` requests."""
+
+    operation: str
+    known: int
+    chunks: int
+    chunk_tokens: int
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A pool that knows chunks, as a scheduler has it."""
+
+    supply: Supply
+    block_pool: Any
+    canonicals: Sequence[Canonical]
+
+
+def measure(known: int, repeats: int, seed: int = 0) -> list[Timing]:
+    """Time lookups, uses and evictions with so many chunks known."""
+    bench = _filled(known)
+    dice = random.Random(seed)
+    requests = [dice.choices(bench.canonicals, k=CHUNKS) for _ in range(repeats)]
+    lookup = [_timed(partial(_mappable, bench.supply, request)) for request in requests]
+    use = [_timed(partial(bench.supply.chunks.use, request)) for request in requests]
+    allocate = partial(bench.block_pool.get_new_blocks, 1)
+    evict = [_timed(allocate) for _ in range(min(50, known // 2))]
+    each = {"lookup": (lookup, CHUNKS), "use": (use, CHUNKS), "evict": (evict, 1)}
+    return [_timing(name, known, count, TOKENS, found) for name, (found, count) in each.items()]
+
+
+def measure_plan(repeats: int, seed: int = 0) -> list[Timing]:
+    """Time laying out a request of 64 long chunks."""
+    dice = random.Random(seed)
+    pieces = [_chunk(dice, LONG) for _ in range(CHUNKS)]
+    cache = PageCache()
+    cold = [_timed(partial(_plan, pieces)) for _ in range(repeats)]
+    warm = [_timed(partial(_plan, pieces, cache)) for _ in range(repeats + 1)][1:]
+    each = {"plan, new chunks": cold, "plan, known chunks": warm}
+    return [_timing(name, 0, CHUNKS, LONG, found) for name, found in each.items()]
+
+
+def render(timings: Sequence[Timing], facts: dict[str, str]) -> str:
+    """The timings as a Markdown page."""
+    lines = [
+        "# What the chunk cache costs a request",
+        "",
+        f"{facts['cpu']}, Python {facts['python']}, vLLM {facts['vllm']}, commit "
+        f"{facts['commit']}. Milliseconds on one core, median (5 % - 95 %).",
+        "`python -m picbench.measure.chunk_store --out results/cpu`",
+        "",
+        "| operation | chunks known | chunks of the request | tokens a chunk | ms | n |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for t in timings:
+        spread = f"{t.median:.3f} ({t.low:.3f} - {t.high:.3f})"
+        known = str(t.known) if t.known else "-"
+        lines.append(
+            f"| {t.operation} | {known} | {t.chunks} | {t.chunk_tokens} | {spread} | {t.n} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print, and write ``coordinator.json`` and ``coordinator.md``."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, help="folder for the results")
+    parser.add_argument("--repeats", type=int, default=300)
+    options = parser.parse_args(argv)
+    timings = [t for known in KNOWN for t in measure(known, options.repeats)]
+    timings += measure_plan(max(3, options.repeats // 20))
+    facts = _facts()
+    if options.out:
+        options.out.mkdir(parents=True, exist_ok=True)
+        content = {**facts, "timings": [asdict(t) for t in timings]}
+        (options.out / "coordinator.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        (options.out / "coordinator.md").write_text(render(timings, facts), "utf-8")
+    print(render(timings, facts))
+
+
+def _filled(known: int) -> Bench:
+    from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+    dice = random.Random(1)
+    canonicals = [_plan([_chunk(dice, TOKENS)]).canonicals[0] for _ in range(known)]
+    block_pool = BlockPool(known * (TOKENS // SIZE) + 1, True, SIZE)
+    pool = Pool(block_pool)
+    supply = Supply(pool, lambda own, parent: None, Directory(asks=False), tiers=False)
+    listen(block_pool, Evictions(supply.chunks, pool))
+    for canonical in canonicals:
+        blocks = block_pool.get_new_blocks(len(canonical.pages))
+        for block, page in zip(blocks, canonical.pages, strict=True):
+            name: Any = page.name
+            key = make_block_hash_with_group_id(name, 0)
+            block_pool._insert_block_hash(key, block, num_tokens=SIZE)
+        block_pool.free_blocks(reversed(blocks))
+        supply.chunks.add(canonical)
+    return Bench(supply, block_pool, canonicals)
+
+
+def _chunk(dice: random.Random, tokens: int) -> Piece:
+    return Piece(tuple(dice.randrange(1, 30_000) for _ in range(tokens)), chunk=True)
+
+
+def _plan(pieces: Sequence[Piece], cache: PageCache | None = None) -> Plan:
+    return lay_out([*pieces, Piece((0,))], parse("mepic").treat, Layout(SIZE), cache=cache)
+
+
+def _mappable(supply: Supply, request: Sequence[Canonical]) -> bool:
+    return all(map(supply.mappable, request))
+
+
+def _timed(operation: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    operation()
+    return 1e3 * (time.perf_counter() - began)
+
+
+def _timing(operation: str, known: int, chunks: int, tokens: int, found: Sequence[float]) -> Timing:
+    if len(found) < 20:
+        low, high = min(found), max(found)
+    else:
+        cuts = statistics.quantiles(found, n=20)
+        low, high = cuts[0], cuts[-1]
+    median = statistics.median(found)
+    return Timing(operation, known, chunks, tokens, median, low, high, len(found))
+
+
+def _facts() -> dict[str, str]:
+    import vllm
+
+    return {
+        "cpu": f"{cpu_model()}, {os.cpu_count()} cores",
+        "python": platform.python_version(),
+        "vllm": vllm.__version__,
+        "commit": commit(),
+    }
+
+
+if __name__ == "__main__":
+    main()

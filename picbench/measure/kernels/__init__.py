@@ -1,0 +1,1 @@
+"""Attention kernels by themselves, against the library's."""

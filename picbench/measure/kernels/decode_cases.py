@@ -1,0 +1,152 @@
+"""Decode over chunks against FlashAttention-3 over plain requests of the same context."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from picbench.errors import InvalidRun
+from picbench.kernels.cuda.decode.attention import DecodeBatch, Tuning, decode
+from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RowTable
+from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.cuda.prefill import flash
+from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.shape import HeadShape
+from picbench.measure.kernels.per_chunk_flash import PartBatch, decode_parts, parts_of
+from picbench.measure.kernels.scene import Scene, Slots, draw, planned, relative_error, rope_table
+
+# Relative error in bfloat16 against float64.
+_TOLERANCE = 1e-2
+# What vLLM 0.32 uses under CUDA graphs (flash_attn_max_num_splits_for_cuda_graph).
+_STOCK_SPLITS = 32
+_PART_BLOCKS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeCase:
+    """`requests` requests of `context` keys in chunks of about `chunk`, one query each."""
+
+    requests: int
+    context: int
+    chunk: int
+    shape: HeadShape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of keys and values that must be read."""
+        slot = 2 * self.shape.num_kv_heads * self.shape.head_size * self.shape.dtype.itemsize
+        return self.requests * self.context * slot
+
+
+def cases(shape: HeadShape) -> Iterator[DecodeCase]:
+    """The grid of the target, and its surroundings."""
+    for requests in (16, 64, 256):
+        for context in (8192, 16384, 32768):
+            yield DecodeCase(requests, context, 500, shape)
+    for requests, context in ((1, 32768), (1, 131072), (4, 32768)):
+        yield DecodeCase(requests, context, 500, shape)
+    yield DecodeCase(64, 32768, 150, shape)
+    yield DecodeCase(64, 32768, 2000, shape)
+
+
+def scene_of(case: DecodeCase, seed: int, *, unrotated: bool = False) -> Scene:
+    """Requests whose chunks' first blocks were recomputed, as mepic lays them out."""
+    count = max(1, (case.context - 64) // case.chunk)
+    lengths = [case.chunk] * count
+    slots = planned(lengths, linked=16, text=case.context - sum(lengths), unrotated=unrotated)
+    rope = rope_table(case.shape.head_size, case.context + 1, "cuda")
+    return draw([slots] * case.requests, case.shape, rope, device="cuda", seed=seed)
+
+
+def stock_arm(scene: Scene, query: Tensor, out: Tensor, splits: int) -> Callable[[], Tensor]:
+    """FlashAttention-3 as vLLM's backend calls it in decode, over the same cache."""
+    requests = len(query)
+    ends = [slots.end for slots in scene.requests]
+    runs = flash.Runs(
+        torch.arange(requests + 1, dtype=torch.int32, device="cuda"),
+        torch.tensor(ends, dtype=torch.int32, device="cuda"),
+        scene.table,
+        1,
+        max(ends),
+    ).scheduled(scene.shape, BLOCK_SIZE, splits)
+    key, value = key_value(scene.kv_cache)
+
+    def run() -> Tensor:
+        runs.attend(query, key, value, scene.scale, out, splits)
+        return out
+
+    return run
+
+
+def own_arm(
+    scene: Scene,
+    query: Tensor,
+    out: Tensor,
+    tuning: Tuning | None = None,
+    tile_blocks: int = TILE_BLOCKS,
+    unrotated: bool = False,
+) -> Callable[[], Tensor]:
+    """picbench's split-KV kernel."""
+    table = RowTable(
+        len(query), scene.table.shape[1], "cuda", unrotated=unrotated, tile_blocks=tile_blocks
+    )
+    for row, slots in enumerate(scene.requests):
+        table.put(row, slots.kpos, slots.kpos if unrotated else slots.turns)
+    batch = DecodeBatch(table, len(query), scene.shape, scene.rope, tuning)
+    rows = torch.arange(len(query), dtype=torch.int32, device="cuda")
+    batch.fill(scene.table, rows, scene.lengths)
+    return lambda: decode(query, scene.kv_cache, batch, scene.scale, out)
+
+
+def parts_arm(scene: Scene, query: Tensor, out: Tensor) -> Callable[[], Tensor]:
+    """FlashAttention-3 over a sequence for each chunk, merged."""
+    parts: dict[int, Any] = {}
+    for slots in scene.requests:
+        if id(slots) not in parts:
+            parts[id(slots)] = parts_of(slots.kpos.numpy(), slots.turns.numpy(), _PART_BLOCKS)
+    own = [parts[id(slots)] for slots in scene.requests]
+    batch = PartBatch.build(own, scene.table, scene.shape, scene.rope)
+    return lambda: decode_parts(query, scene.kv_cache, batch, scene.scale, out)
+
+
+def arms(case: DecodeCase, seed: int) -> dict[str, Callable[[], object]]:
+    """The compared implementations; raises InvalidRun if one is wrong."""
+    scene = scene_of(case, seed)
+    query = scene.queries(case.requests, seed)
+    out = torch.empty_like(query)
+    found: dict[str, Callable[[], object]] = {
+        "turned": own_arm(scene, query, out),
+        "unrotated": own_arm(scene, query, out, unrotated=True),
+    }
+    unrotated = _with_turns(scene)
+    _check("turned", scene, query, own_arm(scene, query, out))
+    _check("unrotated", unrotated, query, own_arm(scene, query, out, unrotated=True))
+    if flash.covers(case.shape):
+        found["parts"] = parts_arm(scene, query, out)
+        _check("parts", scene, query, parts_arm(scene, query, out))
+        found["fa3"] = stock_arm(scene, query, out, _STOCK_SPLITS)
+        found["fa3_auto"] = stock_arm(scene, query, out, 0)
+    return found
+
+
+def _with_turns(scene: Scene) -> Scene:
+    made: dict[int, Slots] = {}
+    for slots in scene.requests:
+        made.setdefault(id(slots), Slots(slots.kpos, slots.kpos, slots.computed))
+    requests = tuple(made[id(slots)] for slots in scene.requests)
+    return Scene(scene.shape, scene.rope, requests, scene.table, scene.kv_cache)
+
+
+def _check(name: str, scene: Scene, query: Tensor, arm: Callable[[], Tensor]) -> None:
+    out = arm().clone()
+    for index in {0, len(query) // 2, len(query) - 1}:
+        qpos = torch.tensor([scene.requests[index].end], dtype=torch.int32)
+        expected = scene.expected(index, query[index : index + 1], qpos)
+        error = relative_error(out[index : index + 1], expected)
+        if not error <= _TOLERANCE:
+            raise InvalidRun(
+                f"decode {name}: relative error {error:.2e} for request {index} of {len(query)}",
+                hint="nothing was timed; run the tests of picbench.kernels on the GPU",
+            )

@@ -1,0 +1,115 @@
+"""Link and prefill against FlashAttention-3 over a plain request with as many new tokens."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from picbench.errors import InvalidRun
+from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.cuda.prefill import flash
+from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
+from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
+from picbench.kernels.cuda.workspace import CudaWorkspace
+from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.shape import HeadShape
+from picbench.measure.kernels.scene import (
+    Scene,
+    Slots,
+    draw,
+    planned,
+    relative_error,
+    rope_table,
+)
+
+_TOLERANCE = 1e-2
+_CHECKED = 48
+_LINKED, _TEXT = 16, 80
+#: The workspace that is measured with: 128 Ki tokens of 8 KV heads of 128 in two bytes.
+WORKSPACE_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCase:
+    """One request of `context` keys, `new` of which are computed in this step.
+
+    `form` is `runs` (blocks of 16 tokens at the head of each chunk, and a question) or `tail`
+    (all at the end).
+    """
+
+    form: str
+    new: int
+    context: int
+    shape: HeadShape
+
+
+def cases(shape: HeadShape) -> Iterator[LinkCase]:
+    """The grid of the target."""
+    for context in (16384, 32768, 65536, 131072):
+        for new in (256, 1024, 2048, 8192):
+            for form in ("runs", "tail"):
+                yield LinkCase(form, new, context, shape)
+
+
+def slots_of(case: LinkCase) -> Slots:
+    """The request: chunks' first blocks and a question, or chunks and a tail."""
+    if case.form == "tail":
+        chunks = _even(case.context - case.new, max(1, (case.context - case.new) // 500))
+        return planned(chunks, linked=0, text=case.new)
+    count = min((case.new - _TEXT) // _LINKED, (case.context - _TEXT) // 64)
+    text = case.new - count * _LINKED
+    return planned(_even(case.context - text, count), linked=_LINKED, text=text)
+
+
+def _even(total: int, parts: int) -> list[int]:
+    return [total * (i + 1) // parts - total * i // parts for i in range(parts)]
+
+
+def arms(case: LinkCase, seed: int) -> tuple[dict[str, Callable[[], object]], str]:
+    """The compared implementations, and what serves ours; raises InvalidRun if it is wrong."""
+    slots = slots_of(case)
+    rope = rope_table(case.shape.head_size, case.context + 1, "cuda")
+    scene = draw([slots], case.shape, rope, device="cuda", seed=seed)
+    query = scene.queries(slots.computed, seed)
+    out = torch.empty_like(query)
+    workspace = CudaWorkspace(WORKSPACE_BYTES, "cuda")
+    order = LogicalOrder.of(slots.kpos, slots.turns)
+    qpos = slots.kpos[-slots.computed :]
+    request = LinkRequest(0, 0, slots.computed, order, qpos)
+    batch = LinkBatch.build([request], scene.table, rope, case.shape, workspace)
+
+    def own() -> Tensor:
+        return link(query, scene.kv_cache, batch, scene.scale, out)
+
+    _check(case, scene, query, qpos, own())
+    found: dict[str, Callable[[], object]] = {"link": own}
+    if flash.covers(case.shape):
+        found["fa3"] = _stock(scene, query, out)
+    return found, batch.served_by
+
+
+def _stock(scene: Scene, query: Tensor, out: Tensor) -> Callable[[], object]:
+    end = scene.requests[0].end
+    ints: dict[str, Any] = {"dtype": torch.int32, "device": "cuda"}
+    runs = flash.Runs(
+        torch.tensor([0, len(query)], **ints),
+        torch.tensor([end], **ints),
+        scene.table,
+        len(query),
+        end,
+    ).scheduled(scene.shape, BLOCK_SIZE)
+    key, value = key_value(scene.kv_cache)
+    return lambda: runs.attend(query, key, value, scene.scale, out)
+
+
+def _check(case: LinkCase, scene: Scene, query: Tensor, qpos: Tensor, out: Tensor) -> None:
+    some = torch.linspace(0, len(query) - 1, _CHECKED).long()
+    expected = scene.expected(0, query[some.to("cuda")], qpos[some])
+    error = relative_error(out[some.to("cuda")], expected)
+    if not error <= _TOLERANCE:
+        raise InvalidRun(
+            f"link: relative error {error:.2e} in {case}",
+            hint="nothing was timed; run the tests of picbench.kernels on the GPU",
+        )

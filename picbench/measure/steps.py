@@ -1,0 +1,205 @@
+"""The steps of `make gpu-check`: checks first, and no measurement behind a check that fails.
+
+Each step takes minutes and can be run alone. One that is done leaves a note with the commit that it
+was done at, so that the same command goes on where it was stopped.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from picbench.errors import ConfigError, InvalidRun
+from picbench.measure.load import PREFIX, PRIVATE, SUBJECT
+from picbench.output import provenance
+from picbench.workloads import models
+from picbench.workloads.names import closest
+from picbench.workloads.testbed import model_path
+
+#: Dimensions of the model that is timed, with dummy weights.
+SHAPE = "shape:llama-3.1-8b"
+
+#: Blocks of 16 tokens in the pool of each arm under load; three arms are up at once.
+POOL = 12_000
+
+#: Chunks of about 170 tokens each, as in MiniPIC's throughput on 2WikiMQA, at a rate that no arm
+#: keeps up with; and long ones at a rate that mepic keeps up with, while private copies, of about
+#: 640 blocks a request, fill the pool.
+LOADS = {
+    "throughput": {
+        "chunk-tokens": 90,
+        "chunks": 10,
+        "pool": 256,
+        "requests": 1000,
+        "rate": 500,
+        "max-tokens": 16,
+    },
+    "memory": {
+        "chunk-tokens": 480,
+        "chunks": 16,
+        "pool": 24,
+        "requests": 200,
+        "rate": 10,
+        "max-tokens": 128,
+    },
+}
+
+Command = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Commands that are run one after another, on a host with so many GPUs at least.
+
+    `scratch` is a folder that they make; what an earlier attempt left of it is removed first.
+    """
+
+    name: str
+    summary: str
+    commands: tuple[Command, ...]
+    gpus: int = 1
+    scratch: Path | None = None
+
+
+def steps(output: Path, runs: Path, commit: str | None) -> list[Step]:
+    """All steps; results go to `output`, what they are made from to `runs`."""
+    return [*_checks(output, commit), *_measurements(output, runs, commit)]
+
+
+def run_steps(
+    found: Sequence[Step], runs: Path, only: Sequence[str], commit: str, *, redo: bool
+) -> int:
+    """Run the steps that are not done at this commit. Raises InvalidRun at the first that fails."""
+    _check_names(found, only)
+    gpus = _visible_gpus()
+    for step in found:
+        note = runs / f"{step.name}.done"
+        if only and step.name not in only:
+            continue
+        if step.gpus > gpus:
+            click.echo(f"{step.name}: not run, it needs {step.gpus} GPUs and there are {gpus}")
+        elif _is_done(note, commit) and not redo:
+            click.echo(f"{step.name}: done before (--redo repeats it)")
+        else:
+            _run(step, note, commit)
+    return 0
+
+
+def _visible_gpus() -> int:
+    """How many GPUs a program may use here."""
+    found = len(provenance.gpus())
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return found if chosen is None else min(found, len(list(filter(None, chosen.split(",")))))
+
+
+def _is_done(note: Path, commit: str) -> bool:
+    return note.exists() and json.loads(note.read_bytes())["commit"] == commit
+
+
+def _run(step: Step, note: Path, commit: str) -> None:
+    click.echo(f"{step.name}: {step.summary}")
+    if step.scratch:
+        shutil.rmtree(step.scratch, ignore_errors=True)
+    began = time.monotonic()
+    for command in step.commands:
+        if subprocess.run(command, check=False).returncode != 0:
+            raise InvalidRun(
+                f"step {step.name} failed: {' '.join(command)}", hint="nothing behind it was run"
+            )
+    took = time.monotonic() - began
+    note.parent.mkdir(parents=True, exist_ok=True)
+    done = {"commit": commit, "seconds": round(took, 1)}
+    note.write_text(json.dumps(done) + "\n", encoding="utf-8")
+    click.echo(f"{step.name}: ok, {took:,.0f} s")
+
+
+def _checks(output: Path, commit: str | None) -> Iterator[Step]:
+    pytest = _python("pytest", "-q", "-p", "no:cacheprovider")
+    yield Step(
+        "kernels-ok",
+        "kernels against float64, on the GPU",
+        ((*pytest, "tests/kernels/cuda/device"),),
+    )
+    oracle = _oracle(model_path())
+    for dtype in ("float32", "bfloat16"):
+        eager = ("--eager",) if dtype == "float32" else ()
+        yield Step(
+            f"engine-{dtype}",
+            f"the engine against the oracle, {dtype}",
+            ((*oracle, "--dtype", dtype, *eager),),
+        )
+        yield Step(
+            f"accuracy-{dtype}",
+            f"six data sets against the testbed's card, {dtype}",
+            (_own("accuracy", output, commit, "--dtype", dtype),),
+        )
+    # The testbed model's heads cannot be divided among four.
+    several = {2: oracle, 4: _oracle(models.resolve("shape:small").path)}
+    for gpus, command in several.items():
+        yield Step(
+            f"engine-tp{gpus}",
+            f"an engine on {gpus} GPUs against the oracle",
+            ((*command, "--dtype", "float32", "--eager", "--tensor-parallel", str(gpus)),),
+            gpus,
+        )
+
+
+def _oracle(model: Path | str) -> Command:
+    return _python("picbench.measure.oracle_check", "--model", str(model))
+
+
+def _measurements(output: Path, runs: Path, commit: str | None) -> Iterator[Step]:
+    where = ("--output", str(output), *_named(commit))
+    kernels = _python("picbench", "kernels", "bench", *where)
+    yield Step("kernels", "kernels against FlashAttention-3", (kernels,))
+    folder = ("--model", str(models.resolve(SHAPE).path), "--name", SHAPE)
+    race = _python("picbench.measure.engine_comparison", *where)
+    yield Step("race", "the engine against stock vLLM", ((*race, *folder),))
+    yield Step("context", "TTFT from 1k to 50k tokens", (_own("context", output, commit),))
+    for name, settings in LOADS.items():
+        commands = tuple(_load(name, settings, runs))
+        yield Step(f"load-{name}", f"under load: {name}", commands, scratch=runs / name)
+    folders = [part for name in LOADS for part in (f"--{name}", str(runs / name))]
+    yield Step("load", "both loads in a table", (_own("load", output, commit, *folders),))
+    for gpus in (2, 4):
+        scaling = _own("scaling", output, commit, "--workers", str(gpus))
+        yield Step(f"scaling-{gpus}", f"throughput on {gpus} GPUs", (scaling,), gpus)
+
+
+def _load(name: str, settings: dict[str, int], runs: Path) -> Iterator[Command]:
+    requests = str(runs / f"{name}.jsonl")
+    flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+    cli = _python("picbench")
+    yield (*cli, "traffic", "--out", requests, "--dataset", "2wikimqa", "--model", SHAPE, *flags)
+    yield (
+        *(*cli, "run", "--requests", requests, "--model", SHAPE, "--device", "cuda"),
+        *("--algo", f"{PREFIX},{PRIVATE},{SUBJECT}", "--kv-blocks", str(POOL)),
+        # Copies are made from the pool: no tier is in the way of the arm that makes them.
+        *("--tiers", "", "--max-running", "256", "--output", str(runs / name)),
+    )
+
+
+def _own(command: str, output: Path, commit: str | None, *more: str) -> Command:
+    return (*_python("picbench.gpu", command), "--output", str(output), *_named(commit), *more)
+
+
+def _named(commit: str | None) -> tuple[str, ...]:
+    return ("--commit", commit) if commit else ()
+
+
+def _python(module: str, *arguments: str) -> Command:
+    return (sys.executable, "-m", module, *arguments)
+
+
+def _check_names(found: Sequence[Step], only: Sequence[str]) -> None:
+    names = [step.name for step in found]
+    for name in only:
+        if name not in names:
+            raise ConfigError(f"--only {name}: no such step", hint=closest(name, names))

@@ -1,0 +1,174 @@
+"""How fast tiers take and give chunks.
+
+    python -m picbench.measure.tiers \\
+        --tiers host:1GiB,disk:/tmp/tiers:1GiB,redis://127.0.0.1:6379/0:1GiB --output tiers.json
+
+Every tier stands alone in a stack, so that what is timed is what the engine waits for: copying and
+sealing, the call with its deadline, checking. A round stores a batch of new values, waits, fetches
+it, checks the bytes, and deletes it. Values are random bytes. What was just written is read back
+from memory wherever the system caches it, so disk reads are not the device's.
+"""
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+
+import click
+import numpy as np
+
+from picbench.engines.chunk_cache.tiers.options import parse_size
+from picbench.engines.chunk_cache.tiers.spec import open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
+from picbench.engines.chunk_cache.tiers.tier import TierSpec
+from picbench.errors import ConfigError, InvalidRun, PicBenchError
+
+T = TypeVar("T")
+
+_WAIT = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """GiB/s over the rounds: median, slowest and fastest."""
+
+    median: float
+    slowest: float
+    fastest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tier under batches of `values` values of `nbytes` bytes; `rounds` is n."""
+
+    tier: str
+    nbytes: int
+    values: int
+    rounds: int
+    store: Speed
+    fetch: Speed
+
+
+def measure(spec: TierSpec, nbytes: int, batch: int, rounds: int, seed: int) -> Row:
+    """Time one tier with values of one size, `batch` bytes at a time; the first round is dropped.
+
+    Raises InvalidRun if the tier does not keep or give back what was stored.
+    """
+    values = max(1, batch // nbytes)
+    payloads = [np.random.default_rng((seed, i)).bytes(nbytes) for i in range(values)]
+    stack = open_tiers([spec], limits=StackLimits(store_bytes=2 * batch + (64 << 20)))
+    try:
+        times = [_round(stack, spec, payloads, number) for number in range(rounds + 1)][1:]
+    finally:
+        stack.close()
+    stores, fetches = zip(*times, strict=True)
+    return Row(
+        tier=spec.kind,
+        nbytes=nbytes,
+        values=values,
+        rounds=rounds,
+        store=_speed(stores, values * nbytes),
+        fetch=_speed(fetches, values * nbytes),
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows in Markdown: medians, in brackets slowest and fastest."""
+    lines = [
+        "| tier | value MiB | batch | n | store GiB/s | fetch GiB/s |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        size = f"{row.nbytes / 2**20:g}"
+        speeds = [_text(row.store), _text(row.fetch)]
+        cells = [row.tier, size, str(row.values), str(row.rounds), *speeds]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def provenance(seed: int) -> dict[str, Any]:
+    """Hardware and versions of this run."""
+    return {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "load": list(os.getloadavg()),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("numpy", "xxhash")},
+        "seed": seed,
+        "values": "random bytes",
+    }
+
+
+def _round(
+    stack: TierStack, spec: TierSpec, payloads: Sequence[bytes], number: int
+) -> tuple[float, float]:
+    """Seconds of storing and of fetching one batch."""
+    keys = [number.to_bytes(16) + i.to_bytes(16) for i in range(len(payloads))]
+    items = list(zip(keys, payloads, strict=True))
+    store, kept = _timed(lambda: stack.store(items).result(_WAIT))
+    fetch, found = _timed(lambda: stack.fetch([(k, len(p)) for k, p in items]).result(_WAIT))
+    stack.delete(keys).result(_WAIT)
+    if not all(kept) or any(f is None or f.data != p for f, p in zip(found, payloads, strict=True)):
+        raise InvalidRun(
+            f"{spec.text} did not keep a batch: {stack.counters()}",
+            hint="give it a capacity of some batches in --tiers, or a longer deadline",
+        )
+    return store, fetch
+
+
+def _timed(call: Callable[[], T]) -> tuple[float, T]:
+    start = perf_counter()
+    result = call()
+    return perf_counter() - start, result
+
+
+def _speed(seconds: Sequence[float], nbytes: int) -> Speed:
+    speeds = [nbytes / 2**30 / second for second in seconds]
+    return Speed(statistics.median(speeds), min(speeds), max(speeds))
+
+
+def _text(speed: Speed) -> str:
+    return f"{speed.median:.2f} ({speed.slowest:.2f}-{speed.fastest:.2f})"
+
+
+def _size(text: str) -> int:
+    size = parse_size(text)
+    if not size:
+        raise ConfigError(f"--sizes {text}: not a size", hint="write 1MiB,32MiB")
+    return size
+
+
+@click.command()
+@click.option("--tiers", required=True, help="Tiers to measure, each alone, as for picbench run.")
+@click.option("--sizes", default="1MiB,4MiB,16MiB,32MiB", show_default=True, help="Value sizes.")
+@click.option("--batch", default="64MiB", show_default=True, help="Bytes in flight at a time.")
+@click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1))
+@click.option("--seed", default=0, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
+def main(tiers: str, sizes: str, batch: str, rounds: int, seed: int, output: Path | None) -> None:
+    """Measure put and get throughput of tiers."""
+    try:
+        rows = [
+            measure(spec, _size(size), _size(batch), rounds, seed)
+            for spec in parse_tiers(tiers)
+            for size in sizes.split(",")
+        ]
+    except PicBenchError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    if output is not None:
+        document = {"schema": 1, "provenance": provenance(seed), "rows": [asdict(r) for r in rows]}
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(document, indent=1) + "\n")
+    click.echo(table(rows))
+
+
+if __name__ == "__main__":
+    main()

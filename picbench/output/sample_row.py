@@ -1,0 +1,108 @@
+"""What is kept of one request of one arm: a row of samples.jsonl."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from picbench.arms.server import Failure
+from picbench.engines.request import Hits, Result, Tokens
+from picbench.run.protocol import Turn
+from picbench.workloads.sample import Sample
+
+#: The finish reason of a request that `--on-pressure reject` turned away.
+REJECTED = "rejected"
+
+Score = Callable[[str, Sequence[str]], float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One request of one arm; times in milliseconds, hashes of token ids.
+
+    Either `error` is set or everything behind it is, `tpot_ms` apart, which needs two tokens.
+    Rows that are not `timed` ran apart from their group, after another request had failed.
+    `arrival_ms` counts from the start of the arm's turn; it is None in a closed loop. A request
+    was submitted `late_ms` after it arrived, and that is part of its latencies.
+    """
+
+    arm: str
+    sample: str
+    round: int
+    timed: bool
+    prompt_sha256: str
+    arrival_ms: float | None = None
+    error: str | None = None
+    late_ms: float | None = None
+    ttft_ms: float | None = None
+    prefill_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    output_tokens: int = 0
+    output_sha256: str | None = None
+    tokens: Tokens = field(default_factory=Tokens)
+    hits: Hits = field(default_factory=Hits)
+    finish_reason: str | None = None
+    text: str | None = None
+    score: float | None = None
+
+
+def to_rows(turn: Turn, score: Score) -> list[Row]:
+    """The rows of a turn, in the order of its samples."""
+    arrivals: Sequence[float | None] = turn.arrivals or [None] * len(turn.samples)
+    return [
+        _failed(turn, sample, outcome, arrival)
+        if isinstance(outcome, Failure) or outcome.finish_reason == REJECTED
+        else _answered(turn, sample, outcome, arrival, score)
+        for sample, outcome, arrival in zip(
+            turn.samples, turn.batch.outcomes, arrivals, strict=True
+        )
+    ]
+
+
+def hash_tokens(tokens: Sequence[int]) -> str:
+    """SHA-256 of token ids as little-endian 32-bit integers, in hex."""
+    return hashlib.sha256(np.asarray(tokens, dtype="<i4").tobytes()).hexdigest()
+
+
+def _failed(turn: Turn, sample: Sample, outcome: Failure | Result, arrival: float | None) -> Row:
+    return Row(
+        arm=turn.arm,
+        sample=sample.id,
+        round=turn.round,
+        timed=False,
+        prompt_sha256=hash_tokens(sample.tokens),
+        arrival_ms=_milliseconds(arrival),
+        error=outcome.message if isinstance(outcome, Failure) else "rejected: short of KV blocks",
+    )
+
+
+def _answered(
+    turn: Turn, sample: Sample, result: Result, arrival: float | None, score: Score
+) -> Row:
+    timings = result.timings
+    return Row(
+        arm=turn.arm,
+        sample=sample.id,
+        round=turn.round,
+        timed=turn.batch.clean,
+        prompt_sha256=hash_tokens(result.prompt_tokens),
+        arrival_ms=_milliseconds(arrival),
+        late_ms=None if arrival is None else 1e3 * timings.late,
+        ttft_ms=1e3 * timings.ttft,
+        prefill_ms=1e3 * timings.prefill,
+        tpot_ms=_milliseconds(timings.tpot),
+        e2e_ms=1e3 * timings.e2e,
+        output_tokens=len(result.tokens),
+        output_sha256=hash_tokens(result.tokens),
+        tokens=result.counts,
+        hits=result.hits,
+        finish_reason=result.finish_reason,
+        text=result.text,
+        score=score(result.text, sample.answers),
+    )
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds

@@ -1,0 +1,209 @@
+"""Aggregates of a run: what summary.json says of each arm."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from picbench.engines import ledger
+from picbench.engines.request import Hits, Tokens
+from picbench.output.sample_row import Row
+from picbench.run.slo import Objectives
+from picbench.run.tally import Tally
+
+#: The arm that ratios are taken to.
+BASELINE = "full"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes that a tier gave to the KV pool and got from it."""
+
+    loaded_bytes: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Percentiles, interpolated linearly between neighbours."""
+
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSummary:
+    """The mean over answered requests, from 0 to 1; not `meaningful` with random weights."""
+
+    metric: str
+    mean: float | None
+    meaningful: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The geometric mean of per-sample ratios to the arm `full`, over `pairs` samples."""
+
+    geomean: float
+    pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSummary:
+    """One arm; times in milliseconds, None where nothing could be measured.
+
+    `requests` were sent and `failed` of these gave no result. Throughput is tokens a second of
+    the arm's own busy time: prompt plus output tokens, and output tokens alone. `tpot_ms` is the
+    mean over requests. `tokens` and `hits` are sums over requests; `computed_tokens` is what had
+    to be computed for them: prompt tokens not reused, and chunks compiled.
+
+    `makespan_s` is from the start to the last token of the last request and `late_ms` how late
+    requests were submitted; both None in a closed loop. `goodput_req_s` is requests a second that
+    met the objectives, None without any: a second of the makespan, or of busy time. `moved` is what
+    went through tiers, failed requests included.
+    """
+
+    requests: int
+    failed: int
+    ttft_ms: Percentiles | None
+    prefill_ms: Percentiles | None
+    e2e_ms: Percentiles | None
+    tpot_ms: float | None
+    throughput_tok_s: float | None
+    output_tok_s: float | None
+    busy_s: float
+    ttft_vs_full: Ratio | None
+    score: ScoreSummary
+    blocks: ledger.Occupancy
+    tokens: Tokens
+    computed_tokens: int
+    output_tokens: int
+    hits: Hits
+    makespan_s: float | None = None
+    late_ms: Percentiles | None = None
+    goodput_req_s: float | None = None
+    moved: Mapping[str, Moved] = field(default_factory=dict)
+
+
+def summarise(
+    tallies: Mapping[str, Tally],
+    *,
+    metric: str,
+    meaningful: bool,
+    objectives: Objectives | None = None,
+) -> dict[str, ArmSummary]:
+    """Summaries by arm."""
+    full = tallies[BASELINE].rows if BASELINE in tallies else []
+    return {
+        name: summarise_arm(
+            tally, full, metric=metric, meaningful=meaningful, objectives=objectives
+        )
+        for name, tally in tallies.items()
+    }
+
+
+def summarise_arm(
+    tally: Tally,
+    full: Sequence[Row],
+    *,
+    metric: str,
+    meaningful: bool,
+    objectives: Objectives | None = None,
+) -> ArmSummary:
+    """The summary of one arm; `full` are the rows of the arm that it is compared with."""
+    answered = [row for row in tally.rows if row.error is None]
+    timed = [row for row in answered if row.timed]
+    output = sum(row.output_tokens for row in timed)
+    tokens = sum_tokens(row.tokens for row in answered)
+    makespan = makespan_s(timed)
+    good = sum(objectives.met(row) for row in timed) if objectives else None
+    return ArmSummary(
+        requests=len(tally.rows),
+        failed=tally.failed,
+        ttft_ms=percentiles(row.ttft_ms for row in timed),
+        prefill_ms=percentiles(row.prefill_ms for row in timed),
+        e2e_ms=percentiles(row.e2e_ms for row in timed),
+        tpot_ms=mean(row.tpot_ms for row in timed),
+        throughput_tok_s=rate(output + sum(row.tokens.prompt for row in timed), tally.busy),
+        output_tok_s=rate(output, tally.busy),
+        busy_s=tally.busy,
+        ttft_vs_full=ttft_ratio(timed, full),
+        score=ScoreSummary(metric, mean(row.score for row in answered), meaningful),
+        blocks=ledger.summarise(tally.snapshots),
+        tokens=tokens,
+        computed_tokens=tokens.prompt - tokens.reused + tokens.compiled,
+        output_tokens=sum(row.output_tokens for row in answered),
+        hits=sum_hits(row.hits for row in answered),
+        moved={tier: Moved(*pair) for tier, pair in tally.moved.items()},
+        makespan_s=makespan,
+        late_ms=percentiles(row.late_ms for row in timed),
+        goodput_req_s=None if good is None else rate(good, makespan or tally.busy),
+    )
+
+
+def sum_hits(hits: Iterable[Hits]) -> Hits:
+    """Blocks of several requests together, tier by tier."""
+    found = list(hits)
+    tiers = sum((Counter(h.tiers) for h in found), Counter[str]())
+    return Hits(
+        chunk=sum(h.chunk for h in found),
+        prefix=sum(h.prefix for h in found),
+        copied=sum(h.copied for h in found),
+        tiers=dict(tiers),
+    )
+
+
+def makespan_s(rows: Iterable[Row]) -> float | None:
+    """Seconds from the start to the last token of any row; None in a closed loop."""
+    ends = (
+        row.arrival_ms + row.e2e_ms
+        for row in rows
+        if row.arrival_ms is not None and row.e2e_ms is not None
+    )
+    last = max(ends, default=None)
+    return None if last is None else last / 1e3
+
+
+def percentiles(values: Iterable[float | None]) -> Percentiles | None:
+    """Percentiles of the values that are there; None without any."""
+    known = _known(values)
+    return Percentiles(*map(float, np.percentile(known, (50, 90, 95, 99)))) if known else None
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are there; None without any."""
+    known = _known(values)
+    return float(np.mean(known)) if known else None
+
+
+def rate(count: int, seconds: float) -> float | None:
+    """Count per second; None where no time was measured."""
+    return count / seconds if seconds > 0 else None
+
+
+def ttft_ratio(rows: Iterable[Row], full: Iterable[Row]) -> Ratio | None:
+    """TTFT of `rows` over that of `full`, paired by sample; None without a pair."""
+    base = {row.sample: row.ttft_ms for row in full if row.timed and row.ttft_ms}
+    ratios = [row.ttft_ms / base[row.sample] for row in rows if row.ttft_ms and row.sample in base]
+    if not ratios:
+        return None
+    return Ratio(float(np.exp(np.mean(np.log(ratios)))), len(ratios))
+
+
+def sum_tokens(counts: Iterable[Tokens]) -> Tokens:
+    """The sum, kind by kind."""
+    totals = list(counts)
+    return Tokens(
+        prompt=sum(c.prompt for c in totals),
+        reused=sum(c.reused for c in totals),
+        compiled=sum(c.compiled for c in totals),
+        linked=sum(c.linked for c in totals),
+        padded=sum(c.padded for c in totals),
+    )
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

@@ -1,0 +1,145 @@
+"""A run from the first engine to the last file."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from picbench.arms.fleet import Fleet, running
+from picbench.arms.server import Server
+from picbench.engines.config import EngineConfig
+from picbench.errors import InvalidRun
+from picbench.output import documents, provenance
+from picbench.output.run_directory import RunDirectory
+from picbench.output.sample_row import to_rows
+from picbench.output.summary import ArmSummary, summarise
+from picbench.run.job import Job
+from picbench.run.progress import Progress
+from picbench.run.protocol import Turn, interleave, preload, replay
+from picbench.run.tally import Tally
+from picbench.run.verify import verify
+
+#: Starts the engine of an arm: its name, its settings, the file for its output.
+Launch = Callable[[str, EngineConfig, Path], Server]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a run came to: its directory, the arms' summaries and how many requests failed."""
+
+    path: Path
+    arms: Mapping[str, ArmSummary]
+    failed: int
+
+
+def execute(job: Job, launch: Launch, progress: Progress) -> Finished:
+    """Start the engines, run all rounds, write the run directory.
+
+    Where start-up fails nothing is left behind. From then on, whatever stops the run, all that
+    was measured is kept, and the manifest says how the run ended.
+    """
+    directory = RunDirectory.create(job.output)
+    try:
+        progress.say(f"starting {len(job.arms)} engines: {', '.join(a.name for a in job.arms)}")
+        with running(
+            job.arms,
+            lambda arm: launch(arm.name, job.engine(arm), directory.log(arm.name)),
+            lambda name: progress.say(f"{name} is up"),
+        ) as fleet:
+            return Session(job, directory, fleet, progress).run()
+    except BaseException:
+        if not directory.begun:
+            directory.discard()
+        raise
+
+
+class Session:
+    """The measuring part of a run, and its files."""
+
+    def __init__(self, job: Job, directory: RunDirectory, fleet: Fleet, progress: Progress) -> None:
+        self._job = job
+        self._directory = directory
+        self._fleet = fleet
+        self._progress = progress
+        self._arms = {arm.name: arm for arm in job.arms}
+        self._tallies = {arm.name: Tally() for arm in job.arms}
+        self._provenance = provenance.collect()
+        self._began = _now()
+
+    def run(self) -> Finished:
+        """Run all rounds; the files say how far they came in any case."""
+        self._write_manifest("running")
+        status = "interrupted"
+        try:
+            self._measure()
+            status = "partial" if self._failed else "complete"
+        except InvalidRun:
+            status = "invalid"
+            raise
+        except Exception:
+            status = "failed"
+            raise
+        finally:
+            arms = self._write_results(status)
+            if status not in ("complete", "partial"):
+                self._progress.say(f"{status}; results so far are in {self._directory.path}")
+        return Finished(self._directory.path, arms, self._failed)
+
+    def _measure(self) -> None:
+        self._preload()
+        self._progress.begin()
+        for turn in self._turns():
+            self._keep(turn)
+
+    def _preload(self) -> None:
+        samples = self._job.workload.preload
+        if samples:
+            self._progress.say(f"preloading {len(samples)} chunks into each arm")
+            preload(self._fleet.servers, samples, self._job.config.concurrency)
+
+    def _turns(self) -> Iterator[Turn]:
+        workload, servers = self._job.workload, self._fleet.servers
+        if workload.arrivals is None:
+            return interleave(servers, workload.samples, self._job.config.concurrency)
+        # Any number that differs from run to run will do.
+        return replay(servers, workload.samples, workload.arrivals, int(self._job.fingerprint, 16))
+
+    def _keep(self, turn: Turn) -> None:
+        rows = to_rows(turn, self._job.workload.score)
+        self._directory.append(rows)
+        self._tallies[turn.arm].add(rows, turn.batch)
+        self._progress.advance(turn.arm, len(rows))
+        verify(turn, self._arms[turn.arm], warm=bool(self._job.workload.preload))
+
+    def _write_results(self, status: str) -> dict[str, ArmSummary]:
+        workload = self._job.workload
+        arms = summarise(
+            self._tallies,
+            metric=workload.metric,
+            meaningful=workload.model.meaningful,
+            objectives=self._job.objectives,
+        )
+        self._directory.write_memory({n: t.snapshots for n, t in self._tallies.items()})
+        self._directory.write_summary(documents.summary(self._job, arms, self._provenance, status))
+        self._write_manifest(status, ended=_now())
+        return arms
+
+    def _write_manifest(self, status: str, ended: str | None = None) -> None:
+        self._directory.write_manifest(
+            documents.manifest(
+                self._job,
+                self._fleet.engines,
+                self._provenance,
+                status=status,
+                began=self._began,
+                ended=ended,
+            )
+        )
+
+    @property
+    def _failed(self) -> int:
+        return sum(tally.failed for tally in self._tallies.values())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

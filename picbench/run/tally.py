@@ -1,0 +1,44 @@
+"""What one arm has done so far."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from picbench.arms.server import Batch
+from picbench.engines.ledger import Snapshot
+from picbench.output.sample_row import Row
+
+
+@dataclass(slots=True)
+class Tally:
+    """Rows, busy seconds and the block ledger of one arm, round after round.
+
+    `busy` counts clean rounds only, as do timings. The ledger's clock stands still while other
+    arms compute, so that averages over time are averages over the arm's own busy time. `moved` are
+    bytes (loaded, stored) by tier.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    busy: float = 0.0
+    moved: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _clock: float = 0.0
+
+    def add(self, rows: Sequence[Row], batch: Batch) -> None:
+        """Add a round."""
+        self.rows.extend(rows)
+        steps = len(self.snapshots)
+        self.snapshots.extend(
+            replace(snapshot, step=steps + number, time=self._clock + snapshot.time)
+            for number, snapshot in enumerate(batch.snapshots)
+        )
+        for tier, (loaded, stored) in batch.moved.items():
+            before = self.moved.get(tier, (0, 0))
+            self.moved[tier] = (before[0] + loaded, before[1] + stored)
+        self._clock += batch.busy
+        if batch.clean:
+            self.busy += batch.busy
+
+    @property
+    def failed(self) -> int:
+        """Requests without a result."""
+        return sum(row.error is not None for row in self.rows)

@@ -1,0 +1,41 @@
+"""Checks that a turn measured what it was meant to measure."""
+
+from picbench.arms.arm import Arm
+from picbench.arms.server import Failure
+from picbench.engines.algorithms import Reuse
+from picbench.errors import InvalidRun
+from picbench.run.protocol import Turn
+
+
+def verify(turn: Turn, arm: Arm, *, warm: bool = False) -> None:
+    """Raise InvalidRun where an engine ran other tokens, or reused what its arm may not or must.
+
+    Arms are comparable only on identical token ids, and an arm that reuses nothing is the
+    baseline only if its cache never hit. A `warm` turn, before which chunks were preloaded, has
+    to hit in arms that reuse chunks.
+    """
+    if warm and arm.reuse is Reuse.CHUNKS:
+        _verify_warm(turn, arm)
+    for sample, outcome in zip(turn.samples, turn.batch.outcomes, strict=True):
+        if isinstance(outcome, Failure):
+            continue
+        where = f"arm {arm.name}, sample {sample.id}"
+        if outcome.prompt_tokens != sample.tokens:
+            raise InvalidRun(
+                f"{where}: the engine ran other token ids than the workload has",
+                hint="report this with the run directory",
+            )
+        if arm.reuse is Reuse.NOTHING and outcome.counts.reused:
+            raise InvalidRun(
+                f"{where}: {outcome.counts.reused} tokens came from a cache that must be off",
+                hint="look for a VLLM_* variable or configuration that turns caching on",
+            )
+
+
+def _verify_warm(turn: Turn, arm: Arm) -> None:
+    results = [o for o in turn.batch.outcomes if not isinstance(o, Failure)]
+    if results and not any(result.counts.reused for result in results):
+        raise InvalidRun(
+            f"arm {arm.name}: chunks were preloaded, and round {turn.round} reused none",
+            hint="raise --kv-blocks: the pool may be too small to keep them",
+        )

@@ -1,0 +1,129 @@
+"""Algorithms: what they link, how they are written, how a third party adds one."""
+
+import sys
+
+import pytest
+
+from picbench.engines.algorithms import describe, names, parse
+from picbench.engines.planning.policy import Anchor, Pad
+from picbench.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("spec", "index", "length", "linked"),
+    [
+        ("full", 0, 5, 5),
+        ("prefix", 3, 5, 5),
+        ("naive", 1, 40, 0),
+        ("epic:k=16", 0, 40, 0),
+        ("epic:k=16", 1, 40, 16),
+        ("epic:k=64", 2, 40, 40),
+        ("epic:k=0", 2, 40, 0),
+        ("cacheblend", 0, 40, 6),
+        ("cacheblend:r=0.15", 1, 100, 15),
+        ("cacheblend:r=0.3", 2, 1, 1),
+        ("mepic", 0, 40, 16),
+        ("mepic", 1, 7, 7),
+    ],
+)
+def test_links(spec, index, length, linked):
+    assert list(parse(spec).treat(index, length).linked) == list(range(linked))
+
+
+@pytest.mark.parametrize(
+    ("spec", "anchor"),
+    [
+        ("naive", Anchor.NONE),
+        ("epic:k=0", Anchor.BOS),
+        ("epic:k=0:anchored=on", Anchor.PREFIX),
+        ("epic:k=8", Anchor.NONE),
+        ("mepic:anchored=on", Anchor.PREFIX),
+    ],
+)
+def test_anchors(spec, anchor):
+    assert parse(spec).treat(1, 20).anchor is anchor
+
+
+@pytest.mark.parametrize(
+    ("given", "canonical"),
+    [
+        ("mepic", "mepic"),
+        ("mepic:pad=masked", "mepic"),
+        ("epic", "epic:k=16"),
+        ("epic:pad=paper:k=4", "epic:k=4:pad=paper"),
+        ("cacheblend", "cacheblend:r=0.15"),
+        ("epic:copy=private", "epic:k=16"),
+        ("cacheblend:copy=shared", "cacheblend:r=0.15:copy=shared"),
+    ],
+)
+def test_spec_is_canonical(given, canonical):
+    assert parse(given).spec == canonical
+    assert parse(canonical) == parse(given)
+
+
+@pytest.mark.parametrize(
+    ("spec", "private"),
+    [
+        ("epic", True),
+        ("epic:k=0", True),
+        ("epic:copy=shared", False),
+        ("cacheblend", True),
+        ("cacheblend:copy=shared", False),
+        ("naive", False),
+        ("mepic", False),
+    ],
+)
+def test_published_copies_are_private(spec, private):
+    assert parse(spec).treat(1, 40).private is private
+
+
+def test_pad_option():
+    assert parse("mepic:pad=paper").pads is Pad.PAPER
+    assert parse("full").pads is Pad.MASKED
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("mepik", "did you mean 'mepic'"),
+        ("zzz", "one of "),
+        ("epic:q=3", "unknown option 'q=3'"),
+        ("epic:k", "unknown option 'k'"),
+        ("epic:k=3", "use 0, 1, 2, 4"),
+        ("full:k=1", "full takes no options"),
+        ("mepic:pad=paqer", "use masked, paper"),
+    ],
+)
+def test_bad_specs_say_what_to_try(spec, message):
+    with pytest.raises(ConfigError) as caught:
+        parse(spec)
+    assert message in str(caught.value)
+
+
+def test_all_are_listed():
+    assert {"full", "prefix", "naive", "epic", "mepic"} <= set(names())
+    assert all(summary for _, summary, _ in describe())
+
+
+def test_a_third_party_adds_one_by_an_entry_point(tmp_path, monkeypatch):
+    (tmp_path / "other_pic.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from picbench.engines.algorithms import ChunkAlgorithm\n"
+        "from picbench.engines.planning.layout import Treatment\n"
+        "@dataclass(frozen=True)\n"
+        "class Tail(ChunkAlgorithm):\n"
+        "    name = 'tail'\n"
+        "    summary = 'link the last token of every chunk'\n"
+        "    def treat(self, index, length):\n"
+        "        return Treatment(linked=(length - 1,), anchor=self.anchor)\n"
+    )
+    info = tmp_path / "other_pic-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-pic\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[picbench.algorithms]\ntail = other_pic:Tail\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert parse("tail").treat(0, 9).linked == (8,)
+        assert names()[-1] == "tail"
+    finally:
+        sys.modules.pop("other_pic", None)

@@ -1,0 +1,195 @@
+"""A guarded tier costs little time and never returns junk, whatever is wrong with the tier."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from time import sleep
+
+import pytest
+from tier_faults import (
+    Dead,
+    Far,
+    Flipping,
+    Full,
+    Lying,
+    Miscounting,
+    Stuck,
+    Swapping,
+    Torn,
+)
+
+from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, seal, unseal
+from picbench.engines.chunk_cache.tiers.guard.breaker import Backoff
+from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Guarded
+
+A, B = b"a" * 32, b"b" * 32
+ITEMS = [(A, seal(A, b"first")), (B, seal(B, b"second"))]
+SHORT = 0.02
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def stuck() -> Iterator[Stuck]:
+    tier = Stuck()
+    yield tier
+    tier.released.set()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+def test_intact_values_come_back_and_are_counted() -> None:
+    guarded = Guarded(Far())
+    assert guarded.put(ITEMS) == [True, True]
+    first, nothing = guarded.get([A, b"c" * 32])
+    assert first is not None
+    assert unseal(A, first) == b"first"
+    assert nothing is None
+    counters = guarded.counters()
+    assert (counters.hits, counters.misses, counters.stored) == (1, 1, 2)
+    assert counters.bytes_read == HEADER_BYTES + len("first")
+    assert counters.bytes_written == 2 * HEADER_BYTES + len("firstsecond")
+
+
+@pytest.mark.parametrize("kind", [Flipping, Swapping, Torn])
+def test_values_that_are_not_what_was_stored_are_missing_and_deleted(
+    kind: Callable[[], Far], caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = kind()
+    guarded = Guarded(tier)
+    guarded.put(ITEMS)
+    assert guarded.get([A, B]) == [None, None]
+    assert guarded.counters().corrupt == 2
+    assert tier.inner.exists([A, B]) == [False, False]
+    guarded.put(ITEMS)
+    guarded.get([A, B])
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_tier_that_holds_nothing_of_what_it_says_is_a_miss() -> None:
+    guarded = Guarded(Lying())
+    assert guarded.exists([A]) == [True]
+    assert guarded.get([A]) == [None]
+    assert guarded.counters().misses == 1
+
+
+def test_a_tier_that_forgets_an_answer_fails() -> None:
+    guarded = Guarded(Miscounting())
+    assert guarded.get([A, B]) == [None, None]
+    assert guarded.counters().errors == 1
+
+
+def test_a_full_tier_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
+    guarded = Guarded(Full())
+    assert guarded.put(ITEMS) == [False, False]
+    assert guarded.counters().refused == 2
+    assert guarded.exists([A]) == [False]
+    assert guarded.counters().skipped == 0
+    assert not warnings(caplog)
+
+
+def test_a_call_that_hangs_is_answered_without_it(stuck: Stuck) -> None:
+    guarded = Guarded(stuck, deadline=SHORT)
+    assert guarded.get([A]) == [None]  # returns although the tier never does
+    assert guarded.counters().timeouts == 1
+
+
+def test_hanging_calls_hold_a_bounded_number_of_threads(stuck: Stuck) -> None:
+    no_pause = Backoff(first=0.0, longest=0.0)
+    before = threading.active_count()
+    guarded = Guarded(stuck, deadline=SHORT, backoff=no_pause, threads=3)
+    for _ in range(8):
+        assert guarded.put(ITEMS) == [False, False]
+    assert stuck.entered == 3
+    assert threading.active_count() <= before + 3
+    assert guarded.counters().timeouts == 8
+
+
+def test_threads_come_back_when_the_tier_does(stuck: Stuck) -> None:
+    no_pause = Backoff(first=0.0, longest=0.0)
+    guarded = Guarded(stuck, deadline=SHORT, backoff=no_pause, threads=1)
+    assert guarded.exists([A]) == [False]
+    stuck.released.set()
+    while guarded.counters().stored == 0:
+        guarded.put(ITEMS)
+    assert guarded.exists([A]) == [True]
+
+
+def test_a_failing_tier_is_left_alone_for_longer_and_longer(clock: Clock) -> None:
+    tier = Dead()
+    guarded = Guarded(tier, backoff=Backoff(first=1.0, longest=5.0), clock=clock)
+    asked_at = []
+    for now in range(40):
+        clock.now = now
+        before = len(tier.calls)
+        guarded.exists([A])
+        if len(tier.calls) > before:
+            asked_at.append(now)
+    assert asked_at == [0, 1, 3, 7, 12, 17, 22, 27, 32, 37]
+    assert guarded.counters().errors == len(asked_at)
+    assert guarded.counters().skipped == 40 - len(asked_at)
+
+
+def test_an_outage_is_one_warning_and_its_end_is_noted_once(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    tier = Dead("redis://host:6379/0")
+    guarded = Guarded(tier, backoff=Backoff(first=1.0, longest=1.0), clock=clock)
+    for _ in range(5):
+        clock.now += 2
+        guarded.get([A])
+    assert len(warnings(caplog)) == 1
+    assert "redis://host:6379/0" in warnings(caplog)[0]
+    assert "--tiers" in warnings(caplog)[0]
+    tier.dead = False
+    for _ in range(3):
+        clock.now += 2
+        guarded.get([A])
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.INFO] == [
+        "tier redis://host:6379/0 answers again"
+    ]
+    tier.dead = True
+    guarded.get([A])
+    assert len(warnings(caplog)) == 2
+
+
+def test_one_probe_at_a_time(clock: Clock, stuck: Stuck) -> None:
+    guarded = Guarded(stuck, deadline=SHORT, backoff=Backoff(first=1.0), clock=clock)
+    guarded.exists([A])
+    clock.now = 1.5
+    probe = threading.Thread(target=guarded.exists, args=([A],))
+    probe.start()
+    while stuck.entered < 2:
+        sleep(0.001)
+    assert guarded.exists([A]) == [False]
+    assert stuck.entered == 2
+    probe.join()
+
+
+def test_empty_batches_ask_nobody() -> None:
+    tier = Far()
+    guarded = Guarded(tier)
+    assert guarded.get([]) == guarded.put([]) == guarded.exists([]) == []
+    assert tier.calls == []
+
+
+def test_closing_a_tier_that_hangs_returns(stuck: Stuck) -> None:
+    guarded = Guarded(stuck, deadline=SHORT)
+    guarded.get([A])
+    guarded.close()

@@ -1,0 +1,298 @@
+"""Plans: every token once, hits first, keys that name content."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.engines.planning.chunk_pages import PageCache
+from picbench.engines.planning.keys import is_canonical
+from picbench.engines.planning.layout import lay_out, measure
+from picbench.engines.planning.plan import GAP, Plan, Slot
+from picbench.engines.planning.policy import Anchor, Layout, Pad, Piece, Treatment
+
+SIZE = 16
+token = st.integers(3, 900)
+tokens = st.lists(token, min_size=1, max_size=70).map(tuple)
+pieces = st.lists(st.builds(Piece, tokens=tokens, chunk=st.booleans()), min_size=1, max_size=6)
+anchors = st.sampled_from([Anchor.NONE, Anchor.PREFIX, Anchor.BOS])
+pads = st.sampled_from(list(Pad))
+
+
+@st.composite
+def policies(draw):
+    """Arbitrary links: any subset of a chunk's tokens, the same for the same chunk index."""
+    seed, private = draw(st.integers(0, 2**16)), draw(st.booleans())
+    anchor = draw(anchors)
+
+    def treat(index: int, length: int) -> Treatment:
+        linked = [i for i in range(length) if hash((seed, index, i)) % 3 == 0]
+        return Treatment(linked, anchor, private)
+
+    return treat
+
+
+def layout(pad: Pad = Pad.MASKED, scope: str = "") -> Layout:
+    return Layout(SIZE, scope, pad, pad_token=0, bos_token=1)
+
+
+def none(index: int, length: int) -> Treatment:
+    return Treatment()
+
+
+def first(count: int):
+    return lambda index, length: Treatment(range(min(count, length)))
+
+
+def everything(index: int, length: int) -> Treatment:
+    return Treatment(range(length))
+
+
+def padded(given_pieces, pad: Pad) -> list[int]:
+    """The prompt that positions refer to."""
+    out: list[int] = []
+    for index, piece in enumerate(given_pieces):
+        fill = [0] * (-len(piece.tokens) % SIZE) if pad is Pad.PAPER else []
+        last = index + 1 == len(given_pieces)
+        if piece.chunk:
+            out += fill + list(piece.tokens)
+        else:
+            out += list(piece.tokens) + ([] if last else fill)
+    return out
+
+
+@given(pieces, policies(), pads)
+def test_every_logical_token_is_visible_exactly_once(given_pieces, policy, pad):
+    plan = lay_out(given_pieces, policy, layout(pad))
+    seen = {p: t for p, t in zip(plan.positions, plan.tokens, strict=True) if p != GAP}
+    assert [seen[p] for p in sorted(seen)] == padded(given_pieces, pad)
+    assert sum(p != GAP for p in plan.positions) == plan.end == len(seen)
+    assert plan.prompt_tokens == sum(len(p.tokens) for p in given_pieces)
+
+
+@given(pieces, policies(), pads, st.integers(0, 40))
+def test_a_plan_says_of_slots_and_blocks_what_its_pages_say(given_pieces, policy, pad, first):
+    plan = lay_out(given_pieces, policy, layout(pad))
+    compiled = [canonical.compile_plan() for canonical in plan.canonicals]
+    for found in (plan, *compiled):
+        pages = found.pages
+        assert found.tokens == [token for page in pages for token in page.tokens]
+        assert found.positions == [position for page in pages for position in page.positions]
+        assert found.kinds == [kind for page in pages for kind in page.kinds]
+        assert found.keys == [page.key for page in pages]
+        assert found.copies == tuple(page.copy_of for page in pages if page.copy_of)
+        assert found.real == sum(page.real for page in pages)
+        assert found.behind(first) == pages[first:]
+        assert all(found.count(kind) == found.kinds.count(kind) for kind in Slot)
+        mapped = [page.canonical and page.copy_of is None for page in pages]
+        assert found.shared == [*mapped, False].index(False)
+        begin, end = (slot // SIZE for slot in found.canonical_slots)
+        assert [page.canonical for page in pages[begin:end]] == [True] * (end - begin)
+        assert not any(page.canonical for page in (*pages[:begin], *pages[end:]))
+
+
+@given(pieces, policies(), pads)
+def test_pages_that_are_not_computed_come_first(given_pieces, policy, pad):
+    """Mapped ones, then copies, then what is computed: hits are a prefix whatever is resident."""
+    plan = lay_out(given_pieces, policy, layout(pad))
+    order = [2 - page.canonical - (page.canonical and not page.copy_of) for page in plan.pages]
+    assert order == sorted(order)
+    assert (order.count(0), order.count(1)) == (plan.shared, len(plan.copies))
+    assert not plan.pages[-1].canonical
+    assert all(page.key or page.copy_of for page in plan.pages[: plan.canonical])
+
+
+@given(pieces, policies(), pads)
+def test_no_computed_token_sees_a_later_slot(given_pieces, policy, pad):
+    """The causal bound: what a query may see stands before it in compute order."""
+    plan = lay_out(given_pieces, policy, layout(pad))
+    computed = plan.positions[plan.canonical * SIZE :]
+    assert computed == sorted(computed)
+    assert GAP not in computed
+    assert computed[-1] == plan.end - 1
+
+
+@given(pieces, policies())
+def test_masked_pads_add_no_token_to_the_prompt(given_pieces, policy):
+    plan = lay_out(given_pieces, policy, layout())
+    assert set(plan.tokens) == {t for piece in given_pieces for t in piece.tokens}
+    assert all(
+        (p == GAP) == (k is Slot.PAD) for p, k in zip(plan.positions, plan.kinds, strict=True)
+    )
+
+
+@given(pieces, policies(), pads)
+def test_a_slot_is_a_pad_iff_it_is_none_of_the_users_tokens(given_pieces, policy, pad):
+    plan = lay_out(given_pieces, policy, layout(pad))
+    real = sum(kind is not Slot.PAD for kind in plan.kinds)
+    assert real == plan.prompt_tokens
+
+
+@given(pieces, tokens, tokens, policies(), pads)
+def test_another_first_document_shares_no_computed_block(rest, one, other, policy, pad):
+    """Invariant 2: everything behind a chunk depends on it."""
+    if one == other:
+        return
+    rest = [*rest, Piece((7, 8, 9))]
+    plans = [lay_out([Piece(t, chunk=True), *rest], policy, layout(pad)) for t in (one, other)]
+    computed = [{p.key for p in plan.pages if not p.canonical} - {None} for plan in plans]
+    assert not computed[0] & computed[1]
+
+
+@given(pieces, policies(), pads)
+def test_salts_never_share(given_pieces, policy, pad):
+    plans = [lay_out(given_pieces, policy, layout(pad, scope)) for scope in ("a", "b")]
+    keys = [_all_keys(plan) for plan in plans]
+    assert not keys[0] & keys[1]
+
+
+@given(pieces, policies(), pads)
+def test_a_chunk_has_the_same_keys_wherever_it_stands(given_pieces, policy, pad):
+    isolated = [p for p in given_pieces if p.chunk]
+    front = [Piece((5,) * 20, chunk=True), Piece((6, 6, 6))]
+    plans = [
+        lay_out(ps, first(0), layout(pad))
+        for ps in ([*isolated, Piece((4,))], [*front, *isolated, Piece((4,))])
+    ]
+    keys = [{k for c in plan.canonicals for k in c.keys} for plan in plans]
+    assert keys[0] <= keys[1]
+
+
+@given(pieces, policies(), pads)
+def test_equal_keys_mean_equal_content(given_pieces, policy, pad):
+    plan = lay_out(given_pieces, policy, layout(pad))
+    compiled = [page for c in plan.canonicals for page in c.compile_plan().pages]
+    content: dict[bytes, tuple[int, ...]] = {}
+    for page in [*plan.pages, *compiled]:
+        if page.key is not None:
+            assert content.setdefault(page.key, page.tokens) == page.tokens
+            assert is_canonical(page.key) == page.canonical
+
+
+@given(st.lists(st.builds(Piece, tokens=tokens, chunk=st.booleans()), max_size=4), tokens, tokens)
+def test_generated_tokens_continue_the_chain(head, question, answer):
+    """A follow-up prompt that contains the answer finds the answer's blocks."""
+    head = [*head, Piece(question)]
+    plan = lay_out(head, first(16), layout())
+    longer = lay_out([*head, Piece(answer)], first(16), layout())
+    known = [page.key for page in plan.pages if len(page.tokens) == SIZE]
+    fresh = plan.generated_keys([*plan.tokens, *answer], known)
+    assert [*known, *fresh] == [p.key for p in longer.pages if len(p.tokens) == SIZE]
+
+
+@given(pieces, policies(), pads)
+def test_the_footprint_is_the_plans(given_pieces, policy, pad):
+    plan = lay_out(given_pieces, policy, layout(pad))
+    footprint = measure(given_pieces, policy, layout(pad))
+    spares = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]
+    spares = [max(spares, default=0) + len(plan.copies)]
+    assert footprint.slots == len(plan.tokens)
+    assert footprint.spare == max(spares, default=0)
+
+
+def test_linking_everything_leaves_no_chunk_block():
+    plan = lay_out([Piece((1, 2)), Piece((3,) * 40, chunk=True), Piece((4,))], everything, layout())
+    assert plan.shared == 0
+    assert not plan.canonicals
+    assert plan.positions == list(range(43))
+
+
+def test_first_block_linked_maps_the_rest():
+    """MEPIC on a chunk of 20: the first block is computed, the second mapped with 12 pads."""
+    chunk = tuple(range(100, 120))
+    plan = lay_out([Piece(chunk, chunk=True), Piece((7, 8))], first(16), layout())
+    mapped, head, tail = plan.pages
+    assert mapped.canonical
+    assert mapped.positions == (16, 17, 18, 19, *(GAP,) * 12)
+    assert head.tokens == chunk[:16]
+    assert tail.tokens == (7, 8)
+    assert plan.canonicals[0].used == (1,)
+
+
+def test_the_same_chunk_twice_is_the_same_blocks_twice():
+    chunk = Piece(tuple(range(100, 132)), chunk=True)
+    plan = lay_out([chunk, Piece((5,)), chunk, Piece((6,))], none, layout())
+    a, b = plan.pages[:2], plan.pages[2:4]
+    assert [p.key for p in a] == [p.key for p in b]
+    assert a[0].positions[0] == 0
+    assert b[0].positions[0] == 33
+    assert len(plan.canonicals) == 1
+
+
+def test_a_prompt_that_ends_in_a_chunk_computes_its_last_token():
+    plan = lay_out([Piece((1,)), Piece(tuple(range(50, 66)), chunk=True)], none, layout())
+    assert plan.pages[0].positions == (*range(1, 16), GAP)
+    assert plan.pages[-1].tokens == (1, 65)
+    assert plan.pages[-1].positions == (0, 16)
+
+
+def test_leading_text_takes_the_engines_own_keys():
+    raw = [b"raw0", b"raw1", b"raw2"]
+    text, chunk = tuple(range(3, 43)), tuple(range(100, 140))
+    plan = lay_out(
+        [Piece(text), Piece(chunk, chunk=True), Piece((9,))], none, layout(), prefix_keys=raw
+    )
+    computed = [p.key for p in plan.pages if not p.canonical]
+    assert computed[:2] == raw[:2]
+    assert raw[2] not in computed
+
+
+def test_private_pages_are_copied_and_never_shared():
+    def private(index: int, length: int) -> Treatment:
+        return Treatment(private=True)
+
+    plan = lay_out([Piece((3,) * 32, chunk=True), Piece((4,))], private, layout())
+    assert [page.key for page in plan.pages[:2]] == [None, None]
+    assert plan.copies == plan.canonicals[0].keys
+    assert {kind for page in plan.pages[:2] for kind in page.kinds} == {Slot.PRIVATE}
+
+
+def test_a_chunk_with_one_missing_block_is_missing():
+    plan = lay_out([Piece((3,) * 40, chunk=True), Piece((4,))], none, layout())
+    (chunk,) = plan.canonicals
+    assert chunk.resident(lambda key: True)
+    for gone in chunk.keys:
+        assert not chunk.resident(lambda key, gone=gone: key != gone)
+
+
+def test_bos_anchor_is_compiled_and_discarded():
+    def bos(index: int, length: int) -> Treatment:
+        return Treatment(anchor=Anchor.BOS)
+
+    plan = lay_out([Piece((3,) * 16, chunk=True), Piece((4,))], bos, layout())
+    compiled = plan.canonicals[0].compile_plan()
+    assert compiled.pages[0].tokens[:4] == (1, 1, 1, 1)
+    assert compiled.pages[0].positions == (0, 1, 2, 3, *(GAP,) * 12)
+    assert compiled.pages[1].positions == tuple(range(4, 20))
+    assert plan.pages[0].positions == tuple(range(16))
+
+
+def test_anchored_compile_stands_right_behind_the_prefix():
+    def anchored(index: int, length: int) -> Treatment:
+        return Treatment(anchor=Anchor.PREFIX)
+
+    text = tuple(range(200, 220))
+    prompt = [Piece(text), Piece((3,) * 16, chunk=True), Piece((5,) * 16, chunk=True), Piece((4,))]
+    second = lay_out(prompt, anchored, layout()).canonicals[1].compile_plan()
+    assert [p for p in second.positions if p != GAP] == list(range(36))
+
+
+@given(st.lists(pieces, min_size=1, max_size=4), policies(), pads, st.integers(1, 60))
+def test_a_cache_of_any_size_changes_no_plan(prompts, policy, pad, room):
+    cache = PageCache(room)
+    for prompt in [*prompts, *prompts]:
+        plain = lay_out(prompt, policy, layout(pad))
+        assert lay_out(prompt, policy, layout(pad), cache=cache) == plain
+        assert cache.tokens <= room or len(cache) == 1
+    assert len(cache) or not any(piece.chunk for prompt in prompts for piece in prompt)
+
+
+def test_empty_prompt_and_stray_links_are_refused():
+    with pytest.raises(ValueError, match="at least one token"):
+        lay_out([Piece(())], none, layout())
+    with pytest.raises(ValueError, match="leave a chunk"):
+        lay_out([Piece((1, 2), chunk=True), Piece((3,))], lambda i, n: Treatment([n]), layout())
+
+
+def _all_keys(plan: Plan) -> set[bytes]:
+    keys = {page.key for page in plan.pages if page.key}
+    return keys | {page.key for c in plan.canonicals for page in c.pages if page.key}

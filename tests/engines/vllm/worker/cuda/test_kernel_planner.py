@@ -1,0 +1,71 @@
+"""How steps are cut into kernel calls; the kernels themselves have tests of their own."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from picbench.engines.planning.plan import GAP
+from picbench.engines.vllm.worker.cuda.kernel_planner import KernelAttention, KernelPlanner, Linking
+from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.kernels.cuda.decode.request_table import RowTable
+from picbench.kernels.cuda.workspace import CudaWorkspace
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+
+SHAPE = HeadShape(4, 2, 32, torch.float32)
+TOKEN_BYTES = 2 * 2 * 32 * 4
+POSITIONS = [*range(8, 21), *[GAP] * 3, *range(8), 21, 22, 23]
+
+Pair = tuple[PlannedRequests, KernelPlanner]
+
+
+def planner(room: int) -> KernelPlanner:
+    angles = torch.arange(64).unsqueeze(1) / torch.arange(1, 17)
+    rope = RopeTable(torch.cat([angles.cos(), angles.sin()], dim=-1), 32)
+    rows = RowTable(4, 8, "cpu")
+    return KernelPlanner(rows, 4, rope, SHAPE, CudaWorkspace(room * TOKEN_BYTES, "cpu"))
+
+
+@pytest.fixture
+def pair(send: Any) -> Pair:
+    made = planner(4 * 128)
+    return known(made, send), made
+
+
+def known(made: KernelPlanner, send: Any) -> PlannedRequests:
+    requests = PlannedRequests(4, made.rows)
+    for name in "xyz":
+        requests.add(name, send(POSITIONS, 24), len(POSITIONS))
+    return requests
+
+
+def links(pair: Pair, *rows: tuple[str, int, int]) -> list[tuple[int, int]]:
+    """The query ranges of the kernel calls of a step that links only."""
+    requests, made = pair
+    batch = requests.batch(*zip(*rows, strict=True))
+    assert batch is not None
+    table = torch.arange(len(rows) * 4, dtype=torch.int32).view(len(rows), 4)
+    attention = made.plan(batch, table)
+    assert isinstance(attention, KernelAttention)
+    parts = [part for part in attention.parts if isinstance(part, Linking)]
+    assert len(parts) == len(attention.parts)
+    return [(part.batch.first, part.batch.last) for part in parts]
+
+
+def test_neighbours_link_in_one_call(pair: Pair) -> None:
+    assert links(pair, ("x", 16, 11), ("y", 16, 4)) == [(0, 15)]
+
+
+def test_a_plain_request_between_them_cuts_the_call(pair: Pair) -> None:
+    assert links(pair, ("x", 16, 11), ("plain", 0, 5), ("y", 16, 4)) == [(0, 11), (16, 20)]
+
+
+def test_a_single_token_in_the_middle_of_a_prompt_is_linked(pair: Pair) -> None:
+    assert links(pair, ("x", 16, 1), ("y", 16, 4)) == [(0, 5)]
+
+
+def test_calls_are_cut_where_the_workspace_ends(send: Any) -> None:
+    made = planner(room=50)
+    step = [("x", 16, 11), ("y", 16, 2), ("z", 16, 8)]
+    assert links((known(made, send), made), *step) == [(0, 13), (13, 21)]

@@ -1,0 +1,158 @@
+"""Steps split between vLLM's attention and the planned requests', on CPU tensors."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import CommonAttentionMetadata
+
+from picbench.engines.planning.plan import GAP
+from picbench.engines.vllm.worker.cuda.backend import SplitAttention, SplittingBuilder
+from picbench.engines.vllm.worker.cuda.dense import DensePlanner
+from picbench.engines.vllm.worker.cuda.metadata import PlannedStep, SplitMetadata
+from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.kernels.cuda.reference import attend_reference
+from picbench.kernels.rope import RopeTable
+
+HEADS, KV_HEADS, SIZE = 4, 2, 32
+POSITIONS = [*[GAP] * 3, *range(8, 21), *range(8), 21, 22, 23]
+TURNS = [(0, 16, 5)]
+
+
+class Stock:
+    """Stands in for vLLM's builder and attention, neither of which runs on CPU."""
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> Tensor:
+        lengths: Tensor = common_attn_metadata.seq_lens
+        return lengths
+
+    scale = SIZE**-0.5
+
+    def forward(self, *args: Any) -> Tensor:
+        out: Tensor = args[-1]
+        return out.fill_(7)
+
+
+class Builder(SplittingBuilder, Stock):  # type: ignore[misc]
+    def __init__(self) -> None:
+        pass
+
+
+class Attention(SplitAttention, Stock):  # type: ignore[misc]
+    pass
+
+
+@pytest.fixture
+def rope() -> RopeTable:
+    angles = torch.arange(64).unsqueeze(1) / 10_000 ** (torch.arange(SIZE // 2) / (SIZE // 2))
+    return RopeTable(torch.cat([angles.cos(), angles.sin()], dim=-1), SIZE)
+
+
+@pytest.fixture
+def requests(send: Any) -> PlannedRequests:
+    requests = PlannedRequests(4, None)
+    requests.add("planned", send(POSITIONS, 24, TURNS), len(POSITIONS))
+    return requests
+
+
+def common(lengths: list[int], counts: list[int], table: Tensor) -> CommonAttentionMetadata:
+    starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    return CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        num_reqs=len(lengths),
+        num_actual_tokens=sum(counts),
+        max_query_len=max(counts),
+        max_seq_len=max(lengths),
+        block_table_tensor=table,
+        slot_mapping=torch.zeros(sum(counts), dtype=torch.int64),
+    )
+
+
+def build(
+    requests: PlannedRequests, rope: RopeTable, names: list[str], computed: list[int]
+) -> tuple[Any, CommonAttentionMetadata]:
+    counts = [{"planned": 11, "decoding": 1}.get(name, 2) for name in names]
+    batch = requests.batch(names, computed, counts)
+    builder = Builder()
+    builder.step = batch and PlannedStep(batch, DensePlanner(rope))
+    table = torch.randperm(3 * len(names)).view(len(names), 3).int()
+    lengths = [done + count for done, count in zip(computed, counts, strict=True)]
+    step = common(lengths, counts, table)
+    return builder.build(0, step), step
+
+
+def test_plain_steps_are_vllms_own(requests: PlannedRequests, rope: RopeTable) -> None:
+    metadata, step = build(requests, rope, ["a", "b"], [5, 0])
+    assert metadata is step.seq_lens
+
+
+def test_planned_requests_have_no_keys_in_vllms_part(
+    requests: PlannedRequests, rope: RopeTable
+) -> None:
+    metadata, step = build(requests, rope, ["a", "planned", "b"], [5, 16, 0])
+    assert metadata.stock.tolist() == [7, 0, 2]
+    assert step.seq_lens.tolist() == [7, 27, 2]
+
+
+@pytest.mark.parametrize("names", [["planned"], ["decoding", "planned"]])
+def test_vllms_part_is_left_out_where_it_would_only_decode(
+    requests: PlannedRequests, rope: RopeTable, names: list[str]
+) -> None:
+    metadata, step = build(requests, rope, names, [16] * len(names))
+    assert metadata.stock is None
+    query = torch.randn(step.num_actual_tokens, HEADS, SIZE)
+    out = torch.full_like(query, torch.nan)
+    metadata.planned.attend(query, torch.randn(9, KV_HEADS, 16, 2 * SIZE), 1.0, out)
+    assert bool(out.isfinite().all())
+
+
+@pytest.mark.parametrize("names", [["planned"], ["a", "planned", "b"]])
+def test_both_parts_fill_their_own_rows(
+    requests: PlannedRequests, rope: RopeTable, names: list[str]
+) -> None:
+    torch.manual_seed(0)
+    computed = [16 if name == "planned" else 5 for name in names]
+    metadata, step = build(requests, rope, names, computed)
+    assert isinstance(metadata, SplitMetadata)
+    cache = torch.randn(9, KV_HEADS, 16, 2 * SIZE)
+    query = torch.randn(step.num_actual_tokens, HEADS, SIZE)
+    out = torch.full_like(query, torch.nan)
+    Attention().forward(None, query, query, query, cache, metadata, out)
+
+    at = names.index("planned")
+    first = int(step.query_start_loc[at])
+    mine = slice(first, first + 11)
+    expected = attend_reference(
+        query[mine],
+        cache,
+        step.block_table_tensor[at],
+        torch.tensor(POSITIONS, dtype=torch.int32),
+        torch.tensor([5] * 16 + [0] * 11, dtype=torch.int32),
+        torch.tensor(POSITIONS[16:], dtype=torch.int32),
+        rope,
+        SIZE**-0.5,
+    )
+    torch.testing.assert_close(out[mine].double(), expected, atol=1e-5, rtol=1e-4)
+    others = torch.cat([out[: mine.start], out[mine.stop :]])
+    assert bool((others == 7).all())
+
+
+def test_negative_turns(send: Any, rope: RopeTable) -> None:
+    """A chunk behind an anchor may stand before the position that it was compiled at."""
+    requests = PlannedRequests(1, None)
+    requests.add("planned", send([*range(16), 16], 17, [(0, 16, -4)]), 17)
+    batch = requests.batch(["planned"], [16], [1])
+    assert batch is not None
+    cache, query = torch.randn(2, KV_HEADS, 16, 2 * SIZE), torch.randn(1, HEADS, SIZE)
+    table = torch.tensor([[1, 0]], dtype=torch.int32)
+    out = torch.empty_like(query)
+    DensePlanner(rope).plan(batch, table).attend(query, cache, 1.0, out)
+    kpos = torch.arange(17, dtype=torch.int32)
+    turns = torch.tensor([-4] * 16 + [0], dtype=torch.int32)
+    expected = attend_reference(query, cache, table[0], kpos, turns, kpos[16:], rope, 1.0)
+    torch.testing.assert_close(out.double(), expected, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,145 @@
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from picbench.engines.planning.plan import GAP
+from picbench.engines.vllm.worker.cuda.planned_requests import Batch, PlannedRequests
+from picbench.errors import EngineError
+
+
+class Rows:
+    """Remembers what was written to which row."""
+
+    def __init__(self) -> None:
+        self.written: dict[int, tuple[list[int], list[int]]] = {}
+
+    def put(self, row: int, kpos: Tensor, turns: Tensor) -> None:
+        self.written[row] = kpos.tolist(), turns.tolist()
+
+
+#: A chunk of two hidden and two visible slots at 6 and 7, then computed slots.
+POSITIONS = [GAP, GAP, 6, 7, 0, 1, 2, 8]
+TURNS = [(0, 4, 4)]
+
+
+@pytest.fixture
+def rows() -> Rows:
+    return Rows()
+
+
+@pytest.fixture
+def requests(rows: Rows, send: Any) -> PlannedRequests:
+    requests = PlannedRequests(2, rows)
+    requests.add("planned", send(POSITIONS, 9, TURNS), 8)
+    requests.add("plain", send(None), 5)
+    return requests
+
+
+def step(requests: PlannedRequests, *rows: tuple[str, int, int]) -> Batch:
+    batch = requests.batch(*zip(*rows, strict=True))
+    assert batch is not None
+    return batch
+
+
+def test_rows_are_written_once(requests: PlannedRequests, rows: Rows) -> None:
+    assert list(rows.written.values()) == [(POSITIONS, [4] * 4 + [0] * 4)]
+
+
+def test_plain_steps_have_no_batch(requests: PlannedRequests) -> None:
+    assert requests.batch(["plain", "unknown"], [0, 3], [5, 1]) is None
+
+
+def test_positions_of_a_mixed_step(requests: PlannedRequests) -> None:
+    batch = step(requests, ("plain", 4, 1), ("planned", 2, 6))
+    assert batch.planned == [False, True]
+    assert batch.positions().tolist() == [4, 6, 7, 0, 1, 2, 8]
+    assert batch.logical(1).tolist() == [6, 7, 0, 1, 2, 8]
+
+
+def test_pads_get_position_zero(requests: PlannedRequests) -> None:
+    batch = step(requests, ("planned", 0, 3))
+    assert batch.positions().tolist() == [0, 0, 6]
+    assert batch.logical(0).tolist() == [GAP, GAP, 6]
+
+
+def test_generated_tokens_continue_at_the_end(requests: PlannedRequests) -> None:
+    batch = step(requests, ("planned", 7, 3))
+    assert batch.positions().tolist() == [8, 9, 10]
+    request = batch.requests[0]
+    assert request is not None
+    assert request.turned(10).tolist() == [4] * 4 + [0] * 6
+
+
+def test_only_requests_with_everything_in_view_decode(requests: PlannedRequests) -> None:
+    assert step(requests, ("plain", 3, 1), ("planned", 7, 1)).leading == 2
+    assert step(requests, ("planned", 12, 1), ("plain", 0, 5)).leading == 1
+    assert step(requests, ("planned", 6, 1), ("plain", 3, 1)).leading == 0
+
+
+def test_vllms_attention_serves_plain_prefills_and_then_all_plain_requests(
+    requests: PlannedRequests,
+) -> None:
+    batch = step(requests, ("plain", 3, 1), ("planned", 2, 6), ("plain", 0, 5))
+    assert (batch.stock, batch.decoded) == (True, 0)
+    batch = step(requests, ("planned", 9, 1), ("plain", 3, 1), ("plain", 0, 5))
+    assert (batch.stock, batch.decoded) == (True, 2)
+
+
+def test_plain_requests_decode_beside_planned_ones(requests: PlannedRequests) -> None:
+    batch = step(requests, ("plain", 3, 1), ("planned", 2, 6))
+    assert (batch.stock, batch.decoded) == (False, 1)
+    batch = step(requests, ("plain", 3, 1), ("planned", 9, 1))
+    assert (batch.stock, batch.decoded) == (False, 2)
+    assert batch.positions().tolist() == [3, 10]
+
+
+def test_removed_requests_free_their_rows(requests: PlannedRequests, send: Any) -> None:
+    requests.remove("planned")
+    requests.remove("never there")
+    assert "planned" not in requests
+    for name in ("a", "b"):
+        requests.add(name, send(POSITIONS, 9, TURNS), 8)
+    with pytest.raises(EngineError, match="no row"):
+        requests.add("c", send(POSITIONS, 9, TURNS), 8)
+
+
+def test_a_resumed_request_keeps_one_row(requests: PlannedRequests, send: Any) -> None:
+    for _ in range(3):
+        requests.add("planned", send(POSITIONS, 9, TURNS), 10)
+    assert "planned" in requests
+
+
+@pytest.mark.parametrize("pads", [0, 3])
+def test_chunks_compiled_alone_are_ordinary(
+    requests: PlannedRequests, send: Any, pads: int
+) -> None:
+    positions = [*range(16 - pads), *[GAP] * pads]
+    requests.add("compile", send(positions, 16 - pads, max_tokens=1), 16)
+    assert "compile" not in requests
+
+
+def test_a_request_that_generates_behind_pads_is_not(requests: PlannedRequests, send: Any) -> None:
+    requests.add("pads", send([0, 1, 2, GAP], 3, max_tokens=2), 4)
+    assert "pads" in requests
+
+
+def test_anchored_compiles_are_not(requests: PlannedRequests, send: Any) -> None:
+    requests.add("anchored", send([0, 1, GAP, GAP, 2, 3, 4, GAP], 5, max_tokens=1), 8)
+    assert "anchored" in requests
+
+
+def test_unrotated_keys_never_read_as_they_rest(rows: Rows, send: Any) -> None:
+    requests = PlannedRequests(1, rows, unrotated=True)
+    requests.add("one token", send(None), 1)
+    assert "one token" in requests
+
+
+def test_unrotated_keys_make_every_request_planned(rows: Rows, send: Any) -> None:
+    requests = PlannedRequests(2, rows, unrotated=True)
+    requests.add("plain", send(None, max_tokens=2), 3)
+    assert list(rows.written.values()) == [([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])]
+    requests.add("planned", send(POSITIONS, 9, TURNS, max_tokens=1), 8)
+    kpos, turns = rows.written[min(rows.written)]
+    assert kpos == [*POSITIONS, 9]
+    assert turns == [0, 0, 6, 7, 0, 1, 2, 8, 9]

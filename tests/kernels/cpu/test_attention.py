@@ -1,0 +1,200 @@
+"""Attention of random paged batches against the float64 reference."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from paged_cases import (
+    BACKENDS,
+    TOLERANCE,
+    Layout,
+    PagedCase,
+    make_case,
+    relative_error,
+    rope_table,
+)
+from torch import Tensor
+
+from picbench.kernels.cpu import kernel_calls
+from picbench.kernels.cpu.attention import attend
+from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu.reference import attend_reference
+from picbench.kernels.paging import BLOCK_SIZE, GAP
+from picbench.kernels.shape import HeadShape
+
+SMALL = HeadShape(4, 2, 64, torch.float32)
+
+
+@st.composite
+def planned(draw: st.DrawFn) -> Layout:
+    """Canonical chunk blocks anywhere in the prompt, then computed tokens in logical order.
+
+    Pads and replaced slots are GAP, and a computed token stands in for each replaced one.
+    """
+    chunks = draw(st.lists(st.integers(1, 40), min_size=0, max_size=4))
+    texts = draw(st.lists(st.integers(0, 9), min_size=len(chunks) + 1, max_size=len(chunks) + 1))
+    texts[-1] = max(1, texts[-1])
+    linked = draw(st.integers(0, 20))
+    canonical, computed, position = [], [], 0
+    for length, text in zip([0, *chunks], texts, strict=True):
+        slots = list(range(position, position + length))
+        computed += slots[:linked]
+        canonical.append([GAP] * min(linked, length) + slots[linked:] + [GAP] * (-length % 16))
+        computed += range(position + length, position + length + text)
+        position += length + text
+    order = draw(st.permutations(canonical))
+    kpos = [slot for chunk in order for slot in chunk] + computed
+    return Layout(kpos, draw(st.integers(1, len(computed))), _blocks(draw, len(kpos)))
+
+
+@st.composite
+def plain(draw: st.DrawFn) -> Layout:
+    """A request without chunks, at any stage of its prefill or decode."""
+    length = draw(st.integers(1, 100))
+    blocks = _blocks(draw, length)
+    return Layout(list(range(length)), draw(st.integers(1, length)), blocks, affine=True)
+
+
+def _blocks(draw: st.DrawFn, slots: int) -> list[int]:
+    count = -(-slots // BLOCK_SIZE)
+    return draw(st.lists(st.integers(0, 30), min_size=count, max_size=count, unique=True))
+
+
+def apart(layouts: list[Layout]) -> list[Layout]:
+    """The layouts, each with blocks of its own."""
+    return [
+        Layout(one.kpos, one.queries, [31 * i + block for block in one.blocks], one.affine)
+        for i, one in enumerate(layouts)
+    ]
+
+
+@BACKENDS
+@settings(max_examples=60)
+@given(
+    layouts=st.lists(planned() | plain(), min_size=1, max_size=3).map(apart),
+    heads=st.sampled_from([(2, 2), (4, 2), (4, 1)]),
+    size=st.sampled_from([64, 128]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+)
+def test_any_batch_equals_the_reference(
+    use_vllm: bool,
+    layouts: list[Layout],
+    heads: tuple[int, int],
+    size: int,
+    dtype: torch.dtype,
+) -> None:
+    case = make_case(layouts, HeadShape(*heads, size, dtype))
+    assert relative_error(case.run(use_vllm), case.expected()) <= TOLERANCE[dtype]
+
+
+@BACKENDS
+@settings(max_examples=40)
+@given(layout=planned() | plain(), cut=st.integers(1, 99))
+def test_chunked_prefill_equals_one_shot(use_vllm: bool, layout: Layout, cut: int) -> None:
+    case = make_case([layout], SMALL)
+    first = cut % layout.queries
+    whole = case.run(use_vllm)
+    late = layout.queries - first
+    tail = make_case([Layout(layout.kpos, late, layout.blocks, layout.affine)], SMALL)
+    assert torch.equal(tail.kv_cache.nan_to_num(), case.kv_cache.nan_to_num())
+    split = type(tail)(SMALL, tail.rope, tail.layouts, case.query[first:], case.kv_cache)
+    assert relative_error(split.run(use_vllm), whole[first:]) <= 1e-5
+
+
+@BACKENDS
+@settings(max_examples=40)
+@given(layouts=st.lists(planned() | plain(), min_size=2, max_size=4).map(apart))
+def test_a_batch_equals_its_requests_alone(use_vllm: bool, layouts: list[Layout]) -> None:
+    case = make_case(layouts, SMALL)
+    together = case.run(use_vllm)
+    start = 0
+    for layout in layouts:
+        stop = start + layout.queries
+        alone = type(case)(SMALL, case.rope, (layout,), case.query[start:stop], case.kv_cache)
+        assert relative_error(alone.run(use_vllm), together[start:stop]) <= 1e-6
+        start = stop
+
+
+@BACKENDS
+def test_a_chunk_that_occurs_twice_is_read_twice(use_vllm: bool) -> None:
+    chunk = 16
+    kpos = [*range(20, 20 + chunk), *range(chunk), *range(chunk, 20), *range(36, 40)]
+    case = make_case([Layout(kpos, 8, [3, 3, 5])], SMALL)
+    assert relative_error(case.run(use_vllm), case.expected()) <= 1e-5
+
+
+@BACKENDS
+def test_one_request_sees_a_block_that_another_sees_elsewhere(use_vllm: bool) -> None:
+    near = Layout([*range(16), *range(16, 20)], 2, [2, 0])
+    far = Layout([*range(100, 116), *range(8)], 3, [2, 1])
+    case = make_case([near, far], SMALL)
+    assert relative_error(case.run(use_vllm), case.expected()) <= 1e-5
+
+
+@BACKENDS
+def test_padding_queries_are_finite(use_vllm: bool) -> None:
+    layout = Layout([*range(16), *range(16, 24), *[GAP] * 8, 24, 25], 18, [1, 2, 0])
+    case = make_case([layout], SMALL)
+    found, expected = case.run(use_vllm), case.expected()
+    real = case.description["qpos"] != GAP
+    assert bool(found.isfinite().all())
+    assert relative_error(found[real], expected[real]) <= 1e-5
+
+
+@BACKENDS
+@pytest.mark.parametrize("qpos", [[2], [2, 2, 2], [2, 9, 7, 2]])
+def test_a_query_that_sees_nothing_gets_zeros(use_vllm: bool, qpos: list[int]) -> None:
+    case = make_case([Layout([*range(5, 25)], len(qpos), [1, 0])], SMALL)
+    found = _attend_from(case, qpos, use_vllm)
+    description = dict(case.description, qpos=torch.tensor(qpos))
+    expected = attend_reference(case.query, case.kv_cache, **description, scale=case.scale)
+    torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(found[0], torch.zeros_like(found[0]))
+
+
+@BACKENDS
+def test_a_lone_padding_query_is_finite(use_vllm: bool) -> None:
+    case = make_case([Layout([*range(20), *[GAP] * 12], 1, [1, 0])], SMALL)
+    assert bool(_attend_from(case, [GAP], use_vllm).isfinite().all())
+
+
+def _attend_from(case: PagedCase, qpos: list[int], use_vllm: bool) -> Tensor:
+    """Attention of the case's queries as if they stood at other positions."""
+    batch = AttentionBatch.build(
+        **dict(case.description, qpos=torch.tensor(qpos, dtype=torch.int32)),
+        affine=[False],
+        shape=case.shape,
+        use_vllm=use_vllm,
+    )
+    out = torch.full_like(case.query, float("nan"))
+    return attend(case.query, case.kv_cache, batch, case.scale, out)
+
+
+@BACKENDS
+def test_partial_rotary_leaves_the_rest_of_a_head_alone(use_vllm: bool) -> None:
+    layouts = [Layout(list(range(35)), 4, [4, 2, 0], affine=True), Layout([*range(9)], 1, [7])]
+    case = make_case(layouts, SMALL, rope=rope_table(32))
+    assert relative_error(case.run(use_vllm), case.expected()) <= 1e-5
+
+
+def test_uncovered_shapes_fall_back_to_torch() -> None:
+    shape = HeadShape(2, 1, 48, torch.float32)
+    case = make_case([Layout(list(range(40)), 5, [1, 3, 2], affine=True)], shape)
+    assert relative_error(case.run(), case.expected()) <= 1e-5
+
+
+def test_heads_are_taken_in_passes_where_scratch_is_scarce(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("vllm")
+    shape = HeadShape(8, 4, 64, torch.float32)
+    layouts = [Layout(list(range(50)), 1, [1, 3, 2, 9], affine=True)]
+    case = make_case(
+        [*layouts, Layout([*range(40, 56), *range(20), *range(56, 60)], 1, [0, 4, 5])], shape
+    )
+    monkeypatch.setattr(kernel_calls, "_SCRATCH_BYTES", 2 * 64 * 2 * 64 * 4)
+    passes = [
+        step.kv_heads for step in case.build().steps if isinstance(step, kernel_calls.Gathered)
+    ]
+    assert passes == [2, 2]
+    assert relative_error(case.run(), case.expected()) <= 1e-5

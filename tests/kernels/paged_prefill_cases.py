@@ -1,0 +1,54 @@
+"""Requests in which queries walk over tiles of keys, for tests on the CPU and on the GPU."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from picbench.kernels.cuda.prefill.paged.key_tiles import KeyTiles
+from picbench.kernels.cuda.prefill.paged.paged_prefill import Walk
+from picbench.kernels.cuda.prefill.paged.tile_schedule import rows
+from picbench.kernels.cuda.prefill.tiled import tokens_of
+from picbench.kernels.cuda.workspace import CudaWorkspace
+from picbench.kernels.paging import GAP
+from picbench.measure.kernels.scene import Scene
+
+
+def tiles_of(kpos: Tensor, turns: Tensor) -> KeyTiles:
+    """Tiles of slots whose blocks have one turn each."""
+    tiles = KeyTiles.of(kpos.numpy(), turns.numpy())
+    assert tiles is not None
+    return tiles
+
+
+def walk_of(scene: Scene, workspace_bytes: int = 16 << 20) -> Walk:
+    """All requests' computed tokens in one walk."""
+    found, keys, at, first, base = [], [], [], 0, 0
+    for request in scene.requests:
+        own = tiles_of(request.kpos, request.turns)
+        qpos = request.kpos[-request.computed :].numpy()
+        found.extend(rows(own, qpos, first, base, tokens_of(scene.shape.group)))
+        keys.append(own)
+        at.append(qpos)
+        first, base = first + len(qpos), base + len(own.turns)
+    device = scene.table.device
+    return Walk.of(
+        found,
+        keys,
+        list(scene.table),
+        np.concatenate(at),
+        scene.rope,
+        scene.shape,
+        CudaWorkspace(workspace_bytes, device),
+    )
+
+
+def expected(scene: Scene, query: Tensor) -> Tensor:
+    """The float64 reference's outputs; zeros for pads."""
+    outputs, start = [], 0
+    for index, request in enumerate(scene.requests):
+        qpos = request.kpos[-request.computed :]
+        stop = start + request.computed
+        found = scene.expected(index, query[start:stop], qpos)
+        outputs.append(torch.where((qpos != GAP).to(query.device)[:, None, None], found, 0.0))
+        start = stop
+    return torch.cat(outputs)

@@ -1,0 +1,22 @@
+"""Arms from the command line."""
+
+import pytest
+
+from picbench.arms.arm import parse_arms
+from picbench.errors import ConfigError
+
+
+def test_commas_and_repeats_mix_and_keep_their_order() -> None:
+    arms = parse_arms(["mepic,full", " epic:k=8:pad=paper "])
+    assert [arm.name for arm in arms] == ["mepic", "full", "epic:k=8:pad=paper"]
+
+
+def test_only_algorithms_that_compile_chunks_leave_stock_vllm() -> None:
+    arms = parse_arms(["full,prefix,naive,epic,mepic"])
+    assert [arm.stock for arm in arms] == [True, True, False, False, False]
+    assert not any(arm.stock for arm in parse_arms(["full,prefix"], same_engine=True))
+
+
+def test_a_default_spelled_out_is_the_same_arm() -> None:
+    with pytest.raises(ConfigError, match="mepic is given twice"):
+        parse_arms(["mepic", "mepic:pad=masked"])

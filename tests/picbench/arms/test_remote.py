@@ -1,0 +1,130 @@
+"""Engines in processes of their own; the engines are fakes, the processes are not."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from harness_fakes import (
+    DEADLY,
+    REFUSED,
+    BrokenEngine,
+    DyingEngine,
+    FakeEngine,
+    RefusingEngine,
+    StuckEngine,
+    make_sample,
+)
+
+from picbench.arms.arm_process import run_group
+from picbench.arms.remote import Remote, log_tail
+from picbench.arms.server import Failure, Group
+from picbench.engines.request import Result
+from picbench.errors import ConfigError, EngineError
+from picbench.run.protocol import to_request
+
+Start = Callable[[type[FakeEngine]], Remote]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    # The child process must find the fakes.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    with ExitStack() as stack:
+
+        def begin(engine: type[FakeEngine]) -> Remote:
+            remote = Remote("mepic", engine, tmp_path / "mepic.log")
+            stack.callback(remote.kill)
+            return remote
+
+        yield begin
+
+
+def test_groups_cross_and_come_back(start: Start) -> None:
+    remote = start(FakeEngine)
+    assert remote.ready()["pid"] != os.getpid()
+    samples = [make_sample(1), make_sample(2)]
+    batch = remote.run([to_request(sample) for sample in samples], 2)
+    assert batch.clean
+    prompts = [o.prompt_tokens for o in batch.outcomes if isinstance(o, Result)]
+    assert prompts == [sample.tokens for sample in samples]
+    assert batch.snapshots[1].blocks["prompt"] == 20
+    remote.close()
+
+
+def test_arrival_times_and_resets_cross(start: Start) -> None:
+    remote = start(FakeEngine)
+    remote.ready()
+    batch = remote.run([to_request(make_sample(1))], None, [0.25])
+    assert batch.clean
+    remote.reset()
+    assert remote.run([to_request(make_sample(2))], 1).clean
+    remote.close()
+
+
+def test_a_reset_that_fails_raises_here(start: Start) -> None:
+    remote = start(StuckEngine)
+    remote.ready()
+    remote.run([to_request(make_sample(1))], 1)
+    with pytest.raises(EngineError, match="arm mepic: requests hold blocks"):
+        remote.reset()
+
+
+def test_an_error_of_picbench_crosses_with_its_hint(start: Start) -> None:
+    with pytest.raises(ConfigError) as caught:
+        start(RefusingEngine).ready()
+    assert caught.value.message == "arm mepic: sliding window is not supported"
+    assert caught.value.hint == "--model"
+
+
+def test_a_foreign_error_becomes_an_engine_error_with_the_log(
+    start: Start, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(EngineError, match="RuntimeError: no memory left") as caught:
+        start(BrokenEngine).ready()
+    assert "loading weights" in caught.value.__notes__[0]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_process_that_ends_is_an_engine_error_with_its_last_words(start: Start) -> None:
+    with pytest.raises(EngineError, match="ended with exit code 9: last words"):
+        start(DyingEngine).ready()
+
+
+def test_an_engine_that_dies_at_work_says_so_every_time(start: Start) -> None:
+    remote = start(FakeEngine)
+    remote.ready()
+    for _ in range(2):
+        with pytest.raises(EngineError, match="ended with exit code 7"):
+            remote.run([to_request(make_sample(1, first=DEADLY))], 1)
+
+
+def test_killing_twice_is_harmless(start: Start) -> None:
+    remote = start(FakeEngine)
+    remote.kill()
+    remote.kill()
+
+
+def test_a_group_says_what_moved_while_it_ran() -> None:
+    engine = FakeEngine()
+    for _ in range(2):
+        batch = run_group(engine, Group((to_request(make_sample(1)),), 1))
+        assert batch.moved == {"host": (100, 10)}
+
+
+def test_a_failing_request_is_found_in_its_group() -> None:
+    engine = FakeEngine()
+    firsts = [1, REFUSED, 1]
+    requests = [to_request(make_sample(n, first=first)) for n, first in enumerate(firsts)]
+    batch = run_group(engine, Group(tuple(requests), 3))
+    assert [isinstance(o, Failure) for o in batch.outcomes] == [False, True, False]
+    assert not batch.clean
+    assert engine.calls == ["measure", "generate 3 at 3", *["generate 1 at 1"] * 3]
+
+
+def test_log_tail_drops_colours_and_blank_lines(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    assert log_tail(log, lines=3) == ""
+    log.write_text("a\n\n\x1b[1;31mb\x1b[0m  \n\nc\n\n")
+    assert log_tail(log, lines=2) == "b\nc"

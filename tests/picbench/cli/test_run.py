@@ -1,0 +1,425 @@
+"""The command line, end to end over fake engines."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from click.testing import CliRunner, Result
+from harness_fakes import (
+    REFUSED,
+    DeafEngine,
+    FakeEngine,
+    Harness,
+    InterruptedEngine,
+    RefusingEngine,
+    make_sample,
+)
+
+from picbench.arms import fleet
+from picbench.cli import main
+from picbench.output.run_directory import read_rows
+
+ARMS = "full,prefix,naive,epic:k=16,mepic"
+
+
+def invoke(harness: Harness | None, *arguments: str) -> Result:
+    services = harness.services() if harness else None
+    return CliRunner().invoke(main, arguments, obj=services)
+
+
+def run(harness: Harness, output: Path, *arguments: str) -> Result:
+    flags = ("--dataset", "fake", "--data", "d", "--output", str(output))
+    return invoke(harness, "run", *flags, *arguments)
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def verdict(result: Result) -> str:
+    """The last line on stderr, below the progress."""
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith("picbench: ")
+    return line.removeprefix("picbench: ")
+
+
+@pytest.fixture
+def harness() -> Harness:
+    return Harness([make_sample(n) for n in range(10)])
+
+
+def test_a_run_writes_its_directory_and_names_it_last(harness: Harness, tmp_path: Path) -> None:
+    output = tmp_path / "new" / "run"
+    result = run(harness, output, "--algo", ARMS)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == str(output)
+    names = {path.name for path in output.iterdir()}
+    assert names == {"manifest.json", "samples.jsonl", "memory.parquet", "summary.json", "logs"}
+    assert {server.state for server in harness.servers.values()} == {"closed"}
+
+
+def test_the_summary_has_the_promised_keys(harness: Harness, tmp_path: Path) -> None:
+    run(harness, tmp_path / "run", "--algo", ARMS)
+    summary = read(tmp_path / "run" / "summary.json")
+    assert summary["schema"] == 1
+    assert list(summary["arms"]) == ARMS.split(",")
+    arm = summary["arms"]["mepic"]
+    assert arm["requests"] == 10
+    assert set(arm["ttft_ms"]) == {"p50", "p90", "p95", "p99"}
+    assert arm["ttft_ms"]["p50"] == pytest.approx(100)
+    assert arm["ttft_vs_full"] == {"geomean": pytest.approx(0.25), "pairs": 10}
+    assert arm["tpot_ms"] == pytest.approx(10)
+    assert arm["score"] == {"metric": "f1", "mean": 1.0, "meaningful": False}
+    assert arm["blocks"]["pool"] == 100
+    assert arm["blocks"]["peak_referenced"] == 20
+    assert arm["tokens"] == {
+        "prompt": 360,
+        "reused": 160,
+        "compiled": 40,
+        "linked": 30,
+        "padded": 20,
+    }
+    assert summary["workload"]["samples"] == 10
+    assert summary["provenance"]["packages"]["picbench"]
+
+
+def test_the_manifest_tells_what_ran(harness: Harness, tmp_path: Path) -> None:
+    run(harness, tmp_path / "run", "--algo", "full,mepic", "--seed", "3")
+    manifest = read(tmp_path / "run" / "manifest.json")
+    assert manifest["status"] == "complete"
+    assert manifest["ended"] >= manifest["began"]
+    assert manifest["config"]["seed"] == 3
+    assert manifest["arms"]["full"]["stock"] is True
+    assert manifest["arms"]["mepic"]["stock"] is False
+    assert manifest["arms"]["mepic"]["engine"]["vllm"] == "fake"
+    assert manifest["arms"]["mepic"]["settings"]["algorithm"] == "mepic"
+
+
+def test_a_password_in_tiers_stays_out_of_the_run_directory(
+    harness: Harness, tmp_path: Path
+) -> None:
+    tiers = "host:64MiB,redis://me:s3cret@kv:6379/0"
+    run(harness, tmp_path / "run", "--algo", "mepic", "--tiers", tiers)
+    manifest = read(tmp_path / "run" / "manifest.json")
+    assert manifest["config"]["tiers"] == "host:64MiB,redis://***@kv:6379/0"
+    for file in (tmp_path / "run").rglob("*"):
+        assert not file.is_file() or b"s3cret" not in file.read_bytes()
+
+
+def test_rows_and_ledger_cover_every_arm_and_sample(harness: Harness, tmp_path: Path) -> None:
+    run(harness, tmp_path / "run", "--algo", "full,mepic", "--concurrency", "1")
+    rows = list(read_rows(tmp_path / "run"))
+    assert len({(row["arm"], row["sample"]) for row in rows}) == len(rows) == 20
+    assert len({row["prompt_sha256"] for row in rows}) == 10
+    memory = pq.read_table(tmp_path / "run" / "memory.parquet").to_pylist()
+    assert [m["step"] for m in memory if m["arm"] == "full"] == list(range(30))
+    assert memory[0]["pool"] == memory[0]["free"] + memory[0]["prompt"]
+
+
+def test_arms_alternate_and_rotate_at_concurrency_one(harness: Harness, tmp_path: Path) -> None:
+    flags = ("--algo", "full,naive,mepic", "--concurrency", "1", "--limit", "4")
+    run(harness, tmp_path / "run", *flags)
+    turns = [entry for entry in harness.order if " " not in entry]
+    assert turns[:6] == ["full", "naive", "mepic", "naive", "mepic", "full"]
+    assert turns[6:9] == ["mepic", "full", "naive"]
+
+
+@pytest.mark.parametrize(("cores", "most"), [(1, 2), (11, 2), (12, 3), (64, 5)])
+def test_engines_start_a_few_at_a_time(
+    harness: Harness,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cores: int,
+    most: int,
+) -> None:
+    monkeypatch.setattr(fleet.provenance, "cores", lambda: cores)
+    run(harness, tmp_path / "run", "--algo", ARMS)
+    starting = peak = 0
+    for entry in harness.order:
+        starting += entry.startswith("launch ") - entry.startswith("ready ")
+        peak = max(peak, starting)
+    assert peak == most
+    names = ARMS.split(",")
+    for word in ("launch", "ready"):
+        assert [e for e in harness.order if e.startswith(word)] == [f"{word} {n}" for n in names]
+
+
+def test_every_engine_gets_the_same_pool_and_context(harness: Harness, tmp_path: Path) -> None:
+    run(harness, tmp_path / "run", "--algo", ARMS, "--kv-blocks", "50", "--context", "64")
+    configs = [server.config for server in harness.servers.values()]
+    assert {(c.kv_blocks, c.context, c.model) for c in configs} == {(50, 64, "fake")}
+
+
+def test_devices_reach_every_engine_and_the_manifest(harness: Harness, tmp_path: Path) -> None:
+    flags = ("--device", "cuda", "--tensor-parallel", "2", "--eager")
+    run(harness, tmp_path / "run", "--algo", "full,mepic", *flags)
+    configs = [server.config for server in harness.servers.values()]
+    assert [(c.device, c.tensor_parallel, c.eager) for c in configs] == [("cuda", 2, True)] * 2
+    manifest = read(tmp_path / "run" / "manifest.json")
+    for noted in (manifest["config"], manifest["arms"]["mepic"]["settings"]):
+        assert (noted["device"], noted["tensor_parallel"], noted["eager"]) == ("cuda", 2, True)
+
+
+def test_engines_run_on_what_is_there_unless_told_otherwise(
+    harness: Harness, tmp_path: Path
+) -> None:
+    run(harness, tmp_path / "run", "--algo", "mepic")
+    config = harness.servers["mepic"].config
+    assert (config.device, config.tensor_parallel, config.eager) == ("auto", 1, False)
+
+
+@pytest.mark.parametrize("flags", [("--device", "cpu"), ("--tensor-parallel", "2"), ("--eager",)])
+def test_runs_on_other_devices_are_other_runs(
+    harness: Harness, tmp_path: Path, flags: Sequence[str]
+) -> None:
+    run(harness, tmp_path / "a", "--algo", "mepic")
+    run(harness, tmp_path / "b", "--algo", "mepic", *flags)
+    one, other = (read(tmp_path / name / "manifest.json")["fingerprint"] for name in "ab")
+    assert one != other
+
+
+def test_same_engine_takes_full_and_prefix_off_stock(harness: Harness, tmp_path: Path) -> None:
+    run(harness, tmp_path / "run", "--algo", "full,prefix,mepic", "--same-engine")
+    assert not any(server.config.stock for server in harness.servers.values())
+
+
+def test_the_table_says_that_random_weights_mean_nothing(harness: Harness, tmp_path: Path) -> None:
+    result = run(harness, tmp_path / "run", "--algo", "full,mepic")
+    assert "random weights: accuracy not meaningful" in result.stdout
+    assert "0.25x" in result.stdout
+    harness.weights = "real"
+    result = run(harness, tmp_path / "other", "--algo", "full,mepic")
+    assert "not meaningful" not in result.stdout
+
+
+def test_progress_goes_to_stderr_in_plain_lines(harness: Harness, tmp_path: Path) -> None:
+    result = run(harness, tmp_path / "run", "--algo", "full,mepic")
+    assert "20/20 requests" in result.stderr
+    assert "\x1b" not in result.output
+    assert "requests/s" not in result.stdout
+
+
+def test_the_default_directory_names_data_set_model_and_fingerprint(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke(harness, "run", "--dataset", "fake", "--data", "d", "--algo", "mepic")
+    path = Path(result.stdout.splitlines()[-1])
+    _, dataset, model, fingerprint = path.name.split("-")
+    assert (path.parent, dataset, model) == (Path("runs"), "fake", "testbed")
+    assert read(path / "summary.json")["fingerprint"].startswith(fingerprint)
+
+
+def test_a_dry_run_starts_and_writes_nothing(harness: Harness, tmp_path: Path) -> None:
+    result = run(harness, tmp_path / "run", "--algo", ARMS, "--dry-run")
+    assert result.exit_code == 0
+    assert not harness.order
+    assert list(tmp_path.iterdir()) == []
+    for fact in ("epic:k=16 on the PIC engine", "prefix on stock vLLM", "20, 11 distinct"):
+        assert fact in result.stdout
+
+
+def test_a_refused_request_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> None:
+    samples = [make_sample(n, first=REFUSED if n == 1 else 1) for n in range(6)]
+    result = run(Harness(samples), tmp_path / "run", "--algo", "full,mepic", "--concurrency", "1")
+    assert result.exit_code == 4
+    assert verdict(result).startswith("2 of 12 requests failed")
+    assert result.stdout.splitlines()[-1] == str(tmp_path / "run")
+    errors = {(row["arm"], row["sample"]): row["error"] for row in read_rows(tmp_path / "run")}
+    assert errors[("mepic", "s1")] == "a chunk is too long (--context)"
+    assert [key for key, error in errors.items() if error is None and key[1] == "s1"] == []
+    assert read(tmp_path / "run" / "manifest.json")["status"] == "partial"
+    assert read(tmp_path / "run" / "summary.json")["arms"]["mepic"]["failed"] == 1
+
+
+def test_rows_that_ran_apart_are_kept_but_not_timed(tmp_path: Path) -> None:
+    samples = [make_sample(n, first=REFUSED if n == 1 else 1) for n in range(6)]
+    run(Harness(samples), tmp_path / "run", "--algo", "mepic", "--concurrency", "4")
+    rows = list(read_rows(tmp_path / "run"))
+    assert [row["error"] is None for row in rows] == [True, False, True, True, True, True]
+    assert not any(row["timed"] for row in rows)
+    arm = read(tmp_path / "run" / "summary.json")["arms"]["mepic"]
+    assert arm["ttft_ms"] is None
+    assert arm["throughput_tok_s"] is None
+    assert arm["score"]["mean"] == 1.0
+
+
+def test_a_dead_engine_fails_its_arm_alone(tmp_path: Path) -> None:
+    harness = Harness([make_sample(n) for n in range(4)], dies_at={"mepic": 1})
+    result = run(harness, tmp_path / "run", "--algo", "full,mepic", "--concurrency", "1")
+    assert result.exit_code == 4
+    arms = read(tmp_path / "run" / "summary.json")["arms"]
+    assert (arms["full"]["failed"], arms["mepic"]["failed"]) == (0, 3)
+    errors = [row["error"] for row in read_rows(tmp_path / "run") if row["arm"] == "mepic"]
+    assert errors[0] is None
+    assert all("SIGKILL" in error for error in errors[1:])
+
+
+def test_a_failed_start_leaves_nothing_behind(harness: Harness, tmp_path: Path) -> None:
+    harness.engines = {"mepic": RefusingEngine()}
+    result = run(harness, tmp_path / "a" / "run", "--algo", "full,mepic,naive")
+    assert result.exit_code == 2
+    assert verdict(result) == "sliding window is not supported (--model)"
+    assert list(tmp_path.iterdir()) == []
+    assert {server.state for server in harness.servers.values()} == {"killed"}
+
+
+def test_a_failed_start_leaves_an_empty_directory_empty(harness: Harness, tmp_path: Path) -> None:
+    harness.engines = {"mepic": RefusingEngine()}
+    assert run(harness, tmp_path, "--algo", "mepic").exit_code == 2
+    assert tmp_path.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_run_keeps_what_it_has(harness: Harness, tmp_path: Path) -> None:
+    harness.engines = {"mepic": InterruptedEngine()}
+    flags = ("--algo", "full,mepic", "--concurrency", "1")
+    result = run(harness, tmp_path / "run", *flags)
+    assert result.exit_code == 130
+    assert verdict(result) == "interrupted"
+    assert len(list(read_rows(tmp_path / "run"))) == 2
+    assert read(tmp_path / "run" / "manifest.json")["status"] == "interrupted"
+    assert read(tmp_path / "run" / "summary.json")["arms"]["mepic"]["requests"] == 1
+    assert {server.state for server in harness.servers.values()} == {"killed"}
+
+
+def test_a_baseline_that_hits_a_cache_is_invalid(harness: Harness, tmp_path: Path) -> None:
+    harness.engines = {"full": FakeEngine("mepic")}
+    result = run(harness, tmp_path / "run", "--algo", "full,mepic")
+    assert result.exit_code == 3
+    assert "16 tokens came from a cache that must be off" in verdict(result)
+    assert read(tmp_path / "run" / "manifest.json")["status"] == "invalid"
+
+
+def test_an_arm_on_other_tokens_is_invalid(harness: Harness, tmp_path: Path) -> None:
+    harness.engines = {"mepic": DeafEngine()}
+    result = run(harness, tmp_path / "run", "--algo", "mepic")
+    assert result.exit_code == 3
+    assert verdict(result).startswith("arm mepic, sample s0: the engine ran other token ids")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--algo", "mepik"], "--algo: unknown algorithm 'mepik' (did you mean 'mepic'?)"),
+        (["--algo", "full,full"], "--algo: full is given twice"),
+        (["--algo", "epic,epic:k=16"], "--algo: epic:k=16 is given twice"),
+        (["--algo", "full,,mepic"], "--algo: an empty name between commas"),
+        (["--algo", ""], "--algo: no algorithm given"),
+        (["--algo", "epic:k=3"], "--algo: 'epic:k=3': k=3 is not possible"),
+        (["--algo", "epic:kk=1"], "unknown option 'kk=1' of epic (did you mean 'k'?)"),
+        (["--limit", "0"], "--limit 0: input should be greater than or equal to 1"),
+        (["--concurrency", "-1"], "--concurrency -1: "),
+        (["--kv-blocks", "2"], "--kv-blocks 2: the longest request needs 3"),
+        (["--limit", "many"], "Invalid value for '--limit': 'many' is not a valid integer"),
+        (["--dtype", "float8"], "Invalid value for '--dtype'"),
+        (["--device", "tpu"], "Invalid value for '--device': 'tpu' is not one of"),
+        (["--tensor-parallel", "0"], "--tensor-parallel 0: input should be greater than or equal"),
+        (["--limt", "1"], "Did you mean '--limit'?"),
+    ],
+)
+def test_bad_flags_give_one_line_and_exit_2(
+    harness: Harness, tmp_path: Path, flags: Sequence[str], said: str
+) -> None:
+    result = run(harness, tmp_path / "run", *flags)
+    assert result.exit_code == 2
+    assert said in verdict(result)
+    assert len(result.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+    assert not harness.order
+
+
+def test_a_directory_in_use_is_refused(harness: Harness, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("keep")
+    result = run(harness, tmp_path)
+    assert result.exit_code == 2
+    assert verdict(result) == f"--output {tmp_path}: exists and is not empty (name a new folder)"
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_an_unwritable_output_is_refused(harness: Harness, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = run(harness, tmp_path / "file" / "run")
+    assert result.exit_code == 2
+    assert "cannot be written: Not a directory" in verdict(result)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--dataset", "musiqe", "--data", "."], "did you mean 'musique'?"),
+        (["--dataset", "musique", "--data", "nowhere"], "--data nowhere: no such folder"),
+        (["--dataset", "musique", "--data", ".", "--model", "shape:tine"], "'shape:tiny'"),
+        (["--data", "."], "name one of --dataset and --requests"),
+    ],
+)
+def test_bad_names_reach_the_user_from_the_real_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: Sequence[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke(None, "run", *flags)
+    assert result.exit_code == 2
+    assert said in verdict(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback(harness: Harness, tmp_path: Path) -> None:
+    result = run(harness, tmp_path / "run", "--algo", "mepik", "--debug")
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+
+
+def test_a_bug_is_one_line_too(tmp_path: Path) -> None:
+    result = run(Harness([]), tmp_path / "run", "--algo", "mepic")
+    assert result.exit_code == 70
+    assert verdict(result).startswith("internal error: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("algorithms", "mepic"), ("datasets", "musique"), ("models", "shape:tiny")]
+)
+def test_list_names_what_run_takes(kind: str, name: str) -> None:
+    result = invoke(None, "list", kind)
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()].count(name) == 1
+
+
+def test_help_names_the_commands() -> None:
+    result = invoke(None, "--help")
+    assert result.exit_code == 0
+    assert {"run", "list"} <= {line.split()[0] for line in result.stdout.splitlines() if line}
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["list", "nothing"], 2)])
+def test_the_package_runs_as_the_command_does(arguments: list[str], code: int) -> None:
+    command = [sys.executable, "-m", "picbench", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    ours = invoke(None, *arguments)
+    assert done.returncode == ours.exit_code == code
+    assert done.stdout.split()[-1:] == ours.stdout.split()[-1:]
+    assert len(done.stderr.splitlines()) == (1 if code else 0)
+
+
+def test_no_arguments_is_a_usage_error() -> None:
+    result = invoke(None)
+    assert result.exit_code == 2
+    assert "Usage:" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["list", "algorithms"], ["list", "models"]])
+def test_help_and_listings_import_nothing_heavy(arguments: list[str]) -> None:
+    code = (
+        "import sys; from picbench.cli import main\n"
+        f"try: main({arguments!r})\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'vllm', 'pydantic', 'numpy', 'rich', 'pyarrow', 'transformers'}\n"
+        "print('HEAVY', sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "HEAVY []"

@@ -1,0 +1,107 @@
+"""From `picbench traffic` to the requests of a run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from picbench.cli import main
+from picbench.errors import ConfigError
+from picbench.inputs.inputs import load
+from picbench.run.config import parse_config
+
+FLAGS = ("--dataset", "synthetic", "--requests", "6", "--pool", "8", "--chunk-tokens", "20")
+
+
+def traffic(path: Path, *flags: str) -> Result:
+    return CliRunner().invoke(main, ("traffic", "--out", str(path), *FLAGS, *flags))
+
+
+def replay(path: Path, **values: Any) -> Any:
+    return load(parse_config({"algo": ("full",), "requests": str(path), **values}))
+
+
+def test_what_was_drawn_is_what_is_run(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    result = traffic(path, "--chunks", "2-3", "--rate", "4", "--cached", "0.5")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == str(path)
+    assert "requests: 6" in result.stdout
+    workload = replay(path)
+    assert len(workload.samples) == len(workload.arrivals) == 6
+    assert workload.synthetic
+    assert workload.requests == json.loads(path.read_text().splitlines()[0])["sha256"]
+    assert workload.score("anything", ("yes",)) is None
+    chunks = {part.tokens for sample in workload.samples for part in sample.chunks}
+    for sample in workload.preload:
+        assert sample.parts[0].kind == "text"
+        assert sample.chunks[0].tokens in chunks
+
+
+def test_the_same_settings_write_the_same_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        traffic(tmp_path / name, "--seed", "5", "--zipf", "1")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    traffic(tmp_path / "c", "--seed", "6", "--zipf", "1")
+    assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
+
+
+def test_flags_of_a_run_shorten_and_pace_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    traffic(path, "--rate", "4")
+    short = replay(path, limit=2, max_tokens=3)
+    assert [sample.max_tokens for sample in short.samples] == [3, 3]
+    assert short.arrivals == replay(path).arrivals[:2]
+    paced = replay(path, rate=2.0, arrivals="uniform")
+    assert paced.arrivals == (0.0, 0.5, 1.0, 1.5, 2.0, 2.5)
+    traffic(path)
+    assert replay(path).arrivals is None
+
+
+def test_requests_that_do_not_fit_are_named_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    traffic(path)
+    with pytest.raises(ConfigError, match=r"requests.jsonl:\d+: \d+ tokens of prompt and reply"):
+        replay(path, context=32)
+
+
+def test_a_run_takes_one_of_both() -> None:
+    for values in ({}, {"dataset": "musique", "requests": "r.jsonl"}):
+        with pytest.raises(ConfigError, match="either a data set or a request file"):
+            load(parse_config({"algo": ("full",), **values}))
+
+
+def test_rows_of_a_data_set_can_arrive_on_their_own() -> None:
+    values = {"algo": ("full",), "dataset": "hotpotqa", "limit": 3, "rate": 2.0, "seed": 4}
+    first, again = (load(parse_config(values)) for _ in range(2))
+    assert first.arrivals is not None
+    assert len(first.arrivals) == 3
+    assert first.arrivals == again.arrivals
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--chunks", "many"), "--chunks 'many' is no number of chunks"),
+        (("--chunks", "9"), "--chunks 9: there are 8 chunks"),
+        (("--zipf", "-1"), "--zipf -1.0 is not possible"),
+        (("--preset", "mepic-squat"), "did you mean 'mepic-squad'?"),
+        (("--dataset", "samsum"), "--dataset samsum"),
+    ],
+)
+def test_bad_flags_exit_2_in_one_line(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+    result = traffic(tmp_path / "r.jsonl", *flags)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_presets_can_be_changed_by_flags(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    arguments = ("traffic", "--out", str(path), "--preset", "mepic-emrqa", "--requests", "5")
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    header = json.loads(path.read_text().splitlines()[0])
+    assert header["settings"]["traffic"]["requests"] == 5
+    assert header["settings"]["source"]["dataset"] == "musique"

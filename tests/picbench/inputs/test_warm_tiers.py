@@ -1,0 +1,79 @@
+"""`picbench warm`: chunk files, and chunks that a second engine finds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from picbench.errors import ConfigError, DataError
+from picbench.inputs.warm_tiers import read_chunks
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines) + "\n")
+    return path
+
+
+def warm(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    """The command in a process of its own, as users run it: it starts an engine."""
+    command = [sys.executable, "-c", "from picbench.cli import main; main()", "warm", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_chunks_are_texts_or_tokens(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.jsonl", {"text": "a b"}, "", {"tokens": [1, 2, 3]})
+    text, tokens = read_chunks(file)
+    assert (text.text, text.tokens) == ("a b", None)
+    assert (tokens.text, tokens.tokens) == (None, (1, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "invalid json"),
+        ('{"text": ""}', "text: string should have at least 1"),
+        ('{"tokens": []}', "tokens: tuple should have at least 1"),
+        ('{"tokens": ["a"]}', "tokens.0: input should be a valid integer"),
+        ('{"txt": "a"}', "txt: extra inputs"),
+        ("{}", "needs text or tokens"),
+        ('{"text": "a", "tokens": [1]}', "not both"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
+    file = write(tmp_path / "c.jsonl", {"text": "a"}, line)
+    with pytest.raises(DataError, match=problem) as caught:
+        read_chunks(file)
+    assert f"{file}:2: " in str(caught.value)
+
+
+def test_no_file_and_no_chunks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--chunks"):
+        read_chunks(tmp_path / "none.jsonl")
+    with pytest.raises(DataError, match="no chunks"):
+        read_chunks(write(tmp_path / "c.jsonl", ""))
+
+
+def test_a_second_run_finds_everything_stored(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.jsonl", {"tokens": list(range(10, 90))}, {"tokens": [7, 8, 9]})
+    tiers = f"disk:{tmp_path / 'kv'}:64MiB"
+    arguments = ["--chunks", str(file), "--tiers", tiers, "--dtype", "float32"]
+    first, second = (warm(*arguments) for _ in range(2))
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    cells = [
+        [cell.strip() for cell in line.split("│")[2:-1]]
+        for result in (first, second)
+        for line in result.stdout.splitlines()
+        if "│" in line
+    ]
+    (holds, _, stored, *_), (holds_again, _, stored_again, *_) = cells
+    assert holds == holds_again == stored == "1"
+    assert stored_again == "0"
+
+
+def test_a_tier_without_room_is_an_error(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.jsonl", {"tokens": list(range(10, 90))})
+    result = warm("--chunks", str(file), "--tiers", "host:4KiB", "--dtype", "float32")
+    assert result.returncode == 4
+    assert "1 of 1 chunks were not stored" in result.stderr

@@ -1,0 +1,99 @@
+"""From flags to a workload, with rows, tokenizer and documents that are real."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from picbench.errors import ConfigError
+from picbench.inputs.workload import load_workload
+from picbench.output import documents, result_table
+from picbench.run.config import parse_config
+from picbench.run.job import Job, prepare
+
+ROW = {
+    "input": "Where?",
+    "context": "Passage 1:\nAda lived in Oslo.\nPassage 2:\nOslo lies in Norway.",
+    "answers": ["Norway"],
+}
+
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    file = tmp_path / "rows.jsonl"
+    lines = [json.dumps(ROW | {"_id": "a"}), "{", json.dumps(ROW | {"_id": "b"}), "{}"]
+    file.write_text("\n".join(lines), encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def make_job(rows: Path) -> MakeJob:
+    def make(**flags: Any) -> Job:
+        values = {"algo": ("full",), "dataset": "musique", "data": str(rows), "on_bad_row": "skip"}
+        return prepare(parse_config(values | flags), load_workload)
+
+    return make
+
+
+def printed(job: Job) -> str:
+    stream = io.StringIO()
+    result_table.print_plan(job, stream)
+    result_table.print_result(job, {}, stream)
+    return stream.getvalue()
+
+
+def test_skipped_rows_are_counted_in_both_documents(make_job: MakeJob, rows: Path) -> None:
+    job = make_job()
+    for document in (
+        documents.summary(job, {}, {}, "complete"),
+        documents.manifest(job, {"full": {}}, {}, status="complete"),
+    ):
+        workload = document["workload"]
+        assert (workload["samples"], workload["skipped_rows"]) == (2, 2)
+        assert workload["first_skipped"].startswith(f"{rows}:2: ")
+
+
+def test_skipped_rows_are_said_in_one_line_each_time(make_job: MakeJob) -> None:
+    text = " ".join(printed(make_job()).split())
+    assert text.count("malformed rows left out: 2, the first: ") == 2
+
+
+def test_nothing_is_said_where_nothing_was_skipped(make_job: MakeJob, rows: Path) -> None:
+    rows.write_text(json.dumps(ROW), encoding="utf-8")
+    job = make_job(on_bad_row="stop")
+    assert "malformed" not in printed(job)
+    workload = documents.summary(job, {}, {}, "complete")["workload"]
+    assert (workload["skipped_rows"], workload["first_skipped"]) == (0, None)
+    assert (workload["origin"], workload["chat"]) == (None, False)
+
+
+def test_the_testbed_has_no_chat_template(make_job: MakeJob) -> None:
+    assert not make_job(chat="auto").workload.chat
+    with pytest.raises(ConfigError, match="--chat on"):
+        make_job(chat="on")
+
+
+def test_scoring_names_its_metric_and_changes_the_fingerprint(make_job: MakeJob) -> None:
+    plain, other = make_job(), make_job(scoring="cacheblend")
+    assert (plain.workload.metric, other.workload.metric) == ("f1", "f1 (CacheBlend)")
+    assert plain.facts.fingerprint == other.facts.fingerprint
+    assert plain.fingerprint != other.fingerprint
+    # The testbed model restates the question before it answers; only the answer is scored.
+    assert other.workload.score("home of Ada is Oslo", ["Oslo"]) == 1.0
+
+
+def test_offline_changes_no_number(make_job: MakeJob) -> None:
+    assert make_job(offline=True).fingerprint == make_job().fingerprint
+
+
+def test_a_grid_needs_text_files(make_job: MakeJob, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--grid"):
+        make_job(grid="100-200:2x2")
+    (tmp_path / "long.txt").write_text("The grass is dry. " * 200, encoding="utf-8")
+    job = make_job(dataset="needle", data=str(tmp_path / "long.txt"), grid="100-200:2x3")
+    assert job.facts.samples == 6

@@ -1,0 +1,183 @@
+"""`python -m picbench.gpu`: flags on their way to the measurements, and exit codes."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from picbench.errors import IncomparableRuns
+from picbench.measure import accuracy, context, load, scaling, steps
+from picbench.measure.commands import main
+from picbench.measure.steps import Step
+from picbench.output import provenance
+
+Note = Callable[[Any, str], list[tuple[Any, ...]]]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def verdict(result: Result) -> str:
+    """The only line on stderr."""
+    [line] = result.stderr.splitlines()
+    return line
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two steps instead of the real ones; the second one fails. Each adds a word to this file."""
+    file = tmp_path / "log"
+
+    def say(word: str, code: int) -> Step:
+        script = f"open({str(file)!r}, 'a').write({word + ' '!r}); raise SystemExit({code})"
+        return Step(word, f"says {word}", ((sys.executable, "-c", script),))
+
+    monkeypatch.setattr(steps, "steps", lambda *_: [say("good", 0), say("bad", 1)])
+    monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "G"}])
+    return file
+
+
+@pytest.fixture
+def note(monkeypatch: pytest.MonkeyPatch) -> Note:
+    """(module, name) -> the arguments of all calls of a function that now only writes pages."""
+
+    def replace(module: Any, name: str) -> list[tuple[Any, ...]]:
+        calls: list[tuple[Any, ...]] = []
+
+        def called(*arguments: Any) -> None:
+            calls.append(arguments)
+            for page in ("context", "scaling-2", "scaling-4", "load"):
+                (arguments[-1] / f"{page}.md").write_text(f"page {page}\n")
+
+        monkeypatch.setattr(module, name, called)
+        return calls
+
+    return replace
+
+
+def test_the_list_names_every_step_and_runs_none(log: Path) -> None:
+    result = invoke("check", "--list")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == ["good         says good", "bad          says bad"]
+    assert not log.exists()
+
+
+def test_a_check_that_fails_ends_in_exit_code_3(log: Path, tmp_path: Path) -> None:
+    result = invoke("check", "--runs", str(tmp_path / "runs"))
+    assert result.exit_code == 3
+    assert verdict(result).startswith("picbench: step bad failed: ")
+    assert verdict(result).endswith("(nothing behind it was run)")
+    assert log.read_text() == "good bad "
+
+
+def test_steps_are_chosen_and_repeated_by_flags(log: Path, tmp_path: Path) -> None:
+    flags = ("check", "--runs", str(tmp_path / "runs"), "--only", "good")
+    assert [invoke(*flags).exit_code for _ in range(2)] == [0, 0]
+    assert log.read_text() == "good "
+    assert invoke(*flags, "--redo").exit_code == 0
+    assert log.read_text() == "good good "
+
+
+def test_an_unknown_step_is_a_usage_error(log: Path, tmp_path: Path) -> None:
+    result = invoke("check", "--runs", str(tmp_path / "runs"), "--only", "goods")
+    assert result.exit_code == 2
+    assert verdict(result) == "picbench: --only goods: no such step (did you mean 'good'?)"
+
+
+def test_results_and_runs_go_where_they_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(steps, "steps", lambda *given: seen.append(given) or [])
+    assert invoke("check", "--output", "o", "--runs", "r", "--commit", "c").exit_code == 0
+    assert invoke("check").exit_code == 0
+    assert seen == [
+        (Path("o"), Path("r"), "c"),
+        (Path("results/gpu"), Path("runs/gpu"), None),
+    ]
+
+
+def test_accuracy_gets_its_flags(note: Note, tmp_path: Path) -> None:
+    calls = note(accuracy, "measure")
+    output = ("--output", str(tmp_path))
+    assert invoke("accuracy", *output).exit_code == 0
+    flags = ("--device", "cpu", "--dtype", "float32", "--rows", "7", "--eager", "--commit", "c")
+    assert invoke("accuracy", *flags, *output).exit_code == 0
+    assert calls == [
+        ("cuda", "bfloat16", 200, False, None, tmp_path),
+        ("cpu", "float32", 7, True, "c", tmp_path),
+    ]
+
+
+def test_context_gets_its_flags_and_shows_its_page(note: Note, tmp_path: Path) -> None:
+    calls = note(context, "measure")
+    flags = ("--device", "cpu", "--model", "m", "--repeats", "5", "--longest", "8")
+    result = invoke("context", *flags, "--output", str(tmp_path))
+    assert result.stdout == "page context\n\n"
+    assert calls == [("m", "cpu", 5, 8, None, tmp_path)]
+
+
+def test_scaling_gets_its_flags_and_shows_its_page(note: Note, tmp_path: Path) -> None:
+    calls = note(scaling, "measure")
+    flags = ("--workers", "4", "--concurrency", "9", "--model", "m", "--commit", "c")
+    result = invoke("scaling", *flags, "--output", str(tmp_path))
+    assert result.stdout == "page scaling-4\n\n"
+    assert calls == [("m", "cuda", 4, 9, 3, "c", tmp_path)]
+
+
+def test_load_takes_one_run_or_two_and_shows_its_page(note: Note, tmp_path: Path) -> None:
+    calls = note(load, "write")
+    output = ("--output", str(tmp_path))
+    assert invoke("load", "--throughput", "a", "--memory", "b", *output).exit_code == 0
+    assert invoke("load", "--memory", "b", *output).stdout == "page load\n\n"
+    assert calls == [(Path("a"), Path("b"), None, tmp_path), (None, Path("b"), None, tmp_path)]
+
+
+def test_a_load_that_says_nothing_ends_in_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise IncomparableRuns("it was not saturated", hint="raise --rate")
+
+    monkeypatch.setattr(load, "write", refuse)
+    result = invoke("load", "--memory", "b")
+    assert (result.exit_code, verdict(result)) == (
+        3,
+        "picbench: it was not saturated (raise --rate)",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["accuracy", "--rows", "0"], "'--rows': 0 is not in the range x>=1"),
+        (["accuracy", "--dtype", "float16"], "'float16' is not one of"),
+        (["context", "--longest", "1"], "'--longest': 1 is not in the range x>=2"),
+        (["scaling", "--workers", "1"], "'--workers': 1 is not in the range x>=2"),
+        (["scaling", "--requests", "1"], "No such option"),
+        (["load"], "no run is given (name one by --throughput or --memory)"),
+        (["load", "--memory", "nowhere"], "nowhere: not a run directory"),
+        (["chek"], "No such command 'chek'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert said in verdict(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_module_runs_and_its_help_imports_nothing_heavy() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "picbench.gpu", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    for name in ("check", "accuracy", "context", "scaling", "load"):
+        assert f"\n  {name} " in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "click" in imported
+    assert not imported & {"torch", "vllm", "numpy", "pydantic", "transformers", "pyarrow"}

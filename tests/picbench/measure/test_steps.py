@@ -1,0 +1,247 @@
+"""The steps of `make gpu-check`: which run, which do not, and what they call."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import picbench.cli
+import picbench.measure.commands as own
+from picbench.arms.arm import parse_arms
+from picbench.engines.chunk_cache.tiers.spec import parse_tiers
+from picbench.errors import ConfigError, InvalidRun
+from picbench.measure.load import PREFIX, PRIVATE, SUBJECT
+from picbench.measure.steps import Command, Step, run_steps, steps
+from picbench.output import provenance
+
+#: The command groups whose flags can be looked at without running anything.
+GROUPS = {"picbench": picbench.cli.main, "picbench.gpu": own.main}
+
+#: Steps that say whether the engine is right, and are followed by those that say how fast.
+CHECKS = ("kernels-ok", "engine-float32", "accuracy-float32", "engine-bfloat16")
+MEASUREMENTS = ("kernels", "race", "context", "load-throughput", "load-memory", "load", "scaling-2")
+
+
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "G"}])
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Where the commands of the tests leave a word each."""
+    return tmp_path / "log"
+
+
+def say(log: Path, word: str, end: str = "pass") -> Command:
+    """A command that adds a word to a file, and ends somehow."""
+    return (sys.executable, "-c", f"open({str(log)!r}, 'a').write({word + ' '!r}); {end}")
+
+
+def said(log: Path) -> list[str]:
+    return log.read_text().split() if log.exists() else []
+
+
+def three(log: Path, end: str = "pass") -> list[Step]:
+    """Three steps; the one in the middle has two commands, of which the first ends somehow."""
+    return [
+        Step("first", "one command", (say(log, "a"),)),
+        Step("second", "two commands", (say(log, "b", end), say(log, "c"))),
+        Step("third", "one more", (say(log, "d"),)),
+    ]
+
+
+def run(
+    found: Sequence[Step], tmp_path: Path, *only: str, redo: bool = False, commit: str = "c0ffee"
+) -> int:
+    return run_steps(found, tmp_path / "runs", only, commit, redo=redo)
+
+
+def notes(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "runs").glob("*"))
+
+
+def test_every_command_of_every_step_runs_in_order(
+    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(three(log), tmp_path) == 0
+    assert said(log) == ["a", "b", "c", "d"]
+    assert notes(tmp_path) == ["first.done", "second.done", "third.done"]
+    assert json.loads((tmp_path / "runs" / "second.done").read_text())["seconds"] >= 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "first: one command"
+    assert lines[-1].startswith("third: ok, ")
+
+
+def test_what_was_done_at_another_commit_is_repeated(tmp_path: Path, log: Path) -> None:
+    run(three(log), tmp_path, "first")
+    run(three(log), tmp_path, "first", commit="decade")
+    run(three(log), tmp_path, "first", commit="decade")
+    assert said(log) == ["a", "a"]
+
+
+def test_gpus_that_are_hidden_do_not_count(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(provenance, "gpus", lambda: [{}, {}])
+    several = [Step("several", "two GPUs", (say(log, "a"),), 2)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    run(several, tmp_path)
+    assert "not run, it needs 2 GPUs and there are 1" in capsys.readouterr().out
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    run(several, tmp_path)
+    assert said(log) == ["a"]
+
+
+def test_what_is_done_is_not_repeated_unless_asked_for(
+    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(three(log), tmp_path, "first")
+    capsys.readouterr()
+    run(three(log), tmp_path)
+    assert said(log) == ["a", "b", "c", "d"]
+    assert "first: done before (--redo repeats it)" in capsys.readouterr().out
+    run(three(log), tmp_path, "third", redo=True)
+    assert said(log) == ["a", "b", "c", "d", "d"]
+    run(three(log), tmp_path, redo=True)
+    assert said(log)[5:] == ["a", "b", "c", "d"]
+
+
+def test_only_named_steps_run_and_in_the_order_of_all(tmp_path: Path, log: Path) -> None:
+    assert run(three(log), tmp_path, "third", "first") == 0
+    assert said(log) == ["a", "d"]
+    assert notes(tmp_path) == ["first.done", "third.done"]
+
+
+@pytest.mark.parametrize(
+    "end", ["raise SystemExit(1)", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+)
+def test_nothing_runs_behind_a_command_that_fails(tmp_path: Path, log: Path, end: str) -> None:
+    with pytest.raises(InvalidRun, match="step second failed: ") as error:
+        run(three(log, end), tmp_path)
+    assert (error.value.exit_code, error.value.hint) == (3, "nothing behind it was run")
+    assert said(log) == ["a", "b"]
+    assert notes(tmp_path) == ["first.done"]
+
+
+def test_a_later_call_goes_on_at_the_step_that_failed(tmp_path: Path, log: Path) -> None:
+    with pytest.raises(InvalidRun):
+        run(three(log, "raise SystemExit(1)"), tmp_path)
+    assert run(three(log), tmp_path) == 0
+    assert said(log) == ["a", "b", "b", "c", "d"]
+
+
+def test_what_an_attempt_left_behind_is_removed_first(tmp_path: Path, log: Path) -> None:
+    scratch = tmp_path / "runs" / "made"
+    make = say(log, "made", f"import os; os.makedirs({str(scratch / 'inside')!r})")
+    step = Step("once", "makes a folder that may not be there", (make,), scratch=scratch)
+    for _ in range(2):
+        assert run([step], tmp_path, redo=True) == 0
+    assert said(log) == ["made", "made"]
+    assert (scratch / "inside").is_dir()
+
+
+def test_a_step_for_more_gpus_is_named_and_left_out(
+    tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = Step("two", "on two GPUs", (say(log, "two"),), gpus=2)
+    assert run([two, *three(log)], tmp_path) == 0
+    assert said(log) == ["a", "b", "c", "d"]
+    assert "two: not run, it needs 2 GPUs and there are 1" in capsys.readouterr().out
+    assert "two.done" not in notes(tmp_path)
+
+
+def test_as_many_gpus_as_a_step_needs_are_enough(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "G"}] * 2)
+    run([Step("two", "on two GPUs", (say(log, "two"),), gpus=2)], tmp_path)
+    assert said(log) == ["two"]
+
+
+def test_an_unknown_step_stops_all_of_them(tmp_path: Path, log: Path) -> None:
+    with pytest.raises(ConfigError, match="--only secnd: no such step") as error:
+        run(three(log), tmp_path, "first", "secnd")
+    assert error.value.hint == "did you mean 'second'?"
+    assert said(log) == []
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Step]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return {step.name: step for step in steps(tmp_path / "out", tmp_path / "runs", "abc")}
+
+
+def test_no_measurement_comes_before_a_check(found: dict[str, Step]) -> None:
+    names = list(found)
+    last = max(names.index(name) for name in CHECKS)
+    assert last < min(names.index(name) for name in MEASUREMENTS)
+    assert {name: step.gpus for name, step in found.items() if step.gpus > 1} == {
+        "engine-tp2": 2,
+        "engine-tp4": 4,
+        "scaling-2": 2,
+        "scaling-4": 4,
+    }
+
+
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_models_of_checks_can_be_divided_among_the_gpus(found: dict[str, Step], gpus: int) -> None:
+    [command] = found[f"engine-tp{gpus}"].commands
+    model = Path(command[command.index("--model") + 1])
+    config = json.loads((model / "config.json").read_bytes())
+    heads = (config["num_attention_heads"], config["num_key_value_heads"])
+    assert [count % gpus for count in heads] == [0, 0]
+
+
+def test_steps_have_names_of_their_own(tmp_path: Path, found: dict[str, Step]) -> None:
+    assert len(found) == len(list(steps(tmp_path, tmp_path, None)))
+    assert all(step.commands and step.summary for step in found.values())
+
+
+def test_all_flags_of_picbench_exist(found: dict[str, Step]) -> None:
+    ours = [c for step in found.values() for c in step.commands if c[2] in GROUPS]
+    assert all(flags(command) for command in ours)
+    assert {command[3] for command in ours} >= {"accuracy", "context", "run", "load", "scaling"}
+
+
+def test_what_is_tested_is_there(found: dict[str, Step]) -> None:
+    [command] = found["kernels-ok"].commands
+    folders = [word for word in command[3:] if word.startswith("tests/")]
+    checkout = Path(__file__).parents[3]
+    assert folders
+    assert all(list((checkout / folder).glob("test_*.py")) for folder in folders)
+
+
+def test_the_name_of_the_code_reaches_what_is_written(
+    tmp_path: Path, found: dict[str, Step]
+) -> None:
+    for name in ("accuracy-float32", "kernels", "race", "context", "load", "scaling-2"):
+        [command] = found[name].commands
+        assert command[command.index("--commit") + 1] == "abc"
+        assert command[command.index("--output") + 1] == str(tmp_path / "out")
+    unnamed = steps(tmp_path, tmp_path, None)
+    assert not any("--commit" in command for step in unnamed for command in step.commands)
+
+
+def test_the_table_reads_the_runs_that_were_made(tmp_path: Path, found: dict[str, Step]) -> None:
+    [table] = found["load"].commands
+    for name in ("throughput", "memory"):
+        traffic, made = map(flags, found[f"load-{name}"].commands)
+        assert traffic["out"] == made["requests"]
+        assert traffic["model"] == made["model"]
+        assert Path(made["output"]) == flags(table)[name] == found[f"load-{name}"].scratch
+        assert [arm.name for arm in parse_arms(made["algo"])] == [PREFIX, PRIVATE, SUBJECT]
+        assert not parse_tiers(made["tiers"])
+
+
+def flags(command: Command) -> dict[str, Any]:
+    """What a command of picbench is called with; a usage error for a flag that it does not have."""
+    found: click.Command = GROUPS[command[2]]
+    rest = list(command[3:])
+    while isinstance(found, click.Group):
+        found = found.commands[rest.pop(0)]
+    return found.make_context(found.name, rest).params

@@ -1,0 +1,83 @@
+"""Where numbers come from."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from picbench.output import provenance
+
+
+def test_everything_is_json_and_no_secret_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("VLLM_API_KEY", "vllm_secret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    text = json.dumps(provenance.collect())
+    assert "secret" not in text
+    assert json.loads(text)["environment"]["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_folder_outside_any_checkout_has_no_commit(tmp_path: Path) -> None:
+    assert provenance.git_state(tmp_path) is None
+
+
+def test_a_missing_folder_has_no_commit(tmp_path: Path) -> None:
+    assert provenance.git_state(tmp_path / "gone") is None
+
+
+def test_the_processor_has_a_name() -> None:
+    assert provenance.cpu_model()
+
+
+def answer(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Put a driver's tool on the path, and nothing else."""
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+
+
+def test_every_gpu_has_a_name_a_driver_and_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It answers only what it is asked for.
+    query = "--query-gpu=name,driver_version,memory.total --format=csv,noheader"
+    rows = ("NVIDIA H200, 580.1, 143771 MiB", "NVIDIA L4, 580.1, 23034 MiB")
+    lines = "; ".join(f"echo '{row}'" for row in rows)
+    answer(tmp_path, monkeypatch, f'[ "$*" = "{query}" ] || exit 1; {lines}')
+    assert provenance.gpus() == [
+        {"name": "NVIDIA H200", "driver": "580.1", "memory": "143771 MiB"},
+        {"name": "NVIDIA L4", "driver": "580.1", "memory": "23034 MiB"},
+    ]
+    assert provenance.collect()["gpus"] == provenance.gpus()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo 'cannot communicate with the driver'; exit 9",
+        "echo 'No devices were found'",
+        "true",
+    ],
+)
+def test_a_driver_that_does_not_answer_has_no_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    answer(tmp_path, monkeypatch, script)
+    assert provenance.gpus() == []
+
+
+def test_a_machine_without_a_driver_has_no_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert provenance.gpus() == []
+
+
+def test_a_driver_that_hangs_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: list[str], **options: float) -> None:
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", hang)
+    assert provenance.gpus() == []

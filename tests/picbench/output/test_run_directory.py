@@ -1,0 +1,91 @@
+"""The run directory survives what can happen to it."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from harness_fakes import make_snapshot
+
+from picbench.engines.ledger import KINDS
+from picbench.errors import ConfigError
+from picbench.output.run_directory import SAMPLES, RunDirectory, read_rows, write_json
+from picbench.output.sample_row import Row
+
+
+def row(sample: str, text: str = "yes") -> Row:
+    return Row(arm="mepic", sample=sample, round=0, timed=True, prompt_sha256="0", text=text)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory.create(tmp_path / "run")
+
+
+def test_rows_come_back_as_they_were_written(directory: RunDirectory) -> None:
+    directory.append([row("a"), row("b", "two\nlines, é, \u2028 and \ud800")])
+    directory.append([row("c")])
+    rows = list(read_rows(directory.path))
+    assert [r["sample"] for r in rows] == ["a", "b", "c"]
+    assert rows[1]["text"].startswith("two\nlines, é, \u2028 and ")
+    assert rows[0]["tokens"] == {
+        "prompt": 0,
+        "reused": 0,
+        "compiled": 0,
+        "linked": 0,
+        "padded": 0,
+    }
+
+
+@pytest.mark.parametrize("lost", [1, 2, 20])
+def test_a_torn_last_line_costs_that_row_alone(directory: RunDirectory, lost: int) -> None:
+    directory.append([row("a"), row("b")])
+    file = directory.path / SAMPLES
+    file.write_bytes(file.read_bytes()[:-lost])
+    assert [r["sample"] for r in read_rows(directory.path)] == ["a"]
+
+
+def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": 2, "b": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_json_has_no_nan(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "x.json", {"a": float("nan")})
+
+
+def test_memory_has_a_column_for_every_kind(directory: RunDirectory) -> None:
+    directory.write_memory({"full": [make_snapshot(0, 0.0, 3)], "mepic": []})
+    table = pq.read_table(directory.path / "memory.parquet")
+    assert table.column_names == ["arm", "step", "time", "pool", *KINDS]
+    (only,) = table.to_pylist()
+    assert sum(only[kind] for kind in KINDS) == only["pool"] == 100
+
+
+def test_discarding_removes_the_folders_that_were_made(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    directory = RunDirectory.create(tmp_path / "here" / "a" / "b")
+    directory.log("epic:k=16").write_text("x")
+    directory.discard()
+    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
+
+
+def test_discarding_spares_what_others_put_beside(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "two").mkdir()
+    directory.discard()
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["two"]
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        RunDirectory.create(tmp_path / "run")
+
+
+def test_logs_have_names_that_every_file_system_takes(directory: RunDirectory) -> None:
+    assert directory.log("epic:k=16/x").name == "epic_k=16_x.log"

@@ -1,0 +1,44 @@
+"""Rows: what is kept of a request."""
+
+from picbench.arms.server import Batch, Failure
+from picbench.engines.request import Hits, Result, Timings, Tokens
+from picbench.output.sample_row import to_rows
+from picbench.run.protocol import Turn
+from picbench.workloads.sample import Part, Sample
+
+
+def result(**changes: object) -> Result:
+    values = {
+        "text": "yes",
+        "tokens": (5, 6),
+        "prompt_tokens": (1, 2, 3),
+        "timings": Timings(0.1, 0.05, 0.01, 0.5),
+        "counts": Tokens(prompt=3),
+        "hits": Hits(copied=2, tiers={"host": 2}),
+        "finish_reason": "length",
+    }
+    return Result(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def turn(*outcomes: Result | Failure) -> Turn:
+    samples = tuple(
+        Sample(str(n), "musique", (Part("text", "a", (1, 2, 3)),), ("yes",), 4, "file:1")
+        for n in range(len(outcomes))
+    )
+    return Turn(0, "mepic", samples, Batch(outcomes, busy=1.0))
+
+
+def test_hits_by_tier_are_kept() -> None:
+    (row,) = to_rows(turn(result()), lambda text, answers: 1.0)
+    assert row.error is None
+    assert row.hits == Hits(copied=2, tiers={"host": 2})
+
+
+def test_a_rejected_request_is_no_fast_one() -> None:
+    """It was answered at once and has no tokens: as a result it would flatter every latency."""
+    rejected = result(tokens=(), text="", finish_reason="rejected")
+    kept, refused = to_rows(turn(result(), rejected), lambda text, answers: 1.0)
+    assert kept.ttft_ms == 100.0
+    assert refused.error == "rejected: short of KV blocks"
+    assert refused.ttft_ms is None
+    assert not refused.timed

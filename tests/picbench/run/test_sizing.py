@@ -1,0 +1,43 @@
+"""Context and pool for a workload."""
+
+import pytest
+from harness_fakes import make_sample
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.errors import ConfigError
+from picbench.run.sizing import CHUNK_EXTRA, SPARE, blocks, measure_sizes
+
+
+def test_sizes_by_hand() -> None:
+    samples = [make_sample(1, max_tokens=2), make_sample(2, max_tokens=20)]
+    sizes = measure_sizes(samples, concurrency=1, context=None, pool=None)
+    assert sizes.context == 36 + 20
+    assert sizes.longest == 4
+    assert sizes.chunks == 3
+    assert sizes.pool == 4 + 2 * CHUNK_EXTRA + 3 + SPARE + 1
+
+
+def test_what_the_user_says_is_kept() -> None:
+    sizes = measure_sizes([make_sample(1)], concurrency=1, context=512, pool=7)
+    assert (sizes.context, sizes.pool) == (512, 7)
+
+
+def test_a_pool_below_one_request_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--kv-blocks 2: the longest request needs 3"):
+        measure_sizes([make_sample(1)], concurrency=1, context=None, pool=2)
+
+
+@given(st.integers(1, 30), st.integers(1, 64), st.integers(1, 200))
+def test_the_pool_is_even_and_holds_what_runs_at_once(
+    count: int, concurrency: int, output: int
+) -> None:
+    samples = [make_sample(n, max_tokens=output) for n in range(count)]
+    sizes = measure_sizes(samples, concurrency=concurrency, context=None, pool=None)
+    assert sizes.pool % 2 == 0
+    assert sizes.pool >= min(count, concurrency) * sizes.longest + sizes.chunks
+
+
+@given(st.integers(0, 10_000))
+def test_blocks_hold_their_tokens_and_no_block_is_empty(tokens: int) -> None:
+    assert 0 <= blocks(tokens) * 16 - tokens < 16

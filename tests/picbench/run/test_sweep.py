@@ -1,0 +1,57 @@
+"""Several runs on one set of engines."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from harness_fakes import Harness, make_sample
+
+from picbench.errors import ConfigError, EngineError
+from picbench.run.config import parse_config
+from picbench.run.job import Job, prepare
+from picbench.run.progress import PlainProgress
+from picbench.run.sweep import sweep
+
+SAMPLES = [make_sample(n) for n in range(3)]
+
+
+def job(harness: Harness, output: Path, **flags: object) -> Job:
+    values = {"algo": ("full", "mepic"), "dataset": "fake", "kv_blocks": 50, **flags}
+    return prepare(parse_config({**values, "output": str(output)}), harness.load)
+
+
+def progress() -> PlainProgress:
+    return PlainProgress(99, io.StringIO())
+
+
+def test_engines_start_once_and_every_run_begins_cold(tmp_path: Path) -> None:
+    harness = Harness(SAMPLES)
+    jobs = [job(harness, tmp_path / name) for name in "ab"]
+    done = list(sweep(jobs, harness.launch, progress(), tmp_path / "logs"))
+    assert [finished.path.name for finished in done] == ["a", "b"]
+    assert harness.order.count("launch mepic") == 1
+    assert harness.order.count("reset mepic") == 2
+    assert harness.order.index("reset mepic") < harness.order.index("mepic")
+    assert harness.servers["mepic"].state == "closed"
+    for name in "ab":
+        manifest = json.loads((tmp_path / name / "manifest.json").read_text())
+        assert manifest["status"] == "complete"
+    assert (tmp_path / "logs" / "mepic.log").exists()
+
+
+def test_runs_that_need_other_engines_are_refused(tmp_path: Path) -> None:
+    harness = Harness(SAMPLES)
+    jobs = [job(harness, tmp_path / "a"), job(harness, tmp_path / "b", kv_blocks=60)]
+    with pytest.raises(ConfigError, match="the same arms, model, pool and context"):
+        list(sweep(jobs, harness.launch, progress(), tmp_path / "logs"))
+    assert harness.order == []
+
+
+def test_a_failed_request_ends_the_sweep(tmp_path: Path) -> None:
+    harness = Harness(SAMPLES, dies_at={"mepic": 0})
+    jobs = [job(harness, tmp_path / name) for name in "ab"]
+    with pytest.raises(EngineError, match="3 requests failed"):
+        list(sweep(jobs, harness.launch, progress(), tmp_path / "logs"))
+    assert not (tmp_path / "b").exists()
+    assert {server.state for server in harness.servers.values()} == {"killed"}

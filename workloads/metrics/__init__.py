@@ -1,0 +1,1 @@
+"""Scores of replies: word F1, Rouge-L, CacheBlend's variants."""

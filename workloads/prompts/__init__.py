@@ -1,0 +1,1 @@
+"""From a row to a prompt: templates, chat templates, segmentation, truncation."""

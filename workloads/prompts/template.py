@@ -1,0 +1,95 @@
+"""Prompt templates: what stands before and behind a context."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+from types import MappingProxyType
+
+from picbench.errors import ConfigError
+from picbench.workloads.names import closest
+
+_FIELDS = frozenset({"context", "input"})
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A prompt with ``{context}`` exactly once and ``{input}`` where the question goes.
+
+    Braces are doubled to stand for themselves, as in Python's format strings (LongBench's own
+    reading). `where` names the template in errors.
+    """
+
+    text: str
+    where: str = "template"
+
+    def __post_init__(self) -> None:
+        found = [name for _, name in self._parse() if name is not None]
+        unknown = sorted(set(found) - _FIELDS)
+        if unknown:
+            raise self._error(f"unknown field {{{unknown[0]}}}")
+        if found.count("context") != 1:
+            raise self._error("{context} must occur exactly once")
+
+    def render(self, question: str) -> tuple[str, str]:
+        """Return the text before the context and the text behind it."""
+        sides = [""]
+        for literal, name in self._parse():
+            sides[-1] += literal
+            if name == "context":
+                sides.append("")
+            elif name == "input":
+                sides[-1] += question
+        head, tail = sides
+        return head, tail
+
+    def _parse(self) -> list[tuple[str, str | None]]:
+        try:
+            return [(literal, name) for literal, name, _, _ in Formatter().parse(self.text)]
+        except ValueError as error:
+            raise self._error(str(error)) from error
+
+    def _error(self, problem: str) -> ConfigError:
+        return ConfigError(
+            f"{self.where}: {problem}", hint="fields are {context} and {input}; write {{ for {"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PromptFile:
+    """Templates and output lengths (tokens) of several data sets, as a file gave them."""
+
+    path: Path
+    templates: Mapping[str, str]
+    max_tokens: Mapping[str, int]
+
+    def template(self, dataset: str) -> Template:
+        """Return the template for `dataset`, or raise ConfigError when the file has none."""
+        if dataset not in self.templates:
+            raise ConfigError(
+                f"{self.path}: no prompt for data set {dataset!r}",
+                hint=closest(dataset, self.templates),
+            )
+        return Template(self.templates[dataset], where=f"{self.path}: {dataset}")
+
+
+def read_prompts(path: Path) -> PromptFile:
+    """Read a file in LongBench's ``dataset2prompt`` format.
+
+    Either one JSON object with `dataset2prompt` and, if wanted, `dataset2maxlen`, or the map
+    from data set to template alone, as LongBench's own configuration folder has it.
+    """
+    from picbench.workloads.sources.row_schema import PromptFileSchema, first_problem
+
+    try:
+        found = PromptFileSchema.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="--prompts") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{path}: {first_problem(error)}",
+            hint='--prompts takes JSON like {"dataset2prompt": {"musique": "..."}}',
+        ) from error
+    return PromptFile(
+        path, MappingProxyType(found.dataset2prompt), MappingProxyType(found.dataset2maxlen)
+    )

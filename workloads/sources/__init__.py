@@ -1,0 +1,1 @@
+"""Where rows come from: bundled, files, the Hugging Face hub."""

@@ -1,0 +1,102 @@
+"""Rows of LongBench's schema, read from JSON lines."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from picbench.errors import DataError
+
+
+@dataclass(slots=True)
+class BadRows:
+    """What becomes of malformed rows: the first one stops the run, or `skip` leaves them out.
+
+    `skipped` says of each row that was left out where it stands and what is wrong with it.
+    """
+
+    skip: bool = False
+    skipped: list[str] = field(default_factory=list)
+
+    def meet(self, error: DataError) -> None:
+        """Note a malformed row, or raise `error`."""
+        if not self.skip:
+            raise error
+        self.skipped.append(error.message)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One question with its context and the replies that count as right.
+
+    `input` is the question (or the dialogue to summarise; empty where the task needs none),
+    `context` the text that is cut into chunks, `source` where the row stands (``file:line``).
+    """
+
+    id: str
+    dataset: str
+    input: str
+    context: str
+    answers: tuple[str, ...]
+    source: str
+
+
+def read_rows(path: Path, dataset: str, bad: BadRows) -> Iterator[Row]:
+    """Read the rows of one JSON lines file; blank lines are passed over.
+
+    A malformed row, or one that says it is of another data set than `dataset`, is met by `bad`
+    as a DataError with file and line.
+    """
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            yield _parse(line, f"{path}:{number}", dataset)
+        except DataError as error:
+            bad.meet(error)
+
+
+def content_id(*texts: str) -> str:
+    """Name a row by what it says: 16 hex digits, the same on every machine."""
+    digest = hashlib.sha256()
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()[:16]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with path.open("rb") as file:
+            yield from enumerate(file, start=1)
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path}: {error.strerror}", hint="--data names a folder or a file"
+        ) from error
+
+
+def _parse(line: bytes, source: str, dataset: str) -> Row:
+    # pydantic costs a tenth of a second to import, which `picbench list` must not pay.
+    from picbench.workloads.sources.row_schema import RowSchema, first_problem
+
+    try:
+        found = RowSchema.model_validate_json(line.removeprefix(b"\xef\xbb\xbf"))
+    except ValueError as error:
+        raise DataError(
+            f"{source}: {first_problem(error)}",
+            hint="a row needs input, context and answers; --on-bad-row skip leaves it out",
+        ) from error
+    if found.dataset and not found.dataset.startswith(dataset):
+        raise DataError(
+            f"{source}: a row of {found.dataset!r}, not of {dataset!r}",
+            hint=f"--dataset {found.dataset}, or other --data",
+        )
+    named = found.id is not None and found.id != ""
+    return Row(
+        id=str(found.id) if named else content_id(found.input, found.context, *found.answers),
+        dataset=dataset,
+        input=found.input,
+        context=found.context,
+        answers=tuple(found.answers),
+        source=source,
+    )

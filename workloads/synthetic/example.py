@@ -1,0 +1,75 @@
+"""An example: a row of LongBench's schema, and what the testbed model is taught to reply."""
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol
+
+from picbench.workloads.synthetic.world.invented_names import Split
+from picbench.workloads.synthetic.world.passages import Manner
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One thing to ask about a context, and the reply."""
+
+    input: str
+    reply: str
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A context, the turn that a row asks, and further turns for training.
+
+    `gold` are the passages (from 0) that the answer rests on; `kind` says what sort of question
+    it is.
+    """
+
+    context: str
+    turn: Turn
+    answer: str
+    kind: str
+    gold: tuple[int, ...] = ()
+    more: tuple[Turn, ...] = ()
+
+    def row(self, dataset: str, name: str) -> dict[str, Any]:
+        """The row for a JSON lines file, in LongBench's schema with two fields more."""
+        return {
+            "input": self.turn.input,
+            "context": self.context,
+            "answers": [self.answer],
+            "length": len(self.context.split()) + len(self.turn.input.split()),
+            "dataset": dataset,
+            "language": "en",
+            "all_classes": None,
+            "_id": name,
+            "gold_passages": list(self.gold),
+            "qtype": self.kind,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """How hard an example is.
+
+    `scale`, from 0 to 1, is how much of the largest context may be used; `more` how many further
+    turns are wanted, `simple` which share of those asks for a single fact; `even` makes all sorts
+    of questions equally likely. Rows of the benchmark have the level as it is here.
+    """
+
+    scale: float = 1.0
+    more: int = 0
+    simple: float = 0.0
+    even: bool = False
+    manner: Manner = field(default_factory=Manner)
+
+    def count(self, rng: Random, low: int, high: int) -> int:
+        """Draw how many parts a context has, of at least `low` and at most `high` in the end."""
+        most = round(2 + (high - 2) * self.scale)
+        return rng.randint(min(low, most), most)
+
+
+class Make(Protocol):
+    """Makes the example number `index` of a data set."""
+
+    def __call__(self, rng: Random, split: Split, index: int, level: Level) -> Example:
+        """Draw everything from `rng`; `index` decides only what must be spread evenly."""

@@ -1,0 +1,60 @@
+"""Rows of the six data sets, deterministic in data set, split, seed and index."""
+
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+from picbench.errors import ConfigError
+from picbench.workloads.names import closest
+from picbench.workloads.synthetic.example import Example, Level, Make
+from picbench.workloads.synthetic.rows import (
+    hotpotqa_rows,
+    multi_news_rows,
+    musique_rows,
+    needle_rows,
+    samsum_rows,
+    wikimqa_rows,
+)
+from picbench.workloads.synthetic.world.invented_names import SPLITS, Split
+
+#: The seed of the rows that ship with picbench.
+SEED = 0
+
+_MAKERS: MappingProxyType[str, Make] = MappingProxyType(
+    {
+        "musique": musique_rows.make,
+        "2wikimqa": wikimqa_rows.make,
+        "hotpotqa": hotpotqa_rows.make,
+        "samsum": samsum_rows.make,
+        "multi_news": multi_news_rows.make,
+        "needle": needle_rows.make,
+    }
+)
+
+#: The data sets that can be generated.
+DATASETS = tuple(_MAKERS)
+
+
+def example(
+    dataset: str, split: Split, index: int, seed: int = SEED, level: Level | None = None
+) -> Example:
+    """Make example number `index`; the same arguments make the same example everywhere."""
+    rng = Random(f"{dataset}/{split}/{seed}/{index}")
+    return _MAKERS[dataset](rng, split, index, level or Level())
+
+
+def rows(
+    dataset: str, split: Split = "test", count: int = 200, seed: int = SEED
+) -> list[dict[str, Any]]:
+    """Make the first `count` rows of a data set in LongBench's schema.
+
+    Raises ConfigError for a data set or a split that does not exist.
+    """
+    if dataset not in _MAKERS:
+        raise ConfigError(f"no bundled rows for {dataset!r}", hint=closest(dataset, DATASETS))
+    if split not in SPLITS:
+        raise ConfigError(f"no split is called {split!r}", hint=closest(split, SPLITS))
+    return [
+        example(dataset, split, index, seed).row(dataset, f"testbed-{dataset}-{split}-{index}")
+        for index in range(count)
+    ]

@@ -1,0 +1,1 @@
+"""The makers of rows, one a data set."""

@@ -1,0 +1,71 @@
+"""What the three question-answering generators have in common."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from random import Random
+
+from picbench.workloads.synthetic.example import Example, Level, Turn
+from picbench.workloads.synthetic.world.invented_names import Split
+from picbench.workloads.synthetic.world.passages import Passage, numbered
+from picbench.workloads.synthetic.world.questions import Question, chain
+from picbench.workloads.synthetic.world.scene import Scene
+from picbench.workloads.synthetic.world.stated import Stated
+
+# Multiples of the golden ratio spread evenly over the unit interval.
+_GOLDEN = 0.618033988749895
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """A sort of question: its share of the rows, how to plant one, how to find one in a context."""
+
+    share: float
+    plant: Callable[[Random, Scene], Question]
+    more: Callable[[Random, Stated], Question | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Generator:
+    """Makes contexts of `least` to `most` passages and asks questions of these sorts."""
+
+    sorts: tuple[Sort, ...]
+    least: int
+    most: int
+
+    def __call__(self, rng: Random, split: Split, index: int, level: Level) -> Example:
+        """Make an example; see `example.Make`."""
+        scene = Scene(rng, split, level.manner)
+        sort = rng.choice(self.sorts) if level.even else self._due(index)
+        question = sort.plant(rng, scene)
+        passages = scene.write(level.count(rng, self.least, self.most), apart=question)
+        return Example(
+            context=numbered(passages),
+            turn=Turn(question.text, question.reply),
+            answer=question.answer,
+            kind=question.kind,
+            gold=_gold(passages, question),
+            more=self._more(rng, scene.stated, level, sort),
+        )
+
+    def _due(self, index: int) -> Sort:
+        """The sort of row `index`, such that any run of rows has all sorts by their shares."""
+        place = index * _GOLDEN % 1 * sum(sort.share for sort in self.sorts)
+        ends = accumulate(sort.share for sort in self.sorts)
+        return next(sort for sort, end in zip(self.sorts, ends, strict=True) if place < end)
+
+    def _more(self, rng: Random, stated: Stated, level: Level, sort: Sort) -> tuple[Turn, ...]:
+        """Further turns, half of them of the sort that the context was made for."""
+        found = (self._another(rng, stated, level, sort) for _ in range(level.more))
+        by_text = {question.text: question for question in found if question}
+        return tuple(Turn(text, question.reply) for text, question in by_text.items())
+
+    def _another(self, rng: Random, stated: Stated, level: Level, sort: Sort) -> Question | None:
+        if rng.random() < level.simple:
+            return chain(rng, stated, hops=1)
+        return rng.choice((sort, rng.choice(self.sorts))).more(rng, stated)
+
+
+def _gold(passages: Sequence[Passage], question: Question) -> tuple[int, ...]:
+    needed = set(question.facts)
+    return tuple(i for i, passage in enumerate(passages) if needed & set(passage.facts))

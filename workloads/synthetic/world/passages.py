@@ -1,0 +1,164 @@
+"""Passages about one entity each, in the manner of an encyclopaedia."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from types import MappingProxyType
+
+from picbench.workloads.synthetic.world.fillers import aside, remark
+from picbench.workloads.synthetic.world.relation import PERSON, WORK, Form
+from picbench.workloads.synthetic.world.relations import RELATIONS
+from picbench.workloads.synthetic.world.world import Entity, Fact
+
+#: Fewest and most words of a body, which makes 60 to 200 tokens with the title.
+WORDS = (46, 95)
+
+_PRONOUNS: MappingProxyType[Form, tuple[tuple[str, str], ...]] = MappingProxyType(
+    {
+        "woman": (("She", "Her"),),
+        "man": (("He", "His"),),
+        "town": (("It", "Its"), ("The town", "The town's")),
+        "country": (("It", "Its"), ("The country", "The country's")),
+        "film": (("It", "Its"), ("The film", "The film's")),
+        "novel": (("It", "Its"), ("The novel", "The novel's")),
+        "opera": (("It", "Its"), ("The opera", "The opera's")),
+        "company": (("It", "Its"), ("The company", "The company's")),
+        "university": (("It", "Its"), ("The university", "The university's")),
+        "studio": (("It", "Its"), ("The studio", "The studio's")),
+    }
+)
+_OPENINGS: MappingProxyType[Form, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            PERSON,
+            (
+                "{name} is remembered in several local histories.",
+                "{name} has been the subject of two short biographies.",
+                "{name} was a person of many talents.",
+            ),
+        ),
+        **dict.fromkeys(
+            WORK,
+            (
+                "{name} divided its critics.",
+                "{name} is a widely known {form} in three parts.",
+                "{name} is a widely discussed {form}.",
+            ),
+        ),
+        "town": ("{name} is a place of some charm.", "{name} is an old settlement."),
+        "country": ("{name} is a country of hills and lakes.", "{name} is a small country."),
+        "company": ("{name} is a company.", "{name} is a family company."),
+        "university": ("{name} is a place of learning.", "{name} is a university."),
+        "studio": ("{name} is a studio.", "{name} is a house for books and films."),
+    }
+)
+
+#: Titles of passages that go on with the one before.
+CONTINUATIONS = ("Continued", "Second part", "More of the same", "The same, continued")
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A title, a body, and the facts that the body states."""
+
+    title: str
+    body: str
+    facts: tuple[Fact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How plainly a passage is written: probabilities from 0 to 1.
+
+    `literal` is that a fact is said as "The R of E is V"; `named` that a subject is named in full
+    where a pronoun would do; `cut` that an account is cut in two, where the second part leaves
+    to the first to say what it is about.
+    """
+
+    literal: float = 0.15
+    named: float = 0.5
+    cut: float = 0.75
+
+
+_NAMELESS = Manner(named=0.0)
+# How often a continuation does not begin with its facts.
+_AIMLESS = 0.3
+
+
+def write(rng: Random, subject: Entity, facts: Sequence[Fact], manner: Manner) -> Passage:
+    """Write a passage about `subject` that states `facts` in a random order."""
+    opening = rng.choice(_OPENINGS[subject.form]).format(name=subject.name, form=subject.form)
+    said = [_state(rng, fact, manner) for fact in facts]
+    said += _fillers(rng, subject, manner, [opening, *said])
+    rng.shuffle(said)
+    return Passage(subject.name, " ".join([opening, *said]), tuple(facts))
+
+
+def write_on(rng: Random, subject: Entity, facts: Sequence[Fact]) -> Passage:
+    """Write the passage behind the one about `subject`; it goes on without naming it.
+
+    Most go straight on with the facts.
+    """
+    said = [_state(rng, fact, _NAMELESS) for fact in facts]
+    rng.shuffle(said)
+    said += _fillers(rng, subject, _NAMELESS, said)
+    if rng.random() < _AIMLESS:
+        rng.shuffle(said)
+    return Passage(rng.choice(CONTINUATIONS), " ".join(said), tuple(facts))
+
+
+def mention(rng: Random, passage: Passage, fact: Fact) -> Passage:
+    """Add a sentence with a fact about another entity to the end of a passage."""
+    template = rng.choice(RELATIONS[fact.relation].statements)
+    said = template.replace("{s}", fact.subject.name).replace("{o}", fact.object.name)
+    return replace(passage, body=f"{passage.body} {said}", facts=(*passage.facts, fact))
+
+
+def numbered(passages: Sequence[Passage]) -> str:
+    """The context of a row: ``Passage i:``, title and body, in order."""
+    return "\n".join(
+        f"Passage {number}:\n{passage.title}\n{passage.body}"
+        for number, passage in enumerate(passages, start=1)
+    )
+
+
+def _state(rng: Random, fact: Fact, manner: Manner) -> str:
+    """Say a fact about the subject of a passage."""
+    statements = RELATIONS[fact.relation].statements
+    if not manner.named:
+        statements = tuple(filter(_begins_with_subject, statements))
+    elif rng.random() < manner.literal:
+        statements = statements[-1:]
+    said = _name(rng, rng.choice(statements), fact.subject, manner)
+    return said.replace("{o}", fact.object.name)
+
+
+def _fillers(rng: Random, subject: Entity, manner: Manner, said: Sequence[str]) -> list[str]:
+    """Sentences without facts, until a body that has `said` is long enough."""
+    missing = rng.randrange(*WORDS) - sum(len(sentence.split()) for sentence in said)
+    found: list[str] = []
+    while missing > 0:
+        found.append(_filler(rng, subject, manner))
+        missing -= len(found[-1].split())
+    return found
+
+
+def _filler(rng: Random, subject: Entity, manner: Manner) -> str:
+    template = remark(rng, subject.form) if rng.random() < 0.5 else ""
+    if not template or not (manner.named or _begins_with_subject(template)):
+        return aside(rng)
+    return _name(rng, template, subject, manner)
+
+
+def _begins_with_subject(template: str) -> bool:
+    return template.startswith("{s}")
+
+
+def _name(rng: Random, template: str, subject: Entity, manner: Manner) -> str:
+    """Put the name of the subject into a template, or a pronoun at its beginning."""
+    if _begins_with_subject(template) and rng.random() >= manner.named:
+        subjective, possessive = rng.choice(_PRONOUNS[subject.form])
+        if template.startswith("{s}'s"):
+            return possessive + template[5:]
+        template = subjective + template[3:]
+    return template.replace("{s}", subject.name)

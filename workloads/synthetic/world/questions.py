@@ -1,0 +1,220 @@
+"""Questions over stated facts: chains, kinship, comparisons, yes or no."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from random import Random
+from types import MappingProxyType
+from typing import NamedTuple
+
+from picbench.workloads.synthetic.reply import compose
+from picbench.workloads.synthetic.world.relation import PERSON, WORK
+from picbench.workloads.synthetic.world.relations import KINSHIP, RELATIONS
+from picbench.workloads.synthetic.world.stated import Stated
+from picbench.workloads.synthetic.world.world import Entity, Fact
+
+_TRIES = 60
+_KINDS = (PERSON, WORK, ("town",), ("company",), ("university",), ("studio",))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, the reply that derives its answer, the answer, and the facts it rests on."""
+
+    text: str
+    reply: str
+    answer: str
+    facts: tuple[Fact, ...]
+    kind: str
+
+
+class _Contest(NamedTuple):
+    """A comparison of years: the relation, and for each outcome the ways to ask for it."""
+
+    year: str
+    asks: Mapping[str, tuple[str, ...]]
+
+
+_BORN = _Contest(
+    "birth year",
+    {
+        "earlier": ("Who was born earlier, {a} or {b}?", "Who is older, {a} or {b}?"),
+        "later": ("Who was born later, {a} or {b}?", "Who is younger, {a} or {b}?"),
+    },
+)
+_RELEASED = _Contest(
+    "release year",
+    {
+        "earlier": ("Which came out earlier, {a} or {b}?", "Which came out first, {a} or {b}?"),
+        "later": ("Which came out later, {a} or {b}?", "Which is more recent, {a} or {b}?"),
+    },
+)
+_FOUNDED = _Contest(
+    "founding year",
+    {
+        "earlier": ("Which was founded earlier, {a} or {b}?", "Which is older, {a} or {b}?"),
+        "later": ("Which was founded later, {a} or {b}?", "Which is younger, {a} or {b}?"),
+    },
+)
+_CONTESTS = (_BORN, _RELEASED, _FOUNDED)
+
+_SAME = MappingProxyType(
+    {
+        "birthplace": ("Were {a} and {b} born in the same town?",),
+        "trade": ("Did {a} and {b} have the same trade?",),
+        "employer": ("Did {a} and {b} work for the same organisation?",),
+        "home": ("Do {a} and {b} live in the same town?",),
+        "country": ("Are {a} and {b} in the same country?",),
+        "director": ("Were {a} and {b} directed by the same person?",),
+        "author": ("Were {a} and {b} written by the same person?",),
+        "composer": ("Were {a} and {b} composed by the same person?",),
+        "setting": ("Are {a} and {b} set in the same town?",),
+        "headquarters": ("Are {a} and {b} based in the same town?",),
+    }
+)
+
+
+def chain(rng: Random, stated: Stated, hops: int) -> Question | None:
+    """A question that takes `hops` facts, each about the object of the one before."""
+    return _attempt(lambda: _chain(rng, stated, hops))
+
+
+def kinship(rng: Random, stated: Stated) -> Question | None:
+    """A question for a relative whom no passage names as such (2WikiMultihopQA's inference)."""
+    return _kinship(rng, stated)
+
+
+def comparison(rng: Random, stated: Stated) -> Question | None:
+    """Which of two things is older or younger."""
+    return _attempt(lambda: _comparison(rng, stated))
+
+
+def bridge_comparison(rng: Random, stated: Stated) -> Question | None:
+    """Which of two works has the older or younger maker: four facts."""
+    return _attempt(lambda: _bridge_comparison(rng, stated))
+
+
+def same(rng: Random, stated: Stated, wanted: bool) -> Question | None:
+    """Whether two things have the same home, country, maker, ...: yes if `wanted`, else no."""
+    return _same(rng, stated, wanted)
+
+
+def follow(facts: Sequence[Fact], rng: Random, kind: str) -> Question:
+    """The chain question over these facts."""
+    inner = facts[0].subject.name
+    for fact in facts[:-1]:
+        inner = rng.choice(RELATIONS[fact.relation].phrases).format(x=inner)
+    text = rng.choice(RELATIONS[facts[-1].relation].questions).format(x=inner)
+    return _derived(text, facts, kind)
+
+
+def _attempt(make: Callable[[], Question | None]) -> Question | None:
+    return next((found for found in (make() for _ in range(_TRIES)) if found), None)
+
+
+def _derived(text: str, facts: Sequence[Fact], kind: str) -> Question:
+    return Question(text, compose(map(str, facts)), facts[-1].object.name, tuple(facts), kind)
+
+
+def _chain(rng: Random, stated: Stated, hops: int) -> Question | None:
+    facts = [rng.choice(stated.facts)]
+    while len(facts) < hops:
+        onward = stated.about(facts[-1].object)
+        if not onward:
+            return None
+        facts.append(rng.choice(onward))
+    visited = {fact.subject for fact in facts} | {facts[-1].object}
+    if len(visited) <= hops:
+        return None
+    return follow(facts, rng, f"{hops}-hop")
+
+
+def _kinship(rng: Random, stated: Stated) -> Question | None:
+    found = [
+        (name, (fact, onward))
+        for name, (first, second) in KINSHIP.items()
+        for fact in stated.of(first)
+        if (onward := stated.find(fact.object, second))
+    ]
+    if not found:
+        return None
+    name, facts = rng.choice(found)
+    return _derived(f"Who is the {name} of {facts[0].subject.name}?", facts, "inference")
+
+
+def _comparison(rng: Random, stated: Stated) -> Question | None:
+    contest = rng.choice(_CONTESTS)
+    pair = _pair(rng, stated, contest.year)
+    if pair is None or pair[0].object.name == pair[1].object.name:
+        return None
+    subjects = (pair[0].subject, pair[1].subject)
+    return _contested(rng, contest, subjects, pair, pair, "comparison")
+
+
+def _bridge_comparison(rng: Random, stated: Stated) -> Question | None:
+    maker = rng.choice(("director", "author", "composer"))
+    pair = _pair(rng, stated, maker)
+    if pair is None or pair[0].object is pair[1].object:
+        return None
+    first, second = (stated.find(fact.object, "birth year") for fact in pair)
+    if first is None or second is None or first.object.name == second.object.name:
+        return None
+    asks = {
+        outcome: (f"Which has the {word} {maker}, {{a}} or {{b}}?",)
+        for outcome, word in (("earlier", "older"), ("later", "younger"))
+    }
+    subjects = (pair[0].subject, pair[1].subject)
+    steps = (pair[0], first, pair[1], second)
+    contest = _Contest("birth year", asks)
+    return _contested(rng, contest, subjects, (first, second), steps, "bridge-comparison")
+
+
+def _contested(
+    rng: Random,
+    contest: _Contest,
+    subjects: tuple[Entity, Entity],
+    years: tuple[Fact, Fact],
+    facts: Sequence[Fact],
+    kind: str,
+) -> Question:
+    outcome = rng.choice(("earlier", "later"))
+    # Saying the year before the name makes a comparison of two steps that are easy to learn.
+    text = rng.choice(contest.asks[outcome]).format(a=subjects[0].name, b=subjects[1].name)
+    end, pick = ("first", min) if outcome == "earlier" else ("last", max)
+    limit = pick(fact.object.name for fact in years)
+    winner = 0 if years[0].object.name == limit else 1
+    answer = subjects[winner].name
+    steps = [*map(str, facts), f"{end} is {limit}"]
+    if years[0].subject is not subjects[0]:
+        steps.append(f"{outcome} maker is {years[winner].subject.name}")
+    reply = compose([*steps, f"{outcome} is {answer}"])
+    return Question(text, reply, answer, tuple(facts), kind)
+
+
+def _same(rng: Random, stated: Stated, wanted: bool) -> Question | None:
+    relation = rng.choice([noun for noun in _SAME if stated.of(noun)] or ["home"])
+    pairs = [
+        (first, second)
+        for first, second in permutations(stated.of(relation), 2)
+        if (first.object.name == second.object.name) == wanted and _alike(first, second)
+    ]
+    if not pairs:
+        return None
+    pair = rng.choice(pairs)
+    answer = "yes" if wanted else "no"
+    text = rng.choice(_SAME[relation]).format(a=pair[0].subject.name, b=pair[1].subject.name)
+    reply = compose([*map(str, pair), f"same is {answer}"])
+    return Question(text, reply, answer, pair, "yes-no")
+
+
+def _pair(rng: Random, stated: Stated, relation: str) -> tuple[Fact, Fact] | None:
+    facts = stated.of(relation)
+    first = rng.choice(facts) if facts else None
+    others = [fact for fact in facts if first and fact is not first and _alike(first, fact)]
+    return (first, rng.choice(others)) if first and others else None
+
+
+def _alike(one: Fact, other: Fact) -> bool:
+    """Whether the facts are about things of one kind."""
+    forms = (one.subject.form, other.subject.form)
+    return any(all(form in kind for form in forms) for kind in _KINDS)

@@ -1,0 +1,117 @@
+"""A context under construction: which entities have passages, and what these state."""
+
+from random import Random
+
+from picbench.workloads.synthetic.world.invented_names import Split
+from picbench.workloads.synthetic.world.passages import Manner, Passage, mention, write, write_on
+from picbench.workloads.synthetic.world.questions import Question
+from picbench.workloads.synthetic.world.relation import PERSON, WORK, Form
+from picbench.workloads.synthetic.world.relations import RELATIONS_OF
+from picbench.workloads.synthetic.world.stated import Stated
+from picbench.workloads.synthetic.world.world import Entity, Fact, World
+
+_FORMS: tuple[Form, ...] = (*PERSON * 3, *WORK, "town", "town", "company", "university", "studio")
+# How likely a newcomer is one that facts mention, or else resembles an entity with a passage; that
+# a passage mentions a fact of another; that a fact waits for the second part of an account.
+_MENTIONED, _LOOKALIKE, _ECHO, _LATE = 0.5, 0.6, 0.25, 0.75
+#: Relations that passages about things of one form are about, and facts of one account.
+_PALETTE, _FACTS = 4, (2, 4)
+
+
+class Scene:
+    """Plans passages: first the facts that a question needs, then others around them."""
+
+    def __init__(self, rng: Random, split: Split, manner: Manner) -> None:
+        self._rng = rng
+        self._manner = manner
+        self.world = World(rng, split)
+        self._plan: dict[Entity, dict[str, Fact]] = {}
+        self._palette: dict[Form, list[str]] = {}
+
+    @property
+    def stated(self) -> Stated:
+        """The facts that the passages will state."""
+        return Stated(fact for facts in self._plan.values() for fact in facts.values())
+
+    def state(self, subject: Entity, relation: str) -> Fact:
+        """Have a passage about `subject` state this fact."""
+        fact = self.world.fact(subject, relation)
+        self._plan.setdefault(subject, {})[relation] = fact
+        return fact
+
+    def write(self, passages: int, apart: Question) -> list[Passage]:
+        """Write so many passages, or as many as the planned facts need, in a random order.
+
+        The facts of `apart` stand in one passage each.
+        """
+        accounts: list[list[Passage]] = []
+        waiting = list(self._plan)
+        room = passages
+        while waiting or room > 0:
+            subject = waiting.pop() if waiting else self._newcomer()
+            self._enrich(subject)
+            cut = room > 1 + len(waiting) and self._flip(self._manner.cut)
+            accounts.append(self._account(subject, cut, apart))
+            room -= len(accounts[-1])
+        self._rng.shuffle(accounts)
+        return [passage for account in accounts for passage in account]
+
+    def _account(self, subject: Entity, cut: bool, apart: Question) -> list[Passage]:
+        """One passage with the facts about `subject`, or two."""
+        facts = list(self._plan[subject].values())
+        late = [fact for fact in facts if cut and (fact is facts[-1] or self._flip(_LATE))]
+        early = [fact for fact in facts if fact not in late]
+        first = self._echo(write(self._rng, subject, early, self._manner), subject, apart)
+        return [first, write_on(self._rng, subject, late)] if cut else [first]
+
+    def _enrich(self, subject: Entity) -> None:
+        """State more about `subject`: relations that other passages state as well."""
+        nouns = self._nouns(subject.form)
+        for noun in self._rng.sample(nouns, min(len(nouns), self._rng.randint(*_FACTS))):
+            self.state(subject, noun)
+
+    def _nouns(self, form: Form) -> list[str]:
+        """The few relations that passages about things of this form are about."""
+        if form not in self._palette:
+            kind = PERSON if form in PERSON else (form,)
+            stated = {fact.relation for fact in self.stated.facts if fact.subject.form in kind}
+            others = [noun for noun in RELATIONS_OF[form] if noun not in stated]
+            self._rng.shuffle(others)
+            nouns = [noun for noun in RELATIONS_OF[form] if noun in stated] + others
+            self._palette |= dict.fromkeys(kind, nouns[: max(_PALETTE, len(stated))])
+        return self._palette[form]
+
+    def _echo(self, passage: Passage, subject: Entity, apart: Question) -> Passage:
+        """Have some passages mention a fact about another entity."""
+        if not self._flip(_ECHO):
+            return passage
+        others = [fact for fact in self.stated.facts if fact.subject is not subject]
+        mentions = [fact for fact in others if fact.object is subject]
+        found = [fact for fact in mentions or others if fact not in apart.facts]
+        return mention(self._rng, passage, self._rng.choice(found)) if found else passage
+
+    def _newcomer(self) -> Entity:
+        """Plan a passage about an entity without one: one that facts mention, or a new one."""
+        newcomer = self._mentioned() or self._lookalike() or self._stranger()
+        self._plan[newcomer] = {}
+        return newcomer
+
+    def _mentioned(self) -> Entity | None:
+        found = [
+            fact.object
+            for fact in self.stated.facts
+            if fact.object.form in RELATIONS_OF and fact.object not in self._plan
+        ]
+        return self._rng.choice(found) if found and self._flip(_MENTIONED) else None
+
+    def _lookalike(self) -> Entity | None:
+        if not self._plan or not self._flip(_LOOKALIKE):
+            return None
+        like = self._rng.choice(tuple(self._plan))
+        return self.world.add(like.form, like=like)
+
+    def _stranger(self) -> Entity:
+        return self.world.add(self._rng.choice(_FORMS))
+
+    def _flip(self, probability: float) -> bool:
+        return self._rng.random() < probability

@@ -1,0 +1,88 @@
+"""Build a corpus from what was asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from picbench.errors import ConfigError
+from picbench.workloads.load import load_samples
+from picbench.workloads.prompts.tokens import Tokenizer
+from picbench.workloads.sources.bundled import BUNDLED
+from picbench.workloads.sources.source import locate
+from picbench.workloads.traffic.bundled_chunks import topic_file
+from picbench.workloads.traffic.corpus import SYNTHETIC, Corpus, from_samples, from_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where chunks and questions come from.
+
+    `dataset` names rows in `data` (``bundled``: generated ones), or ``synthetic`` random tokens.
+    `pool` is how many distinct chunks there are, or a few more, for topics stay whole.
+    A chunk is `join` passages or more, until it has `chunk_tokens` tokens; of random tokens it has
+    exactly so many (0: 256). `passages` and `questions` are those of a generated context.
+    `max_tokens` is the length of a reply; None leaves it to the data set.
+    """
+
+    dataset: str
+    data: str = BUNDLED
+    pool: int = 64
+    join: int = 1
+    chunk_tokens: int = 0
+    passages: int = 8
+    questions: int = 6
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for flag, value, least in (
+            ("--pool", self.pool, 1),
+            ("--join", self.join, 1),
+            ("--chunk-tokens", self.chunk_tokens, 0),
+            ("--questions", self.questions, 1),
+        ):
+            if value < least:
+                raise ConfigError(f"{flag} {value} is not possible", hint=f"use at least {least}")
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the rows are generated."""
+        return self.dataset == SYNTHETIC or self.data == BUNDLED
+
+
+def build(source: Source, tokenizer: Tokenizer, seed: int) -> Corpus:
+    """The corpus that `source` describes; ConfigError or DataError where there is none."""
+    if source.dataset == SYNTHETIC:
+        return from_tokens(
+            _plain_ids(tokenizer),
+            seed,
+            pool=source.pool,
+            chunk_tokens=source.chunk_tokens or 256,
+            max_tokens=source.max_tokens or 16,
+        )
+    samples = load_samples(source.dataset, _rows(source), tokenizer, max_tokens=source.max_tokens)
+    return from_samples(
+        samples,
+        tokenizer,
+        pool=source.pool,
+        join=source.join,
+        chunk_tokens=source.chunk_tokens,
+    )
+
+
+def _rows(source: Source) -> Path:
+    if source.data != BUNDLED:
+        return locate(source.data, source.dataset).path
+    # A topic has a chunk at least, so this many suffice.
+    return topic_file(
+        source.dataset,
+        topics=source.pool,
+        passages=source.passages,
+        questions=source.questions,
+    )
+
+
+def _plain_ids(tokenizer: Tokenizer) -> list[int]:
+    """All ids of a vocabulary but those with a meaning of their own."""
+    known: Any = cast(Any, tokenizer)
+    special = set(known.all_special_ids)
+    return [token for token in range(len(known)) if token not in special]
