@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.plan import Canonical
 from picbench.engines.request import Chunk, Request, Text
-from picbench.engines.vllm.scheduler.chunk_jobs import Supply
-from picbench.engines.vllm.transfer.tier_client import Courier
+from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
+from picbench.engines.vllm.transfer.tier_client import TierClient
 from picbench.errors import ConfigError
 
 
@@ -60,14 +60,14 @@ class ChunkCache:
 
     def __init__(
         self,
-        supply: Supply,
-        courier: Courier,
+        supply: ChunkJobs,
+        tier_client: TierClient,
         serve: Callable[[Sequence[Request]], object],
         locate: Callable[[Request], Canonical | None],
         drain: Callable[[], None],
     ) -> None:
         self._supply = supply
-        self._courier = courier
+        self._tier_client = tier_client
         self._serve = serve
         self._locate = locate
         self._drain = drain
@@ -93,7 +93,7 @@ class ChunkCache:
     @property
     def tiers(self) -> list[TierInfo]:
         """The tiers behind the pool, nearest first."""
-        usage = self._courier.usage
+        usage = self._tier_client.usage
         return [
             TierInfo(
                 name=name,
@@ -108,7 +108,7 @@ class ChunkCache:
                 loaded_bytes=done.bytes_read,
                 stored_bytes=done.bytes_written,
             )
-            for name, done in self._courier.counters.items()
+            for name, done in self._tier_client.counters.items()
         ]
 
     @property

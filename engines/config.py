@@ -24,7 +24,7 @@ class EngineConfig:
     `device` is auto, cpu or cuda; on CUDA models are compiled and captured into graphs unless
     `eager`, steps are scheduled ahead of the GPU if `asynchronous`, and `tensor_parallel` GPUs
     share one engine.
-    `batch_tokens` is the token budget of one scheduler step. `unrotated_keys` keeps every key
+    `batch_tokens` is the token budget of one scheduler step. `keys_without_rope` keeps every key
     unrotated at rest, not only those of chunks: the papers' form, for comparison.
     `tiers` lists what lies behind the pool, nearest first (``"host:4GiB,redis://localhost:6379"``;
     "" for nothing). `on_pressure` says whether a request that needs more blocks than are free or
@@ -40,7 +40,7 @@ class EngineConfig:
     batch_tokens: int | None = None
     max_requests: int = 64
     seed: int = 0
-    unrotated_keys: bool = False
+    keys_without_rope: bool = False
     device: str = "auto"
     eager: bool = False
     asynchronous: bool = True

@@ -12,9 +12,18 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.ledger import Snapshot
 from picbench.engines.pace import Departure, Pace
 from picbench.engines.planning.layout import lay_out
-from picbench.engines.planning.policy import Piece
-from picbench.engines.request import Chunk, Hits, Request, Result, Segment, Text, Timings, Tokens
-from picbench.engines.tokenizer import Tokenizer
+from picbench.engines.planning.policy import Segment
+from picbench.engines.request import (
+    Chunk,
+    Hits,
+    PromptSegment,
+    Request,
+    Result,
+    Text,
+    Timings,
+    Tokens,
+)
+from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.frontend.limits import check_request
 from picbench.engines.vllm.launch import Launched, launch
 from picbench.engines.vllm.settings import REJECTED, PicSettings
@@ -26,8 +35,8 @@ if TYPE_CHECKING:
 
     from picbench.engines.cache import ChunkCache
     from picbench.engines.planning.plan import Canonical
-    from picbench.engines.vllm.scheduler.linker import Linker, Report
-    from picbench.engines.vllm.transfer.tier_client import Courier
+    from picbench.engines.vllm.scheduler.linker import Linker, PromptCost
+    from picbench.engines.vllm.transfer.tier_client import TierClient
 
 
 #: Prompts that are submitted between two steps, in steps' worth of tokens.
@@ -57,7 +66,7 @@ class Engine:
         self._algorithm = self._registry.parse(config.algorithm)
         if config.stock and self._algorithm.reuse is Reuse.CHUNKS:
             raise _not_stock(config.algorithm)
-        self._tokenizer = Tokenizer(config.model)
+        self._tokenizer = ModelTokenizer(config.model)
         self._numbers = count()
         self._launched: Launched | None = launch(config)
 
@@ -124,7 +133,7 @@ class Engine:
 
         Empty where nothing is known: in a stock engine, and with workers in other processes.
         """
-        return {} if self.config.stock or self._courier is None else self.cache.moved
+        return {} if self.config.stock or self._tier_client is None else self.cache.moved
 
     @property
     def preemptions(self) -> int:
@@ -154,14 +163,14 @@ class Engine:
 
         if self.config.stock:
             raise ConfigError("stock vLLM has no chunk cache", hint="leave stock off")
-        courier = self._courier
-        if courier is None:
+        tier_client = self._tier_client
+        if tier_client is None:
             raise ConfigError(
                 "the chunk cache of several workers cannot be looked into",
                 hint="use tensor_parallel=1",
             )
         supply = self._running.scheduler.supply
-        return ChunkCache(supply, courier, self.generate, self._canonical, self.drain)
+        return ChunkCache(supply, tier_client, self.generate, self._canonical, self.drain)
 
     def describe(self) -> dict[str, Any]:
         """What runs here: versions, device, pool, limits."""
@@ -186,11 +195,11 @@ class Engine:
             self._launched = None
 
     @property
-    def _courier(self) -> "Courier | None":
+    def _tier_client(self) -> "TierClient | None":
         """What moves chunk KV in this process; with tensor parallelism workers have their own."""
         executor: Any = self._running.engine.model_executor
         driver = getattr(executor, "driver_worker", None)
-        return driver.worker.courier if driver is not None else None
+        return driver.worker.tier_client if driver is not None else None
 
     @property
     def _running(self) -> Launched:
@@ -232,13 +241,13 @@ class Engine:
 
         None if that algorithm recomputes all of it: such a chunk has no KV of its own.
         """
-        pieces = [Piece(self._tokens(s), isinstance(s, Chunk)) for s in request.segments]
+        pieces = [Segment(self._tokens(s), isinstance(s, Chunk)) for s in request.segments]
         settings = PicSettings.given(self._running.engine.vllm_config.additional_config)
         assert settings is not None
         layout = settings.layout(self._algorithm, request.salt, BLOCK_SIZE)
-        return next(iter(lay_out(pieces, self._algorithm.treat, layout).canonicals), None)
+        return next(iter(lay_out(pieces, self._algorithm.plan_chunk, layout).canonicals), None)
 
-    def _tokens(self, segment: Segment) -> tuple[int, ...]:
+    def _tokens(self, segment: PromptSegment) -> tuple[int, ...]:
         if segment.tokens is not None:
             return segment.tokens
         return self._tokenizer.encode(segment.text or "")
@@ -347,7 +356,7 @@ class Engine:
         tokens = Tokens(prompt=len(prepared.prompt_token_ids), reused=cached)
         return tokens, Hits(prefix=cached // BLOCK_SIZE)
 
-    def _report(self, tag: str) -> "Report | None":
+    def _report(self, tag: str) -> "PromptCost | None":
         linker: Linker | None = getattr(self._running.scheduler, "linker", None)
         return linker.take_report(tag) if linker else None
 
@@ -355,7 +364,7 @@ class Engine:
         return f"request-{next(self._numbers)}"
 
 
-def _spans(segments: Sequence[tuple[Segment, tuple[int, ...]]]) -> list[list[int]]:
+def _spans(segments: Sequence[tuple[PromptSegment, tuple[int, ...]]]) -> list[list[int]]:
     spans, at = [], 0
     for segment, tokens in segments:
         if isinstance(segment, Chunk) and tokens:

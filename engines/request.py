@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class PromptSegment:
     """A run of prompt tokens, given as text, as token ids, or as both (the ids then win)."""
 
     text: str | None = None
@@ -22,12 +22,12 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Text(Segment):
+class Text(PromptSegment):
     """Prompt text that belongs to one request: system text, a question."""
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk(Segment):
+class Chunk(PromptSegment):
     """Immutable, reusable content: a document, a dialogue, a code file."""
 
 
@@ -39,7 +39,7 @@ class Request:
     line (``"epic:k=16"``). Requests with different `salt` (a tenant) never share KV.
     """
 
-    segments: Sequence[Segment]
+    segments: Sequence[PromptSegment]
     algorithm: str | None = None
     max_tokens: int | None = None
     salt: str | None = None

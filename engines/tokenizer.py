@@ -7,7 +7,7 @@ from typing import Any
 from picbench.errors import ConfigError
 
 
-class Tokenizer:
+class ModelTokenizer:
     """Text to token ids and back, by the tokenizer of a model folder or hub id."""
 
     def __init__(self, model: str) -> None:

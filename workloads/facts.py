@@ -10,7 +10,7 @@ from picbench.workloads.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class WorkloadFacts:
     """Facts about the samples of a run, for `summary.json`.
 
     `mean_tokens` counts prompt tokens. `reuse` is the share of all prompt tokens that lie in a
@@ -29,12 +29,12 @@ class Workload:
     truncated: int
 
 
-def summarise(samples: Sequence[Sample]) -> Workload:
+def summarise(samples: Sequence[Sample]) -> WorkloadFacts:
     """Return the facts about `samples`, of which there is at least one."""
     chunks = [chunk.tokens for sample in samples for chunk in sample.chunks]
     unique = set(chunks)
     total = sum(sample.prompt_tokens for sample in samples)
-    return Workload(
+    return WorkloadFacts(
         dataset=",".join(dict.fromkeys(sample.dataset for sample in samples)),
         samples=len(samples),
         fingerprint=fingerprint(samples),

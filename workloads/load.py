@@ -14,7 +14,7 @@ from picbench.workloads.prompts.chat import Chat
 from picbench.workloads.prompts.template import Template, read_prompts
 from picbench.workloads.prompts.tokens import Tokenizer, begin, encode
 from picbench.workloads.prompts.truncate import Frame, truncate
-from picbench.workloads.sample import Part, Sample
+from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.sources.row import BadRows, Row
 
 #: Tokens that a data set which makes its rows leaves free: the question, the end of a sentence.
@@ -72,14 +72,14 @@ class _Rendering:
             )
         return frame
 
-    def _parts(self, row: Row) -> tuple[Part, ...]:
+    def _parts(self, row: Row) -> tuple[SampleSegment, ...]:
         head, tail = self.around(row.input)
         texts = [head, *self.dataset.split(row.context, self.count), tail]
         ids = encode(self.tokenizer, texts)
         ids[0] = begin(self.tokenizer, ids[0])
         last = len(texts) - 1
         return tuple(
-            Part("text" if index in (0, last) else "chunk", text, tokens)
+            SampleSegment("text" if index in (0, last) else "chunk", text, tokens)
             for index, (text, tokens) in enumerate(zip(texts, ids, strict=True))
             if tokens
         )

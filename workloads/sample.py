@@ -6,7 +6,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SampleSegment:
     """A run of prompt tokens: reusable content (``chunk``) or text of this prompt (``text``).
 
     `tokens` is what counts; `text` is there to be read.
@@ -27,7 +27,7 @@ class Sample:
 
     id: str
     dataset: str
-    parts: tuple[Part, ...]
+    parts: tuple[SampleSegment, ...]
     answers: tuple[str, ...]
     max_tokens: int
     source: str = ""
@@ -44,7 +44,7 @@ class Sample:
         return sum(len(part.tokens) for part in self.parts)
 
     @property
-    def chunks(self) -> tuple[Part, ...]:
+    def chunks(self) -> tuple[SampleSegment, ...]:
         """The parts that are chunks."""
         return tuple(part for part in self.parts if part.kind == "chunk")
 

@@ -5,7 +5,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
 
-from picbench.engines.planning.policy import Anchor, Pad, Treatment
+from picbench.engines.planning.policy import Anchor, ChunkPolicy, Pad
 
 
 class Reuse(Enum):
@@ -34,7 +34,7 @@ class Algorithm(ABC):
     reuse: ClassVar[Reuse] = Reuse.CHUNKS
 
     @abstractmethod
-    def treat(self, index: int, length: int) -> Treatment:
+    def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Treat the chunk at `index` (0 is the prompt's first chunk), of `length` tokens."""
 
     @property

@@ -5,7 +5,7 @@ from math import ceil
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import CopyingAlgorithm, option
-from picbench.engines.planning.policy import Treatment
+from picbench.engines.planning.policy import ChunkPolicy
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class CacheBlend(CopyingAlgorithm):
         rest = super().spec.split(":")[1:]
         return ":".join(["cacheblend", f"r={self.r}", *(o for o in rest if not o.startswith("r="))])
 
-    def treat(self, index: int, length: int) -> Treatment:
+    def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link the first r of the chunk; no chunk is exempt."""
         # The share times the length has rounding errors: 0.15 * 100 must be 15, not 16.
         count = min(length, ceil(round(self.r * length, 6)))
-        return Treatment(linked=range(count), anchor=self.anchor, private=self.private)
+        return ChunkPolicy(linked=range(count), anchor=self.anchor, private=self.private)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import CopyingAlgorithm, option
-from picbench.engines.planning.policy import Anchor, Treatment
+from picbench.engines.planning.policy import Anchor, ChunkPolicy
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Epic(CopyingAlgorithm):
             return Anchor.BOS
         return super().anchor
 
-    def treat(self, index: int, length: int) -> Treatment:
+    def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link the first k tokens; the prompt's first chunk is exempt."""
         linked = range(min(self.k, length)) if index else range(0)
-        return Treatment(linked=linked, anchor=self.anchor, private=self.private)
+        return ChunkPolicy(linked=linked, anchor=self.anchor, private=self.private)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import Algorithm, Reuse
-from picbench.engines.planning.policy import Treatment
+from picbench.engines.planning.policy import ChunkPolicy
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,6 @@ class Full(Algorithm):
     summary: ClassVar[str] = "compute every token of every prompt"
     reuse: ClassVar[Reuse] = Reuse.NOTHING
 
-    def treat(self, index: int, length: int) -> Treatment:
+    def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link the whole chunk."""
-        return Treatment(linked=range(length))
+        return ChunkPolicy(linked=range(length))

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from picbench.engines.algorithms.base import ChunkAlgorithm
 from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.planning.policy import Treatment
+from picbench.engines.planning.policy import ChunkPolicy
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,6 @@ class Mepic(ChunkAlgorithm):
     name: ClassVar[str] = "mepic"
     summary: ClassVar[str] = "MEPIC: shared chunk blocks, first block of each chunk recomputed"
 
-    def treat(self, index: int, length: int) -> Treatment:
+    def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link the first block; no chunk is exempt."""
-        return Treatment(linked=range(min(BLOCK_SIZE, length)), anchor=self.anchor)
+        return ChunkPolicy(linked=range(min(BLOCK_SIZE, length)), anchor=self.anchor)

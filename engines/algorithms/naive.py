@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import ChunkAlgorithm
-from picbench.engines.planning.policy import Treatment
+from picbench.engines.planning.policy import ChunkPolicy
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,6 @@ class Naive(ChunkAlgorithm):
     name: ClassVar[str] = "naive"
     summary: ClassVar[str] = "reuse chunks, recompute nothing inside them"
 
-    def treat(self, index: int, length: int) -> Treatment:
+    def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link nothing."""
-        return Treatment(anchor=self.anchor)
+        return ChunkPolicy(anchor=self.anchor)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import Algorithm, Reuse
-from picbench.engines.planning.policy import Treatment
+from picbench.engines.planning.policy import ChunkPolicy
 
 
 @dataclass(frozen=True)
@@ -15,6 +15,6 @@ class Prefix(Algorithm):
     summary: ClassVar[str] = "vLLM's own prefix caching"
     reuse: ClassVar[Reuse] = Reuse.PREFIX
 
-    def treat(self, index: int, length: int) -> Treatment:
+    def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link the whole chunk: all of it depends on the prefix."""
-        return Treatment(linked=range(length))
+        return ChunkPolicy(linked=range(length))

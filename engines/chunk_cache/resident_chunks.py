@@ -36,7 +36,7 @@ class Blocks(Protocol):
 
 
 @dataclass(slots=True)
-class CachedChunk:
+class ChunkRecord:
     """A chunk whose KV is in the pool. `last_use` is in seconds of the coordinator's clock.
 
     `pages` are left of `size` ones: a page that nobody maps may go while the others are used.
@@ -51,7 +51,7 @@ class CachedChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Evicted:
+class EvictedChunk:
     """A whole chunk that is about to lose its blocks; until the step runs they hold its KV."""
 
     key: Key
@@ -59,22 +59,22 @@ class Evicted:
 
 
 @dataclass(slots=True)
-class Coordinator:
+class ResidentChunks:
     """The chunks of one pool. `demote` is called with each whole chunk that is evicted."""
 
     blocks: Blocks
-    demote: Callable[[Evicted], None]
+    demote: Callable[[EvictedChunk], None]
     clock: Callable[[], float] = time.monotonic
-    _chunks: dict[Key, CachedChunk] = field(default_factory=dict)
+    _chunks: dict[Key, ChunkRecord] = field(default_factory=dict)
     _owners: dict[Key, set[Key]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._chunks)
 
-    def __iter__(self) -> Iterator[CachedChunk]:
+    def __iter__(self) -> Iterator[ChunkRecord]:
         return iter(self._chunks.values())
 
-    def find(self, key: Key) -> CachedChunk | None:
+    def find(self, key: Key) -> ChunkRecord | None:
         """The chunk with this key, if it is in the pool."""
         return self._chunks.get(key)
 
@@ -83,14 +83,14 @@ class Coordinator:
         chunk = self._chunks.get(key)
         return chunk is not None and len(chunk.pages) == chunk.size
 
-    def add(self, canonical: Canonical) -> CachedChunk:
+    def add(self, canonical: Canonical) -> ChunkRecord:
         """A chunk has been compiled or fetched: from now on it is one object."""
         known = self._chunks.get(canonical.key)
         if known is not None:
             self._disown(known)
         tokens = sum(page.real for page in canonical.pages)
         size = len(canonical.pages)
-        chunk = CachedChunk(canonical.key, (), size, tokens, last_use=self.clock())
+        chunk = ChunkRecord(canonical.key, (), size, tokens, last_use=self.clock())
         if known is not None:
             chunk.hits = known.hits
         self._chunks[canonical.key] = chunk
@@ -146,26 +146,26 @@ class Coordinator:
         self._chunks.clear()
         self._owners.clear()
 
-    def _in_use(self, chunk: CachedChunk) -> bool:
+    def _in_use(self, chunk: ChunkRecord) -> bool:
         """Whether somebody maps a chunk; pages that begin another chunk, too, do not tell."""
         own = [page for page in chunk.pages if len(self._owners[page]) == 1]
         return any(map(self.blocks.in_use, own or chunk.pages))
 
-    def _evict(self, chunk: CachedChunk) -> None:
+    def _evict(self, chunk: ChunkRecord) -> None:
         if len(chunk.pages) == chunk.size and all(map(self.blocks.resident, chunk.pages)):
-            self.demote(Evicted(chunk.key, self.blocks.block_ids(chunk.pages)))
+            self.demote(EvictedChunk(chunk.key, self.blocks.block_ids(chunk.pages)))
         self._forget(chunk)
 
-    def _forget(self, chunk: CachedChunk) -> None:
+    def _forget(self, chunk: ChunkRecord) -> None:
         del self._chunks[chunk.key]
         self.blocks.discard(self._disown(chunk))
 
-    def _own(self, chunk: CachedChunk, pages: Iterable[Key]) -> None:
+    def _own(self, chunk: ChunkRecord, pages: Iterable[Key]) -> None:
         chunk.pages = tuple(pages)
         for page in chunk.pages:
             self._owners.setdefault(page, set()).add(chunk.key)
 
-    def _disown(self, chunk: CachedChunk) -> Sequence[Key]:
+    def _disown(self, chunk: ChunkRecord) -> Sequence[Key]:
         """Take a chunk's pages off its name; return those that no other chunk has."""
         for page in chunk.pages:
             self._owners[page].discard(chunk.key)

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from enum import Enum
 
-from picbench.engines.chunk_cache.transfers import Reports
+from picbench.engines.chunk_cache.transfers import TransferResults
 from picbench.engines.planning.keys import Key
 
 #: Chunks that are remembered at most: 100 bytes each.
@@ -24,7 +24,7 @@ class Place(Enum):
     UNKNOWN = "unknown"
 
 
-class Directory:
+class TierIndex:
     """Answers where a chunk is, without waiting for a tier.
 
     With `asks`, a chunk that nothing is known of is asked for, because others may have stored it;
@@ -56,7 +56,7 @@ class Directory:
         if self._known.get(key) is Place.MISSING:
             del self._known[key]
 
-    def update(self, reports: Reports) -> None:
+    def update(self, reports: TransferResults) -> None:
         """Take over what the workers found."""
         for key in reports.lost:
             self._lose(key)

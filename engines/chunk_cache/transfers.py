@@ -8,7 +8,7 @@ from picbench.engines.planning.keys import Key
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreCommand:
     """Keep a chunk in the tiers: all of its pages, which lie in these blocks."""
 
     key: Key
@@ -16,7 +16,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LoadedChunk:
     """Pages of a chunk of `size` pages, by index, and the blocks that they are loaded into."""
 
     key: Key
@@ -26,15 +26,15 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadCommand:
     """Fill blocks of a request from the tiers; it waits until all parts are there."""
 
     request_id: str
-    parts: tuple[Part, ...]
+    parts: tuple[LoadedChunk, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CopyCommand:
     """Copy a block of the KV pool into another one."""
 
     source: int
@@ -42,31 +42,31 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Orders:
+class TransferCommands:
     """One step's orders. Copies and stores read blocks as they were before the step.
 
     `lookups` asks where chunks are, `clear` empties the tiers that belong to this engine.
     """
 
     lookups: list[Key] = field(default_factory=list)
-    stores: list[Store] = field(default_factory=list)
-    loads: list[Load] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
+    stores: list[StoreCommand] = field(default_factory=list)
+    loads: list[LoadCommand] = field(default_factory=list)
+    copies: list[CopyCommand] = field(default_factory=list)
     clear: bool = False
 
     def __bool__(self) -> bool:
         return any(getattr(self, f.name) for f in fields(self))
 
-    def take(self) -> "Orders":
+    def take(self) -> "TransferCommands":
         """What has been collected; collecting begins anew."""
-        taken = Orders(**{f.name: getattr(self, f.name) for f in fields(self)})
+        taken = TransferCommands(**{f.name: getattr(self, f.name) for f in fields(self)})
         for f in fields(self):
             setattr(self, f.name, False if f.name == "clear" else [])
         return taken
 
 
 @dataclass(frozen=True, slots=True)
-class Reports:
+class TransferResults:
     """One step's answers.
 
     `present` and `absent` answer lookups. `stored` chunks are in a tier, `refused` ones in none;
@@ -82,11 +82,11 @@ class Reports:
     served: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     pending: int = 0
 
-    def merge(self, other: Self) -> "Reports":
+    def merge(self, other: Self) -> "TransferResults":
         """What two ranks of one engine say together: there is only what both have."""
         absent = self.absent | other.absent
         refused = self.refused | other.refused
-        return Reports(
+        return TransferResults(
             present=(self.present | other.present) - absent,
             absent=absent,
             stored=(self.stored | other.stored) - refused,

@@ -15,15 +15,15 @@ It shares no code with the engine: the two may agree only by both being right.
 """
 
 from picbench.engines.oracle.compare import distance
-from picbench.engines.oracle.expand import Row, Segment, expand
+from picbench.engines.oracle.expand import ExpandedRow, OracleSegment, expand
 from picbench.engines.oracle.model import Oracle, visible
 from picbench.engines.oracle.rule import Rule, epic, epic_zero, first, full, mepic, naive
 
 __all__ = [
+    "ExpandedRow",
     "Oracle",
-    "Row",
+    "OracleSegment",
     "Rule",
-    "Segment",
     "distance",
     "epic",
     "epic_zero",

@@ -8,11 +8,11 @@ from typing import Literal
 from picbench.engines.oracle.rule import BLOCK, Rule
 
 #: ("text" or "chunk", token ids)
-Segment = tuple[Literal["text", "chunk"], Sequence[int]]
+OracleSegment = tuple[Literal["text", "chunk"], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ExpandedRow:
     """One token computed in one view.
 
     `compiled` numbers the chunk (in prompt order, duplicates apart) whose compilation the row
@@ -27,7 +27,9 @@ class Row:
     lent: bool = True
 
 
-def expand(segments: Sequence[Segment], continuation: Sequence[int], rule: Rule) -> list[Row]:
+def expand(
+    segments: Sequence[OracleSegment], continuation: Sequence[int], rule: Rule
+) -> list[ExpandedRow]:
     """The rows of all compilations, then those of the request in logical order.
 
     All positions are shifted by one constant so that no anchor starts below 0; rotary
@@ -36,8 +38,8 @@ def expand(segments: Sequence[Segment], continuation: Sequence[int], rule: Rule)
     """
     prompt = list(_padded(list(_merged(segments)), rule.pad))
     anchor = rule.anchor(_text_before_chunks(prompt))
-    compilations: list[Row] = []
-    request: list[Row] = []
+    compilations: list[ExpandedRow] = []
+    request: list[ExpandedRow] = []
     start = len(anchor)
     chunks = 0
     for place, (kind, tokens) in enumerate(prompt):
@@ -48,21 +50,21 @@ def expand(segments: Sequence[Segment], continuation: Sequence[int], rule: Rule)
                 own.add(len(tokens) - 1)
             compilations += _compilation(chunks, anchor, tokens, start, own)
             chunks += 1
-        request += [Row(tokens[i], start + i) for i in sorted(own)]
+        request += [ExpandedRow(tokens[i], start + i) for i in sorted(own)]
         start += len(tokens)
-    return compilations + request + [Row(t, start + i) for i, t in enumerate(continuation)]
+    return compilations + request + [ExpandedRow(t, start + i) for i, t in enumerate(continuation)]
 
 
 def _compilation(
     chunk: int, anchor: Sequence[int], tokens: Sequence[int], start: int, replaced: set[int]
-) -> list[Row]:
+) -> list[ExpandedRow]:
     first = start - len(anchor)
-    return [Row(t, first + i, chunk, lent=False) for i, t in enumerate(anchor)] + [
-        Row(t, start + i, chunk, lent=i not in replaced) for i, t in enumerate(tokens)
+    return [ExpandedRow(t, first + i, chunk, lent=False) for i, t in enumerate(anchor)] + [
+        ExpandedRow(t, start + i, chunk, lent=i not in replaced) for i, t in enumerate(tokens)
     ]
 
 
-def _merged(segments: Sequence[Segment]) -> Iterator[Segment]:
+def _merged(segments: Sequence[OracleSegment]) -> Iterator[OracleSegment]:
     """Drop empty segments and join neighbouring texts: text is what lies between chunks."""
     filled = [(kind, tuple(tokens)) for kind, tokens in segments if tokens]
     for kind, run in groupby(filled, key=lambda segment: segment[0]):
@@ -72,7 +74,7 @@ def _merged(segments: Sequence[Segment]) -> Iterator[Segment]:
             yield kind, tuple(token for _, tokens in run for token in tokens)
 
 
-def _padded(prompt: Sequence[Segment], pad: int | None) -> Iterator[Segment]:
+def _padded(prompt: Sequence[OracleSegment], pad: int | None) -> Iterator[OracleSegment]:
     """Pads lead in chunks and trail in texts; a text that ends the prompt has none."""
     for place, (kind, tokens) in enumerate(prompt):
         last_text = kind == "text" and place == len(prompt) - 1
@@ -80,5 +82,5 @@ def _padded(prompt: Sequence[Segment], pad: int | None) -> Iterator[Segment]:
         yield kind, (*pads, *tokens) if kind == "chunk" else (*tokens, *pads)
 
 
-def _text_before_chunks(prompt: Sequence[Segment]) -> Sequence[int]:
+def _text_before_chunks(prompt: Sequence[OracleSegment]) -> Sequence[int]:
     return prompt[0][1] if prompt[0][0] == "text" else ()

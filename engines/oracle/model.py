@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
-from picbench.engines.oracle.expand import Row, Segment, expand
+from picbench.engines.oracle.expand import ExpandedRow, OracleSegment, expand
 from picbench.engines.oracle.rule import Rule
 
 
-def visible(rows: Sequence[Row]) -> torch.Tensor:
+def visible(rows: Sequence[ExpandedRow]) -> torch.Tensor:
     """Who sees whom, as [queries, keys] of bool.
 
     Nobody sees a later position. A row of a compilation sees that compilation only; a row of
@@ -36,17 +36,17 @@ class Oracle:
         )
 
     def logprobs(
-        self, segments: Sequence[Segment], rule: Rule, continuation: Sequence[int]
+        self, segments: Sequence[OracleSegment], rule: Rule, continuation: Sequence[int]
     ) -> torch.Tensor:
         """Log-probabilities of each next token when `continuation` is generated.
 
-        Row i of the result, [len(continuation), vocabulary], is the distribution that
+        ExpandedRow i of the result, [len(continuation), vocabulary], is the distribution that
         continuation[i] was chosen from: after the prompt and continuation[:i].
         """
         rows = expand(segments, continuation[:-1], rule)
         return self.logits(rows)[-len(continuation) :].log_softmax(-1)
 
-    def greedy(self, segments: Sequence[Segment], rule: Rule, count: int) -> tuple[int, ...]:
+    def greedy(self, segments: Sequence[OracleSegment], rule: Rule, count: int) -> tuple[int, ...]:
         """The `count` tokens that greedy decoding generates."""
         tokens: tuple[int, ...] = ()
         for _ in range(count):
@@ -55,7 +55,7 @@ class Oracle:
         return tokens
 
     @torch.inference_mode()
-    def logits(self, rows: Sequence[Row]) -> torch.Tensor:
+    def logits(self, rows: Sequence[ExpandedRow]) -> torch.Tensor:
         """What the model predicts behind each row, [rows, vocabulary]."""
         bias = torch.zeros(len(rows), len(rows)).masked_fill(~visible(rows), float("-inf"))
         logits: torch.Tensor = self.model(

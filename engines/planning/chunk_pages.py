@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from picbench.engines.planning.keys import anchor_key, canonical_key
 from picbench.engines.planning.plan import GAP, Page, Slot, View
-from picbench.engines.planning.policy import Layout, Piece
+from picbench.engines.planning.policy import Layout, Segment
 
 #: Ways in which a chunk is linked that are kept; an algorithm has one or two for every chunk.
 _VIEWS = 8
@@ -27,7 +27,7 @@ class ChunkPages:
     _views: dict[tuple[tuple[int, ...], bool], View] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, piece: Piece, anchor: tuple[int, ...], layout: Layout) -> "ChunkPages":
+    def of(cls, piece: Segment, anchor: tuple[int, ...], layout: Layout) -> "ChunkPages":
         """The pages of a chunk that is compiled behind `anchor`."""
         pages = tuple(_canonical_pages(piece, anchor, layout))
         return cls(pages, len(piece.tokens), layout.block_size)
@@ -62,7 +62,7 @@ class PageCache:
         """Tokens of the chunks that it knows."""
         return sum(chunk.tokens for chunk in self._chunks.values())
 
-    def find(self, piece: Piece, anchor: tuple[int, ...], layout: Layout) -> ChunkPages:
+    def find(self, piece: Segment, anchor: tuple[int, ...], layout: Layout) -> ChunkPages:
         """The pages of a chunk that is compiled behind `anchor`."""
         name = (piece.tokens, piece.lead, anchor, layout.scope, layout.block_size)
         chunk = self._chunks.get(name)
@@ -84,7 +84,7 @@ def used_pages(length: int, linked: Iterable[int], size: int) -> tuple[int, ...]
     return tuple(page for page in pages if full[page] < min(size, length - page * size))
 
 
-def _canonical_pages(piece: Piece, anchor: tuple[int, ...], layout: Layout) -> Iterator[Page]:
+def _canonical_pages(piece: Segment, anchor: tuple[int, ...], layout: Layout) -> Iterator[Page]:
     tokens, size = piece.tokens, layout.block_size
     key = anchor_key(layout.scope, anchor)
     for begin in range(0, len(tokens), size):

@@ -1,6 +1,6 @@
 """From segments to a plan: where each token of a prompt sits, and what has to be compiled.
 
-An algorithm is a policy that turns each chunk of a prompt into a `Treatment`; `lay_out` is the
+An algorithm is a policy that turns each chunk of a prompt into a `ChunkPolicy`; `lay_out` is the
 mechanism that all of them share. Nothing here imports torch or vllm.
 """
 
@@ -16,16 +16,16 @@ from picbench.engines.planning.plan import GAP, Canonical, Page, Placed, Plan, S
 from picbench.engines.planning.policy import (
     BOS_ANCHOR,
     Anchor,
+    ChunkPolicy,
     Layout,
     Pad,
-    Piece,
     Policy,
-    Treatment,
+    Segment,
 )
 
 
 def lay_out(
-    pieces: Sequence[Piece],
+    pieces: Sequence[Segment],
     policy: Policy,
     layout: Layout,
     *,
@@ -58,7 +58,7 @@ class Footprint:
     spare: int
 
 
-def measure(pieces: Sequence[Piece], policy: Policy, layout: Layout) -> Footprint:
+def measure(pieces: Sequence[Segment], policy: Policy, layout: Layout) -> Footprint:
     """The footprint of a plan without making it: microseconds a chunk. Raises as `lay_out`."""
     return _Builder(_padded(pieces, layout), policy, layout, ()).measure()
 
@@ -76,7 +76,7 @@ class _Builder:
 
     def __init__(
         self,
-        pieces: Sequence[Piece],
+        pieces: Sequence[Segment],
         policy: Policy,
         layout: Layout,
         prefix_keys: Sequence[Key],
@@ -141,7 +141,7 @@ class _Builder:
             position += len(piece.tokens)
         return Footprint(slots, spare + held)
 
-    def _compute(self, piece: Piece, indices: Sequence[int], start: int, kind: Slot) -> None:
+    def _compute(self, piece: Segment, indices: Sequence[int], start: int, kind: Slot) -> None:
         tokens = piece.tokens
         if piece.lead or piece.trail:
             kinds = (piece.kind(i, kind) for i in indices)
@@ -150,7 +150,7 @@ class _Builder:
         else:
             self._computed += [_Token(tokens[i], start + i, kind) for i in indices]
 
-    def _add_chunk(self, piece: Piece, start: int, index: int) -> None:
+    def _add_chunk(self, piece: Segment, start: int, index: int) -> None:
         treatment = self._policy(index, len(piece.tokens))
         linked = self._links(treatment, piece, start)
         anchor = self._anchor_tokens(treatment.anchor)
@@ -166,7 +166,7 @@ class _Builder:
             placed = self._copied if treatment.private else self._mapped
             placed.append(Placed(view, start))
 
-    def _links(self, treatment: Treatment, piece: Piece, start: int) -> tuple[int, ...]:
+    def _links(self, treatment: ChunkPolicy, piece: Segment, start: int) -> tuple[int, ...]:
         length = len(piece.tokens)
         links = set(treatment.linked)
         if start + length == self._end:
@@ -201,23 +201,23 @@ class _Builder:
         return root_key(self._layout.scope)
 
 
-def _leading_text(pieces: Sequence[Piece]) -> tuple[int, ...]:
+def _leading_text(pieces: Sequence[Segment]) -> tuple[int, ...]:
     texts = takewhile(lambda piece: not piece.chunk, pieces)
     return tuple(token for piece in texts for token in piece.tokens)
 
 
-def _padded(pieces: Sequence[Piece], layout: Layout) -> list[Piece]:
+def _padded(pieces: Sequence[Segment], layout: Layout) -> list[Segment]:
     pieces = [piece for piece in pieces if piece.tokens]
     return list(_pad_as_paper(pieces, layout)) if layout.pad is Pad.PAPER else pieces
 
 
-def _pad_as_paper(pieces: Sequence[Piece], layout: Layout) -> Iterator[Piece]:
+def _pad_as_paper(pieces: Sequence[Segment], layout: Layout) -> Iterator[Segment]:
     for index, piece in enumerate(pieces):
         pads = (layout.pad_token,) * (-len(piece.tokens) % layout.block_size)
         if piece.chunk:
-            yield Piece(pads + piece.tokens, chunk=True, lead=len(pads))
+            yield Segment(pads + piece.tokens, chunk=True, lead=len(pads))
         elif index + 1 < len(pieces):
-            yield Piece(piece.tokens + pads, trail=len(pads))
+            yield Segment(piece.tokens + pads, trail=len(pads))
         else:
             yield piece
 

@@ -34,7 +34,7 @@ class Pad(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Segment:
     """A segment of a prompt in tokens; the first `lead` and the last `trail` are visible pads."""
 
     tokens: tuple[int, ...]
@@ -55,7 +55,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Treatment:
+class ChunkPolicy:
     """What an algorithm does to one chunk of a prompt.
 
     `linked` are the token indices within the chunk that are recomputed with the whole logical
@@ -68,7 +68,7 @@ class Treatment:
 
 
 #: An algorithm as `lay_out` sees it: (chunk index, chunk length) -> treatment.
-Policy = Callable[[int, int], Treatment]
+Policy = Callable[[int, int], ChunkPolicy]
 
 
 @dataclass(frozen=True, slots=True)

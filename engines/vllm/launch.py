@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from picbench.engines.algorithms import Reuse, parse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.vllm.device import Device, environment, find
-from picbench.engines.vllm.scheduler.block_ledger import Observer
+from picbench.engines.vllm.scheduler.block_ledger import BlockLedger
 from picbench.engines.vllm.settings import PicSettings, engine_arguments
 from picbench.errors import ConfigError, EngineError
 
@@ -40,7 +40,7 @@ class Launched:
     """
 
     engine: "LLMEngine"
-    observer: Observer
+    observer: BlockLedger
     context: int
     capacity: int
     pool: int
@@ -72,7 +72,7 @@ def launch(config: EngineConfig) -> Launched:
     arguments["max_num_batched_tokens"] = config.batch_tokens or max(2048, min(context, 8192))
     engine = _start(arguments, environment(device, config.tensor_parallel))
     scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
-    return Launched(engine, Observer(scheduler), context, capacity, pool)
+    return Launched(engine, BlockLedger(scheduler), context, capacity, pool)
 
 
 def _start(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> "LLMEngine":
@@ -154,7 +154,7 @@ def _settings(config: EngineConfig, model: Mapping[str, Any]) -> PicSettings:
         algorithm=config.algorithm,
         pad_token=pad if pad is not None else 0,
         bos_token=_first(model.get("bos_token_id")),
-        unrotated_keys=config.unrotated_keys,
+        keys_without_rope=config.keys_without_rope,
         tiers=config.tiers,
         on_pressure=config.on_pressure,
     )

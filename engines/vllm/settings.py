@@ -37,14 +37,14 @@ class PicSettings:
 
     `algorithm` is the default of requests that name none. `pad_token` fills visible pads
     (``pad=paper``); `bos_token` (None: the model has none) fills the anchors of ``epic:k=0``.
-    With `unrotated_keys` every key rests unrotated, as MEPIC and MiniPIC describe it; by default
+    With `keys_without_rope` every key rests unrotated, as MEPIC and MiniPIC describe it; by default
     only those of chunks do (results/cpu/attention.md has what that saves).
     """
 
     algorithm: str = "mepic"
     pad_token: int = 0
     bos_token: int | None = None
-    unrotated_keys: bool = False
+    keys_without_rope: bool = False
     tiers: str = DEFAULT_TIERS
     on_pressure: str = "wait"
 

@@ -7,8 +7,8 @@ from itertools import groupby
 from torch import Tensor
 
 from picbench.kernels.cpu import gather as gathering
-from picbench.kernels.cpu.gather import Gather, Request
-from picbench.kernels.cpu.kernel_calls import Dense, Gathered, InPlace, Step
+from picbench.kernels.cpu.gather import Gather, PagedRequest
+from picbench.kernels.cpu.kernel_calls import Dense, Gathered, InPlace, KernelCall
 from picbench.kernels.cpu.vllm_ops import covers_shape
 from picbench.kernels.cpu.workspace import Workspace
 from picbench.kernels.rope import RopeTable
@@ -19,7 +19,7 @@ from picbench.kernels.shape import HeadShape
 class AttentionBatch:
     """The requests of one engine step as kernel calls, in the order of their queries."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[KernelCall, ...]
     workspace: Workspace
 
     @classmethod
@@ -69,9 +69,9 @@ def _requests(
     qpos: Tensor,
     affine: Sequence[bool],
     rotated: Sequence[bool | Tensor] | None,
-) -> list[Request]:
+) -> list[PagedRequest]:
     return [
-        Request(
+        PagedRequest(
             start=query_start[i],
             stop=query_start[i + 1],
             table=block_table[i],
@@ -85,12 +85,14 @@ def _requests(
     ]
 
 
-def _dense(requests: Iterable[Request], rope: RopeTable) -> Iterator[Step]:
+def _dense(requests: Iterable[PagedRequest], rope: RopeTable) -> Iterator[KernelCall]:
     for request in requests:
         yield Dense(gathering.in_logical_order(request, rope))
 
 
-def _fused(requests: Iterable[Request], rope: RopeTable, shape: HeadShape) -> Iterator[Step]:
+def _fused(
+    requests: Iterable[PagedRequest], rope: RopeTable, shape: HeadShape
+) -> Iterator[KernelCall]:
     for in_place, group in groupby(requests, key=lambda request: request.in_place):
         if in_place:
             yield InPlace.plan(list(group), shape)
@@ -100,7 +102,7 @@ def _fused(requests: Iterable[Request], rope: RopeTable, shape: HeadShape) -> It
                 yield Gathered.plan(gather, shape) if gather.length else Dense(gather)
 
 
-def _gather(request: Request, rope: RopeTable) -> Gather:
+def _gather(request: PagedRequest, rope: RopeTable) -> Gather:
     if request.affine:
         return gathering.in_slot_order(request, rope)
     if request.stop - request.start == 1:

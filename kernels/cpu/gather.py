@@ -10,7 +10,7 @@ from picbench.kernels.rope import RopeTable
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PagedRequest:
     """One request of a step, as the engine describes it (`AttentionBatch.build`).
 
     `start` and `stop` bound its queries in the packed batch and `qpos` are their logical
@@ -77,7 +77,7 @@ class Gather:
         return len(self.blocks) + -(-len(self.slots) // BLOCK_SIZE)
 
 
-def in_logical_order(request: Request, rope: RopeTable) -> Gather:
+def in_logical_order(request: PagedRequest, rope: RopeTable) -> Gather:
     """Gathers slot by slot in logical order, so that each query sees a prefix of the keys.
 
     A padding query (qpos GAP) is given at most one key, because its output is thrown away.
@@ -89,7 +89,7 @@ def in_logical_order(request: Request, rope: RopeTable) -> Gather:
     return _gather(request, rope, order[:0], order[: int(visible.max())], visible)
 
 
-def in_slot_order(request: Request, rope: RopeTable) -> Gather:
+def in_slot_order(request: PagedRequest, rope: RopeTable) -> Gather:
     """Gathers the blocks of a plain request: kpos counts up and the queries come last."""
     blocks = torch.arange(-(-request.length // BLOCK_SIZE))
     queries = request.stop - request.start
@@ -97,7 +97,7 @@ def in_slot_order(request: Request, rope: RopeTable) -> Gather:
     return _gather(request, rope, blocks, blocks[:0], visible)
 
 
-def for_one_query(request: Request, rope: RopeTable) -> Gather:
+def for_one_query(request: PagedRequest, rope: RopeTable) -> Gather:
     """Gathers what the only query sees, whole blocks where it sees all of a block.
 
     Attention does not depend on the order of keys, so nothing is sorted.
@@ -125,7 +125,7 @@ def runs(visible: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _gather(
-    request: Request, rope: RopeTable, blocks: Tensor, order: Tensor, visible: Tensor
+    request: PagedRequest, rope: RopeTable, blocks: Tensor, order: Tensor, visible: Tensor
 ) -> Gather:
     inside = (blocks.unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()
     turns = request.turns

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from picbench.kernels.cpu.dense import attend_dense
-from picbench.kernels.cpu.gather import Gather, Request, runs
+from picbench.kernels.cpu.gather import Gather, PagedRequest, runs
 from picbench.kernels.cpu.scratch import gather_rotated
 from picbench.kernels.cpu.vllm_ops import Launch
 from picbench.kernels.cpu.workspace import Workspace
@@ -20,7 +20,7 @@ from picbench.kernels.shape import HeadShape
 _SCRATCH_BYTES = 4 << 20
 
 
-class Step(Protocol):
+class KernelCall(Protocol):
     """Attention of some requests of a batch."""
 
     def run(
@@ -37,7 +37,7 @@ class InPlace:
     launch: Launch
 
     @classmethod
-    def plan(cls, requests: Sequence[Request], shape: HeadShape) -> "InPlace":
+    def plan(cls, requests: Sequence[PagedRequest], shape: HeadShape) -> "InPlace":
         """Plain requests that follow each other in the batch."""
         start = requests[0].start
         bounds = [start, *(request.stop for request in requests)]
@@ -53,7 +53,7 @@ class InPlace:
     def run(
         self, query: Tensor, kv_cache: Tensor, workspace: Workspace, scale: float, out: Tensor
     ) -> None:
-        """See `Step.run`."""
+        """See `KernelCall.run`."""
         self.launch.run(query, kv_cache, scale, out)
 
 
@@ -77,7 +77,7 @@ class Gathered:
     def run(
         self, query: Tensor, kv_cache: Tensor, workspace: Workspace, scale: float, out: Tensor
     ) -> None:
-        """See `Step.run`."""
+        """See `KernelCall.run`."""
         group = query.shape[1] // kv_cache.shape[1]
         for first in range(0, kv_cache.shape[1], self.kv_heads):
             last = first + self.kv_heads
@@ -97,7 +97,7 @@ class Dense:
     def run(
         self, query: Tensor, kv_cache: Tensor, workspace: Workspace, scale: float, out: Tensor
     ) -> None:
-        """See `Step.run`."""
+        """See `KernelCall.run`."""
         attend_dense(query, kv_cache, self.gather, scale, out)
 
 

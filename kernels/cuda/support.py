@@ -4,7 +4,7 @@ import torch
 
 from picbench.errors import ConfigError
 from picbench.kernels.cuda.decode import attention as decode
-from picbench.kernels.cuda.decode.request_table import RowTable
+from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.cuda.prefill.paged import paged_prefill
 from picbench.kernels.rope import RopeTable
@@ -29,7 +29,7 @@ def require(shape: HeadShape) -> None:
         )
 
 
-def describe(shape: HeadShape, rope: RopeTable, table: RowTable) -> str:
+def describe(shape: HeadShape, rope: RopeTable, table: RequestTable) -> str:
     """One line that says which kernels serve these heads here."""
     one = "Gluon" if decode.covers(shape, rope, table) else "Triton"
     few = (

@@ -17,7 +17,7 @@ _ALL_SEEN = (1 << BLOCK_SIZE) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class VisibleBlocks:
     """The blocks of a request that its generated tokens see, in compute order.
 
     `blocks` [tiles, width] int32 are indices into the request's block table, -1 where a tile is
@@ -32,8 +32,8 @@ class Entries:
     tail: int
 
     @classmethod
-    def of(cls, kpos: Ints, turns: Ints, width: int) -> "Entries":
-        """Entries of a request whose prompt has these slots (`RowTable.put`).
+    def of(cls, kpos: Ints, turns: Ints, width: int) -> "VisibleBlocks":
+        """VisibleBlocks of a request whose prompt has these slots (`RequestTable.put`).
 
         Raises EngineError where visible slots of one block differ in their turns.
         """
@@ -47,8 +47,8 @@ class Entries:
         return cls._gather(visible, turn, _tail(visible, turn), width)
 
     @classmethod
-    def closed(cls, kpos: Ints, turns: Ints, width: int) -> "Entries | None":
-        """Entries of these slots alone, behind which nothing is generated.
+    def closed(cls, kpos: Ints, turns: Ints, width: int) -> "VisibleBlocks | None":
+        """VisibleBlocks of these slots alone, behind which nothing is generated.
 
         None where visible slots of one block differ in their turns.
         """
@@ -57,14 +57,14 @@ class Entries:
         return None if turn is None else cls._gather(visible, turn, len(visible), width)
 
     @classmethod
-    def of_unrotated(cls, kpos: Ints, width: int) -> "Entries":
-        """Entries of a request whose slots all have turns of their own; tiles have none."""
+    def of_unrotated(cls, kpos: Ints, width: int) -> "VisibleBlocks":
+        """VisibleBlocks of a request whose slots all have turns of their own; tiles have none."""
         visible = _paged(kpos) != GAP
         turn = np.zeros(len(visible), np.int32)
         return cls._gather(visible, turn, _tail(visible, turn), width)
 
     @classmethod
-    def _gather(cls, visible: Bools, turn: Ints, tail: int, width: int) -> "Entries":
+    def _gather(cls, visible: Bools, turn: Ints, tail: int, width: int) -> "VisibleBlocks":
         kept = np.flatnonzero(visible[:tail].any(1))
         starts = _tile_starts(turn[kept], width)
         blocks = np.full((len(starts), width), -1, np.int32)

@@ -16,7 +16,7 @@ from picbench.workloads.traffic.chunk_source import Source, build
 from picbench.workloads.traffic.draw import draw
 from picbench.workloads.traffic.file import Header, write_requests
 from picbench.workloads.traffic.settings import Traffic
-from picbench.workloads.traffic.traffic_facts import Facts, measure
+from picbench.workloads.traffic.traffic_facts import TrafficFacts, measure
 
 
 class TrafficConfig(BaseModel):
@@ -73,7 +73,7 @@ class Written:
     """A request file that was written, and what is in it."""
 
     fingerprint: str
-    facts: Facts
+    facts: TrafficFacts
 
 
 def parse_traffic(values: Mapping[str, Any]) -> TrafficConfig:

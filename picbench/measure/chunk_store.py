@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from picbench.engines.algorithms import parse
-from picbench.engines.chunk_cache.tier_index import Directory
+from picbench.engines.chunk_cache.tier_index import TierIndex
 from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Canonical, Plan
-from picbench.engines.planning.policy import Layout, Piece
-from picbench.engines.vllm.scheduler.chunk_jobs import Supply
-from picbench.engines.vllm.scheduler.evictions import Evictions, listen
+from picbench.engines.planning.policy import Layout, Segment
+from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
+from picbench.engines.vllm.scheduler.evictions import ChunkEvictions, listen
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.measure.kernels.facts import commit, cpu_model
 
@@ -58,7 +58,7 @@ class Timing:
 class Bench:
     """A pool that knows chunks, as a scheduler has it."""
 
-    supply: Supply
+    supply: ChunkJobs
     block_pool: Any
     canonicals: Sequence[Canonical]
 
@@ -133,8 +133,8 @@ def _filled(known: int) -> Bench:
     canonicals = [_plan([_chunk(dice, TOKENS)]).canonicals[0] for _ in range(known)]
     block_pool = BlockPool(known * (TOKENS // SIZE) + 1, True, SIZE)
     pool = Pool(block_pool)
-    supply = Supply(pool, lambda own, parent: None, Directory(asks=False), tiers=False)
-    listen(block_pool, Evictions(supply.chunks, pool))
+    supply = ChunkJobs(pool, lambda own, parent: None, TierIndex(asks=False), tiers=False)
+    listen(block_pool, ChunkEvictions(supply.chunks, pool))
     for canonical in canonicals:
         blocks = block_pool.get_new_blocks(len(canonical.pages))
         for block, page in zip(blocks, canonical.pages, strict=True):
@@ -146,15 +146,15 @@ def _filled(known: int) -> Bench:
     return Bench(supply, block_pool, canonicals)
 
 
-def _chunk(dice: random.Random, tokens: int) -> Piece:
-    return Piece(tuple(dice.randrange(1, 30_000) for _ in range(tokens)), chunk=True)
+def _chunk(dice: random.Random, tokens: int) -> Segment:
+    return Segment(tuple(dice.randrange(1, 30_000) for _ in range(tokens)), chunk=True)
 
 
-def _plan(pieces: Sequence[Piece], cache: PageCache | None = None) -> Plan:
-    return lay_out([*pieces, Piece((0,))], parse("mepic").treat, Layout(SIZE), cache=cache)
+def _plan(pieces: Sequence[Segment], cache: PageCache | None = None) -> Plan:
+    return lay_out([*pieces, Segment((0,))], parse("mepic").plan_chunk, Layout(SIZE), cache=cache)
 
 
-def _mappable(supply: Supply, request: Sequence[Canonical]) -> bool:
+def _mappable(supply: ChunkJobs, request: Sequence[Canonical]) -> bool:
     return all(map(supply.mappable, request))
 
 

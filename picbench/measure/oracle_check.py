@@ -103,7 +103,7 @@ def main() -> int:
         dtype=given.dtype,
         eager=given.eager,
         asynchronous=not given.synchronous,
-        unrotated_keys=given.unrotated,
+        keys_without_rope=given.unrotated,
         tensor_parallel=given.tensor_parallel,
         context=2048,
         batch_tokens=512,

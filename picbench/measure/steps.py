@@ -55,7 +55,7 @@ Command = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CheckStep:
     """Commands that are run one after another, on a host with so many GPUs at least.
 
     `scratch` is a folder that they make; what an earlier attempt left of it is removed first.
@@ -68,13 +68,13 @@ class Step:
     scratch: Path | None = None
 
 
-def steps(output: Path, runs: Path, commit: str | None) -> list[Step]:
+def steps(output: Path, runs: Path, commit: str | None) -> list[CheckStep]:
     """All steps; results go to `output`, what they are made from to `runs`."""
     return [*_checks(output, commit), *_measurements(output, runs, commit)]
 
 
 def run_steps(
-    found: Sequence[Step], runs: Path, only: Sequence[str], commit: str, *, redo: bool
+    found: Sequence[CheckStep], runs: Path, only: Sequence[str], commit: str, *, redo: bool
 ) -> int:
     """Run the steps that are not done at this commit. Raises InvalidRun at the first that fails."""
     _check_names(found, only)
@@ -103,7 +103,7 @@ def _is_done(note: Path, commit: str) -> bool:
     return note.exists() and json.loads(note.read_bytes())["commit"] == commit
 
 
-def _run(step: Step, note: Path, commit: str) -> None:
+def _run(step: CheckStep, note: Path, commit: str) -> None:
     click.echo(f"{step.name}: {step.summary}")
     if step.scratch:
         shutil.rmtree(step.scratch, ignore_errors=True)
@@ -120,9 +120,9 @@ def _run(step: Step, note: Path, commit: str) -> None:
     click.echo(f"{step.name}: ok, {took:,.0f} s")
 
 
-def _checks(output: Path, commit: str | None) -> Iterator[Step]:
+def _checks(output: Path, commit: str | None) -> Iterator[CheckStep]:
     pytest = _python("pytest", "-q", "-p", "no:cacheprovider")
-    yield Step(
+    yield CheckStep(
         "kernels-ok",
         "kernels against float64, on the GPU",
         ((*pytest, "tests/kernels/cuda/device"),),
@@ -130,12 +130,12 @@ def _checks(output: Path, commit: str | None) -> Iterator[Step]:
     oracle = _oracle(model_path())
     for dtype in ("float32", "bfloat16"):
         eager = ("--eager",) if dtype == "float32" else ()
-        yield Step(
+        yield CheckStep(
             f"engine-{dtype}",
             f"the engine against the oracle, {dtype}",
             ((*oracle, "--dtype", dtype, *eager),),
         )
-        yield Step(
+        yield CheckStep(
             f"accuracy-{dtype}",
             f"six data sets against the testbed's card, {dtype}",
             (_own("accuracy", output, commit, "--dtype", dtype),),
@@ -143,7 +143,7 @@ def _checks(output: Path, commit: str | None) -> Iterator[Step]:
     # The testbed model's heads cannot be divided among four.
     several = {2: oracle, 4: _oracle(models.resolve("shape:small").path)}
     for gpus, command in several.items():
-        yield Step(
+        yield CheckStep(
             f"engine-tp{gpus}",
             f"an engine on {gpus} GPUs against the oracle",
             ((*command, "--dtype", "float32", "--eager", "--tensor-parallel", str(gpus)),),
@@ -155,22 +155,22 @@ def _oracle(model: Path | str) -> Command:
     return _python("picbench.measure.oracle_check", "--model", str(model))
 
 
-def _measurements(output: Path, runs: Path, commit: str | None) -> Iterator[Step]:
+def _measurements(output: Path, runs: Path, commit: str | None) -> Iterator[CheckStep]:
     where = ("--output", str(output), *_named(commit))
     kernels = _python("picbench", "kernels", "bench", *where)
-    yield Step("kernels", "kernels against FlashAttention-3", (kernels,))
+    yield CheckStep("kernels", "kernels against FlashAttention-3", (kernels,))
     folder = ("--model", str(models.resolve(SHAPE).path), "--name", SHAPE)
     race = _python("picbench.measure.engine_comparison", *where)
-    yield Step("race", "the engine against stock vLLM", ((*race, *folder),))
-    yield Step("context", "TTFT from 1k to 50k tokens", (_own("context", output, commit),))
+    yield CheckStep("race", "the engine against stock vLLM", ((*race, *folder),))
+    yield CheckStep("context", "TTFT from 1k to 50k tokens", (_own("context", output, commit),))
     for name, settings in LOADS.items():
         commands = tuple(_load(name, settings, runs))
-        yield Step(f"load-{name}", f"under load: {name}", commands, scratch=runs / name)
+        yield CheckStep(f"load-{name}", f"under load: {name}", commands, scratch=runs / name)
     folders = [part for name in LOADS for part in (f"--{name}", str(runs / name))]
-    yield Step("load", "both loads in a table", (_own("load", output, commit, *folders),))
+    yield CheckStep("load", "both loads in a table", (_own("load", output, commit, *folders),))
     for gpus in (2, 4):
         scaling = _own("scaling", output, commit, "--workers", str(gpus))
-        yield Step(f"scaling-{gpus}", f"throughput on {gpus} GPUs", (scaling,), gpus)
+        yield CheckStep(f"scaling-{gpus}", f"throughput on {gpus} GPUs", (scaling,), gpus)
 
 
 def _load(name: str, settings: dict[str, int], runs: Path) -> Iterator[Command]:
@@ -198,7 +198,7 @@ def _python(module: str, *arguments: str) -> Command:
     return (sys.executable, "-m", module, *arguments)
 
 
-def _check_names(found: Sequence[Step], only: Sequence[str]) -> None:
+def _check_names(found: Sequence[CheckStep], only: Sequence[str]) -> None:
     names = [step.name for step in found]
     for name in only:
         if name not in names:

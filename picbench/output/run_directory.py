@@ -24,7 +24,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.errors import ConfigError
-from picbench.output.sample_row import Row
+from picbench.output.sample_row import SampleRow
 
 MANIFEST = "manifest.json"
 SAMPLES = "samples.jsonl"
@@ -63,7 +63,7 @@ class RunDirectory:
         """Write or replace the manifest."""
         write_json(self.path / MANIFEST, manifest)
 
-    def append(self, rows: Iterable[Row]) -> None:
+    def append(self, rows: Iterable[SampleRow]) -> None:
         """Append rows and see them on disk."""
         lines = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
         with (self.path / SAMPLES).open("ab") as file:

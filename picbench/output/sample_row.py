@@ -8,7 +8,7 @@ import numpy as np
 
 from picbench.arms.server import Failure
 from picbench.engines.request import Hits, Result, Tokens
-from picbench.run.protocol import Turn
+from picbench.run.protocol import ArmBatch
 from picbench.workloads.sample import Sample
 
 #: The finish reason of a request that `--on-pressure reject` turned away.
@@ -18,7 +18,7 @@ Score = Callable[[str, Sequence[str]], float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SampleRow:
     """One request of one arm; times in milliseconds, hashes of token ids.
 
     Either `error` is set or everything behind it is, `tpot_ms` apart, which needs two tokens.
@@ -48,7 +48,7 @@ class Row:
     score: float | None = None
 
 
-def to_rows(turn: Turn, score: Score) -> list[Row]:
+def to_rows(turn: ArmBatch, score: Score) -> list[SampleRow]:
     """The rows of a turn, in the order of its samples."""
     arrivals: Sequence[float | None] = turn.arrivals or [None] * len(turn.samples)
     return [
@@ -66,8 +66,10 @@ def hash_tokens(tokens: Sequence[int]) -> str:
     return hashlib.sha256(np.asarray(tokens, dtype="<i4").tobytes()).hexdigest()
 
 
-def _failed(turn: Turn, sample: Sample, outcome: Failure | Result, arrival: float | None) -> Row:
-    return Row(
+def _failed(
+    turn: ArmBatch, sample: Sample, outcome: Failure | Result, arrival: float | None
+) -> SampleRow:
+    return SampleRow(
         arm=turn.arm,
         sample=sample.id,
         round=turn.round,
@@ -79,10 +81,10 @@ def _failed(turn: Turn, sample: Sample, outcome: Failure | Result, arrival: floa
 
 
 def _answered(
-    turn: Turn, sample: Sample, result: Result, arrival: float | None, score: Score
-) -> Row:
+    turn: ArmBatch, sample: Sample, result: Result, arrival: float | None, score: Score
+) -> SampleRow:
     timings = result.timings
-    return Row(
+    return SampleRow(
         arm=turn.arm,
         sample=sample.id,
         round=turn.round,

@@ -8,7 +8,7 @@ import numpy as np
 
 from picbench.engines import ledger
 from picbench.engines.request import Hits, Tokens
-from picbench.output.sample_row import Row
+from picbench.output.sample_row import SampleRow
 from picbench.run.slo import Objectives
 from picbench.run.tally import Tally
 
@@ -107,7 +107,7 @@ def summarise(
 
 def summarise_arm(
     tally: Tally,
-    full: Sequence[Row],
+    full: Sequence[SampleRow],
     *,
     metric: str,
     meaningful: bool,
@@ -156,7 +156,7 @@ def sum_hits(hits: Iterable[Hits]) -> Hits:
     )
 
 
-def makespan_s(rows: Iterable[Row]) -> float | None:
+def makespan_s(rows: Iterable[SampleRow]) -> float | None:
     """Seconds from the start to the last token of any row; None in a closed loop."""
     ends = (
         row.arrival_ms + row.e2e_ms
@@ -184,7 +184,7 @@ def rate(count: int, seconds: float) -> float | None:
     return count / seconds if seconds > 0 else None
 
 
-def ttft_ratio(rows: Iterable[Row], full: Iterable[Row]) -> Ratio | None:
+def ttft_ratio(rows: Iterable[SampleRow], full: Iterable[SampleRow]) -> Ratio | None:
     """TTFT of `rows` over that of `full`, paired by sample; None without a pair."""
     base = {row.sample: row.ttft_ms for row in full if row.timed and row.ttft_ms}
     ratios = [row.ttft_ms / base[row.sample] for row in rows if row.ttft_ms and row.sample in base]

@@ -12,7 +12,7 @@ from picbench.output.ledger_series import Series, read_series
 from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY
 from picbench.papers.paper_settings import Point
 from picbench.papers.runs import Planned
-from picbench.workloads.traffic.traffic_facts import Facts
+from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Measured:
     """One run: its point, the facts about its requests, summary and ledger by arm, manifest."""
 
     point: Point
-    facts: Facts
+    facts: TrafficFacts
     arms: Mapping[str, Mapping[str, Any]]
     series: Mapping[str, Series]
     manifest: Mapping[str, Any]

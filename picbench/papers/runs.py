@@ -15,7 +15,7 @@ from picbench.run.config import parse_config
 from picbench.run.job import Job, prepare
 from picbench.run.services import Services
 from picbench.workloads import models
-from picbench.workloads.traffic.traffic_facts import Facts
+from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Planned:
     """A point, the facts about its requests, and its run; None where that is already complete."""
 
     point: Point
-    facts: Facts
+    facts: TrafficFacts
     directory: Path
     job: Job | None
 

@@ -16,9 +16,8 @@ from picbench.output.run_directory import check_free
 from picbench.run.config import RunConfig
 from picbench.run.sizing import Sizes, measure_sizes
 from picbench.run.slo import Objectives, parse_slo
-from picbench.workloads.facts import Workload as Facts
+from picbench.workloads.facts import WorkloadFacts, summarise
 from picbench.workloads.facts import fingerprint as fingerprint_of
-from picbench.workloads.facts import summarise
 
 #: Settings that change where or how a run is written, and none of its numbers. The names of
 #: files are covered by the fingerprint of the requests that were made from them.
@@ -36,7 +35,7 @@ class Job:
     config: RunConfig
     arms: tuple[Arm, ...]
     workload: Workload
-    facts: Facts
+    facts: WorkloadFacts
     sizes: Sizes
     fingerprint: str
     output: Path

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from picbench.arms.server import Batch, Failure, Server
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import EngineError, InvalidRun
-from picbench.workloads.sample import Part, Sample
+from picbench.workloads.sample import Sample, SampleSegment
 
 #: Groups are this many times as large as the concurrency, for the loop drains at a group's end.
 DEPTH = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ArmBatch:
     """One arm's answer to one group of samples; `arrivals` in seconds, None in a closed loop."""
 
     round: int
@@ -49,7 +49,7 @@ def schedule(
 
 def interleave(
     servers: Mapping[str, Server], samples: Sequence[Sample], concurrency: int
-) -> Iterator[Turn]:
+) -> Iterator[ArmBatch]:
     """Run the whole schedule in a closed loop.
 
     An arm whose engine is gone fails its remaining requests; the others go on.
@@ -63,12 +63,12 @@ def interleave(
                 gone[arm] = str(error)
         if arm in gone:
             batch = _lost(group, gone[arm])
-        yield Turn(number, arm, group, batch)
+        yield ArmBatch(number, arm, group, batch)
 
 
 def replay(
     servers: Mapping[str, Server], samples: Sequence[Sample], arrivals: Sequence[float], first: int
-) -> Iterator[Turn]:
+) -> Iterator[ArmBatch]:
     """Send all samples to each arm at their arrival times (seconds), one arm after another.
 
     Arm number `first` (modulo their number) begins, so that over several runs none always does.
@@ -80,7 +80,7 @@ def replay(
             batch = servers[arm].run(to_requests(samples), None, arrivals)
         except EngineError as error:
             batch = _lost(samples, str(error))
-        yield Turn(0, arm, samples, batch, arrivals)
+        yield ArmBatch(0, arm, samples, batch, arrivals)
 
 
 def preload(servers: Mapping[str, Server], samples: Sequence[Sample], concurrency: int) -> None:
@@ -116,7 +116,7 @@ def to_request(sample: Sample, algorithm: str | None = None) -> Request:
     return Request(parts, algorithm, max_tokens=sample.max_tokens)
 
 
-def _segment(part: Part) -> Text | Chunk:
+def _segment(part: SampleSegment) -> Text | Chunk:
     return (Chunk if part.kind == "chunk" else Text)(tokens=part.tokens)
 
 

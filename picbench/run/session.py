@@ -15,7 +15,7 @@ from picbench.output.sample_row import to_rows
 from picbench.output.summary import ArmSummary, summarise
 from picbench.run.job import Job
 from picbench.run.progress import Progress
-from picbench.run.protocol import Turn, interleave, preload, replay
+from picbench.run.protocol import ArmBatch, interleave, preload, replay
 from picbench.run.tally import Tally
 from picbench.run.verify import verify
 
@@ -97,14 +97,14 @@ class Session:
             self._progress.say(f"preloading {len(samples)} chunks into each arm")
             preload(self._fleet.servers, samples, self._job.config.concurrency)
 
-    def _turns(self) -> Iterator[Turn]:
+    def _turns(self) -> Iterator[ArmBatch]:
         workload, servers = self._job.workload, self._fleet.servers
         if workload.arrivals is None:
             return interleave(servers, workload.samples, self._job.config.concurrency)
         # Any number that differs from run to run will do.
         return replay(servers, workload.samples, workload.arrivals, int(self._job.fingerprint, 16))
 
-    def _keep(self, turn: Turn) -> None:
+    def _keep(self, turn: ArmBatch) -> None:
         rows = to_rows(turn, self._job.workload.score)
         self._directory.append(rows)
         self._tallies[turn.arm].add(rows, turn.batch)

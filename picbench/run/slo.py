@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from picbench.errors import ConfigError
-from picbench.output.sample_row import Row
+from picbench.output.sample_row import SampleRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Objectives:
     tpot: float | None = None
     e2e: float | None = None
 
-    def met(self, row: Row) -> bool:
+    def met(self, row: SampleRow) -> bool:
         """Whether a request was answered, and in time."""
         taken = (row.ttft_ms, row.tpot_ms, row.e2e_ms)
         bounds = (self.ttft, self.tpot, self.e2e)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from picbench.arms.server import Batch
 from picbench.engines.ledger import Snapshot
-from picbench.output.sample_row import Row
+from picbench.output.sample_row import SampleRow
 
 
 @dataclass(slots=True)
@@ -17,13 +17,13 @@ class Tally:
     bytes (loaded, stored) by tier.
     """
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[SampleRow] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
     busy: float = 0.0
     moved: dict[str, tuple[int, int]] = field(default_factory=dict)
     _clock: float = 0.0
 
-    def add(self, rows: Sequence[Row], batch: Batch) -> None:
+    def add(self, rows: Sequence[SampleRow], batch: Batch) -> None:
         """Add a round."""
         self.rows.extend(rows)
         steps = len(self.snapshots)

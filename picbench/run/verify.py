@@ -4,10 +4,10 @@ from picbench.arms.arm import Arm
 from picbench.arms.server import Failure
 from picbench.engines.algorithms import Reuse
 from picbench.errors import InvalidRun
-from picbench.run.protocol import Turn
+from picbench.run.protocol import ArmBatch
 
 
-def verify(turn: Turn, arm: Arm, *, warm: bool = False) -> None:
+def verify(turn: ArmBatch, arm: Arm, *, warm: bool = False) -> None:
     """Raise InvalidRun where an engine ran other tokens, or reused what its arm may not or must.
 
     Arms are comparable only on identical token ids, and an arm that reuses nothing is the
@@ -32,7 +32,7 @@ def verify(turn: Turn, arm: Arm, *, warm: bool = False) -> None:
             )
 
 
-def _verify_warm(turn: Turn, arm: Arm) -> None:
+def _verify_warm(turn: ArmBatch, arm: Arm) -> None:
     results = [o for o in turn.batch.outcomes if not isinstance(o, Failure)]
     if results and not any(result.counts.reused for result in results):
         raise InvalidRun(

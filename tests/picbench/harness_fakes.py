@@ -16,7 +16,7 @@ from picbench.inputs.workload import Workload
 from picbench.run.config import RunConfig
 from picbench.run.services import Services
 from picbench.workloads.models import Model
-from picbench.workloads.sample import Part, Sample
+from picbench.workloads.sample import Sample, SampleSegment
 
 POOL = 100
 
@@ -32,10 +32,10 @@ GPU_FACTS = {"gpu": "G", "driver": "D", "torch": "T", "vllm": "V", "commit": "C"
 def make_sample(number: int, first: int = 1, max_tokens: int = 2) -> Sample:
     """A sample of 36 tokens: text, a chunk of its own, a chunk that all share, text."""
     parts = (
-        Part("text", "t", (first, 2)),
-        Part("chunk", "c", (1000 + number,) * 16),
-        Part("chunk", "d", (7,) * 16),
-        Part("text", "q", (3, 4)),
+        SampleSegment("text", "t", (first, 2)),
+        SampleSegment("chunk", "c", (1000 + number,) * 16),
+        SampleSegment("chunk", "d", (7,) * 16),
+        SampleSegment("text", "q", (3, 4)),
     )
     return Sample(f"s{number}", "fake", parts, ("yes",), max_tokens)
 

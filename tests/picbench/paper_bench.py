@@ -21,7 +21,7 @@ LEDGERS = {
 
 @dataclass
 class LedgerEngine(FakeEngine):
-    """Reports the ledger of its arm."""
+    """TransferResults the ledger of its arm."""
 
     @property
     def memory(self) -> Sequence[Snapshot]:

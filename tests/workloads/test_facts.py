@@ -4,12 +4,12 @@ from typing import Any
 import pytest
 
 from picbench.workloads.facts import fingerprint, summarise
-from picbench.workloads.sample import Part, Sample
+from picbench.workloads.sample import Sample, SampleSegment
 
 
 def sample(*chunks: tuple[int, ...], name: str = "x") -> Sample:
-    parts = [Part("chunk", "", chunk) for chunk in chunks]
-    return Sample(name, "musique", (Part("text", "", (1, 2)), *parts), ("a",), 8)
+    parts = [SampleSegment("chunk", "", chunk) for chunk in chunks]
+    return Sample(name, "musique", (SampleSegment("text", "", (1, 2)), *parts), ("a",), 8)
 
 
 ONE, TWO = sample((3, 4, 5), (6,)), sample((6,), (3, 4, 5), (6,), (7, 8))
@@ -38,9 +38,9 @@ def test_the_fingerprint_is_the_same_everywhere() -> None:
         {"answers": ("b",)},
         {"max_tokens": 9},
         {"dataset": "hotpotqa"},
-        {"parts": (*ONE.parts[:-1], Part("text", "", (6,)))},
-        {"parts": (*ONE.parts[:-1], Part("chunk", "", (7,)))},
-        {"parts": (*ONE.parts[:1], Part("chunk", "", (3, 4, 5, 6)))},
+        {"parts": (*ONE.parts[:-1], SampleSegment("text", "", (6,)))},
+        {"parts": (*ONE.parts[:-1], SampleSegment("chunk", "", (7,)))},
+        {"parts": (*ONE.parts[:1], SampleSegment("chunk", "", (3, 4, 5, 6)))},
     ],
 )
 def test_the_fingerprint_sees_every_change(change: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets import find
 from picbench.workloads.load import load_samples
 from picbench.workloads.prompts.tokens import Tokenizer
-from picbench.workloads.sample import Part, Sample
+from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.sources.row import BadRows
 
 CONTEXTS = {
@@ -74,7 +74,7 @@ def test_empty_parts_are_dropped_but_not_the_bos(
     prompts = tmp_path / "prompts.json"
     prompts.write_text('{"musique": "{context}"}', encoding="utf-8")
     sample = load_samples("musique", data, word_tokenizer, prompts=prompts)[0]
-    assert sample.parts[0] == Part("text", "", (0,))
+    assert sample.parts[0] == SampleSegment("text", "", (0,))
     assert [part.kind for part in sample.parts] == ["text", "chunk", "chunk"]
 
 
@@ -166,7 +166,11 @@ def test_a_file_of_malformed_rows_names_the_first(
 
 
 def test_spans_are_where_the_chunks_lie() -> None:
-    parts = (Part("text", "s", (1, 2)), Part("chunk", "c", (3,)), Part("chunk", "d", (4, 5)))
+    parts = (
+        SampleSegment("text", "s", (1, 2)),
+        SampleSegment("chunk", "c", (3,)),
+        SampleSegment("chunk", "d", (4, 5)),
+    )
     sample = Sample("x", "musique", parts, ("a",), 4)
     assert sample.spans == ((2, 3), (3, 5))
     assert sample.tokens == (1, 2, 3, 4, 5)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from picbench.workloads.prompts.tokens import Tokenizer
-from picbench.workloads.sample import Part
+from picbench.workloads.sample import SampleSegment
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Frame:
 
 
 def truncate(
-    parts: Sequence[Part], budget: int, tokenizer: Tokenizer, frame: Frame | None = None
-) -> tuple[Part, ...]:
+    parts: Sequence[SampleSegment], budget: int, tokenizer: Tokenizer, frame: Frame | None = None
+) -> tuple[SampleSegment, ...]:
     """Keep the first and the last half of the tokens that the budget has (LongBench, pred.py).
 
     A chat template is put around what was kept, as in LongBench: `frame` is kept whole, and the
@@ -35,7 +35,7 @@ def truncate(
     frame = frame or Frame()
     half = (budget - frame.size) // 2
     first, last = frame.before + half, total - half - frame.behind
-    kept: list[Part] = []
+    kept: list[SampleSegment] = []
     start = 0
     for part in parts:
         length = len(part.tokens)
@@ -46,7 +46,7 @@ def truncate(
     return tuple(part for part in kept if part.tokens)
 
 
-def _without(part: Part, start: int, end: int, tokenizer: Tokenizer) -> Part:
+def _without(part: SampleSegment, start: int, end: int, tokenizer: Tokenizer) -> SampleSegment:
     """Return `part` without its tokens from `start` to `end`."""
     if start == end:
         return part

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from picbench.errors import ConfigError
 from picbench.workloads.prompts.tokens import Tokenizer, encode
-from picbench.workloads.sample import Part, Sample
+from picbench.workloads.sample import Sample, SampleSegment
 
 #: The data set of random tokens.
 SYNTHETIC = "synthetic"
@@ -21,8 +21,8 @@ HEAD, TAIL = 16, 32
 class Question:
     """What is asked about a topic: the text before its chunks, the text behind, the answers."""
 
-    head: Part
-    tail: Part
+    head: SampleSegment
+    tail: SampleSegment
     answers: tuple[str, ...] = ()
 
 
@@ -30,14 +30,14 @@ class Question:
 class Topic:
     """Chunks that belong together, in order, and questions about them."""
 
-    chunks: tuple[Part, ...]
+    chunks: tuple[SampleSegment, ...]
     questions: tuple[Question, ...]
 
 
 class Renew(Protocol):
     """Makes chunks like a given one that no request has yet."""
 
-    def __call__(self, chunk: Part, number: int, /) -> Part:
+    def __call__(self, chunk: SampleSegment, number: int, /) -> SampleSegment:
         """A chunk of its own for each number."""
 
 
@@ -91,11 +91,11 @@ def from_tokens(
     Each chunk is a topic of its own, with one question of random ids.
     """
     rng = Random(f"{seed}/tokens")
-    head = Part("text", "", _random(rng, ids, HEAD))
+    head = SampleSegment("text", "", _random(rng, ids, HEAD))
     topics = tuple(
         Topic(
-            (Part("chunk", "", _random(rng, ids, chunk_tokens)),),
-            (Question(head, Part("text", "", _random(rng, ids, TAIL))),),
+            (SampleSegment("chunk", "", _random(rng, ids, chunk_tokens)),),
+            (Question(head, SampleSegment("text", "", _random(rng, ids, TAIL))),),
         )
         for _ in range(pool)
     )
@@ -106,9 +106,9 @@ def from_tokens(
 class _Numbered:
     tokenizer: Tokenizer
 
-    def __call__(self, chunk: Part, number: int, /) -> Part:
+    def __call__(self, chunk: SampleSegment, number: int, /) -> SampleSegment:
         text = f"Copy {number}.\n{chunk.text}"
-        return Part("chunk", text, encode(self.tokenizer, [text])[0])
+        return SampleSegment("chunk", text, encode(self.tokenizer, [text])[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ class _Random:
     ids: Sequence[int]
     seed: int
 
-    def __call__(self, chunk: Part, number: int, /) -> Part:
+    def __call__(self, chunk: SampleSegment, number: int, /) -> SampleSegment:
         rng = Random(f"{self.seed}/copy/{number}")
-        return Part("chunk", "", _random(rng, self.ids, len(chunk.tokens)))
+        return SampleSegment("chunk", "", _random(rng, self.ids, len(chunk.tokens)))
 
 
 def _random(rng: Random, ids: Sequence[int], count: int) -> tuple[int, ...]:
@@ -133,10 +133,10 @@ def _topics(samples: Iterable[Sample]) -> Iterator[Topic]:
 
 
 def _join(
-    passages: Sequence[Part], tokenizer: Tokenizer, least: int, tokens: int
-) -> Iterator[Part]:
+    passages: Sequence[SampleSegment], tokenizer: Tokenizer, least: int, tokens: int
+) -> Iterator[SampleSegment]:
     """Join passages until each chunk has `least` of them and `tokens` tokens."""
-    groups: list[list[Part]] = []
+    groups: list[list[SampleSegment]] = []
     for passage in passages:
         if groups and not _is_full(groups[-1], least, tokens):
             groups[-1].append(passage)
@@ -147,8 +147,8 @@ def _join(
         groups[-1] += rest
     texts = ["".join(part.text for part in group) for group in groups]
     for text, ids in zip(texts, encode(tokenizer, texts), strict=True):
-        yield Part("chunk", text, ids)
+        yield SampleSegment("chunk", text, ids)
 
 
-def _is_full(group: Sequence[Part], least: int, tokens: int) -> bool:
+def _is_full(group: Sequence[SampleSegment], least: int, tokens: int) -> bool:
     return len(group) >= least and sum(len(part.tokens) for part in group) >= tokens

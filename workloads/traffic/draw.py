@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from picbench.errors import ConfigError
-from picbench.workloads.sample import Part, Sample
+from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.traffic.arrivals import arrival_times
 from picbench.workloads.traffic.corpus import Corpus
 from picbench.workloads.traffic.popularity import pick, zipf
@@ -23,7 +23,7 @@ class Stream:
     samples: tuple[Sample, ...]
     users: tuple[int, ...]
     arrivals: tuple[float, ...] | None = None
-    preload: tuple[Part, ...] = ()
+    preload: tuple[SampleSegment, ...] = ()
 
 
 def draw(traffic: Traffic, corpus: Corpus) -> Stream:
@@ -36,7 +36,7 @@ def draw(traffic: Traffic, corpus: Corpus) -> Stream:
     asked = list(_Draw(traffic, corpus).requests(min(senders, traffic.requests)))
     users = tuple(number % senders for number in range(traffic.requests))
     samples = [replace(asked[user], id=f"r{number}") for number, user in enumerate(users)]
-    preload: tuple[Part, ...] = ()
+    preload: tuple[SampleSegment, ...] = ()
     if traffic.cached is not None:
         samples, preload = _renew(samples, traffic, corpus)
     return Stream(tuple(samples), users, times(traffic), preload)
@@ -82,7 +82,7 @@ class _Draw:
             max_tokens=self._corpus.max_tokens,
         )
 
-    def _others(self, topic: int) -> list[Part]:
+    def _others(self, topic: int) -> list[SampleSegment]:
         """The chunks of a request that are not its topic's."""
         if self._traffic.chunks is None:
             return []
@@ -113,7 +113,7 @@ def _starts(sizes: Sequence[int]) -> list[int]:
 
 def _renew(
     samples: Sequence[Sample], traffic: Traffic, corpus: Corpus
-) -> tuple[list[Sample], tuple[Part, ...]]:
+) -> tuple[list[Sample], tuple[SampleSegment, ...]]:
     """Replace chunks by new ones until the share of the others is what `traffic.cached` says.
 
     Request by request, as near as whole chunks allow. Returns the samples and the chunks that
@@ -122,7 +122,7 @@ def _renew(
     rng = Random(f"{traffic.seed}/copies")
     share = traffic.cached or 0.0
     renewed: list[Sample] = []
-    preload: dict[Part, None] = {}
+    preload: dict[SampleSegment, None] = {}
     known = total = number = 0
     for sample in samples:
         parts = list(sample.parts)

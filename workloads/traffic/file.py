@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from picbench.errors import ConfigError, DataError
-from picbench.workloads.sample import Part, Sample
+from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.traffic.draw import Stream
 
 FORMAT, VERSION = "picbench-requests", 1
@@ -91,10 +91,10 @@ def read_requests(path: Path) -> Requests:
 
 
 def _lines(stream: Stream) -> Iterator[dict[str, Any]]:
-    names: dict[Part, str] = {}
+    names: dict[SampleSegment, str] = {}
     preload = set(stream.preload)
 
-    def named(parts: Iterable[Part]) -> Iterator[dict[str, Any]]:
+    def named(parts: Iterable[SampleSegment]) -> Iterator[dict[str, Any]]:
         for part in parts:
             if part.kind == "chunk" and part not in names:
                 names[part] = f"c{len(names)}"
@@ -115,7 +115,7 @@ def _lines(stream: Stream) -> Iterator[dict[str, Any]]:
         }
 
 
-def _content(part: Part) -> dict[str, Any]:
+def _content(part: SampleSegment) -> dict[str, Any]:
     return {"text": part.text, "tokens": list(part.tokens)}
 
 
@@ -143,8 +143,8 @@ class _Reader:
     def __init__(self, path: Path, dataset: str) -> None:
         self._path = path
         self._dataset = dataset
-        self._chunks: dict[str, Part] = {}
-        self._preload: list[Part] = []
+        self._chunks: dict[str, SampleSegment] = {}
+        self._preload: list[SampleSegment] = []
         self._samples: list[Sample] = []
         self._users: list[int] = []
         self._arrivals: list[float | None] = []
@@ -173,7 +173,7 @@ class _Reader:
         except ValueError as error:
             raise DataError(f"{where}: {first_problem(error)}", hint=_HINT) from error
         if isinstance(found, ChunkSchema):
-            chunk = Part("chunk", found.text, tuple(found.tokens))
+            chunk = SampleSegment("chunk", found.text, tuple(found.tokens))
             self._chunks[found.chunk] = chunk
             self._preload += [chunk] * found.preload
             return
@@ -186,9 +186,9 @@ class _Reader:
         self._users.append(found.user)
         self._arrivals.append(found.arrival)
 
-    def _part(self, part: Any, where: str) -> Part:
+    def _part(self, part: Any, where: str) -> SampleSegment:
         if not hasattr(part, "chunk"):
-            return Part("text", part.text, tuple(part.tokens))
+            return SampleSegment("text", part.text, tuple(part.tokens))
         if part.chunk not in self._chunks:
             raise DataError(f"{where}: no chunk is called {part.chunk!r} so far", hint=_HINT)
         return self._chunks[part.chunk]

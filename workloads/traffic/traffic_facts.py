@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from picbench.workloads.sample import Part
+from picbench.workloads.sample import SampleSegment
 from picbench.workloads.traffic.draw import Stream
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TrafficFacts:
     """Means are over requests, tokens are prompt tokens.
 
     `reuse` is the share of chunk tokens that lie in a chunk which was preloaded or came before,
@@ -31,7 +31,7 @@ class Facts:
     rate: float | None
 
 
-def measure(stream: Stream) -> Facts:
+def measure(stream: Stream) -> TrafficFacts:
     """The facts about a stream, which has at least one request."""
     count = len(stream.samples)
     chunks = [chunk for sample in stream.samples for chunk in sample.chunks]
@@ -41,7 +41,7 @@ def measure(stream: Stream) -> Facts:
     new = _length(set(chunks) - preload)
     cached = _length(chunk for chunk in chunks if chunk in preload)
     seen = Counter(chunk for sample in stream.samples for chunk in set(sample.chunks))
-    return Facts(
+    return TrafficFacts(
         requests=count,
         users=len(set(stream.users)),
         mean_tokens=total / count,
@@ -62,5 +62,5 @@ def _rate(stream: Stream) -> float | None:
     return len(stream.arrivals) / max(stream.arrivals)
 
 
-def _length(chunks: Iterable[Part]) -> int:
+def _length(chunks: Iterable[SampleSegment]) -> int:
     return sum(len(chunk.tokens) for chunk in chunks)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from picbench.errors import ConfigError
 from picbench.workloads.prompts.tokens import Tokenizer, begin, encode
-from picbench.workloads.sample import Part
+from picbench.workloads.sample import SampleSegment
 from picbench.workloads.traffic.draw import Stream
 
 
@@ -24,7 +24,7 @@ def check_tokens(stream: Stream, tokenizer: Tokenizer, path: Path) -> None:
             )
 
 
-def _parts(stream: Stream) -> Iterator[Part]:
+def _parts(stream: Stream) -> Iterator[SampleSegment]:
     yield from stream.preload
     for sample in stream.samples:
         yield from sample.parts

@@ -27,7 +27,7 @@ Hasher = Callable[[Any], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Postponed:
+class DeferredHasher:
     """vLLM's hasher, but for requests that describe chunks: these are not hashed unasked."""
 
     stock: Hasher
@@ -41,7 +41,7 @@ class Postponed:
 
 
 def postpone() -> None:
-    """Have engine cores of this process make `Postponed` hashers; raises for another vLLM."""
+    """Have engine cores of this process make `DeferredHasher` hashers; raises for another vLLM."""
     core: Any = import_module("vllm.v1.engine.core")
     upstream = core.get_request_block_hasher
     if getattr(upstream, "postpones", False):
@@ -49,8 +49,8 @@ def postpone() -> None:
     check_signature(upstream, ("hash_block_size", "caching_hash_fn"))
 
     @wraps(upstream)
-    def get_request_block_hasher(*args: Any, **kwargs: Any) -> Postponed:
-        return Postponed(upstream(*args, **kwargs))
+    def get_request_block_hasher(*args: Any, **kwargs: Any) -> DeferredHasher:
+        return DeferredHasher(upstream(*args, **kwargs))
 
     get_request_block_hasher.postpones = True  # type: ignore[attr-defined]
     core.get_request_block_hasher = get_request_block_hasher
@@ -59,7 +59,7 @@ def postpone() -> None:
 def hash_prompt(request: "Request") -> None:
     """Hash what was postponed, and what the request computes from now on."""
     hasher = request._block_hasher
-    if isinstance(hasher, Postponed):
+    if isinstance(hasher, DeferredHasher):
         request._block_hasher = hasher.stock
         request.update_block_hashes()
 
@@ -73,5 +73,5 @@ def hash_lead(request: "Request", tokens: int) -> list[Key]:
     lead.all_token_ids = ConstantList(lead._all_token_ids)
     lead.block_hashes = []
     hasher = request._block_hasher
-    stock = hasher.stock if isinstance(hasher, Postponed) else hasher
+    stock = hasher.stock if isinstance(hasher, DeferredHasher) else hasher
     return list(stock(lead)) if stock is not None else []

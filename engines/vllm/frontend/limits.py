@@ -72,7 +72,7 @@ def check_request(config: Any, request: Any, registry: Registry) -> None:
         limits = Limits.of(config)
         layout = settings.layout(algorithm, request.cache_salt, limits.block_size)
         try:
-            footprint = measure(cut(prompt, args.spans), algorithm.treat, layout)
+            footprint = measure(cut(prompt, args.spans), algorithm.plan_chunk, layout)
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
         limits.check(footprint, params.max_tokens or 1)

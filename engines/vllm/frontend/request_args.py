@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from picbench.engines.algorithms import Algorithm, Registry
-from picbench.engines.planning.policy import Piece
+from picbench.engines.planning.policy import Segment
 from picbench.errors import ConfigError
 
 ARGS = "pic"
@@ -28,7 +28,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class PicArgs:
+class RequestArgs:
     """A request's chunks as ``[start, end)`` spans of prompt tokens, and its algorithm.
 
     `algorithm` None means the engine's default. `tag` comes back with the request's report.
@@ -41,7 +41,7 @@ class PicArgs:
 
 def read_args(
     extra_args: Mapping[str, Any] | None, prompt_tokens: int, registry: Registry
-) -> PicArgs | None:
+) -> RequestArgs | None:
     """A request's PIC arguments; None if it has none.
 
     Raises ConfigError if spans overlap, are empty, or leave the prompt, or if the algorithm is
@@ -61,7 +61,7 @@ def read_args(
     else:
         return None
     chosen = registry.parse(algorithm) if algorithm else None
-    return PicArgs(_spans(spans, prompt_tokens), chosen, tag)
+    return RequestArgs(_spans(spans, prompt_tokens), chosen, tag)
 
 
 def describes_chunks(extra_args: Mapping[str, Any] | None) -> bool:
@@ -73,13 +73,13 @@ def describes_chunks(extra_args: Mapping[str, Any] | None) -> bool:
     return bool(spans)
 
 
-def cut(tokens: Sequence[int], spans: Sequence[Span]) -> list[Piece]:
+def cut(tokens: Sequence[int], spans: Sequence[Span]) -> list[Segment]:
     """Prompt tokens as pieces: the spans are chunks, everything between them is text."""
     pieces, at = [], 0
     for start, end in spans:
-        pieces += [Piece(tuple(tokens[at:start])), Piece(tuple(tokens[start:end]), chunk=True)]
+        pieces += [Segment(tuple(tokens[at:start])), Segment(tuple(tokens[start:end]), chunk=True)]
         at = end
-    pieces.append(Piece(tuple(tokens[at:])))
+    pieces.append(Segment(tuple(tokens[at:])))
     return [piece for piece in pieces if piece.tokens]
 
 

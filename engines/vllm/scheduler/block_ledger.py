@@ -45,7 +45,7 @@ class _Watched:
     cached: int = 0
 
 
-class Observer:
+class BlockLedger:
     """Watches one scheduler; `on_block_evicted` and `reset` are vLLM's collector hooks.
 
     The hooks (vllm/v1/core/block_pool.py, `metrics_collector`) tell when a cached block is

@@ -12,9 +12,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
 
-from picbench.engines.chunk_cache.resident_chunks import Coordinator, Evicted
-from picbench.engines.chunk_cache.tier_index import Directory, Place
-from picbench.engines.chunk_cache.transfers import Load, Orders, Part, Reports, Store
+from picbench.engines.chunk_cache.resident_chunks import EvictedChunk, ResidentChunks
+from picbench.engines.chunk_cache.tier_index import Place, TierIndex
+from picbench.engines.chunk_cache.transfers import (
+    LoadCommand,
+    LoadedChunk,
+    StoreCommand,
+    TransferCommands,
+    TransferResults,
+)
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.vllm.scheduler import rewrite
@@ -31,7 +37,7 @@ Submit = Callable[["Request", "Request"], None]
 
 
 @dataclass(slots=True)
-class Job:
+class ChunkJob:
     """A chunk on its way into the pool: by which request, for whom, and ahead of whom it stands.
 
     `owner` asked first and is charged; `ahead_of` is the first in the queue that needs it.
@@ -53,18 +59,18 @@ class Job:
 
 
 @dataclass(slots=True)
-class Supply:
+class ChunkJobs:
     """The jobs of one scheduler. With `tiers`, compiled chunks are stored and evicted ones kept."""
 
     pool: Pool
     submit: Submit
-    directory: Directory
+    directory: TierIndex
     tiers: bool
-    orders: Orders = field(default_factory=Orders)
+    orders: TransferCommands = field(default_factory=TransferCommands)
     pending: int = 0
-    chunks: Coordinator = field(init=False)
-    _jobs: dict[Key, Job] = field(default_factory=dict)
-    _by_request: dict[str, Job] = field(default_factory=dict)
+    chunks: ResidentChunks = field(init=False)
+    _jobs: dict[Key, ChunkJob] = field(default_factory=dict)
+    _by_request: dict[str, ChunkJob] = field(default_factory=dict)
     _numbers: "count[int]" = field(default_factory=count)
     _unfinished: Counter[Key] = field(default_factory=Counter)
     _moving: dict[Key, Canonical] = field(default_factory=dict)
@@ -72,14 +78,14 @@ class Supply:
     _pins: "dict[Key, list[KVCacheBlock]]" = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.chunks = Coordinator(self.pool, self._demote)
+        self.chunks = ResidentChunks(self.pool, self._demote)
 
     @property
     def idle(self) -> bool:
         """Whether no chunk is on its way, in or out."""
         return not (self._jobs or self._moving or self.orders or self.pending)
 
-    def job_of(self, request_id: str) -> Job | None:
+    def job_of(self, request_id: str) -> ChunkJob | None:
         """The job that a request does, if it is one of ours."""
         return self._by_request.get(request_id)
 
@@ -113,7 +119,7 @@ class Supply:
             job.ahead_of = parent.request_id
             self.submit(job.request, parent)
 
-    def end(self, job: Job, blocks: tuple[int, ...], *, done: bool) -> None:
+    def end(self, job: ChunkJob, blocks: tuple[int, ...], *, done: bool) -> None:
         """A job's request ended; `blocks` are its blocks. Without `done` it was given up."""
         del self._jobs[job.key], self._by_request[job.request.request_id]
         if not job.fetches:
@@ -121,13 +127,15 @@ class Supply:
         if not done:
             return
         if self.tiers and not job.fetches:
-            self.orders.stores.append(Store(job.key, blocks[len(job.canonical.anchor_pages) :]))
+            self.orders.stores.append(
+                StoreCommand(job.key, blocks[len(job.canonical.anchor_pages) :])
+            )
         if job.shared or not self.tiers:
             self.chunks.add(job.canonical)
         else:
             self._moving[job.key] = job.canonical
 
-    def heard(self, reports: Reports) -> None:
+    def heard(self, reports: TransferResults) -> None:
         """Take over what the tiers answered."""
         self.pending = reports.pending
         self.directory.update(reports)
@@ -144,12 +152,12 @@ class Supply:
             if not any(map(self.pool.in_use, names)):
                 del self._leaving[key]
 
-    def load(self, job: Job, block_ids: tuple[int, ...], resident: int) -> None:
+    def load(self, job: ChunkJob, block_ids: tuple[int, ...], resident: int) -> None:
         """Order the load of a fetch whose first `resident` pages were in the pool."""
         size = len(job.plan.keys)
         pages = tuple(range(resident, size))
-        part = Part(job.key, size, pages, block_ids[resident:size])
-        self.orders.loads.append(Load(job.request.request_id, (part,)))
+        part = LoadedChunk(job.key, size, pages, block_ids[resident:size])
+        self.orders.loads.append(LoadCommand(job.request.request_id, (part,)))
 
     def orphans(self, wanted: set[Key]) -> list[str]:
         """Ids of the requests of jobs that nobody waits for."""
@@ -197,7 +205,7 @@ class Supply:
         self.directory.clear()
         self.orders.clear = self.tiers
 
-    def fetches(self) -> list[Job]:
+    def fetches(self) -> list[ChunkJob]:
         """The jobs that a tier does."""
         return [job for job in self._jobs.values() if job.fetches]
 
@@ -212,7 +220,7 @@ class Supply:
         verb = "fetch" if fetches else "compile"
         request = rewrite.own_request(f"pic-{verb}-{next(self._numbers)}", plan, parent)
         asker = parent.request_id
-        job = Job(canonical, request, plan, asker, asker, fetches, shared)
+        job = ChunkJob(canonical, request, plan, asker, asker, fetches, shared)
         self._jobs[canonical.key] = self._by_request[request.request_id] = job
         if not fetches:
             self.directory.settle(canonical.key)
@@ -233,10 +241,10 @@ class Supply:
         elif self.mappable(canonical):
             self.chunks.add(canonical)
 
-    def _demote(self, chunk: Evicted) -> None:
+    def _demote(self, chunk: EvictedChunk) -> None:
         if self.tiers and not self.stored(chunk.key):
-            self.orders.stores.append(Store(chunk.key, chunk.blocks))
+            self.orders.stores.append(StoreCommand(chunk.key, chunk.blocks))
 
 
-def _names(job: Job) -> list[Key]:
+def _names(job: ChunkJob) -> list[Key]:
     return [page.name for page in job.canonical.pages]

@@ -7,12 +7,12 @@ wants to know, and what vLLM itself put there stays in place.
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from picbench.engines.chunk_cache.resident_chunks import Coordinator
+from picbench.engines.chunk_cache.resident_chunks import ResidentChunks
 from picbench.engines.planning.keys import is_canonical
 from picbench.engines.vllm.scheduler.pool import Pool, key_of
 
 
-class Listener(Protocol):
+class EvictionListener(Protocol):
     """Who wants to know."""
 
     def on_block_evicted(self, block: Any) -> None:
@@ -23,14 +23,14 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Collector:
+class EvictionCollector:
     """What vLLM's block pool calls. `stock` is vLLM's own collector, which hears all there is.
 
     A prompt of 32k tokens hits two thousand blocks: nobody else is told of hits.
     """
 
     stock: Any
-    listeners: list[Listener]
+    listeners: list[EvictionListener]
 
     def on_block_evicted(self, block: Any) -> None:
         """Tell everybody."""
@@ -58,10 +58,10 @@ class Collector:
 
 
 @dataclass(frozen=True, slots=True)
-class Evictions:
+class ChunkEvictions:
     """Tells the coordinator which pages the pool gives away."""
 
-    chunks: Coordinator
+    chunks: ResidentChunks
     pool: Pool
 
     def on_block_evicted(self, block: Any) -> None:
@@ -75,9 +75,9 @@ class Evictions:
         self.chunks.reset()
 
 
-def listen(block_pool: Any, listener: Listener) -> None:
+def listen(block_pool: Any, listener: EvictionListener) -> None:
     """Add a listener to a block pool."""
     collector = block_pool.metrics_collector
-    if not isinstance(collector, Collector):
-        collector = block_pool.metrics_collector = Collector(collector, [])
+    if not isinstance(collector, EvictionCollector):
+        collector = block_pool.metrics_collector = EvictionCollector(collector, [])
     collector.listeners.append(listener)

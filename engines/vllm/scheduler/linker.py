@@ -15,7 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
-from picbench.engines.chunk_cache.transfers import Copy, Load, Part, Reports
+from picbench.engines.chunk_cache.transfers import (
+    CopyCommand,
+    LoadCommand,
+    LoadedChunk,
+    TransferResults,
+)
 from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.layout import Footprint, lay_out
@@ -23,9 +28,9 @@ from picbench.engines.planning.plan import Canonical, Plan, Slot
 from picbench.engines.request import Hits, Tokens
 from picbench.engines.vllm.frontend.hashing import hash_lead, hash_prompt
 from picbench.engines.vllm.frontend.limits import Limits
-from picbench.engines.vllm.frontend.request_args import PicArgs, cut, read_args
+from picbench.engines.vllm.frontend.request_args import RequestArgs, cut, read_args
 from picbench.engines.vllm.scheduler import rewrite
-from picbench.engines.vllm.scheduler.chunk_jobs import Job, Supply
+from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJob, ChunkJobs
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError, EngineError
@@ -62,7 +67,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class PromptCost:
     """What a request's prompt cost, once it was first scheduled."""
 
     tokens: Tokens
@@ -72,7 +77,9 @@ class Report:
 class Linker:
     """Plans requests and has missing chunks supplied; one belongs to each scheduler."""
 
-    def __init__(self, settings: PicSettings, limits: Limits, pool: Pool, supply: Supply) -> None:
+    def __init__(
+        self, settings: PicSettings, limits: Limits, pool: Pool, supply: ChunkJobs
+    ) -> None:
         self._settings = settings
         self._registry = Registry()
         self._default = self._registry.parse(settings.algorithm)
@@ -83,7 +90,7 @@ class Linker:
         self._links: dict[str, Link] = {}
         self._isolated: set[str] = set()
         self._pages = PageCache()
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, PromptCost] = {}
 
     def admit(self, request: "Request") -> None:
         """Plan a new request and rewrite it into compute order; plain requests stay as they are.
@@ -200,7 +207,7 @@ class Linker:
         if job is not None:
             self._supply.end(job, block_ids, done=done)
 
-    def heard(self, reports: Reports) -> None:
+    def heard(self, reports: TransferResults) -> None:
         """Take over what the tiers answered; count what they loaded for whom."""
         self._supply.heard(reports)
         for request_id, served in reports.served.items():
@@ -232,7 +239,7 @@ class Linker:
         waiting = [block for link in self._links.values() for block in link.held.values()]
         return waiting + self._supply.pinned()
 
-    def take_report(self, tag: str) -> Report | None:
+    def take_report(self, tag: str) -> PromptCost | None:
         """What the request with this tag cost; None for a plain request. Each can be taken once."""
         return self._reports.pop(tag, None)
 
@@ -241,7 +248,7 @@ class Linker:
         """Whether nothing is planned, held or on its way."""
         return not self._links and self._supply.idle
 
-    def _plan(self, request: "Request", args: PicArgs, algorithm: Algorithm) -> None:
+    def _plan(self, request: "Request", args: RequestArgs, algorithm: Algorithm) -> None:
         assert request.prompt_token_ids is not None
         if request.skip_reading_prefix_cache:
             raise ConfigError(
@@ -252,7 +259,9 @@ class Linker:
         layout = self._settings.layout(algorithm, request.cache_salt, self._block_size)
         keys = hash_lead(request, args.spans[0][0])
         try:
-            plan = lay_out(pieces, algorithm.treat, layout, prefix_keys=keys, cache=self._pages)
+            plan = lay_out(
+                pieces, algorithm.plan_chunk, layout, prefix_keys=keys, cache=self._pages
+            )
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
         compiles = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]
@@ -293,17 +302,17 @@ class Linker:
         target = dict[Key, list[int]]()
         for name, block in zip(link.plan.copies, blocks, strict=True):
             target.setdefault(name, []).append(block)
-        parts: list[Part] = []
+        parts: list[LoadedChunk] = []
         for canonical in link.plan.canonicals:
             into = [(i, b) for i in canonical.used for b in target.pop(canonical.pages[i].name, ())]
             if not self._supply.stored(canonical.key):
                 source = {i: self._pool.block_id(canonical.pages[i].name) for i in canonical.used}
-                self._supply.orders.copies += [Copy(source[i], block) for i, block in into]
+                self._supply.orders.copies += [CopyCommand(source[i], block) for i, block in into]
             elif into:
                 pages, ids = zip(*into, strict=True)
-                parts.append(Part(canonical.key, len(canonical.pages), pages, ids))
+                parts.append(LoadedChunk(canonical.key, len(canonical.pages), pages, ids))
         if parts:
-            self._supply.orders.loads.append(Load(request.request_id, tuple(parts)))
+            self._supply.orders.loads.append(LoadCommand(request.request_id, tuple(parts)))
 
     def _private(self, request: "Request", block_ids: tuple[int, ...]) -> tuple[int, ...]:
         """Those of a request's blocks that no other request could ever find.
@@ -315,7 +324,7 @@ class Linker:
         link = self._links.get(request.request_id)
         return block_ids[link.plan.shared :] if link and link.copies else ()
 
-    def _charge(self, job: Job, hit_tokens: int) -> None:
+    def _charge(self, job: ChunkJob, hit_tokens: int) -> None:
         """Charge a compile to the request that asked first."""
         owner = self._links.get(job.owner)
         if owner is not None and not owner.placed:
@@ -336,4 +345,4 @@ class Linker:
         rewrite.correct_stats(request, plan, reused)
         if link.tag is not None:
             found = Hits(plan.shared, hits - plan.canonical, len(plan.copies), dict(link.served))
-            self._reports[link.tag] = Report(tokens, found)
+            self._reports[link.tag] = PromptCost(tokens, found)

@@ -14,7 +14,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from picbench.engines.chunk_cache.tier_index import Directory
+from picbench.engines.chunk_cache.tier_index import TierIndex
 from picbench.engines.vllm.compat import (
     check_config,
     check_kv_groups,
@@ -23,8 +23,8 @@ from picbench.engines.vllm.compat import (
 )
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.frontend.plugin import check_registered
-from picbench.engines.vllm.scheduler.chunk_jobs import Supply
-from picbench.engines.vllm.scheduler.evictions import Evictions, listen
+from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
+from picbench.engines.vllm.scheduler.evictions import ChunkEvictions, listen
 from picbench.engines.vllm.scheduler.linker import Linker
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.settings import REJECTED, WORKERS, PicSettings
@@ -40,13 +40,13 @@ class PicScheduler(Scheduler):
         check_kv_groups(len(kv_cache_config.kv_cache_groups))
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         pool = Pool(self.kv_cache_manager.block_pool)
-        directory = Directory(asks=settings.shares_tiers)
-        self.supply = Supply(pool, self._queue_ahead, directory, tiers=bool(settings.tiers))
+        directory = TierIndex(asks=settings.shares_tiers)
+        self.supply = ChunkJobs(pool, self._queue_ahead, directory, tiers=bool(settings.tiers))
         self.linker = Linker(settings, Limits.of(vllm_config), pool, self.supply)
         self._pool = pool
         self._rejects = settings.on_pressure == "reject"
         self._rejected: list[Request] = []
-        listen(self.kv_cache_manager.block_pool, Evictions(self.supply.chunks, pool))
+        listen(self.kv_cache_manager.block_pool, ChunkEvictions(self.supply.chunks, pool))
         assert isinstance(self.connector, PicConnector)
         self.connector.serve(self.linker, self.supply)
 

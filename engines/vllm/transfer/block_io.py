@@ -42,7 +42,7 @@ class BlockStore:
             layer[ids] = part.view(-1, *self._shape).to(layer.device)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks within the pool, from the first to the second of each pair."""
+        """CopyCommand blocks within the pool, from the first to the second of each pair."""
         if not pairs:
             return
         sources, targets = torch.tensor(pairs, device=self._layers[0].device).T

@@ -2,7 +2,7 @@
 
 Upstream: vllm/distributed/kv_transfer/kv_connector/v1/base.py of vLLM 0.32.0. vLLM makes one
 object of this class for the scheduler and one for every worker. The scheduler's is a thin front of
-the linker, the worker's of the courier; orders and reports travel with each step.
+the linker, the worker's of the tier_client; orders and reports travel with each step.
 """
 
 from dataclasses import dataclass, field
@@ -17,33 +17,33 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from picbench.engines.chunk_cache.transfers import Orders, Reports
+from picbench.engines.chunk_cache.transfers import TransferCommands, TransferResults
 from picbench.engines.vllm.settings import PicSettings
-from picbench.engines.vllm.transfer.tier_client import Courier
+from picbench.engines.vllm.transfer.tier_client import TierClient
 
 if TYPE_CHECKING:
-    from picbench.engines.vllm.scheduler.chunk_jobs import Supply
+    from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
     from picbench.engines.vllm.scheduler.linker import Linker
 
 
 @dataclass
-class StepOrders(KVConnectorMetadata):
+class StepTransferCommands(KVConnectorMetadata):
     """A step's orders on their way to the workers; an `idle` step computes nothing."""
 
-    orders: Orders = field(default_factory=Orders)
+    orders: TransferCommands = field(default_factory=TransferCommands)
     idle: bool = False
 
 
 @dataclass
-class StepReports(KVConnectorWorkerMetadata):
+class StepTransferResults(KVConnectorWorkerMetadata):
     """A step's answers on their way to the scheduler."""
 
-    reports: Reports
+    reports: TransferResults
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepReports":
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepTransferResults":
         """What two workers say together."""
-        assert isinstance(other, StepReports)
-        return StepReports(self.reports.merge(other.reports))
+        assert isinstance(other, StepTransferResults)
+        return StepTransferResults(self.reports.merge(other.reports))
 
 
 class PicConnector(KVConnectorBase_V1):
@@ -52,27 +52,27 @@ class PicConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._linker: Linker | None = None
-        self._supply: Supply | None = None
-        self._courier: Courier | None = None
+        self._supply: ChunkJobs | None = None
+        self._tier_client: TierClient | None = None
         self._idle = False
         if role == KVConnectorRole.WORKER:
             settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
-            self._courier = Courier(settings.tiers)
+            self._tier_client = TierClient(settings.tiers)
 
     @property
     def requires_kv_delivery(self) -> bool:
         """A lost store is a later miss, nothing worse."""
         return False
 
-    def serve(self, linker: "Linker", supply: "Supply") -> None:
+    def serve(self, linker: "Linker", supply: "ChunkJobs") -> None:
         """Scheduler: from now on answer for this linker."""
         self._linker, self._supply = linker, supply
 
     @property
-    def courier(self) -> Courier:
+    def tier_client(self) -> TierClient:
         """Worker: what moves the bytes."""
-        assert self._courier is not None
-        return self._courier
+        assert self._tier_client is not None
+        return self._tier_client
 
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
@@ -91,12 +91,12 @@ class PicConnector(KVConnectorBase_V1):
         """Scheduler: the step's orders."""
         assert self._supply is not None
         idle = scheduler_output.total_num_scheduled_tokens == 0
-        return StepOrders(self._supply.orders.take(), idle)
+        return StepTransferCommands(self._supply.orders.take(), idle)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Scheduler: take over what the workers report."""
         found = connector_output.kv_connector_worker_meta
-        if isinstance(found, StepReports) and self._linker is not None:
+        if isinstance(found, StepTransferResults) and self._linker is not None:
             self._linker.heard(found.reports)
 
     def has_pending_push_work(self) -> bool:
@@ -111,7 +111,7 @@ class PicConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
         """Worker: the pool's tensors, one a layer."""
-        self.courier.register(list(kv_caches.values()))
+        self.tier_client.register(list(kv_caches.values()))
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Worker: read blocks of the last step before this one overwrites them.
@@ -119,9 +119,9 @@ class PicConnector(KVConnectorBase_V1):
         vLLM calls this first of all in every step (vllm/v1/worker/gpu_model_runner.py,
         execute_model), whether or not anything was preempted.
         """
-        assert isinstance(kv_connector_metadata, StepOrders)
+        assert isinstance(kv_connector_metadata, StepTransferCommands)
         self._idle = kv_connector_metadata.idle
-        self.courier.carry_out(kv_connector_metadata.orders)
+        self.tier_client.carry_out(kv_connector_metadata.orders)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Worker: nothing to do, `handle_preemptions` has started the loads."""
@@ -140,15 +140,15 @@ class PicConnector(KVConnectorBase_V1):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Worker: the loads that ended since the last step."""
         if self._idle:
-            self.courier.wait()
-        done, failed = self.courier.ended()
+            self.tier_client.wait()
+        done, failed = self.tier_client.ended()
         return KVConnectorTransferResults(finished_recving=done | failed, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Worker: what else the scheduler should know."""
-        return StepReports(self.courier.report())
+        return StepTransferResults(self.tier_client.report())
 
     def shutdown(self) -> None:
         """Worker: give what is on its way a moment, then close the tiers."""
-        if self._courier is not None:
-            self._courier.close()
+        if self._tier_client is not None:
+            self._tier_client.close()

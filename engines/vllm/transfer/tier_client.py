@@ -14,7 +14,13 @@ from picbench.engines.chunk_cache.tiers.guard.ticket import Ticket
 from picbench.engines.chunk_cache.tiers.spec import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import Fetched
 from picbench.engines.chunk_cache.tiers.tier import Usage, pageable
-from picbench.engines.chunk_cache.transfers import Load, Orders, Part, Reports, Store
+from picbench.engines.chunk_cache.transfers import (
+    LoadCommand,
+    LoadedChunk,
+    StoreCommand,
+    TransferCommands,
+    TransferResults,
+)
 from picbench.engines.planning.keys import Key
 from picbench.engines.vllm.transfer.block_io import BlockStore
 
@@ -29,7 +35,7 @@ _MOST = 1 << 20
 class Loading:
     """A load under way."""
 
-    load: Load
+    load: LoadCommand
     ticket: Ticket[Fetched | None]
 
 
@@ -61,7 +67,7 @@ class _Found:
     served: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
-class Courier:
+class TierClient:
     """Carries out a step's orders; `tiers` is in the notation of ``--tiers``.
 
     Values in tiers are named by the chunk's key within the engine's namespace: what the KV depends
@@ -97,7 +103,7 @@ class Courier:
         """What each tier holds, by name; None for one that does not answer."""
         return self._stack.usage()
 
-    def carry_out(self, orders: Orders) -> None:
+    def carry_out(self, orders: TransferCommands) -> None:
         """Read what a step will overwrite, and start what takes longer."""
         if orders.clear:
             self._stack.delete([self._name(key) for key in self._kept])
@@ -131,10 +137,10 @@ class Courier:
             target.add(loading.load.request_id)
         return done, failed
 
-    def report(self) -> Reports:
+    def report(self) -> TransferResults:
         """What the tiers answered since the last call."""
         found, self._found = self._found, _Found()
-        return Reports(
+        return TransferResults(
             present=frozenset(found.present),
             absent=frozenset(found.absent),
             stored=frozenset(found.stored),
@@ -148,12 +154,12 @@ class Courier:
         """Finish what can be finished within seconds, and close the tiers."""
         self._stack.close()
 
-    def _store(self, store: Store) -> None:
+    def _store(self, store: StoreCommand) -> None:
         value = self._blocks.read(store.blocks)
         ticket = self._stack.store([(self._name(store.key), value)], copy=False)
         self._storing.append(Storing(store.key, ticket))
 
-    def _load(self, load: Load) -> None:
+    def _load(self, load: LoadCommand) -> None:
         wanted = [(self._name(p.key), self._blocks.nbytes(p.size)) for p in load.parts]
         self._loading.append(Loading(load, self._stack.fetch(wanted)))
 
@@ -170,7 +176,7 @@ class Courier:
         self._serve(loading.load.request_id, zip(parts, results, strict=True))
         return True
 
-    def _serve(self, request_id: str, parts: Iterable[tuple[Part, Fetched | None]]) -> None:
+    def _serve(self, request_id: str, parts: Iterable[tuple[LoadedChunk, Fetched | None]]) -> None:
         served = self._found.served.setdefault(request_id, {})
         for part, fetched in parts:
             if fetched is not None:

@@ -13,11 +13,11 @@ from typing import Any
 from vllm.distributed.kv_transfer import kv_transfer_state as state
 
 from picbench.engines.vllm.transfer.namespace import namespace
-from picbench.engines.vllm.transfer.tier_client import Courier
+from picbench.engines.vllm.transfer.tier_client import TierClient
 
 
 @dataclass(slots=True)
-class Agent:
+class ConnectorScope:
     """The connector of one worker, once the worker has made it."""
 
     connector: Any = None
@@ -32,7 +32,7 @@ class Agent:
             self.connector, state._KV_CONNECTOR_AGENT = state._KV_CONNECTOR_AGENT, before
 
 
-class OwnConnector:
+class ConnectorWorkerMixin:
     """What every worker of picbench does with its connector; stands in front of vLLM's worker.
 
     Upstream: vllm/v1/worker/gpu_worker.py of vLLM 0.32.0, from which the CPU worker derives.
@@ -40,13 +40,13 @@ class OwnConnector:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._agent = Agent()
+        self._agent = ConnectorScope()
 
     @property
-    def courier(self) -> Courier:
+    def tier_client(self) -> TierClient:
         """What moves chunk KV between this worker's pool and the tiers."""
-        courier: Courier = self._agent.connector.courier
-        return courier
+        tier_client: TierClient = self._agent.connector.tier_client
+        return tier_client
 
     def namespace(self) -> bytes:
         """What this worker's chunk KV depends on beside its tokens."""
@@ -57,7 +57,7 @@ class OwnConnector:
         """Allocate the KV cache, and name what its content depends on."""
         with self._agent.at_work():
             _upstream(super()).initialize_from_config(kv_cache_config)
-        self.courier.belong(self.namespace())
+        self.tier_client.belong(self.namespace())
 
     def compile_or_warm_up_model(self) -> Any:
         """Compile the model and capture graphs with this worker's own connector."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from picbench.errors import EngineError
 from picbench.kernels.cuda.decode import split_kv
 from picbench.kernels.cuda.decode.block_lookup import SPAN, resolve
-from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RowTable
+from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RequestTable
 from picbench.kernels.cuda.device import gluon_serves, multiprocessors
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge_parts
@@ -67,7 +67,7 @@ class DecodeBatch:
 
     def __init__(
         self,
-        table: RowTable,
+        table: RequestTable,
         max_batch: int,
         shape: HeadShape,
         rope: RopeTable,
@@ -76,7 +76,7 @@ class DecodeBatch:
         if table.unrotated and rope.rotary_dim != shape.head_size:
             raise EngineError(
                 f"keys of {shape.head_size} dimensions rotate only {rope.rotary_dim}",
-                hint="let keys rest rotated (unrotated_keys=False)",
+                hint="let keys rest rotated (keys_without_rope=False)",
             )
         self.table, self.shape, self.rope = table, shape, rope
         self.tuning = tuning or Tuning()
@@ -175,7 +175,7 @@ def decode(
     return out
 
 
-def covers(shape: HeadShape, rope: RopeTable, table: RowTable) -> bool:
+def covers(shape: HeadShape, rope: RopeTable, table: RequestTable) -> bool:
     """Whether `decode_kernel` serves these heads here."""
     tiled = not table.unrotated and table.tile_blocks == TILE_BLOCKS
     return tiled and shape.group <= _MOST_HEADS and gluon_serves(shape, rope)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-#: Entries that one program resolves.
+#: VisibleBlocks that one program resolves.
 SPAN = 1024
 
 
@@ -25,7 +25,7 @@ def resolve(
 ) -> None:
     """Fills `blocks`, `seen` [requests, entries] and `tiles` [requests], all int32.
 
-    Grid (requests, entries / SPAN). Entries are the request's of the row table (Entries), then its
+    Grid (requests, entries / SPAN). Entries are the request's in the request table (VisibleBlocks), then its
     tail; indices become blocks of the cache by `table` [requests, max_blocks], and slots behind
     lengths[request] are cleared from `seen`. A length of 0 makes no tiles.
     """

@@ -5,14 +5,14 @@ import torch
 from torch import Tensor
 
 from picbench.errors import EngineError
-from picbench.kernels.cuda.visible_blocks import Entries
+from picbench.kernels.cuda.visible_blocks import VisibleBlocks
 from picbench.kernels.paging import BLOCK_SIZE
 
 #: Blocks of a tile: decode reads that many slots * 16 at a time.
 TILE_BLOCKS = 4
 
 
-class RowTable:
+class RequestTable:
     """Persistent rows, one a request: which blocks it sees, and how far their keys are turned.
 
     A row is written once, when the request is admitted or planned anew, and holds for every length
@@ -58,10 +58,10 @@ class RowTable:
         the request may ever have. Raises EngineError where the keys of one block differ in turns.
         """
         if self.unrotated:
-            entries = Entries.of_unrotated(kpos.numpy(), self.tile_blocks)
+            entries = VisibleBlocks.of_unrotated(kpos.numpy(), self.tile_blocks)
             flat = self._slot_turns(entries, turns.numpy())
         else:
-            entries = Entries.of(kpos.numpy(), turns.numpy(), self.tile_blocks)
+            entries = VisibleBlocks.of(kpos.numpy(), turns.numpy(), self.tile_blocks)
             flat = entries.turns
         tiles = len(entries.blocks)
         if tiles > self.max_tiles:
@@ -77,7 +77,7 @@ class RowTable:
         ):
             self._write(target[row], source)
 
-    def _slot_turns(self, entries: Entries, turns: np.ndarray) -> np.ndarray:
+    def _slot_turns(self, entries: VisibleBlocks, turns: np.ndarray) -> np.ndarray:
         slots = entries.slots(self.blocks.shape[1])
         inside = (slots >= 0) & (slots < len(turns))
         return np.where(inside, turns[np.where(inside, slots, 0)], 0).astype(np.int32)

@@ -33,7 +33,7 @@ def report(document: dict[str, Any]) -> str:
         "are of the\nfastest runs; in brackets the median and quartiles of ratios paired within a "
         "round. `in place`: keys are\nrotated before they are stored. `unrotated`: keys are "
         "rotated when they are read.\nThe engine serves plain requests in place; chunks "
-        "rest unrotated, and so does everything with\n`unrotated_keys`.\n\n"
+        "rest unrotated, and so does everything with\n`keys_without_rope`.\n\n"
         f"{run['cpu']} ({run['capability']}), {run['threads']} threads, torch {run['torch']}, "
         f"vLLM {run['vllm']}, random inputs,\nseed {run['seed']}, "
         f"at most {run['rounds']} rounds, commit {run['commit'][:12]}.\n\n"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from picbench.errors import InvalidRun
 from picbench.kernels.cuda.decode.attention import DecodeBatch, Tuning, decode
-from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RowTable
+from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RequestTable
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.paging import BLOCK_SIZE
@@ -89,7 +89,7 @@ def own_arm(
     unrotated: bool = False,
 ) -> Callable[[], Tensor]:
     """picbench's split-KV kernel."""
-    table = RowTable(
+    table = RequestTable(
         len(query), scene.table.shape[1], "cuda", unrotated=unrotated, tile_blocks=tile_blocks
     )
     for row, slots in enumerate(scene.requests):

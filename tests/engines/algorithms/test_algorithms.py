@@ -27,7 +27,7 @@ from picbench.errors import ConfigError
     ],
 )
 def test_links(spec, index, length, linked):
-    assert list(parse(spec).treat(index, length).linked) == list(range(linked))
+    assert list(parse(spec).plan_chunk(index, length).linked) == list(range(linked))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_links(spec, index, length, linked):
     ],
 )
 def test_anchors(spec, anchor):
-    assert parse(spec).treat(1, 20).anchor is anchor
+    assert parse(spec).plan_chunk(1, 20).anchor is anchor
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_spec_is_canonical(given, canonical):
     ],
 )
 def test_published_copies_are_private(spec, private):
-    assert parse(spec).treat(1, 40).private is private
+    assert parse(spec).plan_chunk(1, 40).private is private
 
 
 def test_pad_option():
@@ -109,13 +109,13 @@ def test_a_third_party_adds_one_by_an_entry_point(tmp_path, monkeypatch):
     (tmp_path / "other_pic.py").write_text(
         "from dataclasses import dataclass\n"
         "from picbench.engines.algorithms import ChunkAlgorithm\n"
-        "from picbench.engines.planning.layout import Treatment\n"
+        "from picbench.engines.planning.layout import ChunkPolicy\n"
         "@dataclass(frozen=True)\n"
         "class Tail(ChunkAlgorithm):\n"
         "    name = 'tail'\n"
         "    summary = 'link the last token of every chunk'\n"
-        "    def treat(self, index, length):\n"
-        "        return Treatment(linked=(length - 1,), anchor=self.anchor)\n"
+        "    def plan_chunk(self, index, length):\n"
+        "        return ChunkPolicy(linked=(length - 1,), anchor=self.anchor)\n"
     )
     info = tmp_path / "other_pic-1.0.dist-info"
     info.mkdir()
@@ -123,7 +123,7 @@ def test_a_third_party_adds_one_by_an_entry_point(tmp_path, monkeypatch):
     (info / "entry_points.txt").write_text("[picbench.algorithms]\ntail = other_pic:Tail\n")
     monkeypatch.syspath_prepend(tmp_path)
     try:
-        assert parse("tail").treat(0, 9).linked == (8,)
+        assert parse("tail").plan_chunk(0, 9).linked == (8,)
         assert names()[-1] == "tail"
     finally:
         sys.modules.pop("other_pic", None)

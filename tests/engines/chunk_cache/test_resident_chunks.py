@@ -6,11 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from picbench.engines.chunk_cache.resident_chunks import Coordinator, Evicted
+from picbench.engines.chunk_cache.resident_chunks import EvictedChunk, ResidentChunks
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Canonical
-from picbench.engines.planning.policy import Layout, Piece, Treatment
+from picbench.engines.planning.policy import ChunkPolicy, Layout, Segment
 
 SIZE = 4
 #: Chunks of one to three pages; the first two begin alike, so they share their first page.
@@ -56,23 +56,23 @@ class Queue:
 
 def canonical(index: int, linked: int = 0) -> Canonical:
     """A chunk as a request sees it that links its first `linked` tokens."""
-    chunk = Piece(TOKENS[index], chunk=True)
+    chunk = Segment(TOKENS[index], chunk=True)
     plan = lay_out(
-        [chunk, Piece((0,))], lambda i, n: Treatment(range(min(linked, n))), Layout(SIZE)
+        [chunk, Segment((0,))], lambda i, n: ChunkPolicy(range(min(linked, n))), Layout(SIZE)
     )
     return plan.canonicals[0]
 
 
-def made(*chunks: int) -> tuple[Queue, Coordinator, list[Evicted]]:
-    queue, demoted = Queue(), list[Evicted]()
-    coordinator = Coordinator(queue, demoted.append)
+def made(*chunks: int) -> tuple[Queue, ResidentChunks, list[EvictedChunk]]:
+    queue, demoted = Queue(), list[EvictedChunk]()
+    coordinator = ResidentChunks(queue, demoted.append)
     for index in chunks:
         queue.insert(page.name for page in canonical(index).pages)
         coordinator.add(canonical(index))
     return queue, coordinator, demoted
 
 
-def evict(queue: Queue, coordinator: Coordinator, page: Key) -> None:
+def evict(queue: Queue, coordinator: ResidentChunks, page: Key) -> None:
     """What the pool does when it needs a block."""
     coordinator.evicted(page)
     queue.pages.pop(page, None)
@@ -85,7 +85,7 @@ def test_one_block_takes_the_whole_chunk_along() -> None:
     assert not any(map(queue.resident, pages))
     assert coordinator.find(canonical(4).key) is None
     assert coordinator.find(canonical(3).key) is not None
-    assert demoted == [Evicted(canonical(4).key, queue.block_ids(pages))]
+    assert demoted == [EvictedChunk(canonical(4).key, queue.block_ids(pages))]
 
 
 def test_a_chunk_in_use_loses_only_a_page_that_nobody_maps() -> None:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from picbench.engines.oracle import (
-    Row,
+    ExpandedRow,
+    OracleSegment,
     Rule,
-    Segment,
     epic,
     epic_zero,
     expand,
@@ -16,30 +16,30 @@ from picbench.engines.oracle import (
     visible,
 )
 
-ABC: list[Segment] = [("text", [1]), ("chunk", [2, 3]), ("chunk", [4, 5]), ("text", [6])]
+ABC: list[OracleSegment] = [("text", [1]), ("chunk", [2, 3]), ("chunk", [4, 5]), ("text", [6])]
 
 
-def request_rows(segments: list[Segment], rule: Rule) -> list[tuple[int, int]]:
+def request_rows(segments: list[OracleSegment], rule: Rule) -> list[tuple[int, int]]:
     rows = expand(segments, (), rule)
     return [(row.token, row.position) for row in rows if row.compiled is None]
 
 
-def lent_rows(segments: list[Segment], rule: Rule) -> list[tuple[int, int]]:
+def lent_rows(segments: list[OracleSegment], rule: Rule) -> list[tuple[int, int]]:
     rows = expand(segments, (), rule)
     return [(row.token, row.position) for row in rows if row.compiled is not None and row.lent]
 
 
 def test_rows_of_a_linked_request() -> None:
     assert expand(ABC, [7, 8], epic(1)) == [
-        Row(2, 1, compiled=0),
-        Row(3, 2, compiled=0),
-        Row(4, 3, compiled=1, lent=False),
-        Row(5, 4, compiled=1),
-        Row(1, 0),
-        Row(4, 3),
-        Row(6, 5),
-        Row(7, 6),
-        Row(8, 7),
+        ExpandedRow(2, 1, compiled=0),
+        ExpandedRow(3, 2, compiled=0),
+        ExpandedRow(4, 3, compiled=1, lent=False),
+        ExpandedRow(5, 4, compiled=1),
+        ExpandedRow(1, 0),
+        ExpandedRow(4, 3),
+        ExpandedRow(6, 5),
+        ExpandedRow(7, 6),
+        ExpandedRow(8, 7),
     ]
 
 
@@ -76,12 +76,17 @@ def test_mask_of_an_anchored_request() -> None:
 
 def test_anchor_of_a_leading_chunk_starts_at_zero() -> None:
     rows = expand([("chunk", [5, 6]), ("text", [7])], (), epic_zero(bos=1))
-    assert rows[:4] == [Row(1, position, 0, lent=False) for position in range(4)]
-    assert rows[4:] == [Row(5, 4, 0), Row(6, 5, 0), Row(7, 6)]
+    assert rows[:4] == [ExpandedRow(1, position, 0, lent=False) for position in range(4)]
+    assert rows[4:] == [ExpandedRow(5, 4, 0), ExpandedRow(6, 5, 0), ExpandedRow(7, 6)]
 
 
 def test_paper_pads_take_positions_and_are_seen() -> None:
-    segments: list[Segment] = [("text", [1]), ("chunk", [2] * 15), ("text", [3]), ("text", [4, 5])]
+    segments: list[OracleSegment] = [
+        ("text", [1]),
+        ("chunk", [2] * 15),
+        ("text", [3]),
+        ("text", [4, 5]),
+    ]
     rule = mepic().padded(0)
     assert lent_rows(segments, rule) == []
     assert request_rows(segments, rule) == [
@@ -92,7 +97,7 @@ def test_paper_pads_take_positions_and_are_seen() -> None:
 
 
 def test_paper_pads_end_a_text_between_chunks_but_not_the_prompt() -> None:
-    segments: list[Segment] = [("chunk", [2] * 16), ("text", [3]), ("chunk", [4] * 17)]
+    segments: list[OracleSegment] = [("chunk", [2] * 16), ("text", [3]), ("chunk", [4] * 17)]
     rows = expand(segments, (), naive().padded(0))
     assert [row.token for row in rows if row.compiled == 1] == [0] * 15 + [4] * 17
     assert request_rows(segments, naive().padded(0))[:2] == [(3, 16), (0, 17)]
@@ -105,21 +110,21 @@ def test_anchor_under_paper_pads_is_the_padded_text() -> None:
 
 
 def test_question_may_be_empty() -> None:
-    segments: list[Segment] = [("chunk", [2, 3]), ("chunk", [4, 5]), ("text", [])]
+    segments: list[OracleSegment] = [("chunk", [2, 3]), ("chunk", [4, 5]), ("text", [])]
     assert request_rows(segments, naive()) == [(5, 3)]
     assert lent_rows(segments, naive()) == [(2, 0), (3, 1), (4, 2)]
 
 
 @pytest.mark.parametrize("rule", [full(), naive(), epic(1), mepic()])
 def test_split_text_is_one_text(rule: Rule) -> None:
-    split: list[Segment] = [
+    split: list[OracleSegment] = [
         ("text", [1]),
         ("text", [2]),
         ("chunk", [3]),
         ("text", []),
         ("text", [4]),
     ]
-    whole: list[Segment] = [("text", [1, 2]), ("chunk", [3]), ("text", [4])]
+    whole: list[OracleSegment] = [("text", [1, 2]), ("chunk", [3]), ("text", [4])]
     assert expand(split, [5], rule.padded(0)) == expand(whole, [5], rule.padded(0))
 
 

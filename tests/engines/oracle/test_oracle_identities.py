@@ -10,8 +10,8 @@ from transformers import LlamaForCausalLM
 
 from picbench.engines.oracle import (
     Oracle,
+    OracleSegment,
     Rule,
-    Segment,
     epic,
     epic_zero,
     expand,
@@ -27,13 +27,13 @@ PARTIAL = [naive(), epic(1), epic_zero(bos=1), mepic()]
 
 
 @pytest.fixture(scope="module")
-def prompt(draw: Any) -> list[Segment]:
+def prompt(draw: Any) -> list[OracleSegment]:
     """System text, chunks A, B, A and a question."""
     a, b = draw(40, 1), draw(17, 2)
     return [("text", draw(9, 3)), ("chunk", a), ("chunk", b), ("chunk", a), ("text", draw(5, 4))]
 
 
-def flat(segments: list[Segment]) -> list[int]:
+def flat(segments: list[OracleSegment]) -> list[int]:
     return [token for _, tokens in segments for token in tokens]
 
 
@@ -50,7 +50,7 @@ def plain(model: LlamaForCausalLM, tokens: list[int], steps: int) -> torch.Tenso
 
 @pytest.mark.parametrize("name", ["oracle", "oracle3"])
 def test_full_is_the_models_own_forward(
-    name: str, request: pytest.FixtureRequest, prompt: list[Segment]
+    name: str, request: pytest.FixtureRequest, prompt: list[OracleSegment]
 ) -> None:
     oracle: Oracle = request.getfixturevalue(name)
     expected = plain(oracle.model, [*flat(prompt), 7, 8], steps=3)
@@ -75,15 +75,15 @@ def test_model_honours_mask_and_positions(llama: Path, draw: Any, implementation
 
 @pytest.mark.parametrize("rule", PARTIAL)
 def test_partial_recompute_is_told_from_full(
-    oracle: Oracle, prompt: list[Segment], rule: Rule
+    oracle: Oracle, prompt: list[OracleSegment], rule: Rule
 ) -> None:
     expected = oracle.logprobs(prompt, full(), [7, 8])
     assert gap(oracle.logprobs(prompt, rule, [7, 8]), expected) > APART
 
 
 def test_no_two_rules_answer_alike(oracle: Oracle, draw: Any) -> None:
-    chunks: list[Segment] = [("chunk", draw(count, count)) for count in (81, 35, 150)]
-    prompt: list[Segment] = [("text", draw(21, 1)), *chunks, ("text", draw(19, 2))]
+    chunks: list[OracleSegment] = [("chunk", draw(count, count)) for count in (81, 35, 150)]
+    prompt: list[OracleSegment] = [("text", draw(21, 1)), *chunks, ("text", draw(19, 2))]
     rules = [full(), naive(), naive().anchored(), *map(epic, (1, 2, 4, 8, 16, 32, 64)), mepic()]
     rules += [epic_zero(bos=1), naive().padded(0), epic(16).padded(0), mepic().padded(0)]
     answers = [oracle.logprobs(prompt, rule, [7, 8]) for rule in rules]
@@ -93,20 +93,20 @@ def test_no_two_rules_answer_alike(oracle: Oracle, draw: Any) -> None:
 @pytest.mark.parametrize("rule", [epic(64), mepic()])
 def test_linking_whole_chunks_is_full(oracle: Oracle, draw: Any, rule: Rule) -> None:
     """The first chunk leads the prompt, so leaving it alone changes nothing."""
-    chunks: list[Segment] = [("chunk", draw(16, seed)) for seed in range(3)]
-    prompt: list[Segment] = [*chunks, ("text", draw(5, 4))]
+    chunks: list[OracleSegment] = [("chunk", draw(16, seed)) for seed in range(3)]
+    prompt: list[OracleSegment] = [*chunks, ("text", draw(5, 4))]
     expected = oracle.logprobs(prompt, full(), [7, 8])
     assert gap(oracle.logprobs(prompt, rule, [7, 8]), expected) < TOLERANCE
 
 
 @pytest.mark.parametrize("rule", [naive(), epic(4), mepic()])
 def test_one_leading_chunk_is_full(oracle: Oracle, draw: Any, rule: Rule) -> None:
-    prompt: list[Segment] = [("chunk", draw(30, 1)), ("text", draw(5, 4))]
+    prompt: list[OracleSegment] = [("chunk", draw(30, 1)), ("text", draw(5, 4))]
     expected = oracle.logprobs(prompt, full(), [7, 8])
     assert gap(oracle.logprobs(prompt, rule, [7, 8]), expected) < TOLERANCE
 
 
-def test_one_anchored_chunk_is_full(oracle: Oracle, prompt: list[Segment]) -> None:
+def test_one_anchored_chunk_is_full(oracle: Oracle, prompt: list[OracleSegment]) -> None:
     single = [*prompt[:2], prompt[-1]]
     expected = oracle.logprobs(single, full(), [7, 8])
     assert gap(oracle.logprobs(single, naive().anchored(), [7, 8]), expected) < TOLERANCE
@@ -115,7 +115,7 @@ def test_one_anchored_chunk_is_full(oracle: Oracle, prompt: list[Segment]) -> No
 
 def test_paper_pads_are_tokens_of_the_prompt(oracle: Oracle, draw: Any) -> None:
     system, chunk, question = draw(9, 1), draw(17, 2), draw(5, 3)
-    prompt: list[Segment] = [("text", system), ("chunk", chunk), ("text", question)]
+    prompt: list[OracleSegment] = [("text", system), ("chunk", chunk), ("text", question)]
     tokens = [*system, *[0] * 7, *[0] * 15, *chunk, *question]
     assert gap(oracle.logprobs(prompt, full().padded(0), [7]), plain(oracle.model, tokens, 1)) < (
         TOLERANCE
@@ -123,9 +123,9 @@ def test_paper_pads_are_tokens_of_the_prompt(oracle: Oracle, draw: Any) -> None:
 
 
 def test_chunk_order_changes_the_answer_but_no_canonical_row(oracle: Oracle, draw: Any) -> None:
-    a: Segment = ("chunk", draw(20, 1))
-    b: Segment = ("chunk", draw(33, 2))
-    question: Segment = ("text", draw(5, 3))
+    a: OracleSegment = ("chunk", draw(20, 1))
+    b: OracleSegment = ("chunk", draw(33, 2))
+    question: OracleSegment = ("text", draw(5, 3))
     forth = oracle.logits(expand([a, b, question], (), naive()))
     back = oracle.logits(expand([b, a, question], (), naive()))
     assert gap(forth[:53], torch.cat([back[33:53], back[:33]])) < TOLERANCE
@@ -137,7 +137,7 @@ def test_canonical_rows_do_not_depend_on_position(
     name: str, request: pytest.FixtureRequest, draw: Any
 ) -> None:
     oracle: Oracle = request.getfixturevalue(name)
-    chunk: Segment = ("chunk", draw(20, 1))
+    chunk: OracleSegment = ("chunk", draw(20, 1))
     near = oracle.logits(expand([chunk, ("text", [5])], (), naive()))
     far = oracle.logits(expand([("text", draw(300, 2)), chunk, ("text", [5])], (), naive()))
     assert gap(near[:20], far[:20]) < TOLERANCE
@@ -151,6 +151,6 @@ def test_rope_scaling_reaches_the_oracle(llama3: Path, oracle3: Oracle, draw: An
     assert gap(scaled, plain(unscaled, list(tokens), 1)) > APART
 
 
-def test_greedy_follows_the_most_likely_token(oracle: Oracle, prompt: list[Segment]) -> None:
+def test_greedy_follows_the_most_likely_token(oracle: Oracle, prompt: list[OracleSegment]) -> None:
     tokens = oracle.greedy(prompt, mepic(), 4)
     assert tuple(oracle.logprobs(prompt, mepic(), tokens).argmax(-1).tolist()) == tokens

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from transformers import DynamicCache, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from picbench.engines.oracle import Oracle, Rule, Segment, naive
+from picbench.engines.oracle import Oracle, OracleSegment, Rule, naive
 
 #: Token ids of a piece, and the offsets to link; None for text.
-Piece = tuple[list[int], set[int] | None]
+Segment = tuple[list[int], set[int] | None]
 
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -52,7 +52,7 @@ class SplicedCache:
 
 @torch.inference_mode()
 def spliced_logprobs(
-    model: LlamaForCausalLM, pieces: Sequence[Piece], anchor: list[int], continuation: list[int]
+    model: LlamaForCausalLM, pieces: Sequence[Segment], anchor: list[int], continuation: list[int]
 ) -> torch.Tensor:
     request = SplicedCache(model)
     for tokens, links in pieces:
@@ -69,7 +69,7 @@ def spliced_logprobs(
     return torch.stack(steps).log_softmax(-1)
 
 
-def rule_of(pieces: Sequence[Piece], anchor: list[int]) -> Rule:
+def rule_of(pieces: Sequence[Segment], anchor: list[int]) -> Rule:
     chunks = [links for _, links in pieces if links is not None]
     return replace(naive(), links=lambda index, _: chunks[index], anchor=lambda _: anchor)
 
@@ -89,13 +89,15 @@ chunks = tokens.flatmap(lambda ids: st.tuples(st.just(ids), st.sets(st.integers(
 def test_expanded_sequence_equals_spliced_cache(
     name: str,
     request: pytest.FixtureRequest,
-    pieces: list[Piece],
-    question: Piece,
+    pieces: list[Segment],
+    question: Segment,
     anchor: list[int],
 ) -> None:
     oracle: Oracle = request.getfixturevalue(name)
     prompt = [*pieces, question]
-    segments: list[Segment] = [("text" if links is None else "chunk", ids) for ids, links in prompt]
+    segments: list[OracleSegment] = [
+        ("text" if links is None else "chunk", ids) for ids, links in prompt
+    ]
     continuation = [5, 6, 7]
     expected = spliced_logprobs(oracle.model, prompt, anchor, continuation)
     actual = oracle.logprobs(segments, rule_of(prompt, anchor), continuation)

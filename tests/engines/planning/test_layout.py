@@ -8,12 +8,12 @@ from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.keys import is_canonical
 from picbench.engines.planning.layout import lay_out, measure
 from picbench.engines.planning.plan import GAP, Plan, Slot
-from picbench.engines.planning.policy import Anchor, Layout, Pad, Piece, Treatment
+from picbench.engines.planning.policy import Anchor, ChunkPolicy, Layout, Pad, Segment
 
 SIZE = 16
 token = st.integers(3, 900)
 tokens = st.lists(token, min_size=1, max_size=70).map(tuple)
-pieces = st.lists(st.builds(Piece, tokens=tokens, chunk=st.booleans()), min_size=1, max_size=6)
+pieces = st.lists(st.builds(Segment, tokens=tokens, chunk=st.booleans()), min_size=1, max_size=6)
 anchors = st.sampled_from([Anchor.NONE, Anchor.PREFIX, Anchor.BOS])
 pads = st.sampled_from(list(Pad))
 
@@ -24,27 +24,27 @@ def policies(draw):
     seed, private = draw(st.integers(0, 2**16)), draw(st.booleans())
     anchor = draw(anchors)
 
-    def treat(index: int, length: int) -> Treatment:
+    def plan_chunk(index: int, length: int) -> ChunkPolicy:
         linked = [i for i in range(length) if hash((seed, index, i)) % 3 == 0]
-        return Treatment(linked, anchor, private)
+        return ChunkPolicy(linked, anchor, private)
 
-    return treat
+    return plan_chunk
 
 
 def layout(pad: Pad = Pad.MASKED, scope: str = "") -> Layout:
     return Layout(SIZE, scope, pad, pad_token=0, bos_token=1)
 
 
-def none(index: int, length: int) -> Treatment:
-    return Treatment()
+def none(index: int, length: int) -> ChunkPolicy:
+    return ChunkPolicy()
 
 
 def first(count: int):
-    return lambda index, length: Treatment(range(min(count, length)))
+    return lambda index, length: ChunkPolicy(range(min(count, length)))
 
 
-def everything(index: int, length: int) -> Treatment:
-    return Treatment(range(length))
+def everything(index: int, length: int) -> ChunkPolicy:
+    return ChunkPolicy(range(length))
 
 
 def padded(given_pieces, pad: Pad) -> list[int]:
@@ -132,8 +132,8 @@ def test_another_first_document_shares_no_computed_block(rest, one, other, polic
     """Invariant 2: everything behind a chunk depends on it."""
     if one == other:
         return
-    rest = [*rest, Piece((7, 8, 9))]
-    plans = [lay_out([Piece(t, chunk=True), *rest], policy, layout(pad)) for t in (one, other)]
+    rest = [*rest, Segment((7, 8, 9))]
+    plans = [lay_out([Segment(t, chunk=True), *rest], policy, layout(pad)) for t in (one, other)]
     computed = [{p.key for p in plan.pages if not p.canonical} - {None} for plan in plans]
     assert not computed[0] & computed[1]
 
@@ -148,10 +148,10 @@ def test_salts_never_share(given_pieces, policy, pad):
 @given(pieces, policies(), pads)
 def test_a_chunk_has_the_same_keys_wherever_it_stands(given_pieces, policy, pad):
     isolated = [p for p in given_pieces if p.chunk]
-    front = [Piece((5,) * 20, chunk=True), Piece((6, 6, 6))]
+    front = [Segment((5,) * 20, chunk=True), Segment((6, 6, 6))]
     plans = [
         lay_out(ps, first(0), layout(pad))
-        for ps in ([*isolated, Piece((4,))], [*front, *isolated, Piece((4,))])
+        for ps in ([*isolated, Segment((4,))], [*front, *isolated, Segment((4,))])
     ]
     keys = [{k for c in plan.canonicals for k in c.keys} for plan in plans]
     assert keys[0] <= keys[1]
@@ -168,12 +168,12 @@ def test_equal_keys_mean_equal_content(given_pieces, policy, pad):
             assert is_canonical(page.key) == page.canonical
 
 
-@given(st.lists(st.builds(Piece, tokens=tokens, chunk=st.booleans()), max_size=4), tokens, tokens)
+@given(st.lists(st.builds(Segment, tokens=tokens, chunk=st.booleans()), max_size=4), tokens, tokens)
 def test_generated_tokens_continue_the_chain(head, question, answer):
     """A follow-up prompt that contains the answer finds the answer's blocks."""
-    head = [*head, Piece(question)]
+    head = [*head, Segment(question)]
     plan = lay_out(head, first(16), layout())
-    longer = lay_out([*head, Piece(answer)], first(16), layout())
+    longer = lay_out([*head, Segment(answer)], first(16), layout())
     known = [page.key for page in plan.pages if len(page.tokens) == SIZE]
     fresh = plan.generated_keys([*plan.tokens, *answer], known)
     assert [*known, *fresh] == [p.key for p in longer.pages if len(p.tokens) == SIZE]
@@ -190,7 +190,9 @@ def test_the_footprint_is_the_plans(given_pieces, policy, pad):
 
 
 def test_linking_everything_leaves_no_chunk_block():
-    plan = lay_out([Piece((1, 2)), Piece((3,) * 40, chunk=True), Piece((4,))], everything, layout())
+    plan = lay_out(
+        [Segment((1, 2)), Segment((3,) * 40, chunk=True), Segment((4,))], everything, layout()
+    )
     assert plan.shared == 0
     assert not plan.canonicals
     assert plan.positions == list(range(43))
@@ -199,7 +201,7 @@ def test_linking_everything_leaves_no_chunk_block():
 def test_first_block_linked_maps_the_rest():
     """MEPIC on a chunk of 20: the first block is computed, the second mapped with 12 pads."""
     chunk = tuple(range(100, 120))
-    plan = lay_out([Piece(chunk, chunk=True), Piece((7, 8))], first(16), layout())
+    plan = lay_out([Segment(chunk, chunk=True), Segment((7, 8))], first(16), layout())
     mapped, head, tail = plan.pages
     assert mapped.canonical
     assert mapped.positions == (16, 17, 18, 19, *(GAP,) * 12)
@@ -209,8 +211,8 @@ def test_first_block_linked_maps_the_rest():
 
 
 def test_the_same_chunk_twice_is_the_same_blocks_twice():
-    chunk = Piece(tuple(range(100, 132)), chunk=True)
-    plan = lay_out([chunk, Piece((5,)), chunk, Piece((6,))], none, layout())
+    chunk = Segment(tuple(range(100, 132)), chunk=True)
+    plan = lay_out([chunk, Segment((5,)), chunk, Segment((6,))], none, layout())
     a, b = plan.pages[:2], plan.pages[2:4]
     assert [p.key for p in a] == [p.key for p in b]
     assert a[0].positions[0] == 0
@@ -219,7 +221,7 @@ def test_the_same_chunk_twice_is_the_same_blocks_twice():
 
 
 def test_a_prompt_that_ends_in_a_chunk_computes_its_last_token():
-    plan = lay_out([Piece((1,)), Piece(tuple(range(50, 66)), chunk=True)], none, layout())
+    plan = lay_out([Segment((1,)), Segment(tuple(range(50, 66)), chunk=True)], none, layout())
     assert plan.pages[0].positions == (*range(1, 16), GAP)
     assert plan.pages[-1].tokens == (1, 65)
     assert plan.pages[-1].positions == (0, 16)
@@ -229,7 +231,7 @@ def test_leading_text_takes_the_engines_own_keys():
     raw = [b"raw0", b"raw1", b"raw2"]
     text, chunk = tuple(range(3, 43)), tuple(range(100, 140))
     plan = lay_out(
-        [Piece(text), Piece(chunk, chunk=True), Piece((9,))], none, layout(), prefix_keys=raw
+        [Segment(text), Segment(chunk, chunk=True), Segment((9,))], none, layout(), prefix_keys=raw
     )
     computed = [p.key for p in plan.pages if not p.canonical]
     assert computed[:2] == raw[:2]
@@ -237,17 +239,17 @@ def test_leading_text_takes_the_engines_own_keys():
 
 
 def test_private_pages_are_copied_and_never_shared():
-    def private(index: int, length: int) -> Treatment:
-        return Treatment(private=True)
+    def private(index: int, length: int) -> ChunkPolicy:
+        return ChunkPolicy(private=True)
 
-    plan = lay_out([Piece((3,) * 32, chunk=True), Piece((4,))], private, layout())
+    plan = lay_out([Segment((3,) * 32, chunk=True), Segment((4,))], private, layout())
     assert [page.key for page in plan.pages[:2]] == [None, None]
     assert plan.copies == plan.canonicals[0].keys
     assert {kind for page in plan.pages[:2] for kind in page.kinds} == {Slot.PRIVATE}
 
 
 def test_a_chunk_with_one_missing_block_is_missing():
-    plan = lay_out([Piece((3,) * 40, chunk=True), Piece((4,))], none, layout())
+    plan = lay_out([Segment((3,) * 40, chunk=True), Segment((4,))], none, layout())
     (chunk,) = plan.canonicals
     assert chunk.resident(lambda key: True)
     for gone in chunk.keys:
@@ -255,10 +257,10 @@ def test_a_chunk_with_one_missing_block_is_missing():
 
 
 def test_bos_anchor_is_compiled_and_discarded():
-    def bos(index: int, length: int) -> Treatment:
-        return Treatment(anchor=Anchor.BOS)
+    def bos(index: int, length: int) -> ChunkPolicy:
+        return ChunkPolicy(anchor=Anchor.BOS)
 
-    plan = lay_out([Piece((3,) * 16, chunk=True), Piece((4,))], bos, layout())
+    plan = lay_out([Segment((3,) * 16, chunk=True), Segment((4,))], bos, layout())
     compiled = plan.canonicals[0].compile_plan()
     assert compiled.pages[0].tokens[:4] == (1, 1, 1, 1)
     assert compiled.pages[0].positions == (0, 1, 2, 3, *(GAP,) * 12)
@@ -267,11 +269,16 @@ def test_bos_anchor_is_compiled_and_discarded():
 
 
 def test_anchored_compile_stands_right_behind_the_prefix():
-    def anchored(index: int, length: int) -> Treatment:
-        return Treatment(anchor=Anchor.PREFIX)
+    def anchored(index: int, length: int) -> ChunkPolicy:
+        return ChunkPolicy(anchor=Anchor.PREFIX)
 
     text = tuple(range(200, 220))
-    prompt = [Piece(text), Piece((3,) * 16, chunk=True), Piece((5,) * 16, chunk=True), Piece((4,))]
+    prompt = [
+        Segment(text),
+        Segment((3,) * 16, chunk=True),
+        Segment((5,) * 16, chunk=True),
+        Segment((4,)),
+    ]
     second = lay_out(prompt, anchored, layout()).canonicals[1].compile_plan()
     assert [p for p in second.positions if p != GAP] == list(range(36))
 
@@ -288,9 +295,11 @@ def test_a_cache_of_any_size_changes_no_plan(prompts, policy, pad, room):
 
 def test_empty_prompt_and_stray_links_are_refused():
     with pytest.raises(ValueError, match="at least one token"):
-        lay_out([Piece(())], none, layout())
+        lay_out([Segment(())], none, layout())
     with pytest.raises(ValueError, match="leave a chunk"):
-        lay_out([Piece((1, 2), chunk=True), Piece((3,))], lambda i, n: Treatment([n]), layout())
+        lay_out(
+            [Segment((1, 2), chunk=True), Segment((3,))], lambda i, n: ChunkPolicy([n]), layout()
+        )
 
 
 def _all_keys(plan: Plan) -> set[bytes]:

@@ -129,17 +129,17 @@ def test_tenants_do_not_meet_in_a_tier(engine: Engine, chunks: list[Chunk], ques
 @contextmanager
 def behind(engine: Engine, *tiers: Any, deadline: float = 30.0) -> Iterator[None]:
     """Let an engine use other tiers, and ask them as if others stored in them, too."""
-    courier = engine._running.engine.model_executor.driver_worker.worker.courier
+    tier_client = engine._running.engine.model_executor.driver_worker.worker.tier_client
     supply = engine._running.scheduler.supply
     asks = supply.directory._asks
     with closing(TierStack([Guarded(tier, deadline=deadline) for tier in tiers])) as stack:
-        courier._stack, before = stack, courier._stack
+        tier_client._stack, before = stack, tier_client._stack
         supply.directory._asks = True
         try:
             yield
             engine.drain()
         finally:
-            courier._stack, supply.directory._asks = before, asks
+            tier_client._stack, supply.directory._asks = before, asks
 
 
 FAULTS: dict[str, Callable[[], Any]] = {

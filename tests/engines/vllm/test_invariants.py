@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from picbench.engines.algorithms import parse
-from picbench.engines.chunk_cache.resident_chunks import Coordinator
+from picbench.engines.chunk_cache.resident_chunks import ResidentChunks
 from picbench.engines.engine import Engine
 from picbench.engines.pace import Departure
 from picbench.engines.planning import chunk_pages, layout
 from picbench.engines.planning.keys import computed_key
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Canonical, Plan
-from picbench.engines.planning.policy import Layout, Piece
+from picbench.engines.planning.policy import Layout, Segment
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import EngineError
 
@@ -40,8 +40,8 @@ def distance(a: Any, b: Any) -> float:
 
 
 def plan_of(given: Request, algorithm: str = "mepic", salt: str = "") -> Plan:
-    pieces = [Piece(s.tokens or (), isinstance(s, Chunk)) for s in given.segments]
-    return lay_out(pieces, parse(algorithm).treat, Layout(scope=salt))
+    pieces = [Segment(s.tokens or (), isinstance(s, Chunk)) for s in given.segments]
+    return lay_out(pieces, parse(algorithm).plan_chunk, Layout(scope=salt))
 
 
 # 1. Limits: link everything and it is full recompute; one chunk alone and it is prefix caching.
@@ -184,7 +184,7 @@ def test_a_lookup_that_settles_for_half_is_noticed(engine, inside, draw, monkeyp
     prompt = request(draw(50, 33), draw(70, 34), question=draw(8, 35))
     serve(engine, prompt)
     monkeypatch.setattr(Canonical, "resident", half)
-    monkeypatch.setattr(Coordinator, "evicted", lambda self, page: None)
+    monkeypatch.setattr(ResidentChunks, "evicted", lambda self, page: None)
     with pytest.raises(EngineError, match="lost a chunk"):
         half_evicted(inside, engine, prompt)
 

@@ -32,7 +32,7 @@ def engine(llama3: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
         kv_blocks=1000,
         context=1024,
         batch_tokens=2048,
-        unrotated_keys=request.param,
+        keys_without_rope=request.param,
     )
     with Engine(config) as engine:
         yield engine

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.errors import EngineError
-from picbench.kernels.cuda.decode.request_table import RowTable
-from picbench.kernels.cuda.visible_blocks import Entries
+from picbench.kernels.cuda.decode.request_table import RequestTable
+from picbench.kernels.cuda.visible_blocks import VisibleBlocks
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.measure.kernels.scene import Slots, planned
 
@@ -26,7 +26,7 @@ def slots(draw: st.DrawFn) -> Slots:
 @given(request=slots(), grown=st.integers(0, 200), width=st.sampled_from([1, 4]))
 def test_every_visible_slot_is_read_once(request: Slots, grown: int, width: int) -> None:
     kpos, turns = request.kpos.numpy(), request.turns.numpy()
-    entries = Entries.of(kpos, turns, width)
+    entries = VisibleBlocks.of(kpos, turns, width)
     length = len(kpos) + grown
     read = entries.slots(length // BLOCK_SIZE + 1 + entries.blocks.size).reshape(-1, BLOCK_SIZE)
     bits = np.full(len(read), (1 << BLOCK_SIZE) - 1)
@@ -40,7 +40,7 @@ def test_every_visible_slot_is_read_once(request: Slots, grown: int, width: int)
 @given(request=slots())
 def test_a_tile_has_one_turn(request: Slots) -> None:
     turns = request.turns.numpy()
-    entries = Entries.of(request.kpos.numpy(), turns, 4)
+    entries = VisibleBlocks.of(request.kpos.numpy(), turns, 4)
     for blocks, turn in zip(entries.blocks, entries.turns, strict=True):
         for block in blocks[blocks >= 0]:
             inside = slice(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
@@ -49,14 +49,14 @@ def test_a_tile_has_one_turn(request: Slots) -> None:
 
 
 def test_turns_that_differ_within_a_block_are_refused() -> None:
-    table = RowTable(1, 4, "cpu")
+    table = RequestTable(1, 4, "cpu")
     kpos = torch.arange(16, dtype=torch.int32)
     with pytest.raises(EngineError, match="different distances"):
         table.put(0, kpos, kpos)
 
 
 def test_a_request_that_the_table_cannot_hold_is_refused() -> None:
-    table = RowTable(1, 1, "cpu")
+    table = RequestTable(1, 1, "cpu")
     request = planned([20] * 4, linked=0, text=1)
     with pytest.raises(EngineError, match="exceed"):
         table.put(0, request.kpos, request.turns)

@@ -52,7 +52,7 @@ class Pipe:
 
 
 @dataclass
-class Listener:
+class EvictionListener:
     """An engine that keeps what it answers."""
 
     engine: Engine
@@ -153,7 +153,7 @@ def test_an_engine_that_cannot_start_says_why_and_none_is_left(config: EngineCon
 def test_what_is_timed_has_its_chunks_cached_and_nothing_else(config: EngineConfig) -> None:
     """A question of 80 tokens is new, and what an arm recomputes of its chunks."""
     with Engine(config) as engine:
-        heard = Listener(engine)
+        heard = EvictionListener(engine)
         for turn in range(2):
             ttft(heard, f"2 chunks {turn}", chunks=2)  # type: ignore[arg-type]
     timed = heard.results[1::2]
@@ -165,7 +165,7 @@ def test_what_is_timed_has_its_chunks_cached_and_nothing_else(config: EngineConf
 
 def test_stock_vllm_finds_nothing_of_a_prompt_in_another_order(config: EngineConfig) -> None:
     with Engine(replace(config, stock=True, algorithm="prefix")) as engine:
-        heard = Listener(engine)
+        heard = EvictionListener(engine)
         for turn in range(3):
             ttft(heard, f"2 chunks {turn}", chunks=2)  # type: ignore[arg-type]
     assert [result.counts.reused for result in heard.results] == [0] * 6

@@ -15,7 +15,7 @@ from picbench.arms.arm import parse_arms
 from picbench.engines.chunk_cache.tiers.spec import parse_tiers
 from picbench.errors import ConfigError, InvalidRun
 from picbench.measure.load import PREFIX, PRIVATE, SUBJECT
-from picbench.measure.steps import Command, Step, run_steps, steps
+from picbench.measure.steps import CheckStep, Command, run_steps, steps
 from picbench.output import provenance
 
 #: The command groups whose flags can be looked at without running anything.
@@ -46,17 +46,21 @@ def said(log: Path) -> list[str]:
     return log.read_text().split() if log.exists() else []
 
 
-def three(log: Path, end: str = "pass") -> list[Step]:
+def three(log: Path, end: str = "pass") -> list[CheckStep]:
     """Three steps; the one in the middle has two commands, of which the first ends somehow."""
     return [
-        Step("first", "one command", (say(log, "a"),)),
-        Step("second", "two commands", (say(log, "b", end), say(log, "c"))),
-        Step("third", "one more", (say(log, "d"),)),
+        CheckStep("first", "one command", (say(log, "a"),)),
+        CheckStep("second", "two commands", (say(log, "b", end), say(log, "c"))),
+        CheckStep("third", "one more", (say(log, "d"),)),
     ]
 
 
 def run(
-    found: Sequence[Step], tmp_path: Path, *only: str, redo: bool = False, commit: str = "c0ffee"
+    found: Sequence[CheckStep],
+    tmp_path: Path,
+    *only: str,
+    redo: bool = False,
+    commit: str = "c0ffee",
 ) -> int:
     return run_steps(found, tmp_path / "runs", only, commit, redo=redo)
 
@@ -88,7 +92,7 @@ def test_gpus_that_are_hidden_do_not_count(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(provenance, "gpus", lambda: [{}, {}])
-    several = [Step("several", "two GPUs", (say(log, "a"),), 2)]
+    several = [CheckStep("several", "two GPUs", (say(log, "a"),), 2)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     run(several, tmp_path)
     assert "not run, it needs 2 GPUs and there are 1" in capsys.readouterr().out
@@ -138,7 +142,7 @@ def test_a_later_call_goes_on_at_the_step_that_failed(tmp_path: Path, log: Path)
 def test_what_an_attempt_left_behind_is_removed_first(tmp_path: Path, log: Path) -> None:
     scratch = tmp_path / "runs" / "made"
     make = say(log, "made", f"import os; os.makedirs({str(scratch / 'inside')!r})")
-    step = Step("once", "makes a folder that may not be there", (make,), scratch=scratch)
+    step = CheckStep("once", "makes a folder that may not be there", (make,), scratch=scratch)
     for _ in range(2):
         assert run([step], tmp_path, redo=True) == 0
     assert said(log) == ["made", "made"]
@@ -148,7 +152,7 @@ def test_what_an_attempt_left_behind_is_removed_first(tmp_path: Path, log: Path)
 def test_a_step_for_more_gpus_is_named_and_left_out(
     tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    two = Step("two", "on two GPUs", (say(log, "two"),), gpus=2)
+    two = CheckStep("two", "on two GPUs", (say(log, "two"),), gpus=2)
     assert run([two, *three(log)], tmp_path) == 0
     assert said(log) == ["a", "b", "c", "d"]
     assert "two: not run, it needs 2 GPUs and there are 1" in capsys.readouterr().out
@@ -159,7 +163,7 @@ def test_as_many_gpus_as_a_step_needs_are_enough(
     tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "G"}] * 2)
-    run([Step("two", "on two GPUs", (say(log, "two"),), gpus=2)], tmp_path)
+    run([CheckStep("two", "on two GPUs", (say(log, "two"),), gpus=2)], tmp_path)
     assert said(log) == ["two"]
 
 
@@ -171,12 +175,12 @@ def test_an_unknown_step_stops_all_of_them(tmp_path: Path, log: Path) -> None:
 
 
 @pytest.fixture
-def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Step]:
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, CheckStep]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return {step.name: step for step in steps(tmp_path / "out", tmp_path / "runs", "abc")}
 
 
-def test_no_measurement_comes_before_a_check(found: dict[str, Step]) -> None:
+def test_no_measurement_comes_before_a_check(found: dict[str, CheckStep]) -> None:
     names = list(found)
     last = max(names.index(name) for name in CHECKS)
     assert last < min(names.index(name) for name in MEASUREMENTS)
@@ -189,7 +193,9 @@ def test_no_measurement_comes_before_a_check(found: dict[str, Step]) -> None:
 
 
 @pytest.mark.parametrize("gpus", [2, 4])
-def test_models_of_checks_can_be_divided_among_the_gpus(found: dict[str, Step], gpus: int) -> None:
+def test_models_of_checks_can_be_divided_among_the_gpus(
+    found: dict[str, CheckStep], gpus: int
+) -> None:
     [command] = found[f"engine-tp{gpus}"].commands
     model = Path(command[command.index("--model") + 1])
     config = json.loads((model / "config.json").read_bytes())
@@ -197,18 +203,18 @@ def test_models_of_checks_can_be_divided_among_the_gpus(found: dict[str, Step], 
     assert [count % gpus for count in heads] == [0, 0]
 
 
-def test_steps_have_names_of_their_own(tmp_path: Path, found: dict[str, Step]) -> None:
+def test_steps_have_names_of_their_own(tmp_path: Path, found: dict[str, CheckStep]) -> None:
     assert len(found) == len(list(steps(tmp_path, tmp_path, None)))
     assert all(step.commands and step.summary for step in found.values())
 
 
-def test_all_flags_of_picbench_exist(found: dict[str, Step]) -> None:
+def test_all_flags_of_picbench_exist(found: dict[str, CheckStep]) -> None:
     ours = [c for step in found.values() for c in step.commands if c[2] in GROUPS]
     assert all(flags(command) for command in ours)
     assert {command[3] for command in ours} >= {"accuracy", "context", "run", "load", "scaling"}
 
 
-def test_what_is_tested_is_there(found: dict[str, Step]) -> None:
+def test_what_is_tested_is_there(found: dict[str, CheckStep]) -> None:
     [command] = found["kernels-ok"].commands
     folders = [word for word in command[3:] if word.startswith("tests/")]
     checkout = Path(__file__).parents[3]
@@ -217,7 +223,7 @@ def test_what_is_tested_is_there(found: dict[str, Step]) -> None:
 
 
 def test_the_name_of_the_code_reaches_what_is_written(
-    tmp_path: Path, found: dict[str, Step]
+    tmp_path: Path, found: dict[str, CheckStep]
 ) -> None:
     for name in ("accuracy-float32", "kernels", "race", "context", "load", "scaling-2"):
         [command] = found[name].commands
@@ -227,7 +233,9 @@ def test_the_name_of_the_code_reaches_what_is_written(
     assert not any("--commit" in command for step in unnamed for command in step.commands)
 
 
-def test_the_table_reads_the_runs_that_were_made(tmp_path: Path, found: dict[str, Step]) -> None:
+def test_the_table_reads_the_runs_that_were_made(
+    tmp_path: Path, found: dict[str, CheckStep]
+) -> None:
     [table] = found["load"].commands
     for name in ("throughput", "memory"):
         traffic, made = map(flags, found[f"load-{name}"].commands)

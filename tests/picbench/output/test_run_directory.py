@@ -10,11 +10,11 @@ from harness_fakes import make_snapshot
 from picbench.engines.ledger import KINDS
 from picbench.errors import ConfigError
 from picbench.output.run_directory import SAMPLES, RunDirectory, read_rows, write_json
-from picbench.output.sample_row import Row
+from picbench.output.sample_row import SampleRow
 
 
-def row(sample: str, text: str = "yes") -> Row:
-    return Row(arm="mepic", sample=sample, round=0, timed=True, prompt_sha256="0", text=text)
+def row(sample: str, text: str = "yes") -> SampleRow:
+    return SampleRow(arm="mepic", sample=sample, round=0, timed=True, prompt_sha256="0", text=text)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from picbench.arms.server import Batch, Failure
 from picbench.engines.request import Hits, Result, Timings, Tokens
 from picbench.output.sample_row import to_rows
 from picbench.run.protocol import Turn
-from picbench.workloads.sample import Part, Sample
+from picbench.workloads.sample import Sample, SampleSegment
 
 
 def result(**changes: object) -> Result:
@@ -22,7 +22,7 @@ def result(**changes: object) -> Result:
 
 def turn(*outcomes: Result | Failure) -> Turn:
     samples = tuple(
-        Sample(str(n), "musique", (Part("text", "a", (1, 2, 3)),), ("yes",), 4, "file:1")
+        Sample(str(n), "musique", (SampleSegment("text", "a", (1, 2, 3)),), ("yes",), 4, "file:1")
         for n in range(len(outcomes))
     )
     return Turn(0, "mepic", samples, Batch(outcomes, busy=1.0))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from picbench.arms.server import Batch
 from picbench.engines.request import Hits, Tokens
 from picbench.output.result_table import traffic
-from picbench.output.sample_row import Row
+from picbench.output.sample_row import SampleRow
 from picbench.output.summary import (
     Moved,
     Ratio,
@@ -27,8 +27,10 @@ from picbench.run.tally import Tally
 TIMES = st.floats(0.01, 1e6)
 
 
-def row(sample: str, ttft: float | None = 100.0, arm: str = "mepic", **changes: object) -> Row:
-    made = Row(
+def row(
+    sample: str, ttft: float | None = 100.0, arm: str = "mepic", **changes: object
+) -> SampleRow:
+    made = SampleRow(
         arm=arm,
         sample=sample,
         round=0,
@@ -46,8 +48,8 @@ def row(sample: str, ttft: float | None = 100.0, arm: str = "mepic", **changes: 
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def failed(sample: str) -> Row:
-    return Row(arm="mepic", sample=sample, round=0, timed=False, prompt_sha256="", error="no")
+def failed(sample: str) -> SampleRow:
+    return SampleRow(arm="mepic", sample=sample, round=0, timed=False, prompt_sha256="", error="no")
 
 
 def test_percentiles_interpolate_between_neighbours() -> None:

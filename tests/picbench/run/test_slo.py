@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
-from picbench.output.sample_row import Row
+from picbench.output.sample_row import SampleRow
 from picbench.run.slo import Objectives, parse_slo
 
 
-def row(**values: float | str | None) -> Row:
-    return Row(arm="a", sample="s", round=0, timed=True, prompt_sha256="", **values)  # type: ignore[arg-type]
+def row(**values: float | str | None) -> SampleRow:
+    return SampleRow(arm="a", sample="s", round=0, timed=True, prompt_sha256="", **values)  # type: ignore[arg-type]
 
 
 def test_every_objective_has_to_be_met() -> None:

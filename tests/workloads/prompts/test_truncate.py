@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.workloads.prompts.truncate import Frame, truncate
-from picbench.workloads.sample import Part
+from picbench.workloads.sample import SampleSegment
 
 
 class Letters:
@@ -20,8 +20,8 @@ class Letters:
         return "".join(chr(index) for index in token_ids)
 
 
-def part(kind: Any, text: str) -> Part:
-    return Part(kind, text, tuple(ord(letter) for letter in text))
+def part(kind: Any, text: str) -> SampleSegment:
+    return SampleSegment(kind, text, tuple(ord(letter) for letter in text))
 
 
 PARTS = (part("text", "SYS"), part("chunk", "abcdef"), part("chunk", "ghi"), part("text", "Q?"))

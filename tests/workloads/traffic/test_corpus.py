@@ -5,13 +5,15 @@ from typing import Any
 import pytest
 
 from picbench.errors import ConfigError
-from picbench.workloads.sample import Part, Sample
+from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.traffic.corpus import from_samples, from_tokens
 
 
 def sample(tokenizer: Any, name: str, passages: list[str], question: str) -> Sample:
-    def part(kind: Any, text: str) -> Part:
-        return Part(kind, text, tuple(tokenizer([text], add_special_tokens=False)["input_ids"][0]))
+    def part(kind: Any, text: str) -> SampleSegment:
+        return SampleSegment(
+            kind, text, tuple(tokenizer([text], add_special_tokens=False)["input_ids"][0])
+        )
 
     parts = (part("text", "head "), *(part("chunk", p) for p in passages), part("text", question))
     return Sample(name, "fake", parts, (question,), max_tokens=7)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
-from picbench.workloads.sample import Part
+from picbench.workloads.sample import SampleSegment
 from picbench.workloads.traffic.corpus import Corpus, Question, Topic, from_tokens
 from picbench.workloads.traffic.draw import draw
 from picbench.workloads.traffic.settings import Traffic
@@ -105,10 +105,10 @@ def test_numbers_of_chunks_are_equally_likely(random_corpus: Make) -> None:
 
 
 def test_a_topics_chunks_stay_together_and_in_order() -> None:
-    def part(token: int) -> Part:
-        return Part("chunk", f"c{token}", (token,))
+    def part(token: int) -> SampleSegment:
+        return SampleSegment("chunk", f"c{token}", (token,))
 
-    question = Question(Part("text", "h", (1,)), Part("text", "q", (2,)), ("a",))
+    question = Question(SampleSegment("text", "h", (1,)), SampleSegment("text", "q", (2,)), ("a",))
     topics = [Topic(tuple(part(10 * t + n) for n in range(3)), (question,)) for t in range(5)]
     corpus = Corpus("x", tuple(topics), lambda chunk, number: chunk, max_tokens=1)
     starts = set()

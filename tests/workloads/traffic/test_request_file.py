@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from picbench.errors import ConfigError, DataError
-from picbench.workloads.sample import Part
+from picbench.workloads.sample import SampleSegment
 from picbench.workloads.traffic.corpus import from_tokens
 from picbench.workloads.traffic.draw import Stream, draw
 from picbench.workloads.traffic.file import Header, read_requests, write_requests
@@ -66,7 +66,7 @@ def test_a_file_written_by_hand_is_read(tmp_path: Path) -> None:
     [sample] = stream.samples
     assert sample.tokens == (1, 5, 6, 2)
     assert sample.source == f"{path}:3"
-    assert stream.preload == (Part("chunk", "", (5, 6)),)
+    assert stream.preload == (SampleSegment("chunk", "", (5, 6)),)
     assert stream.arrivals is None
 
 
@@ -111,14 +111,14 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
 
 
 def test_another_models_tokenizer_is_noticed(word_tokenizer: Any, make_tokenizer: Any) -> None:
-    def stream(*parts: Part) -> Stream:
+    def stream(*parts: SampleSegment) -> Stream:
         sample = draw(Traffic(requests=1), CORPUS).samples[0]
         return Stream((replace(sample, parts=parts),), (0,))
 
     ids = tuple(word_tokenizer(["a b c"], add_special_tokens=False)["input_ids"][0])
     path = Path("r.jsonl")
-    check_tokens(stream(Part("text", "a b c", ids)), word_tokenizer, path)
-    check_tokens(stream(Part("text", "a b c", (0, *ids))), word_tokenizer, path)
-    check_tokens(stream(Part("chunk", "", (7, 8, 9))), word_tokenizer, path)
+    check_tokens(stream(SampleSegment("text", "a b c", ids)), word_tokenizer, path)
+    check_tokens(stream(SampleSegment("text", "a b c", (0, *ids))), word_tokenizer, path)
+    check_tokens(stream(SampleSegment("chunk", "", (7, 8, 9))), word_tokenizer, path)
     with pytest.raises(ConfigError, match="not those of --model's tokenizer"):
-        check_tokens(stream(Part("chunk", "a b c", ids[::-1])), make_tokenizer(), path)
+        check_tokens(stream(SampleSegment("chunk", "a b c", ids[::-1])), make_tokenizer(), path)

@@ -5,7 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Lock
 from typing import Any, TypeVar
 
-from picbench.engines.chunk_cache.tiers.guard.ticket import Part, Ticket
+from picbench.engines.chunk_cache.tiers.guard.ticket import Ticket, TicketPart
 
 T = TypeVar("T")
 
@@ -53,13 +53,13 @@ class Lane:
 
     def _submit(
         self, group: Group, work: Callable[[Group], list[T]], after: Callable[[Group], None]
-    ) -> Part[T]:
+    ) -> TicketPart[T]:
         with self._lock:
             future = _dropped() if self._closed else self._pool.submit(work, group)
             self._pending.add(future)
         future.add_done_callback(lambda _: after(group))
         future.add_done_callback(self._forget)
-        return Part(group, future)
+        return TicketPart(group, future)
 
     def _forget(self, future: Future[Any]) -> None:
         with self._lock:

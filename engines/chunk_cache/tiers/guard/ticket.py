@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Part(Generic[T]):
+class TicketPart(Generic[T]):
     """Answers for some entries of a ticket, in the order of `entries`."""
 
     entries: Sequence[int]
@@ -20,7 +20,7 @@ class Part(Generic[T]):
 class Ticket(Generic[T]):
     """Answers to a batch, one an entry; entries that nobody works on have the answer `nothing`."""
 
-    def __init__(self, size: int, nothing: T, parts: Sequence[Part[T]]) -> None:
+    def __init__(self, size: int, nothing: T, parts: Sequence[TicketPart[T]]) -> None:
         self._size = size
         self._nothing = nothing
         self._parts = parts
@@ -44,7 +44,7 @@ class Ticket(Generic[T]):
             part.future.cancel()
 
 
-def _answers(part: Part[T], end: float | None) -> list[T]:
+def _answers(part: TicketPart[T], end: float | None) -> list[T]:
     left = None if end is None else max(0.0, end - time.monotonic())
     try:
         return part.future.result(left)

@@ -29,7 +29,7 @@ class PicModelRunner(CPUModelRunner):
         check_signature(CPUModelRunner.load_model, ("self", "load_dummy_weights"))
         super().__init__(vllm_config, device)
         settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
-        self._table = PositionTable(self.max_model_len + 1, unrotated=settings.unrotated_keys)
+        self._table = PositionTable(self.max_model_len + 1, unrotated=settings.keys_without_rope)
         self._keys = KeyPositions()
 
     def load_model(self, load_dummy_weights: bool = False) -> None:

@@ -5,12 +5,12 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from picbench.engines.vllm.compat import check_version
 from picbench.engines.vllm.settings import SCHEDULER, PicSettings
-from picbench.engines.vllm.transfer.worker_mixin import OwnConnector
+from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
 from picbench.engines.vllm.worker.cpu.runner import PicModelRunner
 from picbench.errors import ConfigError
 
 
-class PicCPUWorker(OwnConnector, CPUWorker):
+class PicCPUWorker(ConnectorWorkerMixin, CPUWorker):
     """Runs plans; refuses to start under a scheduler that does not make them."""
 
     def init_device(self) -> None:

@@ -15,7 +15,7 @@ from picbench.engines.vllm.worker.cuda.metadata import Planner
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
 from picbench.engines.vllm.worker.rotary import UnrotatedKeys, rope_table, split_rotation
 from picbench.errors import ConfigError
-from picbench.kernels.cuda.decode.request_table import RowTable
+from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.support import describe, require
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.rope import RopeTable
@@ -41,7 +41,7 @@ class Attention:
         With unrotated keys at rest, the model's rotary modules are exchanged.
         """
         settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
-        unrotated = settings.unrotated_keys
+        unrotated = settings.keys_without_rope
         rope = _rope(model, unrotated=unrotated)
         most = vllm_config.scheduler_config.max_num_seqs
         shape = _shape(vllm_config)
@@ -67,7 +67,7 @@ def _kernels(
 ) -> KernelPlanner:
     most = vllm_config.scheduler_config.max_num_seqs
     blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE) + 1
-    rows = RowTable(most + 1, blocks, device, unrotated=unrotated)
+    rows = RequestTable(most + 1, blocks, device, unrotated=unrotated)
     planner = KernelPlanner(rows, most, rope, shape, CudaWorkspace(WORKSPACE_BYTES, device))
     planner.warm_up()
     return planner

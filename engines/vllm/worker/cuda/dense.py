@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.plan import GAP
-from picbench.engines.vllm.worker.cuda.planned_requests import Batch
+from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
 from picbench.kernels.rope import RopeTable, rotate
 
 
@@ -101,7 +101,7 @@ class DensePlanner:
     def __init__(self, rope: RopeTable) -> None:
         self._rope = rope
 
-    def plan(self, batch: Batch, block_table: Tensor) -> DenseAttention:
+    def plan(self, batch: PlannedBatch, block_table: Tensor) -> DenseAttention:
         """See `Planner.plan`."""
         rows, start = [], 0
         for i, count in enumerate(batch.scheduled):
@@ -111,7 +111,7 @@ class DensePlanner:
             start += count
         return DenseAttention(tuple(rows))
 
-    def _row(self, batch: Batch, index: int, queries: slice, blocks: Tensor) -> DenseRow:
+    def _row(self, batch: PlannedBatch, index: int, queries: slice, blocks: Tensor) -> DenseRow:
         stop = batch.computed[index] + batch.scheduled[index]
         request = batch.requests[index]
         kpos, turns = np.arange(stop, dtype=np.int32), np.zeros(stop, dtype=np.int32)

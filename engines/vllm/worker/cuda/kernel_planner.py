@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from picbench.engines.vllm.worker.cuda.metadata import PlannedAttention
-from picbench.engines.vllm.worker.cuda.planned_requests import Batch, PlannedRequest
+from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch, PlannedRequest
 from picbench.engines.vllm.worker.cuda.upload import upload
 from picbench.kernels.cuda.decode.attention import DecodeBatch, decode
-from picbench.kernels.cuda.decode.request_table import RowTable
+from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.cuda.prefill.warm_up import warm_up_link
@@ -66,7 +66,12 @@ class KernelPlanner:
     graphs = True
 
     def __init__(
-        self, rows: RowTable, most: int, rope: RopeTable, shape: HeadShape, workspace: CudaWorkspace
+        self,
+        rows: RequestTable,
+        most: int,
+        rope: RopeTable,
+        shape: HeadShape,
+        workspace: CudaWorkspace,
     ) -> None:
         self.rows = rows
         self._plain = most
@@ -84,7 +89,7 @@ class KernelPlanner:
         """Compile what no graph holds, so that no request waits for it."""
         warm_up_link(self._rope, self._shape, self._workspace, self.rows.blocks.device)
 
-    def plan(self, batch: Batch, block_table: Tensor) -> KernelAttention:
+    def plan(self, batch: PlannedBatch, block_table: Tensor) -> KernelAttention:
         """See `Planner.plan`."""
         parts: list[PlannedAttention] = []
         if batch.decoded:
@@ -96,7 +101,7 @@ class KernelPlanner:
             parts.append(Linking(linked))
         return KernelAttention(tuple(parts))
 
-    def _decoding(self, batch: Batch, block_table: Tensor) -> Decoding:
+    def _decoding(self, batch: PlannedBatch, block_table: Tensor) -> Decoding:
         host = np.zeros((2, len(block_table)), dtype=np.int32)
         for i, request in enumerate(batch.requests[: batch.decoded]):
             if request is not None:
@@ -107,7 +112,7 @@ class KernelPlanner:
         self._decode.fill(block_table, rows, lengths)
         return Decoding(self._decode, len(block_table))
 
-    def _groups(self, batch: Batch, first: int) -> Iterator[list[LinkRequest]]:
+    def _groups(self, batch: PlannedBatch, first: int) -> Iterator[list[LinkRequest]]:
         """Adjacent requests whose keys fit the workspace together, or one that does not."""
         requests = enumerate(_requests(batch, first), start=first)
         for linked, run in groupby(requests, key=lambda pair: pair[1] is not None):
@@ -130,7 +135,7 @@ class KernelPlanner:
         yield group
 
 
-def _requests(batch: Batch, first: int) -> Iterator[LinkRequest | None]:
+def _requests(batch: PlannedBatch, first: int) -> Iterator[LinkRequest | None]:
     start = sum(batch.scheduled[:first])
     for i in range(first, len(batch.requests)):
         request, stop = batch.requests[i], start + batch.scheduled[i]

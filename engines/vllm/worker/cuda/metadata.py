@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from picbench.engines.vllm.worker.cuda.planned_requests import Batch
+from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
 from picbench.engines.vllm.worker.cuda.upload import upload
 
 
@@ -17,7 +17,7 @@ class PlannedAttention(Protocol):
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
         """Fill some requests' parts of `out` [tokens, heads, head_size], and leave the rest alone.
 
-        They are those that follow plans; without vLLM's attention (`Batch.stock`), all requests.
+        They are the planned ones; without vLLM's attention (`PlannedBatch.stock`), all.
         """
         ...
 
@@ -30,7 +30,7 @@ class Planner(Protocol):
 
     graphs: bool
 
-    def plan(self, batch: Batch, block_table: Tensor) -> PlannedAttention:
+    def plan(self, batch: PlannedBatch, block_table: Tensor) -> PlannedAttention:
         """Row i of `block_table` [requests, blocks] names the blocks of request i of `batch`."""
         ...
 
@@ -51,7 +51,7 @@ class SplitMetadata:
 class PlannedStep:
     """A step with planned requests, as the model runner describes it to metadata builders."""
 
-    batch: Batch
+    batch: PlannedBatch
     planner: Planner
 
     def without(self, common: CommonAttentionMetadata) -> CommonAttentionMetadata:

@@ -15,7 +15,7 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from picbench.engines.vllm.worker.cuda.attention import Attention
 from picbench.engines.vllm.worker.cuda.backend import SplittingBuilder
 from picbench.engines.vllm.worker.cuda.metadata import PlannedStep, Planner
-from picbench.engines.vllm.worker.cuda.planned_requests import Batch
+from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
 from picbench.engines.vllm.worker.cuda.upload import upload
 from picbench.errors import EngineError
 
@@ -31,7 +31,7 @@ class PicModelState(DefaultModelState):
     def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: Any) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
         self._attention = Attention.of(vllm_config, model, device)
-        self._batch: Batch | None = None
+        self._batch: PlannedBatch | None = None
         self._capturing = False
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
@@ -54,7 +54,7 @@ class PicModelState(DefaultModelState):
 
     def expect(
         self, request_ids: Sequence[str], computed: Sequence[int], scheduled: Sequence[int]
-    ) -> Batch | None:
+    ) -> PlannedBatch | None:
         """Take note of the step that comes; None if nobody in it follows a plan.
 
         Request i computes `scheduled[i]` tokens behind its `computed[i]` slots. A dummy step has no
@@ -84,7 +84,7 @@ class PicModelState(DefaultModelState):
     ) -> Any:
         """Tell the metadata builders who follows a plan, and have them build."""
         if self._capturing:
-            self._batch = Batch.dummy(input_batch.num_reqs)
+            self._batch = PlannedBatch.dummy(input_batch.num_reqs)
         announce(self._batch, self._attention.planner, attn_groups)
         return super().prepare_attn(
             input_batch, cudagraph_mode, block_tables, slot_mappings, attn_groups, *args, **kwargs
@@ -97,7 +97,9 @@ class PicModelState(DefaultModelState):
         return super().prepare_inputs(input_batch, req_states)
 
 
-def announce(batch: Batch | None, planner: Planner, attn_groups: Iterable[Iterable[Any]]) -> None:
+def announce(
+    batch: PlannedBatch | None, planner: Planner, attn_groups: Iterable[Iterable[Any]]
+) -> None:
     """Tell the metadata builders of all layers who follows a plan in the step that comes.
 
     Raises EngineError if a builder is not picbench's.

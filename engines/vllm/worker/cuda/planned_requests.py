@@ -25,7 +25,7 @@ Positions = NDArray[np.int32]
 
 
 class Rows(Protocol):
-    """Device rows, one a request (`picbench.kernels.cuda.decode.request_table.RowTable`)."""
+    """Device rows, one a request (`picbench.kernels.cuda.decode.request_table.RequestTable`)."""
 
     def put(self, row: int, kpos: Tensor, turns: Tensor) -> None:
         """Write a row: logical positions and turns of the planned slots, both [slots] int32."""
@@ -142,7 +142,7 @@ class PlannedRequests:
 
     def batch(
         self, request_ids: Sequence[str], computed: Sequence[int], scheduled: Sequence[int]
-    ) -> "Batch | None":
+    ) -> "PlannedBatch | None":
         """One step: request i computes `scheduled[i]` tokens behind its `computed[i]` slots.
 
         None if no request in it is planned.
@@ -150,11 +150,11 @@ class PlannedRequests:
         known = tuple(self._known.get(request_id) for request_id in request_ids)
         if not any(known):
             return None
-        return Batch(known, tuple(map(int, computed)), tuple(map(int, scheduled)))
+        return PlannedBatch(known, tuple(map(int, computed)), tuple(map(int, scheduled)))
 
 
 @dataclass(frozen=True)
-class Batch:
+class PlannedBatch:
     """The requests of one step in batch order; None stands for one without a plan.
 
     Request i computes `scheduled[i]` tokens behind its `computed[i]` slots.
@@ -165,7 +165,7 @@ class Batch:
     scheduled: tuple[int, ...]
 
     @classmethod
-    def dummy(cls, count: int) -> "Batch":
+    def dummy(cls, count: int) -> "PlannedBatch":
         """A batch of `count` planned requests that decode, for capturing graphs."""
         one = np.zeros(1, dtype=np.int32)
         request = PlannedRequest(0, kpos=one, turns=one, end=1, unrotated=False)

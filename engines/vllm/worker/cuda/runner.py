@@ -14,7 +14,7 @@ from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.worker.cuda.backend_choice import select
 from picbench.engines.vllm.worker.cuda.graphs import PlannedGraphs
 from picbench.engines.vllm.worker.cuda.model_state import PicModelState
-from picbench.engines.vllm.worker.cuda.planned_requests import Batch
+from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
 from picbench.errors import ConfigError
 
 
@@ -76,7 +76,7 @@ class PicModelRunner(GPUModelRunner):
         self.cudagraph_manager = self._stock_graphs if batch is None else self._planned_graphs
         return state, uniform if batch is None or batch.decodes else None
 
-    def _expect(self, state: Any) -> Batch | None:
+    def _expect(self, state: Any) -> PlannedBatch | None:
         if state is None:
             return self._plans.expect([], [], [])
         computed = self.req_states.num_computed_tokens_np[state.idx_mapping_np]

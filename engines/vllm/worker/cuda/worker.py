@@ -10,11 +10,11 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from picbench.engines.vllm.compat import check_signature, check_version
 from picbench.engines.vllm.settings import CUDA_ASYNC_SCHEDULER, CUDA_SCHEDULER, PicSettings
-from picbench.engines.vllm.transfer.worker_mixin import OwnConnector
+from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
 from picbench.errors import ConfigError
 
 
-class PicGPUWorker(OwnConnector, Worker):
+class PicGPUWorker(ConnectorWorkerMixin, Worker):
     """Runs plans; refuses to start under a scheduler that does not make them."""
 
     def init_device(self) -> None:
@@ -43,5 +43,5 @@ class PicGPUWorker(OwnConnector, Worker):
     def namespace(self) -> bytes:
         """As on CPU, and how keys rest: rotated as they were compiled, or unrotated."""
         assert self._settings is not None
-        rest = b"unrotated" if self._settings.unrotated_keys else b"chunk-local"
+        rest = b"unrotated" if self._settings.keys_without_rope else b"chunk-local"
         return hashlib.sha256(super().namespace() + b"cuda" + rest).digest()

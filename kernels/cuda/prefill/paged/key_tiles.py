@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from picbench.kernels.cuda.prefill.logical_order import Ints
-from picbench.kernels.cuda.visible_blocks import Bools, Entries
+from picbench.kernels.cuda.visible_blocks import Bools, VisibleBlocks
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 
 #: Keys of a tile, and how many of the last may be hidden without a mask.
@@ -36,7 +36,7 @@ class KeyTiles:
 
         None where keys of one block differ in their turns, as they do where they rest unrotated.
         """
-        entries = Entries.closed(kpos, turns, KEYS // BLOCK_SIZE)
+        entries = VisibleBlocks.closed(kpos, turns, KEYS // BLOCK_SIZE)
         if entries is None:
             return None
         lanes = np.arange(BLOCK_SIZE, dtype=np.int32)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm.frontend import hashing, plugin
-from picbench.engines.vllm.frontend.hashing import Postponed, hash_lead, hash_prompt, postpone
+from picbench.engines.vllm.frontend.hashing import DeferredHasher, hash_lead, hash_prompt, postpone
 from picbench.errors import ConfigError
 
 SIZE = 16
@@ -38,7 +38,7 @@ CHUNKS = {"pic": {"spans": [[20, 60]]}}
 @pytest.mark.parametrize("extra_args", [CHUNKS, {"pic_spans": [20, 60]}])
 def test_a_prompt_with_chunks_is_hashed_when_it_is_asked_for(extra_args: dict[str, Any]) -> None:
     plain = request(list(range(64)), stock())
-    late = request(list(range(64)), Postponed(stock()), extra_args)
+    late = request(list(range(64)), DeferredHasher(stock()), extra_args)
     assert len(plain.block_hashes) == 4
     assert late.block_hashes == []
     hash_prompt(late)
@@ -50,7 +50,7 @@ def test_a_prompt_with_chunks_is_hashed_when_it_is_asked_for(extra_args: dict[st
 @pytest.mark.parametrize("extra_args", [None, {}, {"pic": {"algorithm": "full"}}, {"other": 1}])
 def test_other_prompts_are_hashed_at_once(extra_args: dict[str, Any] | None) -> None:
     plain = request(list(range(64)), stock())
-    found = request(list(range(64)), Postponed(stock()), extra_args)
+    found = request(list(range(64)), DeferredHasher(stock()), extra_args)
     assert found.block_hashes == plain.block_hashes
     hash_prompt(found)
     assert found.block_hashes == plain.block_hashes
@@ -60,7 +60,7 @@ def test_other_prompts_are_hashed_at_once(extra_args: dict[str, Any] | None) -> 
 @given(st.lists(st.integers(0, 900), min_size=1, max_size=90), st.integers(0, 90))
 def test_the_keys_of_the_lead_are_those_of_a_plain_prompt(tokens: list[int], lead: int) -> None:
     plain = request(tokens, stock()).block_hashes[: lead // SIZE]
-    late = request(tokens, Postponed(stock()), CHUNKS)
+    late = request(tokens, DeferredHasher(stock()), CHUNKS)
     assert hash_lead(late, lead) == plain
     assert hash_lead(request(tokens, stock()), lead) == plain
     assert late.block_hashes == []
@@ -92,7 +92,7 @@ def test_an_engine_hashes_no_more_than_it_looks_up(
     """Requests that share their text before the first chunk share its blocks with plain ones."""
     lead, chunk = draw(40, 1), Chunk(tokens=draw(60, 2))
     core = engine._running.engine.engine_core.engine_core  # type: ignore[attr-defined]
-    assert isinstance(core.request_block_hasher, Postponed)
+    assert isinstance(core.request_block_hasher, DeferredHasher)
     engine.generate([Request([Text(tokens=(*lead, *draw(30, 3)))])], max_tokens=1)
     asked = Request([Text(tokens=lead), chunk, Text(tokens=draw(9, 4))], algorithm)
     (result,) = engine.generate([asked], max_tokens=1)

@@ -3,7 +3,7 @@
 import pytest
 
 from picbench.engines.algorithms import Registry
-from picbench.engines.planning.policy import Piece
+from picbench.engines.planning.policy import Segment
 from picbench.engines.vllm.frontend import request_args
 from picbench.engines.vllm.frontend.request_args import cut
 from picbench.errors import ConfigError
@@ -57,9 +57,9 @@ def test_other_bad_arguments():
 
 def test_cut():
     assert cut(range(8), [(2, 4), (4, 6)]) == [
-        Piece((0, 1)),
-        Piece((2, 3), chunk=True),
-        Piece((4, 5), chunk=True),
-        Piece((6, 7)),
+        Segment((0, 1)),
+        Segment((2, 3), chunk=True),
+        Segment((4, 5), chunk=True),
+        Segment((6, 7)),
     ]
-    assert cut(range(3), []) == [Piece((0, 1, 2))]
+    assert cut(range(3), []) == [Segment((0, 1, 2))]

@@ -1,24 +1,24 @@
 from picbench.engines.algorithms import parse
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import GAP, Plan
-from picbench.engines.planning.policy import Layout, Piece
+from picbench.engines.planning.policy import Layout, Segment
 from picbench.engines.vllm.worker.slot_map import turns
 
 BLOCK = 16
 
 
-def plan(algorithm: str, *pieces: Piece) -> Plan:
+def plan(algorithm: str, *pieces: Segment) -> Plan:
     chosen = parse(algorithm)
     layout = Layout(block_size=BLOCK, scope="", pad=chosen.pads, pad_token=0, bos_token=1)
-    return lay_out(list(pieces), chosen.treat, layout, prefix_keys=[])
+    return lay_out(list(pieces), chosen.plan_chunk, layout, prefix_keys=[])
 
 
-def text(count: int, first: int = 0) -> Piece:
-    return Piece(tuple(range(first, first + count)))
+def text(count: int, first: int = 0) -> Segment:
+    return Segment(tuple(range(first, first + count)))
 
 
-def chunk(count: int, first: int) -> Piece:
-    return Piece(tuple(range(first, first + count)), chunk=True)
+def chunk(count: int, first: int) -> Segment:
+    return Segment(tuple(range(first, first + count)), chunk=True)
 
 
 def rests(found: Plan) -> dict[bytes, tuple[int, ...]]:

@@ -10,7 +10,7 @@ from hopper import compiled
 from picbench.kernels.cuda import device
 from picbench.kernels.cuda.decode import attention as decode
 from picbench.kernels.cuda.decode.attention import DecodeBatch, Tuning
-from picbench.kernels.cuda.decode.request_table import RowTable
+from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.support import describe
 from picbench.kernels.shape import HeadShape
 from picbench.measure.kernels.scene import rope_table
@@ -18,8 +18,8 @@ from picbench.measure.kernels.scene import rope_table
 LLAMA = HeadShape(32, 8, 128, torch.bfloat16)
 
 
-def table(*, unrotated: bool = False, tile_blocks: int = 4) -> RowTable:
-    return RowTable(2, 8, "cpu", unrotated=unrotated, tile_blocks=tile_blocks)
+def table(*, unrotated: bool = False, tile_blocks: int = 4) -> RequestTable:
+    return RequestTable(2, 8, "cpu", unrotated=unrotated, tile_blocks=tile_blocks)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["llama", "group of 16", "of 17", "heads of 96", "float32", "partial", "unrotated", "tile"],
 )
 def test_what_the_kernel_serves(
-    shape: HeadShape, rotary: int, rows: RowTable, covered: bool
+    shape: HeadShape, rotary: int, rows: RequestTable, covered: bool
 ) -> None:
     rope = rope_table(rotary, 16, "cpu")
     assert decode.covers(shape, rope, rows) is covered

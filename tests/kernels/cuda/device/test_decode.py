@@ -6,7 +6,7 @@ from torch import Tensor
 
 from picbench.errors import EngineError
 from picbench.kernels.cuda.decode.attention import DecodeBatch, Tuning, decode
-from picbench.kernels.cuda.decode.request_table import RowTable
+from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.device import runs_gluon
 from picbench.kernels.shape import HeadShape
 from picbench.measure.kernels.scene import (
@@ -33,7 +33,7 @@ def decoded(
 ) -> Tensor:
     device = scene.table.device
     count = len(scene.requests)
-    table = RowTable(count + 2, scene.table.shape[1] + 4, device, unrotated=unrotated)
+    table = RequestTable(count + 2, scene.table.shape[1] + 4, device, unrotated=unrotated)
     rows = torch.arange(count, dtype=torch.int32, device=device).flip(0) + 1
     for row, slots in zip(rows.tolist(), scene.requests, strict=True):
         table.put(row, slots.kpos, slots.turns)
@@ -132,7 +132,7 @@ def test_generated_tokens_need_no_new_row(
     )
     scene = draw([grown], shape, rope, device=device, poison=True)
     short = Scene(shape, rope, (prompt,), scene.table, scene.kv_cache)
-    table = RowTable(1, scene.table.shape[1], device)
+    table = RequestTable(1, scene.table.shape[1], device)
     table.put(0, prompt.kpos, prompt.turns)
     batch = DecodeBatch(table, 1, shape, rope, Tuning(splits=2))
     row = torch.zeros(1, dtype=torch.int32, device=device)
@@ -147,7 +147,7 @@ def test_generated_tokens_need_no_new_row(
 def test_a_row_is_written_anew(device: str, dtype: torch.dtype, tolerance: float) -> None:
     shape = HeadShape(4, 2, 64, dtype)
     scene = draw([plain(50, 1)], shape, rope_table(64, 300, device), device=device, poison=True)
-    table = RowTable(1, 16, device)
+    table = RequestTable(1, 16, device)
     old = planned([60, 60, 60], linked=16, text=3)
     table.put(0, old.kpos, old.turns)
     table.put(0, scene.requests[0].kpos, scene.requests[0].turns)
@@ -159,7 +159,7 @@ def test_a_row_is_written_anew(device: str, dtype: torch.dtype, tolerance: float
 
 
 def test_unrotated_partial_rotary_is_refused(device: str) -> None:
-    table = RowTable(1, 4, device, unrotated=True)
+    table = RequestTable(1, 4, device, unrotated=True)
     shape = HeadShape(4, 2, 64, torch.float16)
     with pytest.raises(EngineError, match="rotate only 32"):
         DecodeBatch(table, 1, shape, rope_table(32, 100, device))

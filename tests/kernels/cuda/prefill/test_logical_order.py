@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
 from picbench.kernels.cuda.decode.attention import choose_splits
-from picbench.kernels.cuda.decode.request_table import RowTable
+from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder, runs
 from picbench.kernels.cuda.support import describe, require
 from picbench.kernels.cuda.workspace import CudaWorkspace
@@ -65,7 +65,7 @@ def test_unsupported_heads_are_refused_in_one_line() -> None:
         require(HeadShape(4, 2, 64, torch.float64))
     shape = HeadShape(4, 2, 64, torch.float32)
     require(shape)
-    served = describe(shape, rope_table(64, 8, "cpu"), RowTable(1, 4, "cpu"))
+    served = describe(shape, rope_table(64, 8, "cpu"), RequestTable(1, 4, "cpu"))
     assert "FlashAttention-3 not usable" in served and "Triton split-KV" in served
 
 

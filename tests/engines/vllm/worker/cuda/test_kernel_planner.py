@@ -8,7 +8,7 @@ import torch
 from picbench.engines.planning.plan import GAP
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelAttention, KernelPlanner, Linking
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
-from picbench.kernels.cuda.decode.request_table import RowTable
+from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
@@ -23,7 +23,7 @@ Pair = tuple[PlannedRequests, KernelPlanner]
 def planner(room: int) -> KernelPlanner:
     angles = torch.arange(64).unsqueeze(1) / torch.arange(1, 17)
     rope = RopeTable(torch.cat([angles.cos(), angles.sin()], dim=-1), 32)
-    rows = RowTable(4, 8, "cpu")
+    rows = RequestTable(4, 8, "cpu")
     return KernelPlanner(rows, 4, rope, SHAPE, CudaWorkspace(room * TOKEN_BYTES, "cpu"))
 
 

@@ -4,7 +4,7 @@ import pytest
 from torch import Tensor
 
 from picbench.engines.planning.plan import GAP
-from picbench.engines.vllm.worker.cuda.planned_requests import Batch, PlannedRequests
+from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch, PlannedRequests
 from picbench.errors import EngineError
 
 
@@ -36,7 +36,7 @@ def requests(rows: Rows, send: Any) -> PlannedRequests:
     return requests
 
 
-def step(requests: PlannedRequests, *rows: tuple[str, int, int]) -> Batch:
+def step(requests: PlannedRequests, *rows: tuple[str, int, int]) -> PlannedBatch:
     batch = requests.batch(*zip(*rows, strict=True))
     assert batch is not None
     return batch

@@ -7,7 +7,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.scheduler.cuda_scheduler import PicAsyncScheduler
 from picbench.engines.vllm.scheduler.scheduler import PicScheduler
-from picbench.engines.vllm.transfer.worker_mixin import OwnConnector
+from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
 from picbench.engines.vllm.worker.cpu.worker import PicCPUWorker
 from picbench.engines.vllm.worker.cuda.runner import UPSTREAM
 from picbench.engines.vllm.worker.cuda.worker import PicGPUWorker
@@ -28,8 +28,8 @@ def test_every_step_of_a_worker_runs_with_its_own_connector() -> None:
 
 
 def test_both_workers_treat_their_connector_alike() -> None:
-    shared = [name for name in vars(OwnConnector) if not name.startswith("__")]
-    assert "courier" in shared
+    shared = [name for name in vars(ConnectorWorkerMixin) if not name.startswith("__")]
+    assert "tier_client" in shared
     for name in set(shared) - {"namespace"}:
         assert getattr(PicGPUWorker, name) is getattr(PicCPUWorker, name)
 
