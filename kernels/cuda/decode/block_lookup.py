@@ -25,9 +25,10 @@ def resolve(
 ) -> None:
     """Fills `blocks`, `seen` [requests, entries] and `tiles` [requests], all int32.
 
-    Grid (requests, entries / SPAN). Entries are the request's in the request table (VisibleBlocks), then its
-    tail; indices become blocks of the cache by `table` [requests, max_blocks], and slots behind
-    lengths[request] are cleared from `seen`. A length of 0 makes no tiles.
+    Grid (requests, entries / SPAN). Entries are the request's in the request table
+    (VisibleBlocks), then its tail; indices become blocks of the cache by `table`
+    [requests, max_blocks], and slots after the first lengths[request] are cleared from `seen`. A
+    length of 0 makes no tiles.
     """
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(rows + request).to(tl.int64)
