@@ -1,6 +1,8 @@
 """Settings that hold before any library is imported."""
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,8 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "passive"
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+# What tests of several packages share.
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,3 +24,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let libraries warn about their own code, also at import; picbench's warnings are errors."""
     for library in ("torch", "transformers", "vllm"):
         config.addinivalue_line("filterwarnings", f"ignore:::{library}")
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with four heads of 64, two of them for keys, and plain rotary embeddings."""
+    from tiny_llama import write_llama
+
+    return write_llama(tmp_path_factory.mktemp("llama"), head_dim=64, theta=10_000.0)

@@ -13,10 +13,9 @@ import pytest
 # Where the tests of tiers keep what those of the engine need, too.
 sys.path.insert(0, str(Path(__file__).parent / "chunk_cache" / "tiers"))
 
-from picbench.engines.request import Chunk, Request, Result
+from tiny_llama import VOCABULARY, write_llama
 
-VOCABULARY = 1024
-BOS, EOS, PAD = 1, 2, 0
+from picbench.engines.request import Chunk, Request, Result
 
 Draw = Callable[[int, int], tuple[int, ...]]
 Deviation = Callable[[Any, Any, Request, Result], float]
@@ -31,12 +30,6 @@ def draw() -> Draw:
         return tuple(ids.randrange(3, VOCABULARY) for _ in range(count))
 
     return tokens
-
-
-@pytest.fixture(scope="session")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama with four heads of 64, two of them for keys, and plain rotary embeddings."""
-    return write_llama(tmp_path_factory.mktemp("llama"), head_dim=64, theta=10_000.0)
 
 
 @pytest.fixture(scope="session")
@@ -84,40 +77,6 @@ def make_oracle(folder: Path) -> Any:
     from picbench.engines.oracle import Oracle
 
     return Oracle(folder)
-
-
-def write_llama(
-    folder: Path, *, head_dim: int, theta: float, kv_heads: int = 2, **scaling: Any
-) -> Path:
-    """Write random weights, the same on every call.
-
-    They are large enough for peaky logits: with the usual 0.02 every prediction is nearly
-    uniform and any two algorithms agree.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads,
-        head_dim=head_dim,
-        vocab_size=VOCABULARY,
-        max_position_embeddings=8192,
-        rope_parameters={"rope_type": "default", "rope_theta": theta} | scaling,
-        initializer_range=0.15,
-        tie_word_embeddings=False,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        pad_token_id=PAD,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    model.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -129,7 +129,7 @@ def test_shared_blocks_stay_bit_identical(engine, inside, draw):
 
 def test_linking_in_place_is_noticed(engine, inside, draw, monkeypatch):
     """A runner that writes linked tokens over the chunk's own slots, as a naive engine would."""
-    from picbench.engines.vllm.worker.cpu.worker.cpu import backend
+    from picbench.engines.vllm.worker.cpu import backend
 
     a, b = draw(60, 20), draw(45, 21)
     victim: list[int] = []

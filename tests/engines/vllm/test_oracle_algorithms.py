@@ -10,7 +10,7 @@ import pytest
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import Oracle, Rule, epic, epic_zero, first, full, mepic, naive
-from picbench.engines.request import Chunk, Request, Result, Segment, Text
+from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 
 TOLERANCE = 1e-3
 APART = 0.1
@@ -88,7 +88,7 @@ class Case:
         rule = rule or RULES[request.algorithm or "full"]
         return float(self.deviation(self.oracle, rule, request, result))
 
-    def hold(self, algorithm: str, segments: Sequence[Segment]) -> tuple[Result, Result]:
+    def hold(self, algorithm: str, segments: Sequence[PromptSegment]) -> tuple[Result, Result]:
         """Run a request cold, then warm; both must be the oracle's."""
         request = Request(segments, algorithm=algorithm)
         cold, warm = self.run(request) + self.run(request)

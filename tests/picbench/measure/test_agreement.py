@@ -13,7 +13,7 @@ from picbench.errors import ConfigError, IncomparableRuns
 from picbench.measure.agreement import Side, compare, read_replies, read_run, write
 from picbench.measure.agreement_commands import main
 from picbench.output.run_directory import RunDirectory
-from picbench.output.sample_row import Row
+from picbench.output.sample_row import SampleRow
 from picbench.workloads.testbed import model_path, rows
 from picbench.workloads.testbed.lm.files import load
 from picbench.workloads.testbed.lm.judge import Judge
@@ -35,7 +35,7 @@ def run(folder: Path, scores: tuple[float, ...] = SCORES, error: str | None = No
             "provenance": {"git": {"commit": "0" * 40, "dirty": False}},
         }
     )
-    base = Row(arm="full", sample="", round=0, timed=True, prompt_sha256="", error=error)
+    base = SampleRow(arm="full", sample="", round=0, timed=True, prompt_sha256="", error=error)
     made.append(
         replace(base, sample=f"s{i}", prompt_sha256=f"hash {i}", text=f" reply {i}", score=score)
         for i, score in enumerate(scores)

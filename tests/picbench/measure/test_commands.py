@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from picbench.errors import IncomparableRuns
 from picbench.measure import accuracy, context, load, scaling, steps
 from picbench.measure.commands import main
-from picbench.measure.steps import Step
+from picbench.measure.steps import CheckStep
 from picbench.output import provenance
 
 Note = Callable[[Any, str], list[tuple[Any, ...]]]
@@ -33,9 +33,9 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two steps instead of the real ones; the second one fails. Each adds a word to this file."""
     file = tmp_path / "log"
 
-    def say(word: str, code: int) -> Step:
+    def say(word: str, code: int) -> CheckStep:
         script = f"open({str(file)!r}, 'a').write({word + ' '!r}); raise SystemExit({code})"
-        return Step(word, f"says {word}", ((sys.executable, "-c", script),))
+        return CheckStep(word, f"says {word}", ((sys.executable, "-c", script),))
 
     monkeypatch.setattr(steps, "steps", lambda *_: [say("good", 0), say("bad", 1)])
     monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "G"}])

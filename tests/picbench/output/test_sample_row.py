@@ -3,7 +3,7 @@
 from picbench.arms.server import Batch, Failure
 from picbench.engines.request import Hits, Result, Timings, Tokens
 from picbench.output.sample_row import to_rows
-from picbench.run.protocol import Turn
+from picbench.run.protocol import ArmBatch
 from picbench.workloads.sample import Sample, SampleSegment
 
 
@@ -20,12 +20,12 @@ def result(**changes: object) -> Result:
     return Result(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def turn(*outcomes: Result | Failure) -> Turn:
+def turn(*outcomes: Result | Failure) -> ArmBatch:
     samples = tuple(
         Sample(str(n), "musique", (SampleSegment("text", "a", (1, 2, 3)),), ("yes",), 4, "file:1")
         for n in range(len(outcomes))
     )
-    return Turn(0, "mepic", samples, Batch(outcomes, busy=1.0))
+    return ArmBatch(0, "mepic", samples, Batch(outcomes, busy=1.0))
 
 
 def test_hits_by_tier_are_kept() -> None:
