@@ -1,5 +1,34 @@
 """Position-independent KV caching inside an inference engine.
 
-`plan` and `algorithms` are policy and pure Python; `vllm` carries plans out inside vLLM; `oracle`
-says what the right answer is. Import names from the modules; nothing heavy is loaded here.
+The names below are the public API. They are imported on first use, so that importing this package
+loads neither torch nor vLLM. Errors are in `picbench.errors`.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from picbench.engines.config import EngineConfig
+    from picbench.engines.engine import Engine
+    from picbench.engines.request import Chunk, Request, Result, Text
+
+__all__ = ["Chunk", "Engine", "EngineConfig", "Request", "Result", "Text"]
+
+_MODULES = {
+    "Chunk": "request",
+    "Engine": "engine",
+    "EngineConfig": "config",
+    "Request": "request",
+    "Result": "request",
+    "Text": "request",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

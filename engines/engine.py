@@ -21,7 +21,7 @@ from picbench.engines.request import (
     Result,
     Text,
     Timings,
-    Tokens,
+    TokenCounts,
 )
 from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.frontend.limits import check_request
@@ -348,12 +348,12 @@ class Engine:
             logprobs=_logprobs(completion.logprobs),
         )
 
-    def _costs(self, prepared: _Prepared, output: "RequestOutput") -> tuple[Tokens, Hits]:
+    def _costs(self, prepared: _Prepared, output: "RequestOutput") -> tuple[TokenCounts, Hits]:
         report = self._report(prepared.tag)
         if report is not None:
             return report.tokens, report.hits
         cached = output.num_cached_tokens or 0
-        tokens = Tokens(prompt=len(prepared.prompt_token_ids), reused=cached)
+        tokens = TokenCounts(prompt=len(prepared.prompt_token_ids), reused=cached)
         return tokens, Hits(prefix=cached // BLOCK_SIZE)
 
     def _report(self, tag: str) -> "PromptCost | None":

@@ -63,7 +63,7 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenCounts:
     """Where a request's prompt tokens came from, in tokens.
 
     `prompt` is what the user sent. `reused` were found in the cache (chunk or prefix KV),
@@ -107,7 +107,7 @@ class Result:
     tokens: tuple[int, ...]
     prompt_tokens: tuple[int, ...]
     timings: Timings
-    counts: Tokens
+    counts: TokenCounts
     hits: Hits
     finish_reason: str | None = None
     logprobs: tuple[dict[int, float], ...] | None = field(default=None, repr=False)

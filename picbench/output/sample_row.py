@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from picbench.arms.server import Failure
-from picbench.engines.request import Hits, Result, Tokens
+from picbench.engines.request import Hits, Result, TokenCounts
 from picbench.run.protocol import ArmBatch
 from picbench.workloads.sample import Sample
 
@@ -41,7 +41,7 @@ class SampleRow:
     e2e_ms: float | None = None
     output_tokens: int = 0
     output_sha256: str | None = None
-    tokens: Tokens = field(default_factory=Tokens)
+    tokens: TokenCounts = field(default_factory=TokenCounts)
     hits: Hits = field(default_factory=Hits)
     finish_reason: str | None = None
     text: str | None = None

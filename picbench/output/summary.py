@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from picbench.engines import ledger
-from picbench.engines.request import Hits, Tokens
+from picbench.engines.request import Hits, TokenCounts
 from picbench.output.sample_row import SampleRow
 from picbench.run.slo import Objectives
 from picbench.run.tally import Tally
@@ -78,7 +78,7 @@ class ArmSummary:
     ttft_vs_full: Ratio | None
     score: ScoreSummary
     blocks: ledger.Occupancy
-    tokens: Tokens
+    tokens: TokenCounts
     computed_tokens: int
     output_tokens: int
     hits: Hits
@@ -193,10 +193,10 @@ def ttft_ratio(rows: Iterable[SampleRow], full: Iterable[SampleRow]) -> Ratio | 
     return Ratio(float(np.exp(np.mean(np.log(ratios)))), len(ratios))
 
 
-def sum_tokens(counts: Iterable[Tokens]) -> Tokens:
+def sum_tokens(counts: Iterable[TokenCounts]) -> TokenCounts:
     """The sum, kind by kind."""
     totals = list(counts)
-    return Tokens(
+    return TokenCounts(
         prompt=sum(c.prompt for c in totals),
         reused=sum(c.reused for c in totals),
         compiled=sum(c.compiled for c in totals),

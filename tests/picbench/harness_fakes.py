@@ -10,7 +10,7 @@ from picbench.arms.arm_process import run_group
 from picbench.arms.server import Batch, Group
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
-from picbench.engines.request import Hits, Request, Result, Timings, Tokens
+from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, EngineError
 from picbench.inputs.workload import Workload
 from picbench.run.config import RunConfig
@@ -104,7 +104,7 @@ class FakeEngine:
             tokens=(5, 6),
             prompt_tokens=prompt,
             timings=Timings(TTFT.get(self.algorithm, 0.1), 0.05, 0.01, 0.5),
-            counts=Tokens(prompt=len(prompt), reused=reused, compiled=4, linked=3, padded=2),
+            counts=TokenCounts(prompt=len(prompt), reused=reused, compiled=4, linked=3, padded=2),
             hits=Hits(chunk=1),
             finish_reason="length",
         )

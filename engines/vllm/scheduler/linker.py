@@ -25,7 +25,7 @@ from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.layout import Footprint, lay_out
 from picbench.engines.planning.plan import Canonical, Plan, Slot
-from picbench.engines.request import Hits, Tokens
+from picbench.engines.request import Hits, TokenCounts
 from picbench.engines.vllm.frontend.hashing import hash_lead, hash_prompt
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.frontend.request_args import RequestArgs, cut, read_args
@@ -70,7 +70,7 @@ class Link:
 class PromptCost:
     """What a request's prompt cost, once it was first scheduled."""
 
-    tokens: Tokens
+    tokens: TokenCounts
     hits: Hits
 
 
@@ -335,7 +335,7 @@ class Linker:
         plan, hits = link.plan, hit_tokens // self._block_size
         fresh = plan.behind(hits)
         reused = plan.real - sum(page.real for page in fresh)
-        tokens = Tokens(
+        tokens = TokenCounts(
             prompt=plan.prompt_tokens,
             reused=reused,
             compiled=link.compiled,

@@ -10,7 +10,7 @@ import pytest
 from harness_fakes import GPU_FACTS, Harness, make_sample
 
 from picbench.engines.config import EngineConfig
-from picbench.engines.request import Hits, Request, Result, Timings, Tokens
+from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import InvalidRun
 from picbench.inputs.workload import Workload
 from picbench.measure import accuracy
@@ -55,7 +55,7 @@ class Answering:
         wrong = request.algorithm == "mepic" and number < self.wrong
         assert request.max_tokens == 2
         return Result(
-            "no" if wrong else "yes", (5,), (), Timings(0.1, 0.1, None, 0.1), Tokens(), Hits()
+            "no" if wrong else "yes", (5,), (), Timings(0.1, 0.1, None, 0.1), TokenCounts(), Hits()
         )
 
 

@@ -10,7 +10,7 @@ import pytest
 from harness_fakes import GPU_FACTS
 
 from picbench.engines.config import EngineConfig
-from picbench.engines.request import Hits, Request, Result, Text, Timings, Tokens
+from picbench.engines.request import Hits, Request, Result, Text, Timings, TokenCounts
 from picbench.measure import context
 from picbench.measure.context import ARMS, CHUNK, QUESTION, curves, measures, render, ttft, write
 
@@ -35,7 +35,7 @@ class Asked:
         assert (len(requests), max_tokens, ignore_eos) == (1, 1, True)
         self.requests += requests
         timings = Timings(ttft=float(len(self.requests)), prefill=0.0, tpot=None, e2e=0.0)
-        return [Result("", (5,), (), timings, Tokens(), Hits())]
+        return [Result("", (5,), (), timings, TokenCounts(), Hits())]
 
 
 def ask(stock: bool, name: str, chunks: int) -> tuple[Asked, dict[str, float]]:

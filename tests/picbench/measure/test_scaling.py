@@ -10,7 +10,7 @@ import pytest
 from harness_fakes import GPU_FACTS
 
 from picbench.engines.config import EngineConfig
-from picbench.engines.request import Chunk, Hits, Request, Result, Timings, Tokens
+from picbench.engines.request import Chunk, Hits, Request, Result, Timings, TokenCounts
 from picbench.measure import scaling as measuring
 from picbench.measure.scaling import render, scaling, serve, write
 
@@ -35,7 +35,7 @@ class Asked:
         assert (max_tokens, ignore_eos, concurrency) == (128, True, 3)
         self.requests += requests
         return [
-            Result("", (5,), (), Timings(float(n), 0.0, None, 0.0), Tokens(), Hits())
+            Result("", (5,), (), Timings(float(n), 0.0, None, 0.0), TokenCounts(), Hits())
             for n in range(len(requests))
         ]
 

@@ -1,7 +1,7 @@
 """Rows: what is kept of a request."""
 
 from picbench.arms.server import Batch, Failure
-from picbench.engines.request import Hits, Result, Timings, Tokens
+from picbench.engines.request import Hits, Result, Timings, TokenCounts
 from picbench.output.sample_row import to_rows
 from picbench.run.protocol import ArmBatch
 from picbench.workloads.sample import Sample, SampleSegment
@@ -13,7 +13,7 @@ def result(**changes: object) -> Result:
         "tokens": (5, 6),
         "prompt_tokens": (1, 2, 3),
         "timings": Timings(0.1, 0.05, 0.01, 0.5),
-        "counts": Tokens(prompt=3),
+        "counts": TokenCounts(prompt=3),
         "hits": Hits(copied=2, tiers={"host": 2}),
         "finish_reason": "length",
     }

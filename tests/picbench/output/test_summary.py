@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.arms.server import Batch
-from picbench.engines.request import Hits, Tokens
+from picbench.engines.request import Hits, TokenCounts
 from picbench.output.result_table import traffic
 from picbench.output.sample_row import SampleRow
 from picbench.output.summary import (
@@ -41,7 +41,7 @@ def row(
         tpot_ms=4.0,
         e2e_ms=200.0,
         output_tokens=10,
-        tokens=Tokens(prompt=90, reused=30, compiled=20, linked=5, padded=1),
+        tokens=TokenCounts(prompt=90, reused=30, compiled=20, linked=5, padded=1),
         hits=Hits(chunk=2, prefix=1),
         score=0.5,
     )
@@ -93,7 +93,7 @@ def test_an_arm_by_hand() -> None:
     assert arm.output_tok_s == 2 * 10 / 2.0
     assert arm.score.mean == 0.5
     assert (arm.blocks.peak_referenced, arm.blocks.mean_referenced) == (30, 10)
-    assert arm.tokens == Tokens(prompt=180, reused=60, compiled=40, linked=10, padded=2)
+    assert arm.tokens == TokenCounts(prompt=180, reused=60, compiled=40, linked=10, padded=2)
     assert arm.computed_tokens == 180 - 60 + 40
     assert arm.hits == Hits(chunk=4, prefix=2)
     assert arm.ttft_vs_full is None
@@ -156,7 +156,7 @@ def test_ratio_of_a_slowdown_is_the_slowdown_and_inverts(times: list[float], fac
     assert math.isclose(there.geomean * back.geomean, 1.0)
 
 
-@given(st.lists(st.builds(Tokens, *[st.integers(0, 1000)] * 5)), st.integers(0, 20))
-def test_token_sums_do_not_depend_on_grouping(counts: list[Tokens], cut: int) -> None:
+@given(st.lists(st.builds(TokenCounts, *[st.integers(0, 1000)] * 5)), st.integers(0, 20))
+def test_token_sums_do_not_depend_on_grouping(counts: list[TokenCounts], cut: int) -> None:
     parts = [sum_tokens(counts[:cut]), sum_tokens(counts[cut:])]
     assert sum_tokens(parts) == sum_tokens(counts)
