@@ -13,7 +13,6 @@ Ints = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 
 _LANES = np.arange(BLOCK_SIZE, dtype=np.int32)
-_ALL_SEEN = (1 << BLOCK_SIZE) - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ import torch
 from picbench.errors import ConfigError, PicBenchError
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels import decode_cases, link_cases, moves
+from picbench.measure.kernels import decode_cases, link_cases
 from picbench.measure.kernels.facts import commit as checkout
 from picbench.measure.kernels.gpu_facts import provenance, update
 from picbench.measure.kernels.gpu_report import report
@@ -29,7 +29,7 @@ from picbench.measure.kernels.timing import Spread, interleave, paired
 
 # Llama-3.1-8B's and Mistral-7B's.
 SHAPE = HeadShape(32, 8, 128, torch.bfloat16)
-KINDS = ("decode", "link", "moves")
+KINDS = ("decode", "link")
 
 
 def measure_decode(case: decode_cases.DecodeCase, rounds: int, seed: int) -> dict[str, Any]:
@@ -142,8 +142,6 @@ def _work(
         for one in link_cases.cases(SHAPE):
             name = f"link {one.form} {one.new} over {one.context}"
             yield name, partial(_one, measure_link, one, rounds, seed)
-    if "moves" in only:
-        yield "moves", lambda: list(moves.measure(SHAPE, rounds, seed))
 
 
 def _one(

@@ -33,11 +33,7 @@ def report(document: dict[str, Any]) -> str:
         "over the pages where keys rest, or over gathered keys by FlashAttention-3 (FA3) or our\n"
         "tiles. Workspace: "
         f"{run['workspace_bytes'] >> 20} MiB.\n\n"
-        f"{_link_table(results)}\n\n"
-        "## Moving blocks\n\n"
-        "Bytes on the device count as read and as written, crossings between device and host "
-        "once.\n\n"
-        f"{_moves_table(results)}\n"
+        f"{_link_table(results)}\n"
     )
 
 
@@ -70,15 +66,6 @@ def _link_table(results: Sequence[dict[str, Any]]) -> str:
             _spread(row["time_vs_fa3"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _moves_table(results: Sequence[dict[str, Any]]) -> str:
-    lines = ["| what | blocks | ms | GB/s |", "| --- | --- | --- | --- |"]
-    for row in _of(results, "moves"):
-        ms = row["ms"]["median"]
-        rate = row["bytes"] / ms / 1e6
-        lines.append(f"| {row['what']} | {row['blocks']} | {ms:.3f} | {rate:,.0f} |")
     return "\n".join(lines)
 
 
