@@ -1,7 +1,7 @@
 """The errors that picbench raises, in one tree.
 
-    PicBenchError           hint: which flag, field or file to change
-    ├── ConfigError         exit 2: a flag, a file or a request is wrong
+    PicBenchError           hint: which field or file to change
+    ├── ConfigError         exit 2: a field, a file or a request is wrong
     │   └── DataError       exit 2: a row of a data set is wrong (file and line)
     ├── InvalidRun          exit 3: the run happened, but its numbers mean nothing
     ├── IncomparableRuns    exit 3: two runs did not measure the same thing
@@ -14,8 +14,9 @@ This module imports nothing, so that every package of picbench may raise from th
 class PicBenchError(Exception):
     """What every error of picbench derives from.
 
-    `message` says what is wrong and where, `hint` what to try; the command line prints both on
-    one line and exits with `exit_code`.
+    `message` says what is wrong and where, `hint` what to try. Both name fields in backticks, with
+    or without a value (`data=hub`). The command line prints them on one line, with its flags in
+    place of the fields, and exits with `exit_code`.
     """
 
     exit_code = 2
@@ -35,7 +36,7 @@ class PicBenchError(Exception):
 
 
 class ConfigError(PicBenchError):
-    """A flag, a configuration field or a request is wrong."""
+    """A configuration field or a request is wrong."""
 
 
 class DataError(ConfigError):

@@ -23,14 +23,14 @@ class Arm:
 
 
 def parse_arms(specs: Iterable[str], *, same_engine: bool = False) -> tuple[Arm, ...]:
-    """Arms from ``--algo`` values, each one spec or several with commas between them.
+    """Arms from values of `algo`, each one spec or several with commas between them.
 
     Algorithms that compile no chunks run on stock vLLM unless `same_engine`. Raises ConfigError
     for unknown names and options, for an arm given twice and for none at all.
     """
     wanted = [spec.strip() for value in specs for spec in value.split(",")]
     if not any(wanted):
-        raise ConfigError("--algo: no algorithm given", hint="see picbench list algorithms")
+        raise ConfigError("`algo`: no algorithm given", hint="see picbench list algorithms")
     arms = [_arm(spec, same_engine) for spec in wanted]
     _refuse_duplicates(arms)
     return tuple(arms)
@@ -38,11 +38,11 @@ def parse_arms(specs: Iterable[str], *, same_engine: bool = False) -> tuple[Arm,
 
 def _arm(spec: str, same_engine: bool) -> Arm:
     if not spec:
-        raise ConfigError("--algo: an empty name between commas", hint="write full,prefix,mepic")
+        raise ConfigError("`algo`: an empty name between commas", hint="write full,prefix,mepic")
     try:
         algorithm = algorithms.parse(spec)
     except ConfigError as error:
-        raise ConfigError(f"--algo: {error.message}", hint=error.hint) from error
+        raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
     stock = algorithm.reuse is not Reuse.CHUNKS and not same_engine
     return Arm(algorithm.spec, algorithm.spec, stock, algorithm.reuse)
 
@@ -51,5 +51,5 @@ def _refuse_duplicates(arms: Iterable[Arm]) -> None:
     seen: set[str] = set()
     for arm in arms:
         if arm.name in seen:
-            raise ConfigError(f"--algo: {arm.name} is given twice", hint="name each arm once")
+            raise ConfigError(f"`algo`: {arm.name} is given twice", hint="name each arm once")
         seen.add(arm.name)

@@ -139,7 +139,7 @@ def log_tail(log: Path, lines: int) -> str:
 
 
 _ADVICE = (
-    "if memory ran out, use fewer arms at once or a smaller --kv-blocks; --debug shows its log"
+    "if memory ran out, use fewer arms at once or a smaller `kv_blocks`; `debug` shows its log"
 )
 
 

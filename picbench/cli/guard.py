@@ -1,6 +1,7 @@
-"""Errors at the edge: one line on stderr and an exit code."""
+"""Errors at the edge: one line on stderr, which names flags, and an exit code."""
 
 import contextlib
+import re
 import sys
 import traceback
 from collections.abc import Iterator
@@ -12,6 +13,9 @@ from picbench.errors import PicBenchError
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+
+#: A field in backticks, with or without a value: `kv_blocks`, `data=hub`.
+_FIELD = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
 
 
 class GuardedGroup(click.Group):
@@ -38,13 +42,39 @@ class GuardedGroup(click.Group):
 
 @contextlib.contextmanager
 def traced(debug: bool) -> Iterator[None]:
-    """Print the traceback of whatever passes through, if `debug`."""
+    """Put flags into the errors of a command, and print their tracebacks if `debug`."""
     try:
         yield
-    except Exception:
+    except Exception as error:
+        if isinstance(error, PicBenchError):
+            context = click.get_current_context()
+            error.message = with_flags(error.message, context)
+            error.hint = with_flags(error.hint, context)
         if debug:
             traceback.print_exc()
         raise
+
+
+def with_flags(text: str, context: click.Context) -> str:
+    """Replace fields in backticks by the flags of the running command.
+
+    `kv_blocks` becomes --kv-blocks and `data=hub` becomes --data hub. What is no option of the
+    command only loses its backticks.
+    """
+    flags = {
+        option.removeprefix("--").replace("-", "_"): option
+        for parameter in context.command.get_params(context)
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in flags:
+            return found[0].strip("`")
+        return flags[name] if value is None else f"{flags[name]} {value}"
+
+    return _FIELD.sub(flag, text)
 
 
 def _fail(message: str, code: int) -> int:

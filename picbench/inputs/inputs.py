@@ -20,7 +20,7 @@ def load(config: RunConfig) -> Workload:
     if bool(config.requests) == bool(config.dataset):
         raise ConfigError(
             "a run takes either a data set or a request file",
-            hint="name one of --dataset and --requests",
+            hint="name one of `dataset` and `requests`",
         )
     workload = _replayed(config) if config.requests else load_workload(config)
     if config.rate is None:
@@ -84,5 +84,5 @@ def _check_fits(samples: Sequence[Sample], context: int | None) -> None:
         if context is not None and length > context:
             raise ConfigError(
                 f"{sample.source}: {length} tokens of prompt and reply, a context of {context}",
-                hint="raise --context, or draw requests with fewer --chunks",
+                hint="raise `context`, or draw requests with fewer `chunks`",
             )

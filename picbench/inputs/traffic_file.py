@@ -77,7 +77,7 @@ class Written:
 
 
 def parse_traffic(values: Mapping[str, Any]) -> TrafficConfig:
-    """Check raw values; ConfigError names the flag of the first that is wrong."""
+    """Check raw values; ConfigError names the first that is wrong."""
     return parse_flags(TrafficConfig, values, command="picbench traffic")
 
 
@@ -99,5 +99,5 @@ def _span(text: str | None) -> tuple[int, int] | None:
         return None
     found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
     if found is None:
-        raise ConfigError(f"--chunks {text!r} is no number of chunks", hint="write 8 or 4-12")
+        raise ConfigError(f"`chunks` {text!r} is no number of chunks", hint="write 8 or 4-12")
     return int(found[1]), int(found[2] or found[1])

@@ -38,7 +38,7 @@ def read_chunks(path: Path) -> list[Chunk]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chunks {path}: {error}", hint="--chunks FILE") from error
+        raise ConfigError(f"`chunks` {path}: {error}", hint="`chunks=FILE`") from error
     chunks = [_chunk(path, n, line) for n, line in enumerate(lines, start=1) if line.strip()]
     if not chunks:
         raise DataError(f"{path}: no chunks", hint='one {"text": "..."} a line')
@@ -73,7 +73,7 @@ def warm_tiers(
     if kept < len(chunks):
         raise EngineError(
             f"{len(chunks) - kept} of {len(chunks)} chunks were not stored",
-            hint="give --tiers more room, or see the warnings above",
+            hint="give `tiers` more room, or see the warnings above",
         )
     return 0
 

@@ -114,7 +114,7 @@ def _score_restated(dataset: str, scorer: Scorer, reply: str, answers: Sequence[
 def _context(wanted: int | None, model: models.Model) -> int | None:
     if wanted and model.context and wanted > model.context:
         raise ConfigError(
-            f"--context {wanted}: {model.name} has a context of {model.context} tokens",
-            hint="lower --context",
+            f"`context` {wanted}: {model.name} has a context of {model.context} tokens",
+            hint="lower `context`",
         )
     return wanted or model.context

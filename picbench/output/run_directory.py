@@ -105,7 +105,7 @@ def check_free(path: Path) -> None:
     except OSError as error:
         raise _unwritable(path, error) from error
     if taken:
-        raise ConfigError(f"--output {path}: exists and is not empty", hint="name a new folder")
+        raise ConfigError(f"`output` {path}: exists and is not empty", hint="name a new folder")
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -139,5 +139,5 @@ def _memory_schema() -> pa.Schema:
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"--output {path}: cannot be written: {error.strerror}", hint="name another folder"
+        f"`output` {path}: cannot be written: {error.strerror}", hint="name another folder"
     )

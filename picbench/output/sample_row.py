@@ -11,7 +11,7 @@ from picbench.engines.request import Hits, Result, TokenCounts
 from picbench.run.protocol import ArmBatch
 from picbench.workloads.sample import Sample
 
-#: The finish reason of a request that `--on-pressure reject` turned away.
+#: The finish reason of a request that `on_pressure=reject` turned away.
 REJECTED = "rejected"
 
 Score = Callable[[str, Sequence[str]], float | None]

@@ -76,13 +76,13 @@ def read_settings(paper: str, path: Path | None = None) -> Settings:
     try:
         settings = Settings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ConfigError(f"--settings {path}: {error.strerror}", hint="--settings FILE") from error
+        raise ConfigError(f"`settings` {path}: {error.strerror}", hint="`settings=FILE`") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"--settings {path}: {error}", hint="it must be YAML") from error
+        raise ConfigError(f"`settings` {path}: {error}", hint="it must be YAML") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"--settings {path}: {where}: {first['msg'].lower()}") from error
+        raise ConfigError(f"`settings` {path}: {where}: {first['msg'].lower()}") from error
     return _with_canonical_arms(settings)
 
 
@@ -91,7 +91,7 @@ def points(settings: Settings, experiment: str) -> Iterator[Point]:
     found = settings.experiments.get(experiment)
     if found is None:
         raise ConfigError(
-            f"the settings have no experiment {experiment!r}", hint="add it, or omit --settings"
+            f"the settings have no experiment {experiment!r}", hint="add it, or omit `settings`"
         )
     for seed in settings.seeds:
         for label, changes in found.points.items():
@@ -124,7 +124,7 @@ def find_preset(name: str) -> Mapping[str, Any]:
     """The preset called `name`; ConfigError with the nearest one."""
     known = presets()
     if name not in known:
-        raise ConfigError(f"--preset {name}: no such preset", hint=closest(name, known))
+        raise ConfigError(f"`preset` {name}: no such preset", hint=closest(name, known))
     return known[name]
 
 

@@ -49,6 +49,6 @@ def read_published(name: str) -> Published:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error}", hint="run from a checkout, or name it in --settings"
+            f"{path}: cannot be read: {error}", hint="run from a checkout, or name it in `settings`"
         ) from error
     return Published(content["paper"], content["hardware"], content["model"], content)

@@ -74,7 +74,7 @@ def _is_complete(directory: Path, wanted: dict[str, Any], fingerprint: str) -> b
     )
     if not same:
         raise ConfigError(
-            f"{directory}: a run with other settings", hint="name another folder with --output"
+            f"{directory}: a run with other settings", hint="name another folder with `output`"
         )
     if manifest["status"] == "complete":
         return True

@@ -58,7 +58,7 @@ class RunConfig(BaseModel):
 
 
 def parse_config(values: Mapping[str, Any]) -> RunConfig:
-    """Check raw values; ConfigError names the flag of the first that is wrong."""
+    """Check raw values; ConfigError names the first that is wrong."""
     return parse_flags(RunConfig, values, command="picbench run")
 
 
@@ -69,8 +69,8 @@ def parse_flags(kind: type[Flags], values: Mapping[str, Any], command: str) -> F
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(
-            f"{flag(str(first['loc'][0]))} {first['input']!r}: {first['msg'].lower()}",
-            hint=f"see {command} --help",
+            f"`{first['loc'][0]}` {first['input']!r}: {first['msg'].lower()}",
+            hint=f"see {command} `help`",
         ) from error
 
 

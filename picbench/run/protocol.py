@@ -98,7 +98,7 @@ def preload(servers: Mapping[str, Server], samples: Sequence[Sample], concurrenc
             if isinstance(outcome, Failure):
                 raise InvalidRun(
                     f"arm {arm}: {sample.id} could not be preloaded: {outcome.message}",
-                    hint="raise --kv-blocks, or run without preloaded chunks",
+                    hint="raise `kv_blocks`, or run without preloaded chunks",
                 )
 
 

@@ -43,8 +43,8 @@ def measure_sizes(
     chunks = sum(blocks(len(tokens)) for tokens in _distinct_chunks(samples))
     if pool is not None and pool < longest:
         raise ConfigError(
-            f"--kv-blocks {pool}: the longest request needs {longest} ({BLOCK_SIZE} tokens each)",
-            hint="raise --kv-blocks, or shorten prompts with --context",
+            f"`kv_blocks` {pool}: the longest request needs {longest} ({BLOCK_SIZE} tokens each)",
+            hint="raise `kv_blocks`, or shorten prompts with `context`",
         )
     return Sizes(
         context=context or max(_length(sample) for sample in samples),

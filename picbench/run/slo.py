@@ -32,7 +32,7 @@ def parse_slo(text: str) -> Objectives:
         name, _, number = setting.strip().partition("=")
         if name not in names or name in bounds or not _is_positive(number):
             raise ConfigError(
-                f"--slo {text!r}: {setting!r} is no objective",
+                f"`slo` {text!r}: {setting!r} is no objective",
                 hint="write ttft=MS, tpot=MS and e2e=MS, with commas between them",
             )
         bounds[name] = float(number)

@@ -37,5 +37,5 @@ def _verify_warm(turn: ArmBatch, arm: Arm) -> None:
     if results and not any(result.counts.reused for result in results):
         raise InvalidRun(
             f"arm {arm.name}: chunks were preloaded, and round {turn.round} reused none",
-            hint="raise --kv-blocks: the pool may be too small to keep them",
+            hint="raise `kv_blocks`: the pool may be too small to keep them",
         )

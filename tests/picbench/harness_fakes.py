@@ -95,7 +95,7 @@ class FakeEngine:
     def _answer(self, request: Request) -> Result:
         prompt = tuple(t for segment in request.segments for t in segment.tokens or ())
         if prompt[0] == REFUSED:
-            raise ConfigError("a chunk is too long", hint="--context")
+            raise ConfigError("a chunk is too long", hint="`context`")
         if prompt[0] == DEADLY:
             os._exit(7)
         reused = 0 if self.algorithm == "full" else self.reused
@@ -138,7 +138,7 @@ class RefusingEngine(FakeEngine):
     """Cannot serve the model."""
 
     def describe(self) -> Mapping[str, object]:
-        raise ConfigError("sliding window is not supported", hint="--model")
+        raise ConfigError("sliding window is not supported", hint="`model`")
 
 
 class InterruptedEngine(FakeEngine):

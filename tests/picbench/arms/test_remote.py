@@ -75,7 +75,7 @@ def test_an_error_of_picbench_crosses_with_its_hint(start: Start) -> None:
     with pytest.raises(ConfigError) as caught:
         start(RefusingEngine).ready()
     assert caught.value.message == "arm mepic: sliding window is not supported"
-    assert caught.value.hint == "--model"
+    assert caught.value.hint == "`model`"
 
 
 def test_a_foreign_error_becomes_an_engine_error_with_the_log(

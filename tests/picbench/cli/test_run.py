@@ -231,7 +231,7 @@ def test_a_refused_request_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
     assert verdict(result).startswith("2 of 12 requests failed")
     assert result.stdout.splitlines()[-1] == str(tmp_path / "run")
     errors = {(row["arm"], row["sample"]): row["error"] for row in read_rows(tmp_path / "run")}
-    assert errors[("mepic", "s1")] == "a chunk is too long (--context)"
+    assert errors[("mepic", "s1")] == "a chunk is too long (`context`)"
     assert [key for key, error in errors.items() if error is None and key[1] == "s1"] == []
     assert read(tmp_path / "run" / "manifest.json")["status"] == "partial"
     assert read(tmp_path / "run" / "summary.json")["arms"]["mepic"]["failed"] == 1

@@ -49,7 +49,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
 
 
 def test_no_file_and_no_chunks(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--chunks"):
+    with pytest.raises(ConfigError, match="`chunks`"):
         read_chunks(tmp_path / "none.jsonl")
     with pytest.raises(DataError, match="no chunks"):
         read_chunks(write(tmp_path / "c.jsonl", ""))

@@ -110,8 +110,8 @@ def test_an_engine_that_dies_keeps_what_was_complete(settings_file: Path, tmp_pa
         ({"kv_blocks": 200}, "a run with other settings"),
         ({"seeds": []}, "seeds"),
         ({"subject": "naive"}, "the subject 'naive' is none of the arms"),
-        ({"common": {"zipf": -1.0, "requests": 3}}, "--zipf -1.0 is not possible"),
-        ({"common": {"colour": 1}}, "--colour"),
+        ({"common": {"zipf": -1.0, "requests": 3}}, "zipf -1.0 is not possible"),
+        ({"common": {"colour": 1}}, "colour 1: extra inputs are not permitted"),
         ({"published": "none.json"}, "none.json: cannot be read"),
     ],
 )

@@ -24,7 +24,7 @@ def test_what_the_user_says_is_kept() -> None:
 
 
 def test_a_pool_below_one_request_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--kv-blocks 2: the longest request needs 3"):
+    with pytest.raises(ConfigError, match="`kv_blocks` 2: the longest request needs 3"):
         measure_sizes([make_sample(1)], concurrency=1, context=None, pool=2)
 
 

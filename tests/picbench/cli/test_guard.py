@@ -1,0 +1,65 @@
+"""How errors are printed: one line that names the flags of the running command."""
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from picbench.cli.guard import GuardedGroup, traced, with_flags
+from picbench.errors import ConfigError
+
+
+@click.command()
+@click.option("--kv-blocks", "-k", type=int)
+@click.option("--figure", "figures", multiple=True)
+@click.option("--data")
+@click.argument("paper", required=False)
+def command(**_: object) -> None:
+    """A command with options of several kinds."""
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("raise `kv_blocks`, or wait", "raise --kv-blocks, or wait"),
+        ("`kv_blocks` 2: too few", "--kv-blocks 2: too few"),
+        ("`data=hub` or `data=DIR`", "--data hub or --data DIR"),
+        ("`data=hub:O/N[@R]`", "--data hub:O/N[@R]"),
+        ("`figure=all`", "--figure all"),
+        ("see picbench run `help`", "see picbench run --help"),
+        ("`context` is too long, `chat=on`", "context is too long, chat=on"),
+        ("`paper` is an argument", "paper is an argument"),
+        ("kv_blocks, data=hub and --data stay", "kv_blocks, data=hub and --data stay"),
+        ("`not a field` and `Neither`", "`not a field` and `Neither`"),
+        ("a lone ` stays", "a lone ` stays"),
+    ],
+)
+def test_options_of_the_command_are_printed_as_flags(text: str, printed: str) -> None:
+    context = click.Context(command, help_option_names=["-h", "--help"])
+    assert with_flags(text, context) == printed
+
+
+@click.group(cls=GuardedGroup)
+def main() -> None:
+    """Commands that fail."""
+
+
+@main.command()
+@click.option("--kv-blocks", type=int)
+@click.option("--debug", is_flag=True)
+def fail(*, kv_blocks: int, debug: bool) -> None:
+    """Fail with an error that names fields."""
+    with traced(debug):
+        raise ConfigError(f"`kv_blocks` {kv_blocks}: too few", hint="or lower `context`")
+
+
+def test_an_error_is_one_line_with_flags() -> None:
+    result = CliRunner().invoke(main, ["fail", "--kv-blocks", "1"])
+    assert result.exit_code == 2
+    assert result.stderr == "picbench: --kv-blocks 1: too few (or lower context)\n"
+
+
+def test_a_traceback_names_the_same_flags() -> None:
+    result = CliRunner().invoke(main, ["fail", "--kv-blocks", "1", "--debug"])
+    *traceback, line = result.stderr.splitlines()
+    assert traceback[0].startswith("Traceback")
+    assert traceback[-1].endswith(line.removeprefix("picbench: "))
