@@ -48,14 +48,14 @@ def summarise(samples: Sequence[Sample]) -> WorkloadFacts:
 
 
 def fingerprint(samples: Sequence[Sample]) -> str:
-    """Return the SHA-256 of the requests in order: part kinds, token ids, answers, output length.
+    """Return the SHA-256 of the requests: segment kinds, token ids, answers, output lengths.
 
     Two runs with the same fingerprint asked the same things.
     """
     digest = hashlib.sha256()
     for sample in samples:
-        parts = [[part.kind, part.tokens] for part in sample.parts]
-        line = json.dumps([sample.dataset, parts, sample.answers, sample.max_tokens])
+        segments = [[segment.kind, segment.tokens] for segment in sample.segments]
+        line = json.dumps([sample.dataset, segments, sample.answers, sample.max_tokens])
         digest.update(line.encode() + b"\n")
     return digest.hexdigest()
 

@@ -15,7 +15,7 @@ from picbench.workloads.prompts.template import Template, read_prompts
 from picbench.workloads.prompts.tokens import Tokenizer, begin, encode
 from picbench.workloads.prompts.truncate import Frame, truncate
 from picbench.workloads.sample import Sample, SampleSegment
-from picbench.workloads.sources.row import BadRows, Row
+from picbench.workloads.sources.row import BadRows, DatasetRow
 
 #: Tokens that a data set which makes its rows leaves free: the question, the end of a sentence.
 _QUESTION = 128
@@ -52,13 +52,13 @@ class _Rendering:
         head, tail = self.template.render(question)
         return self.chat.wrap(head, tail) if self.chat else (head, tail)
 
-    def sample(self, row: Row) -> Sample:
-        parts = self._parts(row)
-        whole = Sample(row.id, row.dataset, parts, row.answers, self.max_tokens, row.source)
+    def sample(self, row: DatasetRow) -> Sample:
+        segments = self._segments(row)
+        whole = Sample(row.id, row.dataset, segments, row.answers, self.max_tokens, row.source)
         if self.budget is None or whole.prompt_tokens <= self.budget:
             return whole
-        kept = truncate(parts, self.budget, self.tokenizer, self._frame(self.budget))
-        return replace(whole, parts=kept, truncated=True)
+        kept = truncate(segments, self.budget, self.tokenizer, self._frame(self.budget))
+        return replace(whole, segments=kept, truncated=True)
 
     def _frame(self, budget: int) -> Frame:
         if self.chat is None:
@@ -72,7 +72,7 @@ class _Rendering:
             )
         return frame
 
-    def _parts(self, row: Row) -> tuple[SampleSegment, ...]:
+    def _segments(self, row: DatasetRow) -> tuple[SampleSegment, ...]:
         head, tail = self.around(row.input)
         texts = [head, *self.dataset.split(row.context, self.count), tail]
         ids = encode(self.tokenizer, texts)
@@ -99,7 +99,7 @@ def load_samples(
     grid: Grid | None = None,
     bad_rows: BadRows | None = None,
 ) -> list[Sample]:
-    """Read the rows of `dataset`, render them and tokenize every part of the prompt alone.
+    """Read the rows of `dataset`, render them and tokenize every segment of the prompt alone.
 
     `data` is a folder or a file (`source.py` says where rows are looked for). The first `limit`
     rows are taken; a `seed` other than 0 shuffles all rows before.
@@ -148,7 +148,7 @@ def _rendering(
     return _Rendering(dataset, template, length, tokenizer, context, chat)
 
 
-def _pick(rows: Iterator[Row], limit: int | None, seed: int) -> Iterator[Row]:
+def _pick(rows: Iterator[DatasetRow], limit: int | None, seed: int) -> Iterator[DatasetRow]:
     if seed:
         shuffled = list(rows)
         Random(seed).shuffle(shuffled)
@@ -156,7 +156,7 @@ def _pick(rows: Iterator[Row], limit: int | None, seed: int) -> Iterator[Row]:
     return islice(rows, limit)
 
 
-def _distinct(rows: Iterable[Row]) -> Iterator[Row]:
+def _distinct(rows: Iterable[DatasetRow]) -> Iterator[DatasetRow]:
     """Give rows with the same id ids of their own: the second one ends in ``~2``."""
     seen: Multiset[str] = Multiset()
     for row in rows:

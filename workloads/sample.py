@@ -1,4 +1,4 @@
-"""What an engine is asked: a prompt in parts, already tokenized."""
+"""What an engine is asked: a prompt in segments, already tokenized."""
 
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -27,7 +27,7 @@ class Sample:
 
     id: str
     dataset: str
-    parts: tuple[SampleSegment, ...]
+    segments: tuple[SampleSegment, ...]
     answers: tuple[str, ...]
     max_tokens: int
     source: str = ""
@@ -36,24 +36,24 @@ class Sample:
     @property
     def tokens(self) -> tuple[int, ...]:
         """The token ids of the whole prompt."""
-        return tuple(chain.from_iterable(part.tokens for part in self.parts))
+        return tuple(chain.from_iterable(segment.tokens for segment in self.segments))
 
     @property
     def prompt_tokens(self) -> int:
         """The length of the prompt in tokens."""
-        return sum(len(part.tokens) for part in self.parts)
+        return sum(len(segment.tokens) for segment in self.segments)
 
     @property
     def chunks(self) -> tuple[SampleSegment, ...]:
-        """The parts that are chunks."""
-        return tuple(part for part in self.parts if part.kind == "chunk")
+        """The segments that are chunks."""
+        return tuple(segment for segment in self.segments if segment.kind == "chunk")
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """Where the chunks lie in `tokens`, as (start, end) pairs."""
-        ends = accumulate(len(part.tokens) for part in self.parts)
+        ends = accumulate(len(segment.tokens) for segment in self.segments)
         return tuple(
-            (end - len(part.tokens), end)
-            for part, end in zip(self.parts, ends, strict=True)
-            if part.kind == "chunk"
+            (end - len(segment.tokens), end)
+            for segment, end in zip(self.segments, ends, strict=True)
+            if segment.kind == "chunk"
         )

@@ -70,7 +70,7 @@ def _shortened(stream: Stream, config: RunConfig) -> Stream:
 
 def _preload(stream: Stream) -> tuple[Sample, ...]:
     """A request for each chunk to be cached, behind the text that all prompts begin with."""
-    first = stream.samples[0].parts[0]
+    first = stream.samples[0].segments[0]
     head = [first] if first.kind == "text" else []
     return tuple(
         Sample(f"preload-{number}", stream.samples[0].dataset, (*head, chunk), (), max_tokens=1)

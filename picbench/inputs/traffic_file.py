@@ -12,7 +12,7 @@ from picbench.errors import ConfigError
 from picbench.inputs.workload import reply_tokens
 from picbench.run.config import parse_flags
 from picbench.workloads import models
-from picbench.workloads.traffic.chunk_source import Source, build
+from picbench.workloads.traffic.chunk_source import ChunkSource, build
 from picbench.workloads.traffic.draw import draw
 from picbench.workloads.traffic.file import Header, write_requests
 from picbench.workloads.traffic.settings import Traffic
@@ -41,9 +41,9 @@ class TrafficConfig(BaseModel):
     rate: float | None = None
     arrivals: Literal["poisson", "uniform"] = "poisson"
 
-    def source(self, model: models.Model) -> Source:
+    def source(self, model: models.ModelSpec) -> ChunkSource:
         """Where chunks and questions come from; the length of replies may be the model's."""
-        return Source(
+        return ChunkSource(
             dataset=self.dataset,
             data=self.data,
             pool=self.pool,
@@ -81,7 +81,7 @@ def parse_traffic(values: Mapping[str, Any]) -> TrafficConfig:
     return parse_flags(TrafficConfig, values, command="picbench traffic")
 
 
-def write_traffic(path: Path, config: TrafficConfig, model: models.Model) -> Written:
+def write_traffic(path: Path, config: TrafficConfig, model: models.ModelSpec) -> Written:
     """Draw the requests and write them; ConfigError or DataError where that cannot be."""
     source, traffic = config.source(model), config.traffic()
     stream = draw(traffic, build(source, models.load_tokenizer(model), traffic.seed))

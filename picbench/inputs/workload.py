@@ -38,7 +38,7 @@ class Workload:
 
     dataset: str
     metric: str
-    model: models.Model
+    model: models.ModelSpec
     samples: tuple[Sample, ...]
     score: Score
     skipped: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ def load_workload(config: RunConfig) -> Workload:
 
 
 def score_of(
-    dataset: str, config: RunConfig, model: models.Model, tokenizer: Tokenizer
+    dataset: str, config: RunConfig, model: models.ModelSpec, tokenizer: Tokenizer
 ) -> tuple[str, Score]:
     """The metric of a data set's replies, and the function that scores them."""
     if dataset == SYNTHETIC:
@@ -98,7 +98,7 @@ def score_of(
     return scorer.metric, scorer.score
 
 
-def reply_tokens(dataset: str, model: models.Model) -> int | None:
+def reply_tokens(dataset: str, model: models.ModelSpec) -> int | None:
     """How many tokens a reply may have, where the model decides and not the data set."""
     return MAX_TOKENS.get(dataset) if model.restates else None
 
@@ -111,7 +111,7 @@ def _score_restated(dataset: str, scorer: Scorer, reply: str, answers: Sequence[
     return scorer.score(answer(dataset, reply), answers)
 
 
-def _context(wanted: int | None, model: models.Model) -> int | None:
+def _context(wanted: int | None, model: models.ModelSpec) -> int | None:
     if wanted and model.context and wanted > model.context:
         raise ConfigError(
             f"`context` {wanted}: {model.name} has a context of {model.context} tokens",

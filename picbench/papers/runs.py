@@ -41,7 +41,7 @@ def plan_runs(
 
 
 def _plan(
-    settings: Settings, point: Point, output: Path, services: Services, model: models.Model
+    settings: Settings, point: Point, output: Path, services: Services, model: models.ModelSpec
 ) -> Planned:
     requests = output / "requests" / f"{point.name}.jsonl"
     written = write_traffic(requests, point.traffic, model)

@@ -112,12 +112,12 @@ def to_request(sample: Sample, algorithm: str | None = None) -> Request:
 
     Without an `algorithm` it is the engine's own.
     """
-    parts = [_segment(part) for part in sample.parts]
-    return Request(parts, algorithm, max_tokens=sample.max_tokens)
+    segments = [_segment(segment) for segment in sample.segments]
+    return Request(segments, algorithm, max_tokens=sample.max_tokens)
 
 
-def _segment(part: SampleSegment) -> Text | Chunk:
-    return (Chunk if part.kind == "chunk" else Text)(tokens=part.tokens)
+def _segment(segment: SampleSegment) -> Text | Chunk:
+    return (Chunk if segment.kind == "chunk" else Text)(tokens=segment.tokens)
 
 
 def _lost(samples: Sequence[Sample], reason: str) -> Batch:

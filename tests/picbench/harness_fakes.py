@@ -15,7 +15,7 @@ from picbench.errors import ConfigError, EngineError
 from picbench.inputs.workload import Workload
 from picbench.run.config import RunConfig
 from picbench.run.services import Services
-from picbench.workloads.models import Model
+from picbench.workloads.models import ModelSpec
 from picbench.workloads.sample import Sample, SampleSegment
 
 POOL = 100
@@ -31,13 +31,13 @@ GPU_FACTS = {"gpu": "G", "driver": "D", "torch": "T", "vllm": "V", "commit": "C"
 
 def make_sample(number: int, first: int = 1, max_tokens: int = 2) -> Sample:
     """A sample of 36 tokens: text, a chunk of its own, a chunk that all share, text."""
-    parts = (
+    segments = (
         SampleSegment("text", "t", (first, 2)),
         SampleSegment("chunk", "c", (1000 + number,) * 16),
         SampleSegment("chunk", "d", (7,) * 16),
         SampleSegment("text", "q", (3, 4)),
     )
-    return Sample(f"s{number}", "fake", parts, ("yes",), max_tokens)
+    return Sample(f"s{number}", "fake", segments, ("yes",), max_tokens)
 
 
 def make_snapshot(step: int, time: float, referenced: float) -> Snapshot:
@@ -228,7 +228,7 @@ class Harness:
         return Services(load=self.load, launch=self.launch)
 
     def load(self, config: RunConfig) -> Workload:
-        model = Model("shape:fake", "fake", self.weights)  # type: ignore[arg-type]
+        model = ModelSpec("shape:fake", "fake", self.weights)  # type: ignore[arg-type]
         samples = tuple(self.samples[: config.limit])
         return Workload(
             "fake",

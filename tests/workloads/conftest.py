@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from picbench.workloads.models import Model, load_tokenizer
+from picbench.workloads.models import ModelSpec, load_tokenizer
 from picbench.workloads.models.build import materialise
 from picbench.workloads.models.shapes import TINY
 from picbench.workloads.prompts.tokens import Tokenizer
@@ -50,12 +50,12 @@ def make_tokenizer() -> type[WordTokenizer]:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model("shape:tiny", materialise(TINY, tmp_path_factory.mktemp("models")), "random")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    return ModelSpec("shape:tiny", materialise(TINY, tmp_path_factory.mktemp("models")), "random")
 
 
 @pytest.fixture(scope="session")
-def tiny_tokenizer(tiny_model: Model) -> Tokenizer:
+def tiny_tokenizer(tiny_model: ModelSpec) -> Tokenizer:
     return load_tokenizer(tiny_model)
 
 

@@ -8,8 +8,8 @@ from picbench.workloads.sample import Sample, SampleSegment
 
 
 def sample(*chunks: tuple[int, ...], name: str = "x") -> Sample:
-    parts = [SampleSegment("chunk", "", chunk) for chunk in chunks]
-    return Sample(name, "musique", (SampleSegment("text", "", (1, 2)), *parts), ("a",), 8)
+    segments = [SampleSegment("chunk", "", chunk) for chunk in chunks]
+    return Sample(name, "musique", (SampleSegment("text", "", (1, 2)), *segments), ("a",), 8)
 
 
 ONE, TWO = sample((3, 4, 5), (6,)), sample((6,), (3, 4, 5), (6,), (7, 8))
@@ -38,9 +38,9 @@ def test_the_fingerprint_is_the_same_everywhere() -> None:
         {"answers": ("b",)},
         {"max_tokens": 9},
         {"dataset": "hotpotqa"},
-        {"parts": (*ONE.parts[:-1], SampleSegment("text", "", (6,)))},
-        {"parts": (*ONE.parts[:-1], SampleSegment("chunk", "", (7,)))},
-        {"parts": (*ONE.parts[:1], SampleSegment("chunk", "", (3, 4, 5, 6)))},
+        {"segments": (*ONE.segments[:-1], SampleSegment("text", "", (6,)))},
+        {"segments": (*ONE.segments[:-1], SampleSegment("chunk", "", (7,)))},
+        {"segments": (*ONE.segments[:1], SampleSegment("chunk", "", (3, 4, 5, 6)))},
     ],
 )
 def test_the_fingerprint_sees_every_change(change: dict[str, Any]) -> None:

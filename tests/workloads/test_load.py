@@ -43,9 +43,9 @@ def test_every_dataset_becomes_text_chunks_text(
 ) -> None:
     folder = write_rows(dataset, row(dataset))
     (sample,) = load_samples(dataset, folder, word_tokenizer)
-    assert [part.kind for part in sample.parts] == ["text", "chunk", "chunk", "text"]
+    assert [segment.kind for segment in sample.segments] == ["text", "chunk", "chunk", "text"]
     assert "".join(chunk.text for chunk in sample.chunks) == CONTEXTS[dataset]
-    assert "Question 0?" in sample.parts[-1].text
+    assert "Question 0?" in sample.segments[-1].text
     assert (sample.id, sample.dataset, sample.answers) == ("row0", dataset, ("Norway", "in Norway"))
     assert sample.max_tokens == find(dataset).max_tokens
     assert sample.source.endswith("rows.jsonl:1")
@@ -56,9 +56,9 @@ def test_parts_are_tokenized_alone_with_one_bos(data: Path, word_tokenizer: Toke
     sample = load_samples("musique", data, word_tokenizer)[0]
     assert sample.tokens[0] == 0
     assert sample.tokens.count(0) == 1
-    for index, part in enumerate(sample.parts):
-        alone = word_tokenizer([part.text], add_special_tokens=False)["input_ids"][0]
-        assert list(part.tokens) == [0] * (index == 0) + alone
+    for index, segment in enumerate(sample.segments):
+        alone = word_tokenizer([segment.text], add_special_tokens=False)["input_ids"][0]
+        assert list(segment.tokens) == [0] * (index == 0) + alone
 
 
 @pytest.mark.parametrize("bos", [(None, True), (0, False)])
@@ -74,8 +74,8 @@ def test_empty_parts_are_dropped_but_not_the_bos(
     prompts = tmp_path / "prompts.json"
     prompts.write_text('{"musique": "{context}"}', encoding="utf-8")
     sample = load_samples("musique", data, word_tokenizer, prompts=prompts)[0]
-    assert sample.parts[0] == SampleSegment("text", "", (0,))
-    assert [part.kind for part in sample.parts] == ["text", "chunk", "chunk"]
+    assert sample.segments[0] == SampleSegment("text", "", (0,))
+    assert [segment.kind for segment in sample.segments] == ["text", "chunk", "chunk"]
 
 
 def test_a_prompt_file_brings_templates_and_lengths(
@@ -88,7 +88,7 @@ def test_a_prompt_file_brings_templates_and_lengths(
     }
     prompts.write_text(json.dumps(content), encoding="utf-8")
     sample = load_samples("musique", data, word_tokenizer, prompts=prompts)[0]
-    assert sample.parts[-1].text == " Q Question 0?"
+    assert sample.segments[-1].text == " Q Question 0?"
     assert sample.max_tokens == 5
     louder = load_samples("musique", data, word_tokenizer, prompts=prompts, max_tokens=7)[0]
     assert louder.max_tokens == 7
@@ -166,12 +166,12 @@ def test_a_file_of_malformed_rows_names_the_first(
 
 
 def test_spans_are_where_the_chunks_lie() -> None:
-    parts = (
+    segments = (
         SampleSegment("text", "s", (1, 2)),
         SampleSegment("chunk", "c", (3,)),
         SampleSegment("chunk", "d", (4, 5)),
     )
-    sample = Sample("x", "musique", parts, ("a",), 4)
+    sample = Sample("x", "musique", segments, ("a",), 4)
     assert sample.spans == ((2, 3), (3, 5))
     assert sample.tokens == (1, 2, 3, 4, 5)
     assert sample.prompt_tokens == 5

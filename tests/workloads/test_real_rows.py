@@ -10,7 +10,7 @@ import pytest
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets import Reading, find
 from picbench.workloads.load import load_samples
-from picbench.workloads.models import Model, load_tokenizer
+from picbench.workloads.models import ModelSpec, load_tokenizer
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sample import Sample
 from picbench.workloads.scoring import find_scorer
@@ -76,8 +76,8 @@ def test_every_answer_scores_fully(
 def test_rows_render(dataset: str, real_data: Path, word_tokenizer: Tokenizer) -> None:
     for sample in load_samples(dataset, real_data, word_tokenizer, limit=12):
         assert len(sample.chunks) > 1
-        assert sample.parts[0].kind == sample.parts[-1].kind == "text"
-        assert [part.kind for part in sample.parts[1:-1]] == ["chunk"] * len(sample.chunks)
+        assert sample.segments[0].kind == sample.segments[-1].kind == "text"
+        assert [segment.kind for segment in sample.segments[1:-1]] == ["chunk"] * len(sample.chunks)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +139,11 @@ def test_the_built_in_tokenizer_takes_real_text(
 
 def test_the_testbeds_tokenizer_takes_real_text(real_data: Path) -> None:
     folder = Path(__file__).parents[2] / "workloads" / "testbed" / "model"
-    tokenizer = load_tokenizer(Model("testbed", folder))
+    tokenizer = load_tokenizer(ModelSpec("testbed", folder))
     for dataset in NAMES:
         (sample,) = load_samples(dataset, real_data, tokenizer, limit=1, context=4_096)
         assert sample.prompt_tokens <= 4_096 - sample.max_tokens
 
 
 def read(sample: Sample) -> str:
-    return "".join(part.text for part in sample.parts)
+    return "".join(segment.text for segment in sample.segments)

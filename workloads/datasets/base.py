@@ -12,7 +12,7 @@ from picbench.workloads.metrics.f1 import f1
 from picbench.workloads.metrics.rouge import rouge_l
 from picbench.workloads.prompts.segmentation import Counter, by_tokens
 from picbench.workloads.prompts.template import Template
-from picbench.workloads.sources.row import BadRows, Row, read_rows
+from picbench.workloads.sources.row import BadRows, DatasetRow, read_rows
 from picbench.workloads.sources.source import no_rows, row_files
 
 Metric = Literal["f1", "rouge-l"]
@@ -59,7 +59,7 @@ class Dataset:
         parts = self.marked(context)
         return parts if len(parts) > 1 else by_tokens(context, count)
 
-    def rows(self, data: Path, reading: Reading) -> Iterator[Row]:
+    def rows(self, data: Path, reading: Reading) -> Iterator[DatasetRow]:
         """Read the rows in `data`, one from each file in turn, files in the order of their names.
 
         So a run that takes only the first rows sees every file.
@@ -92,6 +92,6 @@ class Dataset:
         return max((metric(reply, answer) for answer in answers), default=0.0)
 
 
-def _in_turn(streams: list[Iterator[Row]]) -> Iterator[Row]:
+def _in_turn(streams: list[Iterator[DatasetRow]]) -> Iterator[DatasetRow]:
     for turn in zip_longest(*streams):
         yield from (row for row in turn if row is not None)

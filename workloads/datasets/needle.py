@@ -13,7 +13,7 @@ from picbench.workloads.datasets.base import Dataset, Metric, Reading
 from picbench.workloads.datasets.grid import EPIC, Grid
 from picbench.workloads.prompts.segmentation import sentences
 from picbench.workloads.prompts.template import Template
-from picbench.workloads.sources.row import Row
+from picbench.workloads.sources.row import DatasetRow
 from picbench.workloads.sources.source import no_rows, row_files, text_files
 
 _HOTELS = ("Albatross", "Bellweather", "Cormorant", "Dovecote", "Eiderdown", "Foxglove", "Gable",
@@ -57,7 +57,7 @@ class Needle(Dataset):
         "Q: {input}\nShort reply:"
     )
 
-    def rows(self, data: Path, reading: Reading) -> Iterator[Row]:
+    def rows(self, data: Path, reading: Reading) -> Iterator[DatasetRow]:
         """Read ready-made rows where there are any, else hide needles in text files.
 
         Made rows come in an order drawn from the seed, so that any first few of them spread over
@@ -70,7 +70,7 @@ class Needle(Dataset):
             raise no_rows(data, self.name, "needle/**/*.txt, *.txt or needle/*.jsonl in it")
         return self._hidden(files, reading)
 
-    def _hidden(self, files: list[Path], reading: Reading) -> Iterator[Row]:
+    def _hidden(self, files: list[Path], reading: Reading) -> Iterator[DatasetRow]:
         grid = _fitting(reading.grid or EPIC, reading.room)
         hay = _gather(files, reading, grid)
         cells = list(product(grid.sizes(hay.ends[-1]), grid.depth_shares))
@@ -78,13 +78,13 @@ class Needle(Dataset):
         for length, depth in cells:
             yield self._row(hay, length, depth, reading.seed)
 
-    def _row(self, hay: Haystack, length: int, depth: float, seed: int) -> Row:
+    def _row(self, hay: Haystack, length: int, depth: float, seed: int) -> DatasetRow:
         name = f"{self.name}-{seed}-{length}-{round(100 * depth)}"
         draw = Random(name)
         hotel = f"Hotel {draw.choice(_HOTELS)}"
         place = f"in the {draw.choice(_COLOURS)} {draw.choice(_PLACES)}"
         remark = f"The night porter of {hotel} leaves the spare key {place}."
-        return Row(
+        return DatasetRow(
             id=name,
             dataset=self.name,
             input=f"Where does the night porter of {hotel} leave the spare key?",

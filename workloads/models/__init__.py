@@ -12,7 +12,7 @@ from picbench.workloads.models.shapes import SHAPES
 from picbench.workloads.names import closest
 from picbench.workloads.prompts.tokens import Tokenizer
 
-__all__ = ["Model", "describe", "load_tokenizer", "names", "resolve"]
+__all__ = ["ModelSpec", "describe", "load_tokenizer", "names", "resolve"]
 
 Weights = Literal["real", "random", "dummy"]
 
@@ -22,7 +22,7 @@ _HINT = "--model takes testbed, shape:NAME, a folder with a config.json, or OWNE
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelSpec:
     """A model that an engine can load.
 
     `name` is what the user wrote, `path` a folder or an id on the hub. `weights` are ``real``
@@ -61,7 +61,7 @@ def describe() -> dict[str, str]:
     return {_TESTBED: "trained on picbench's synthetic rows, 4k positions: accuracy"} | shapes
 
 
-def resolve(spec: str) -> Model:
+def resolve(spec: str) -> ModelSpec:
     """Find the model that `--model` names; a shape is written to the cache if need be.
 
     Raises ConfigError when there is no such shape or folder. Whether an id exists on the hub is
@@ -75,13 +75,13 @@ def resolve(spec: str) -> Model:
     if folder.is_dir():
         return _local(spec, folder)
     if _is_hub_id(spec):
-        return Model(spec, spec)
+        return ModelSpec(spec, spec)
     raise ConfigError(
         f"--model {spec}: no such model", hint=f"{closest(spec, SHAPES, _PREFIX)}; {_HINT}"
     )
 
 
-def load_tokenizer(model: Model) -> Tokenizer:
+def load_tokenizer(model: ModelSpec) -> Tokenizer:
     """Load a model's tokenizer with `transformers`, or raise ConfigError."""
     with engine_packages():
         from transformers import AutoTokenizer
@@ -96,7 +96,7 @@ def load_tokenizer(model: Model) -> Tokenizer:
     return cast(Tokenizer, found)
 
 
-def _shape(spec: str) -> Model:
+def _shape(spec: str) -> ModelSpec:
     from picbench.workloads.models.build import materialise
 
     name = spec.removeprefix(_PREFIX)
@@ -104,15 +104,15 @@ def _shape(spec: str) -> Model:
         raise ConfigError(f"--model {spec}: no such shape", hint=closest(name, SHAPES, _PREFIX))
     shape = SHAPES[name]
     with engine_packages():
-        return Model(spec, materialise(shape), shape.weights, shape.positions)
+        return ModelSpec(spec, materialise(shape), shape.weights, shape.positions)
 
 
-def _testbed() -> Model:
+def _testbed() -> ModelSpec:
     folder = Path(__file__).parents[1] / "testbed" / "model"
     return replace(_local(_TESTBED, folder), restates=True)
 
 
-def _local(spec: str, folder: Path) -> Model:
+def _local(spec: str, folder: Path) -> ModelSpec:
     config = _config(spec, folder / "config.json")
     # Folders that picbench built say themselves that their weights are not trained.
     weights = config.get("picbench_weights", "real")
@@ -123,7 +123,7 @@ def _local(spec: str, folder: Path) -> Model:
             f"--model {spec}: no weights in that folder",
             hint="expected *.safetensors; shape:NAME runs without weights",
         )
-    return Model(spec, folder.resolve(), weights, config.get("max_position_embeddings"))
+    return ModelSpec(spec, folder.resolve(), weights, config.get("max_position_embeddings"))
 
 
 def _config(spec: str, file: Path) -> dict[str, Any]:

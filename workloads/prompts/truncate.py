@@ -21,35 +21,35 @@ class Frame:
 
 
 def truncate(
-    parts: Sequence[SampleSegment], budget: int, tokenizer: Tokenizer, frame: Frame | None = None
+    segments: Sequence[SampleSegment], budget: int, tokenizer: Tokenizer, frame: Frame | None = None
 ) -> tuple[SampleSegment, ...]:
     """Keep the first and the last half of the tokens that the budget has (LongBench, pred.py).
 
     A chat template is put around what was kept, as in LongBench: `frame` is kept whole, and the
-    halves are of what the budget has beyond it. A part in the middle is shortened and stays one
-    part; a part of which nothing is left goes. A prompt within the budget comes back as it is.
+    halves are of what the budget has beyond it. A segment in the middle is shortened and stays
+    one; a segment of which nothing is left is dropped. A prompt within the budget is unchanged.
     """
-    total = sum(len(part.tokens) for part in parts)
+    total = sum(len(segment.tokens) for segment in segments)
     if total <= budget:
-        return tuple(parts)
+        return tuple(segments)
     frame = frame or Frame()
     half = (budget - frame.size) // 2
     first, last = frame.before + half, total - half - frame.behind
     kept: list[SampleSegment] = []
     start = 0
-    for part in parts:
-        length = len(part.tokens)
+    for segment in segments:
+        length = len(segment.tokens)
         head = min(length, max(0, first - start))
         tail = max(head, min(length, last - start))
         start += length
-        kept.append(_without(part, head, tail, tokenizer))
-    return tuple(part for part in kept if part.tokens)
+        kept.append(_without(segment, head, tail, tokenizer))
+    return tuple(segment for segment in kept if segment.tokens)
 
 
-def _without(part: SampleSegment, start: int, end: int, tokenizer: Tokenizer) -> SampleSegment:
-    """Return `part` without its tokens from `start` to `end`."""
+def _without(segment: SampleSegment, start: int, end: int, tokenizer: Tokenizer) -> SampleSegment:
+    """Return `segment` without its tokens from `start` to `end`."""
     if start == end:
-        return part
-    head, tail = part.tokens[:start], part.tokens[end:]
+        return segment
+    head, tail = segment.tokens[:start], segment.tokens[end:]
     text = "".join(str(tokenizer.decode(list(ids))) for ids in (head, tail) if ids)
-    return replace(part, text=text, tokens=head + tail)
+    return replace(segment, text=text, tokens=head + tail)

@@ -26,7 +26,7 @@ class BadRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DatasetRow:
     """One question with its context and the replies that count as right.
 
     `input` is the question (or the dialogue to summarise; empty where the task needs none),
@@ -41,7 +41,7 @@ class Row:
     source: str
 
 
-def read_rows(path: Path, dataset: str, bad: BadRows) -> Iterator[Row]:
+def read_rows(path: Path, dataset: str, bad: BadRows) -> Iterator[DatasetRow]:
     """Read the rows of one JSON lines file; blank lines are passed over.
 
     A malformed row, or one that says it is of another data set than `dataset`, is met by `bad`
@@ -75,7 +75,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         ) from error
 
 
-def _parse(line: bytes, source: str, dataset: str) -> Row:
+def _parse(line: bytes, source: str, dataset: str) -> DatasetRow:
     # pydantic costs a tenth of a second to import, which `picbench list` must not pay.
     from picbench.workloads.sources.row_schema import RowSchema, first_problem
 
@@ -92,7 +92,7 @@ def _parse(line: bytes, source: str, dataset: str) -> Row:
             hint=f"--dataset {found.dataset}, or other --data",
         )
     named = found.id is not None and found.id != ""
-    return Row(
+    return DatasetRow(
         id=str(found.id) if named else content_id(found.input, found.context, *found.answers),
         dataset=dataset,
         input=found.input,

@@ -9,14 +9,14 @@ from picbench.workloads.sources.hub import Origin, hub_rows, is_hub, parse
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RowSource:
     """A folder or a file with rows; `origin` says which ones of the hub, where they are from it."""
 
     path: Path
     origin: Origin | None = None
 
 
-def locate(data: str, dataset: str, *, offline: bool = False) -> Source:
+def locate(data: str, dataset: str, *, offline: bool = False) -> RowSource:
     """Return where the rows of `dataset` are that `--data` names.
 
     ``bundled`` names the rows that picbench generates, ``hub`` those of the hub (`hub/archive.py`
@@ -24,15 +24,15 @@ def locate(data: str, dataset: str, *, offline: bool = False) -> Source:
     a file. Raises ConfigError where there is nothing.
     """
     if data == BUNDLED:
-        return Source(bundled_file(dataset))
+        return RowSource(bundled_file(dataset))
     if is_hub(data):
-        return Source(*hub_rows(parse(data), dataset, offline=offline))
+        return RowSource(*hub_rows(parse(data), dataset, offline=offline))
     path = Path(data).expanduser()
     if not path.exists():
         raise ConfigError(
             f"--data {data}: no such folder or file", hint="--data DIR, FILE, hub or bundled"
         )
-    return Source(path)
+    return RowSource(path)
 
 
 def row_files(data: Path, dataset: str) -> list[Path]:

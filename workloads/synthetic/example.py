@@ -9,8 +9,8 @@ from picbench.workloads.synthetic.world.passages import Manner
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One thing to ask about a context, and the reply."""
+class Exchange:
+    """A question about a context, and the reply."""
 
     input: str
     reply: str
@@ -18,26 +18,26 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A context, the turn that a row asks, and further turns for training.
+    """A context, the question of a row with its reply, and further ones for training.
 
     `gold` are the passages (from 0) that the answer rests on; `kind` says what sort of question
     it is.
     """
 
     context: str
-    turn: Turn
+    exchange: Exchange
     answer: str
     kind: str
     gold: tuple[int, ...] = ()
-    more: tuple[Turn, ...] = ()
+    more: tuple[Exchange, ...] = ()
 
     def row(self, dataset: str, name: str) -> dict[str, Any]:
         """The row for a JSON lines file, in LongBench's schema with two fields more."""
         return {
-            "input": self.turn.input,
+            "input": self.exchange.input,
             "context": self.context,
             "answers": [self.answer],
-            "length": len(self.context.split()) + len(self.turn.input.split()),
+            "length": len(self.context.split()) + len(self.exchange.input.split()),
             "dataset": dataset,
             "language": "en",
             "all_classes": None,
@@ -52,8 +52,8 @@ class Level:
     """How hard an example is.
 
     `scale`, from 0 to 1, is how much of the largest context may be used; `more` how many further
-    turns are wanted, `simple` which share of those asks for a single fact; `even` makes all sorts
-    of questions equally likely. Rows of the benchmark have the level as it is here.
+    exchanges are wanted, `simple` which share of those asks for a single fact; `even` makes all
+    sorts of questions equally likely. Rows of the benchmark have the default level.
     """
 
     scale: float = 1.0

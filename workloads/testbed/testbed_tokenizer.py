@@ -77,9 +77,9 @@ def _texts(examples: int) -> Iterator[str]:
     for name in DATASETS:
         for index in range(examples):
             made = example(name, "train", index, level=level)
-            parts = prompt(name, made.context, made.turn.input, _count_words)
-            yield from (parts.head, *parts.chunks, f"{parts.tail} {made.turn.reply}")
-            yield from (f" {turn.input} {turn.reply}" for turn in made.more)
+            parts = prompt(name, made.context, made.exchange.input, _count_words)
+            yield from (parts.head, *parts.chunks, f"{parts.tail} {made.exchange.reply}")
+            yield from (f" {further.input} {further.reply}" for further in made.more)
 
 
 def _count_words(texts: Sequence[str]) -> list[int]:

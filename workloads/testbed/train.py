@@ -22,14 +22,19 @@ from torch.utils.data import DataLoader
 from picbench.workloads.testbed import testbed_tokenizer as tokenization
 from picbench.workloads.testbed.lm.batches import Batches
 from picbench.workloads.testbed.lm.files import LINK_ROWS, load, save_model, save_training
-from picbench.workloads.testbed.lm.llama import Llama, Shape
+from picbench.workloads.testbed.lm.llama import Llama, LlamaShape
 from picbench.workloads.testbed.lm.lowrank import adapt, deltas
 from picbench.workloads.testbed.lm.recipes import LINKS_EACH, RECIPES, Recipe
 from picbench.workloads.testbed.lm.trainer import Trainer
 
 
 def train(
-    variant: str, out: Path, recipe: Recipe, workers: int, seed: int = 0, shape: Shape | None = None
+    variant: str,
+    out: Path,
+    recipe: Recipe,
+    workers: int,
+    seed: int = 0,
+    shape: LlamaShape | None = None,
 ) -> Trainer:
     """Train a variant and write it to `out`; `shape` gives the base other sizes than usual."""
     torch.manual_seed(seed)
@@ -38,7 +43,7 @@ def train(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = _tokenizer(out)
     if variant == "base":
-        model = Llama(shape or Shape(tokenizer.get_vocab_size())).to(device)
+        model = Llama(shape or LlamaShape(tokenizer.get_vocab_size())).to(device)
     else:
         model = _adapted(out, device, tokenizer, recipe, links=variant == "link")
     trainer = Trainer(model, recipe, variant, out)

@@ -56,6 +56,10 @@ def _rows(dataset: str, index: int, passages: int, questions: int) -> Iterator[d
     name = f"testbed-{dataset}-topic-{index}"
     row = made.row(dataset, name)
     yield row
-    for number, turn in enumerate(made.more[: questions - 1], start=1):
-        changed = {"input": turn.input, "answers": [extract(turn.reply)], "_id": f"{name}-{number}"}
+    for number, further in enumerate(made.more[: questions - 1], start=1):
+        changed = {
+            "input": further.input,
+            "answers": [extract(further.reply)],
+            "_id": f"{name}-{number}",
+        }
         yield row | changed | {"gold_passages": None, "qtype": "1-hop"}

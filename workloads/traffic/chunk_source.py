@@ -14,7 +14,7 @@ from picbench.workloads.traffic.corpus import SYNTHETIC, Corpus, from_samples, f
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class ChunkSource:
     """Where chunks and questions come from.
 
     `dataset` names rows in `data` (``bundled``: generated ones), or ``synthetic`` random tokens.
@@ -49,7 +49,7 @@ class Source:
         return self.dataset == SYNTHETIC or self.data == BUNDLED
 
 
-def build(source: Source, tokenizer: Tokenizer, seed: int) -> Corpus:
+def build(source: ChunkSource, tokenizer: Tokenizer, seed: int) -> Corpus:
     """The corpus that `source` describes; ConfigError or DataError where there is none."""
     if source.dataset == SYNTHETIC:
         return from_tokens(
@@ -69,7 +69,7 @@ def build(source: Source, tokenizer: Tokenizer, seed: int) -> Corpus:
     )
 
 
-def _rows(source: Source) -> Path:
+def _rows(source: ChunkSource) -> Path:
     if source.data != BUNDLED:
         return locate(source.data, source.dataset).path
     # A topic has a chunk at least, so this many suffice.

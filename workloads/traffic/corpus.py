@@ -18,7 +18,7 @@ HEAD, TAIL = 16, 32
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class TopicQuestion:
     """What is asked about a topic: the text before its chunks, the text behind, the answers."""
 
     head: SampleSegment
@@ -31,7 +31,7 @@ class Topic:
     """Chunks that belong together, in order, and questions about them."""
 
     chunks: tuple[SampleSegment, ...]
-    questions: tuple[Question, ...]
+    questions: tuple[TopicQuestion, ...]
 
 
 class Renew(Protocol):
@@ -95,7 +95,7 @@ def from_tokens(
     topics = tuple(
         Topic(
             (SampleSegment("chunk", "", _random(rng, ids, chunk_tokens)),),
-            (Question(head, SampleSegment("text", "", _random(rng, ids, TAIL))),),
+            (TopicQuestion(head, SampleSegment("text", "", _random(rng, ids, TAIL))),),
         )
         for _ in range(pool)
     )
@@ -126,9 +126,11 @@ def _random(rng: Random, ids: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def _topics(samples: Iterable[Sample]) -> Iterator[Topic]:
-    usable = (s for s in samples if s.chunks and s.parts[0].kind == s.parts[-1].kind == "text")
+    usable = (
+        s for s in samples if s.chunks and s.segments[0].kind == s.segments[-1].kind == "text"
+    )
     for chunks, asked in groupby(usable, key=lambda sample: sample.chunks):
-        questions = (Question(s.parts[0], s.parts[-1], s.answers) for s in asked)
+        questions = (TopicQuestion(s.segments[0], s.segments[-1], s.answers) for s in asked)
         yield Topic(chunks, tuple(questions))
 
 
@@ -145,10 +147,10 @@ def _join(
     if len(groups) > 1 and not _is_full(groups[-1], least, tokens):
         rest = groups.pop()
         groups[-1] += rest
-    texts = ["".join(part.text for part in group) for group in groups]
+    texts = ["".join(segment.text for segment in group) for group in groups]
     for text, ids in zip(texts, encode(tokenizer, texts), strict=True):
         yield SampleSegment("chunk", text, ids)
 
 
 def _is_full(group: Sequence[SampleSegment], least: int, tokens: int) -> bool:
-    return len(group) >= least and sum(len(part.tokens) for part in group) >= tokens
+    return len(group) >= least and sum(len(segment.tokens) for segment in group) >= tokens

@@ -77,7 +77,7 @@ class _Draw:
         return Sample(
             id="",
             dataset=self._corpus.dataset,
-            parts=(question.head, *chunks, question.tail),
+            segments=(question.head, *chunks, question.tail),
             answers=question.answers,
             max_tokens=self._corpus.max_tokens,
         )
@@ -125,16 +125,16 @@ def _renew(
     preload: dict[SampleSegment, None] = {}
     known = total = number = 0
     for sample in samples:
-        parts = list(sample.parts)
-        places = [place for place, part in enumerate(parts) if part.kind == "chunk"]
+        segments = list(sample.segments)
+        places = [place for place, segment in enumerate(segments) if segment.kind == "chunk"]
         for place in rng.sample(places, len(places)):
-            length = len(parts[place].tokens)
+            length = len(segments[place].tokens)
             if known + length / 2 <= share * (total + length):
                 known += length
-                preload[parts[place]] = None
+                preload[segments[place]] = None
             else:
-                parts[place] = corpus.renew(parts[place], number)
+                segments[place] = corpus.renew(segments[place], number)
                 number += 1
-            total += len(parts[place].tokens)
-        renewed.append(replace(sample, parts=tuple(parts)))
+            total += len(segments[place].tokens)
+        renewed.append(replace(sample, segments=tuple(segments)))
     return renewed, tuple(preload)

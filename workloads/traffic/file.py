@@ -94,15 +94,15 @@ def _lines(stream: Stream) -> Iterator[dict[str, Any]]:
     names: dict[SampleSegment, str] = {}
     preload = set(stream.preload)
 
-    def named(parts: Iterable[SampleSegment]) -> Iterator[dict[str, Any]]:
-        for part in parts:
-            if part.kind == "chunk" and part not in names:
-                names[part] = f"c{len(names)}"
-                yield {"chunk": names[part], **_content(part), "preload": part in preload}
+    def named(segments: Iterable[SampleSegment]) -> Iterator[dict[str, Any]]:
+        for segment in segments:
+            if segment.kind == "chunk" and segment not in names:
+                names[segment] = f"c{len(names)}"
+                yield {"chunk": names[segment], **_content(segment), "preload": segment in preload}
 
     yield from named(stream.preload)
     for number, sample in enumerate(stream.samples):
-        yield from named(sample.parts)
+        yield from named(sample.segments)
         yield {
             "request": sample.id,
             "user": stream.users[number],
@@ -110,13 +110,13 @@ def _lines(stream: Stream) -> Iterator[dict[str, Any]]:
             "max_tokens": sample.max_tokens,
             "answers": list(sample.answers),
             "parts": [
-                {"chunk": names[p]} if p.kind == "chunk" else _content(p) for p in sample.parts
+                {"chunk": names[p]} if p.kind == "chunk" else _content(p) for p in sample.segments
             ],
         }
 
 
-def _content(part: SampleSegment) -> dict[str, Any]:
-    return {"text": part.text, "tokens": list(part.tokens)}
+def _content(segment: SampleSegment) -> dict[str, Any]:
+    return {"text": segment.text, "tokens": list(segment.tokens)}
 
 
 def _read_header(line: bytes, path: Path) -> Header:
@@ -177,21 +177,26 @@ class _Reader:
             self._chunks[found.chunk] = chunk
             self._preload += [chunk] * found.preload
             return
-        parts = tuple(self._part(part, where) for part in found.parts)
+        segments = tuple(self._segment(segment, where) for segment in found.parts)
         self._samples.append(
             Sample(
-                found.request, self._dataset, parts, tuple(found.answers), found.max_tokens, where
+                found.request,
+                self._dataset,
+                segments,
+                tuple(found.answers),
+                found.max_tokens,
+                where,
             )
         )
         self._users.append(found.user)
         self._arrivals.append(found.arrival)
 
-    def _part(self, part: Any, where: str) -> SampleSegment:
-        if not hasattr(part, "chunk"):
-            return SampleSegment("text", part.text, tuple(part.tokens))
-        if part.chunk not in self._chunks:
-            raise DataError(f"{where}: no chunk is called {part.chunk!r} so far", hint=_HINT)
-        return self._chunks[part.chunk]
+    def _segment(self, segment: Any, where: str) -> SampleSegment:
+        if not hasattr(segment, "chunk"):
+            return SampleSegment("text", segment.text, tuple(segment.tokens))
+        if segment.chunk not in self._chunks:
+            raise DataError(f"{where}: no chunk is called {segment.chunk!r} so far", hint=_HINT)
+        return self._chunks[segment.chunk]
 
 
 _HINT = "a line is a chunk or a request; see picbench traffic"

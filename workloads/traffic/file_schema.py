@@ -14,11 +14,11 @@ from pydantic import (
 )
 
 
-class _Line(BaseModel):
+class _RequestFileLine(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class HeaderSchema(_Line):
+class HeaderSchema(_RequestFileLine):
     """The first line."""
 
     format: Literal["picbench-requests"]
@@ -29,20 +29,20 @@ class HeaderSchema(_Line):
     sha256: str | None = None
 
 
-class TextSchema(_Line):
+class TextSchema(_RequestFileLine):
     """Text of one request."""
 
     text: str = ""
     tokens: list[NonNegativeInt] = Field(min_length=1)
 
 
-class UseSchema(_Line):
+class UseSchema(_RequestFileLine):
     """A chunk that some line before describes."""
 
     chunk: str
 
 
-class ChunkSchema(_Line):
+class ChunkSchema(_RequestFileLine):
     """A chunk."""
 
     chunk: str
@@ -51,7 +51,7 @@ class ChunkSchema(_Line):
     preload: bool = False
 
 
-class RequestSchema(_Line):
+class RequestSchema(_RequestFileLine):
     """A request."""
 
     request: str = Field(min_length=1)

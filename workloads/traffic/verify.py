@@ -14,17 +14,17 @@ def check_tokens(stream: Stream, tokenizer: Tokenizer, path: Path) -> None:
 
     Parts without text, random tokens, are passed over.
     """
-    parts = tuple(dict.fromkeys(part for part in _parts(stream) if part.text))
-    for part, ids in zip(parts, encode(tokenizer, [part.text for part in parts]), strict=True):
-        if part.tokens not in (ids, begin(tokenizer, ids)):
+    segments = tuple(dict.fromkeys(segment for segment in _segments(stream) if segment.text))
+    for segment, ids in zip(segments, encode(tokenizer, [s.text for s in segments]), strict=True):
+        if segment.tokens not in (ids, begin(tokenizer, ids)):
             raise ConfigError(
                 f"--requests {path}: its token ids are not those of --model's tokenizer "
-                f"(first seen at {part.text[:40]!r})",
+                f"(first seen at {segment.text[:40]!r})",
                 hint="make the file anew for this model: picbench traffic --model",
             )
 
 
-def _parts(stream: Stream) -> Iterator[SampleSegment]:
+def _segments(stream: Stream) -> Iterator[SampleSegment]:
     yield from stream.preload
     for sample in stream.samples:
-        yield from sample.parts
+        yield from sample.segments

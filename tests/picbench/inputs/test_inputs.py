@@ -34,9 +34,9 @@ def test_what_was_drawn_is_what_is_run(tmp_path: Path) -> None:
     assert workload.synthetic
     assert workload.requests == json.loads(path.read_text().splitlines()[0])["sha256"]
     assert workload.score("anything", ("yes",)) is None
-    chunks = {part.tokens for sample in workload.samples for part in sample.chunks}
+    chunks = {segment.tokens for sample in workload.samples for segment in sample.chunks}
     for sample in workload.preload:
-        assert sample.parts[0].kind == "text"
+        assert sample.segments[0].kind == "text"
         assert sample.chunks[0].tokens in chunks
 
 

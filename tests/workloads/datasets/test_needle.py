@@ -7,7 +7,7 @@ from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets import Reading
 from picbench.workloads.datasets.grid import Grid
 from picbench.workloads.datasets.needle import Haystack, Needle
-from picbench.workloads.sources.row import BadRows, Row
+from picbench.workloads.sources.row import BadRows, DatasetRow
 
 SENTENCE = "The grass of this field is dry and of no use to anyone. "
 
@@ -25,7 +25,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def rows(data: Path, seed: int = 0, room: int | None = None, grid: Grid | None = None) -> list[Row]:
+def rows(
+    data: Path, seed: int = 0, room: int | None = None, grid: Grid | None = None
+) -> list[DatasetRow]:
     return list(Needle().rows(data, Reading(count_words, seed, room, grid=grid)))
 
 

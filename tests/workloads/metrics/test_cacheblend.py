@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from picbench.errors import ConfigError
 from picbench.workloads.datasets import find
 from picbench.workloads.metrics.cacheblend import stemmed_rouge_l, token_f1
-from picbench.workloads.models import Model, load_tokenizer
+from picbench.workloads.models import ModelSpec, load_tokenizer
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.scoring import find_scorer
 
@@ -97,7 +97,7 @@ def test_stemmed_rouge_l(prediction: str, reference: str, expected: float) -> No
     assert stemmed_rouge_l()(prediction, reference) == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_rules_differ_where_they_should(tiny_model: Model) -> None:
+def test_the_rules_differ_where_they_should(tiny_model: ModelSpec) -> None:
     tokenizer = load_tokenizer(tiny_model)
     musique, samsum = find("musique"), find("samsum")
     word, token = (find_scorer(musique, rule, tokenizer) for rule in ("longbench", "cacheblend"))

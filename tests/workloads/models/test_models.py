@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
 from picbench.workloads import models
-from picbench.workloads.models import Model, build, load_tokenizer, resolve
+from picbench.workloads.models import ModelSpec, build, load_tokenizer, resolve
 from picbench.workloads.models.build import materialise
 from picbench.workloads.models.build_tokenizer import BOS, VOCABULARY, train
 from picbench.workloads.models.shapes import LLAMA_8B, MISTRAL_7B, SHAPES, TINY, YI_CODER_9B, Shape
@@ -72,7 +72,7 @@ def test_unknown_models_are_refused(spec: str, named: str) -> None:
 
 def test_hub_ids_are_passed_through() -> None:
     model = resolve("mistralai/Mistral-7B-v0.3")
-    assert model == Model("mistralai/Mistral-7B-v0.3", "mistralai/Mistral-7B-v0.3")
+    assert model == ModelSpec("mistralai/Mistral-7B-v0.3", "mistralai/Mistral-7B-v0.3")
     assert model.meaningful
     assert model.label == model.name
 
@@ -84,7 +84,7 @@ def test_a_folder_with_weights_is_a_real_model(tmp_path: Path) -> None:
     assert (model.path, model.weights, model.context) == (tmp_path.resolve(), "real", 4096)
 
 
-def test_a_built_folder_is_known_for_what_it_is(tiny_model: Model) -> None:
+def test_a_built_folder_is_known_for_what_it_is(tiny_model: ModelSpec) -> None:
     assert resolve(str(tiny_model.path)).weights == "random"
 
 
@@ -102,7 +102,7 @@ def test_broken_folders_are_refused(tmp_path: Path, config: str | None, problem:
 def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        load_tokenizer(Model("here", tmp_path))
+        load_tokenizer(ModelSpec("here", tmp_path))
     assert "here: cannot load its tokenizer" in caught.value.message
     assert "\n" not in str(caught.value)
 
@@ -141,7 +141,7 @@ def test_a_changed_shape_is_another_folder(tmp_path: Path) -> None:
     assert materialise(LLAMA_8B, tmp_path) != materialise(changed, tmp_path)
 
 
-def test_weights_are_the_same_everywhere(tiny_model: Model, tmp_path: Path) -> None:
+def test_weights_are_the_same_everywhere(tiny_model: ModelSpec, tmp_path: Path) -> None:
     again = materialise(TINY, tmp_path)
     for file in ("model.safetensors", "tokenizer.json", "config.json"):
         assert (again / file).read_bytes() == (Path(tiny_model.path) / file).read_bytes()
@@ -170,7 +170,7 @@ def test_published_dimensions() -> None:
     assert (YI_CODER_9B.layers, YI_CODER_9B.kv_heads, YI_CODER_9B.vocabulary) == (48, 4, 64_000)
 
 
-def test_tiny_replies_depend_on_the_prompt(tiny_model: Model) -> None:
+def test_tiny_replies_depend_on_the_prompt(tiny_model: ModelSpec) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -211,6 +211,6 @@ def test_the_tokenizer_prepends_bos_when_asked(tiny_tokenizer: Tokenizer) -> Non
     assert ids[0] == tiny_tokenizer.bos_token_id == BOS
 
 
-def test_config_is_json_with_a_mark(tiny_model: Model) -> None:
+def test_config_is_json_with_a_mark(tiny_model: ModelSpec) -> None:
     config = json.loads((Path(tiny_model.path) / "config.json").read_bytes())
     assert config["picbench_weights"] == "random"

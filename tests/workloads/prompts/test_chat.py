@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
 from picbench.workloads.load import load_samples
-from picbench.workloads.models import Model, load_tokenizer
+from picbench.workloads.models import ModelSpec, load_tokenizer
 from picbench.workloads.prompts.chat import MARKER, Chat, find_chat
 from picbench.workloads.sample import Sample
 
@@ -28,7 +28,7 @@ ROW = {"input": "Where?", "context": CONTEXT, "answers": ["Norway"], "_id": "one
 
 
 @pytest.fixture
-def tokenizer(tiny_model: Model) -> Any:
+def tokenizer(tiny_model: ModelSpec) -> Any:
     return load_tokenizer(tiny_model)
 
 
@@ -49,9 +49,9 @@ def test_a_sample_reads_as_the_template_of_its_whole_prompt(
     data = write_rows("musique", ROW)
     plain = load(tokenizer, data, None)
     chatty = load(tokenizer, data, with_template(tokenizer, template))
-    turn = [{"role": "user", "content": "".join(part.text for part in plain.parts)}]
+    turn = [{"role": "user", "content": "".join(segment.text for segment in plain.segments)}]
     whole = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-    assert "".join(part.text for part in chatty.parts) == whole
+    assert "".join(segment.text for segment in chatty.segments) == whole
     assert tokenizer.decode(chatty.tokens).removeprefix("<s>") == whole.removeprefix("<s>")
 
 
@@ -84,8 +84,8 @@ def test_a_long_prompt_keeps_the_template_whole(
     cut = load(tokenizer, data, chat, context=500, max_tokens=32)
     assert cut.truncated
     assert 466 <= cut.prompt_tokens <= 468
-    assert cut.parts[0] == whole.parts[0]
-    assert cut.parts[-1] == whole.parts[-1]
+    assert cut.segments[0] == whole.segments[0]
+    assert cut.segments[-1] == whole.segments[-1]
 
 
 def test_a_context_below_the_template_is_refused(tokenizer: Any, write_rows: Any) -> None:

@@ -4,14 +4,14 @@ import pytest
 
 from picbench.errors import ConfigError
 from picbench.workloads.sources.hub import LONGBENCH, Archive, parse
-from picbench.workloads.sources.source import Source, locate
+from picbench.workloads.sources.source import RowSource, locate
 
 
 def test_a_folder_and_a_file_are_taken_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.touch()
-    assert locate(str(tmp_path), "musique") == Source(tmp_path)
-    assert locate(str(file), "musique") == Source(file)
+    assert locate(str(tmp_path), "musique") == RowSource(tmp_path)
+    assert locate(str(file), "musique") == RowSource(file)
 
 
 def test_a_path_that_is_not_there_is_refused() -> None:

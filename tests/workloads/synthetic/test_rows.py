@@ -81,7 +81,9 @@ def test_passages_have_60_to_200_tokens(dataset: str, coder: Coder) -> None:
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_prompts_and_replies_fit(dataset: str, coder: Coder) -> None:
     for index, row in enumerate(rows(dataset)):
-        context, reply = coder.count([row["context"], example(dataset, "test", index).turn.reply])
+        context, reply = coder.count(
+            [row["context"], example(dataset, "test", index).exchange.reply]
+        )
         assert 200 <= context <= 3800
         assert reply + 1 <= MAX_TOKENS[dataset]
 
@@ -90,7 +92,7 @@ def test_prompts_and_replies_fit(dataset: str, coder: Coder) -> None:
 def test_the_reply_that_is_taught_holds_the_answer(dataset: str) -> None:
     for index in range(30):
         made = example(dataset, "test", index)
-        assert answer(dataset, f" {made.turn.reply}") == made.answer
+        assert answer(dataset, f" {made.exchange.reply}") == made.answer
 
 
 @pytest.mark.parametrize("dataset", QA)
@@ -99,7 +101,7 @@ def test_gold_passages_hold_the_answer_or_its_grounds(dataset: str) -> None:
         made = example(dataset, "test", index)
         passages = chunks(dataset, made.context)
         gold = " ".join(passages[i] for i in made.gold)
-        assert made.answer in ("yes", "no") or made.answer in gold + made.turn.input
+        assert made.answer in ("yes", "no") or made.answer in gold + made.exchange.input
 
 
 def test_hotpotqa_has_two_gold_passages() -> None:

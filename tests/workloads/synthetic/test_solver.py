@@ -148,7 +148,7 @@ def kin(question: str, facts: Facts) -> set[str] | None:
 def test_answers_follow_from_the_text_and_are_unique(dataset: str) -> None:
     for index in range(60):
         made = example(dataset, "test", index)
-        assert solve(made.turn.input, read(made.context)) == {made.answer}, made.turn
+        assert solve(made.exchange.input, read(made.context)) == {made.answer}, made.exchange
 
 
 @pytest.mark.parametrize("dataset", QA)
@@ -156,7 +156,7 @@ def test_every_step_of_a_reply_is_stated(dataset: str) -> None:
     for index in range(60):
         made = example(dataset, "test", index)
         facts = read(made.context)
-        for step in made.turn.reply.split("; "):
+        for step in made.exchange.reply.split("; "):
             noun, _, rest = step.partition(" of ")
             subject, _, found = rest.partition(" is ")
             assert noun not in RELATIONS or facts[subject, noun] == found
@@ -167,7 +167,7 @@ def test_a_text_without_its_gold_passages_has_no_answer() -> None:
         made = example("musique", "test", index)
         passages = re.split(r"^(?=Passage \d+:\n)", made.context, flags=re.MULTILINE)[1:]
         rest = [text for i, text in enumerate(passages) if i not in made.gold]
-        assert made.answer not in solve(made.turn.input, loosely(rest))
+        assert made.answer not in solve(made.exchange.input, loosely(rest))
 
 
 def loosely(passages: list[str]) -> Facts:
@@ -179,7 +179,7 @@ def loosely(passages: list[str]) -> Facts:
 def test_needle_remarks_name_their_owner_or_stand_in_its_section() -> None:
     for index in range(40):
         made = example("needle", "test", index)
-        asked = re.fullmatch(r"What is (?:the (.+) of (.+)|(.+)'s (.+))\?", made.turn.input)
+        asked = re.fullmatch(r"What is (?:the (.+) of (.+)|(.+)'s (.+))\?", made.exchange.input)
         assert asked
         kind, person = (asked[1], asked[2]) if asked[1] else (asked[4], asked[3])
         sections = re.split(r"^Section \d+: ", made.context, flags=re.MULTILINE)[1:]

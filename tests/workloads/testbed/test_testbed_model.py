@@ -13,7 +13,7 @@ from picbench.workloads.testbed.card import card
 from picbench.workloads.testbed.evaluate import ARMS_OF, evaluate
 from picbench.workloads.testbed.lm.files import load
 from picbench.workloads.testbed.lm.judge import Judge, chance
-from picbench.workloads.testbed.lm.pic import FULL, NAIVE, Arm
+from picbench.workloads.testbed.lm.pic import FULL, NAIVE, ReuseArm
 from picbench.workloads.testbed.variants import put_together
 
 CPU = torch.device("cpu")
@@ -76,7 +76,7 @@ def test_it_answers_and_reuse_costs_accuracy() -> None:
     items = judge.items(rows("hotpotqa", count=8))
     found = {
         arm.name: [score for score, _ in judge.judge(items, arm)]
-        for arm in (FULL, NAIVE, Arm("shuffled", shuffled=True))
+        for arm in (FULL, NAIVE, ReuseArm("shuffled", shuffled=True))
     }
     means = {name: sum(scores) / len(scores) for name, scores in found.items()}
     assert means["full"] >= 0.9

@@ -10,22 +10,22 @@ from torch import Tensor
 
 from picbench.workloads.testbed.lm.decode import generate
 from picbench.workloads.testbed.lm.judge import with_chunks_of
-from picbench.workloads.testbed.lm.llama import Llama, Shape
+from picbench.workloads.testbed.lm.llama import Llama, LlamaShape
 from picbench.workloads.testbed.lm.pic import (
     ARMS,
     FULL,
     KVLINK,
     MEPIC,
     NAIVE,
-    Arm,
-    Tokens,
+    PromptTokens,
+    ReuseArm,
     collate,
     expand,
     visible,
 )
 
-SHAPE = Shape(50, width=32, layers=2, heads=2, kv_heads=1, head_size=16, inner=32)
-TOKENS = Tokens([1, 2], [[3, 4, 5], [6, 7, 8, 9]], [10, 11])
+SHAPE = LlamaShape(50, width=32, layers=2, heads=2, kv_heads=1, head_size=16, inner=32)
+TOKENS = PromptTokens([1, 2], [[3, 4, 5], [6, 7, 8, 9]], [10, 11])
 LINKS = [40, 41, 42, 43, 44]
 
 
@@ -39,7 +39,7 @@ def model() -> Llama:
     return made.eval()
 
 
-def last(model: Llama, tokens: Tokens, arm: Arm) -> Tensor:
+def last(model: Llama, tokens: PromptTokens, arm: ReuseArm) -> Tensor:
     """The logits behind the prompt."""
     layout = collate([expand(tokens, arm, LINKS)])
     with torch.no_grad():
@@ -47,13 +47,13 @@ def last(model: Llama, tokens: Tokens, arm: Arm) -> Tensor:
         return model.logits(hidden)[0, -1]
 
 
-def plainly(model: Llama, tokens: Tokens) -> Tensor:
+def plainly(model: Llama, tokens: PromptTokens) -> Tensor:
     ids = torch.tensor([[*tokens.head, *(t for c in tokens.chunks for t in c), *tokens.tail]])
     with torch.no_grad():
         return model.logits(model(ids, torch.arange(ids.shape[1])[None])[0])[0, -1]
 
 
-def seen(arm: Arm) -> dict[tuple[int, int], set[int]]:
+def seen(arm: ReuseArm) -> dict[tuple[int, int], set[int]]:
     """For every slot, by token and place, the positions of the slots that it sees."""
     slots = expand(TOKENS, arm, LINKS)
     mask = visible(collate([slots]), arm.anchored)[0, 0]
@@ -72,8 +72,8 @@ def test_full_is_plain_causal_attention(model: Llama) -> None:
 def test_linking_whole_chunks_equals_full(model: Llama, data: st.DataObject) -> None:
     token = st.integers(0, 49)
     chunks = data.draw(st.lists(st.lists(token, min_size=1, max_size=6), min_size=1, max_size=4))
-    tokens = Tokens([1, 2], chunks, [3, 4])
-    every = Arm("all", link=6)
+    tokens = PromptTokens([1, 2], chunks, [3, 4])
+    every = ReuseArm("all", link=6)
     torch.testing.assert_close(
         last(model, tokens, every), plainly(model, tokens), rtol=1e-3, atol=1e-3
     )
@@ -88,17 +88,17 @@ def test_naive_chunks_see_only_themselves() -> None:
 
 
 def test_anchored_chunks_see_the_head_too() -> None:
-    found = seen(Arm("anchored", anchored=True))
+    found = seen(ReuseArm("anchored", anchored=True))
     assert found[3, 2] == {0, 1, 2}
     assert found[6, 5] == {0, 1, 5}
 
 
 def test_epic_links_the_first_tokens_of_all_chunks_but_the_first() -> None:
-    slots = expand(TOKENS, Arm("epic-2", link=2, spare_first=True))
+    slots = expand(TOKENS, ReuseArm("epic-2", link=2, spare_first=True))
     assert slots.ids == [1, 2, 3, 4, 5, 6, 7, 8, 9, 6, 7, 10, 11]
     assert slots.positions == [0, 1, 2, 3, 4, 5, 6, 7, 8, 5, 6, 9, 10]
     assert [i for i, hidden in enumerate(slots.hidden) if hidden] == [5, 6]
-    assert seen(Arm("epic-2", link=2, spare_first=True))[7, 10] == set(range(7))
+    assert seen(ReuseArm("epic-2", link=2, spare_first=True))[7, 10] == set(range(7))
 
 
 def test_mepic_links_the_first_chunk_too() -> None:
@@ -123,14 +123,14 @@ def test_link_tokens_stand_behind_every_chunk_and_see_all_before() -> None:
 
 
 def test_arms_differ(model: Llama) -> None:
-    found = [last(model, TOKENS, arm) for arm in (FULL, NAIVE, Arm("epic", link=2), KVLINK)]
+    found = [last(model, TOKENS, arm) for arm in (FULL, NAIVE, ReuseArm("epic", link=2), KVLINK)]
     for number, one in enumerate(found):
         for other in found[number + 1 :]:
             assert (one - other).abs().max() > 1e-3
 
 
 def test_shuffled_chunks_keep_their_lengths() -> None:
-    other = Tokens([1], [[20, 21]], [9])
+    other = PromptTokens([1], [[20, 21]], [9])
     mixed = with_chunks_of(TOKENS, other)
     assert [len(chunk) for chunk in mixed.chunks] == [3, 4]
     assert {token for chunk in mixed.chunks for token in chunk} == {20, 21}
@@ -138,8 +138,8 @@ def test_shuffled_chunks_keep_their_lengths() -> None:
 
 
 @pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
-def test_decoding_with_a_cache_equals_reading_all_again(model: Llama, arm: Arm) -> None:
-    short = Tokens([1], [[3, 4], [5]], [6])
+def test_decoding_with_a_cache_equals_reading_all_again(model: Llama, arm: ReuseArm) -> None:
+    short = PromptTokens([1], [[3, 4], [5]], [6])
     layouts = collate([expand(short, arm), expand(TOKENS, arm)])
     said = generate(model, layouts, limit=4, stop=99, anchored=arm.anchored)
     for tokens, ids in zip((short, TOKENS), said, strict=True):

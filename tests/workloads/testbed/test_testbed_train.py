@@ -14,18 +14,18 @@ from torch.nn.attention.flex_attention import create_mask
 from picbench.workloads.testbed import DATASETS, model_path
 from picbench.workloads.testbed.lm import trainer
 from picbench.workloads.testbed.lm.files import LINK_ROWS, load
-from picbench.workloads.testbed.lm.llama import Llama, Shape
+from picbench.workloads.testbed.lm.llama import Llama, LlamaShape
 from picbench.workloads.testbed.lm.lowrank import adapt, deltas, merge
 from picbench.workloads.testbed.lm.muon import Muon
 from picbench.workloads.testbed.lm.packing import Packer, Shares, Stage
-from picbench.workloads.testbed.lm.pic import NAIVE, Tokens, collate, expand, visible
+from picbench.workloads.testbed.lm.pic import NAIVE, PromptTokens, collate, expand, visible
 from picbench.workloads.testbed.lm.recipes import LINKS_EACH, RECIPES, Recipe
 from picbench.workloads.testbed.lm.schedule import Schedule
 from picbench.workloads.testbed.testbed_tokenizer import LINKS, ids_of
 from picbench.workloads.testbed.train import train
 
 TOKENIZER = Tokenizer.from_file(str(model_path() / "tokenizer.json"))
-SMALL = Shape(
+SMALL = LlamaShape(
     TOKENIZER.get_vocab_size(), width=32, layers=2, heads=2, kv_heads=1, head_size=16, inner=32
 )
 
@@ -130,7 +130,7 @@ def test_a_packed_example_is_tokenized_as_a_row_is() -> None:
 
 
 def test_the_training_mask_is_that_of_naive_reuse() -> None:
-    tokens = Tokens([5, 6], [[7, 8], [9, 10, 11]], [12])
+    tokens = PromptTokens([5, 6], [[7, 8], [9, 10, 11]], [12])
     slots = expand(tokens, NAIVE)
     chunk = torch.tensor([[max(group, 0) for group in slots.group]])
     assert (trainer.isolated(chunk) == visible(collate([slots]))).all()

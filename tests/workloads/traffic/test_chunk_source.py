@@ -8,7 +8,7 @@ import pytest
 from picbench.errors import ConfigError
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.traffic.bundled_chunks import topic_file
-from picbench.workloads.traffic.chunk_source import Source, build
+from picbench.workloads.traffic.chunk_source import ChunkSource, build
 
 
 @pytest.mark.parametrize("dataset", ["musique", "hotpotqa", "2wikimqa"])
@@ -34,7 +34,7 @@ def test_bundled_topics_have_the_chunks_asked_for(
     tiny_tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    source = Source(dataset="musique", pool=7, passages=4, join=2, questions=3)
+    source = ChunkSource(dataset="musique", pool=7, passages=4, join=2, questions=3)
     corpus = build(source, tiny_tokenizer, seed=0)
     assert {len(topic.chunks) for topic in corpus.topics} == {2}
     assert len(corpus.topics) == 4
@@ -43,8 +43,12 @@ def test_bundled_topics_have_the_chunks_asked_for(
 
 
 def test_random_tokens_keep_clear_of_special_ones(tiny_tokenizer: Tokenizer) -> None:
-    corpus = build(Source(dataset="synthetic", pool=3, chunk_tokens=64), tiny_tokenizer, seed=5)
-    used = {token for topic in corpus.topics for part in topic.chunks for token in part.tokens}
+    corpus = build(
+        ChunkSource(dataset="synthetic", pool=3, chunk_tokens=64), tiny_tokenizer, seed=5
+    )
+    used = {
+        token for topic in corpus.topics for segment in topic.chunks for token in segment.tokens
+    }
     special: set[int] = set(tiny_tokenizer.all_special_ids)  # type: ignore[attr-defined]
     assert special
     assert not used & special
@@ -55,4 +59,4 @@ def test_random_tokens_keep_clear_of_special_ones(tiny_tokenizer: Tokenizer) -> 
 def test_settings_that_cannot_be_name_their_flag(values: dict[str, int]) -> None:
     [name] = values
     with pytest.raises(ConfigError, match=f"--{name} 0"):
-        Source(dataset="musique", **values)  # type: ignore[arg-type]
+        ChunkSource(dataset="musique", **values)  # type: ignore[arg-type]

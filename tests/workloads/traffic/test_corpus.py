@@ -10,13 +10,17 @@ from picbench.workloads.traffic.corpus import from_samples, from_tokens
 
 
 def sample(tokenizer: Any, name: str, passages: list[str], question: str) -> Sample:
-    def part(kind: Any, text: str) -> SampleSegment:
+    def segment(kind: Any, text: str) -> SampleSegment:
         return SampleSegment(
             kind, text, tuple(tokenizer([text], add_special_tokens=False)["input_ids"][0])
         )
 
-    parts = (part("text", "head "), *(part("chunk", p) for p in passages), part("text", question))
-    return Sample(name, "fake", parts, (question,), max_tokens=7)
+    segments = (
+        segment("text", "head "),
+        *(segment("chunk", p) for p in passages),
+        segment("text", question),
+    )
+    return Sample(name, "fake", segments, (question,), max_tokens=7)
 
 
 def test_rows_with_the_same_passages_are_one_topic(word_tokenizer: Any) -> None:

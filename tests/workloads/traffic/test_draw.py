@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
 from picbench.workloads.sample import SampleSegment
-from picbench.workloads.traffic.corpus import Corpus, Question, Topic, from_tokens
+from picbench.workloads.traffic.corpus import Corpus, Topic, TopicQuestion, from_tokens
 from picbench.workloads.traffic.draw import draw
 from picbench.workloads.traffic.settings import Traffic
 from picbench.workloads.traffic.traffic_facts import measure
@@ -44,7 +44,7 @@ def test_requests_are_as_many_as_asked_for_and_have_chunks_in_range(traffic: Tra
     low, high = traffic.chunks or (1, 1)
     for sample in stream.samples:
         assert low <= len(sample.chunks) <= high
-        assert sample.parts[0].kind == sample.parts[-1].kind == "text"
+        assert sample.segments[0].kind == sample.segments[-1].kind == "text"
         assert len(set(sample.chunks)) == len(sample.chunks)
     assert (stream.arrivals is None) == (traffic.rate is None)
 
@@ -105,11 +105,13 @@ def test_numbers_of_chunks_are_equally_likely(random_corpus: Make) -> None:
 
 
 def test_a_topics_chunks_stay_together_and_in_order() -> None:
-    def part(token: int) -> SampleSegment:
+    def segment(token: int) -> SampleSegment:
         return SampleSegment("chunk", f"c{token}", (token,))
 
-    question = Question(SampleSegment("text", "h", (1,)), SampleSegment("text", "q", (2,)), ("a",))
-    topics = [Topic(tuple(part(10 * t + n) for n in range(3)), (question,)) for t in range(5)]
+    question = TopicQuestion(
+        SampleSegment("text", "h", (1,)), SampleSegment("text", "q", (2,)), ("a",)
+    )
+    topics = [Topic(tuple(segment(10 * t + n) for n in range(3)), (question,)) for t in range(5)]
     corpus = Corpus("x", tuple(topics), lambda chunk, number: chunk, max_tokens=1)
     starts = set()
     for sample in draw(Traffic(requests=60, chunks=(6, 6)), corpus).samples:

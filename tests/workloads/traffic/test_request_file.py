@@ -51,7 +51,7 @@ def test_what_is_written_is_read(tmp_path: Path, **values: Any) -> None:
     assert found.fingerprint == fingerprint == found.header.sha256
     assert found.header.settings == {"seed": 3}
     assert (found.stream.users, found.stream.arrivals) == (stream.users, stream.arrivals)
-    assert [s.parts for s in found.stream.samples] == [s.parts for s in stream.samples]
+    assert [s.segments for s in found.stream.samples] == [s.segments for s in stream.samples]
     assert [(s.id, s.answers, s.max_tokens) for s in found.stream.samples] == [
         (s.id, s.answers, s.max_tokens) for s in stream.samples
     ]
@@ -111,9 +111,9 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
 
 
 def test_another_models_tokenizer_is_noticed(word_tokenizer: Any, make_tokenizer: Any) -> None:
-    def stream(*parts: SampleSegment) -> Stream:
+    def stream(*segments: SampleSegment) -> Stream:
         sample = draw(Traffic(requests=1), CORPUS).samples[0]
-        return Stream((replace(sample, parts=parts),), (0,))
+        return Stream((replace(sample, segments=segments),), (0,))
 
     ids = tuple(word_tokenizer(["a b c"], add_special_tokens=False)["input_ids"][0])
     path = Path("r.jsonl")

@@ -6,10 +6,10 @@ from random import Random
 from picbench.workloads.synthetic.rows.qa_rows import Generator, Sort
 from picbench.workloads.synthetic.world.plant import plant_chain, plant_comparison, plant_same
 from picbench.workloads.synthetic.world.questions import Question, chain, comparison, same
-from picbench.workloads.synthetic.world.stated import Stated
+from picbench.workloads.synthetic.world.stated import StatedFacts
 
 
-def _either(rng: Random, stated: Stated) -> Question | None:
+def _either(rng: Random, stated: StatedFacts) -> Question | None:
     return same(rng, stated, wanted=rng.random() < 0.5)
 
 

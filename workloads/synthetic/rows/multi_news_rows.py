@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from picbench.workloads.synthetic.example import Example, Level, Turn
+from picbench.workloads.synthetic.example import Example, Exchange, Level
 from picbench.workloads.synthetic.world.fillers import aside
 from picbench.workloads.synthetic.world.invented_names import Split
 from picbench.workloads.synthetic.world.passages import WORDS, Passage, numbered
@@ -166,7 +166,7 @@ def make(rng: Random, split: Split, index: int, level: Level) -> Example:
         summary.append(story.summary.format(n=number, **lead))
     told = " ".join(summary)
     gold = tuple(range(len(articles)))
-    return Example(numbered(articles), Turn("", told), told, "summary", gold)
+    return Example(numbered(articles), Exchange("", told), told, "summary", gold)
 
 
 def _lead(rng: Random, world: World) -> dict[str, str]:

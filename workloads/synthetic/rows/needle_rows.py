@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from random import Random
 
-from picbench.workloads.synthetic.example import Example, Level, Turn
+from picbench.workloads.synthetic.example import Example, Exchange, Level
 from picbench.workloads.synthetic.reply import compose
 from picbench.workloads.synthetic.world import invented_names
 from picbench.workloads.synthetic.world.fillers import aside
@@ -52,9 +52,9 @@ class _Secret:
         template = rng.choice(_UNNAMED if rng.random() < unnamed else _NAMED)
         return template.format(secret=self.name, person=self.person, value=self.value)
 
-    def turn(self, rng: Random) -> Turn:
+    def exchange(self, rng: Random) -> Exchange:
         question = rng.choice(_QUESTIONS).format(secret=self.name, person=self.person)
-        return Turn(question, compose([f"{self.name} of {self.person} is {self.value}"]))
+        return Exchange(question, compose([f"{self.name} of {self.person} is {self.value}"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ def make(rng: Random, split: Split, index: int, level: Level) -> Example:
     more = rng.sample(others, min(level.more, len(others)))
     return Example(
         context="\n".join(map(str, sections)),
-        turn=chosen.secrets[0].turn(rng),
+        exchange=chosen.secrets[0].exchange(rng),
         answer=chosen.secrets[0].value,
         kind="needle",
-        more=tuple(secret.turn(rng) for secret in more),
+        more=tuple(secret.exchange(rng) for secret in more),
     )
 
 

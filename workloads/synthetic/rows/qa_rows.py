@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
 
-from picbench.workloads.synthetic.example import Example, Level, Turn
+from picbench.workloads.synthetic.example import Example, Exchange, Level
 from picbench.workloads.synthetic.world.invented_names import Split
+from picbench.workloads.synthetic.world.passage_plan import PassagePlan
 from picbench.workloads.synthetic.world.passages import Passage, numbered
 from picbench.workloads.synthetic.world.questions import Question, chain
-from picbench.workloads.synthetic.world.scene import Scene
-from picbench.workloads.synthetic.world.stated import Stated
+from picbench.workloads.synthetic.world.stated import StatedFacts
 
 # Multiples of the golden ratio spread evenly over the unit interval.
 _GOLDEN = 0.618033988749895
@@ -21,8 +21,8 @@ class Sort:
     """A sort of question: its share of the rows, how to plant one, how to find one in a context."""
 
     share: float
-    plant: Callable[[Random, Scene], Question]
-    more: Callable[[Random, Stated], Question | None]
+    plant: Callable[[Random, PassagePlan], Question]
+    more: Callable[[Random, StatedFacts], Question | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class Generator:
 
     def __call__(self, rng: Random, split: Split, index: int, level: Level) -> Example:
         """Make an example; see `example.Make`."""
-        scene = Scene(rng, split, level.manner)
+        plan = PassagePlan(rng, split, level.manner)
         sort = rng.choice(self.sorts) if level.even else self._due(index)
-        question = sort.plant(rng, scene)
-        passages = scene.write(level.count(rng, self.least, self.most), apart=question)
+        question = sort.plant(rng, plan)
+        passages = plan.write(level.count(rng, self.least, self.most), apart=question)
         return Example(
             context=numbered(passages),
-            turn=Turn(question.text, question.reply),
+            exchange=Exchange(question.text, question.reply),
             answer=question.answer,
             kind=question.kind,
             gold=_gold(passages, question),
-            more=self._more(rng, scene.stated, level, sort),
+            more=self._more(rng, plan.stated, level, sort),
         )
 
     def _due(self, index: int) -> Sort:
@@ -54,13 +54,17 @@ class Generator:
         ends = accumulate(sort.share for sort in self.sorts)
         return next(sort for sort, end in zip(self.sorts, ends, strict=True) if place < end)
 
-    def _more(self, rng: Random, stated: Stated, level: Level, sort: Sort) -> tuple[Turn, ...]:
-        """Further turns, half of them of the sort that the context was made for."""
+    def _more(
+        self, rng: Random, stated: StatedFacts, level: Level, sort: Sort
+    ) -> tuple[Exchange, ...]:
+        """Further questions, half of them of the sort that the context was made for."""
         found = (self._another(rng, stated, level, sort) for _ in range(level.more))
         by_text = {question.text: question for question in found if question}
-        return tuple(Turn(text, question.reply) for text, question in by_text.items())
+        return tuple(Exchange(text, question.reply) for text, question in by_text.items())
 
-    def _another(self, rng: Random, stated: Stated, level: Level, sort: Sort) -> Question | None:
+    def _another(
+        self, rng: Random, stated: StatedFacts, level: Level, sort: Sort
+    ) -> Question | None:
         if rng.random() < level.simple:
             return chain(rng, stated, hops=1)
         return rng.choice((sort, rng.choice(self.sorts))).more(rng, stated)

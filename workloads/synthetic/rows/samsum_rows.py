@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
-from picbench.workloads.synthetic.example import Example, Level, Turn
+from picbench.workloads.synthetic.example import Example, Exchange, Level
 from picbench.workloads.synthetic.world import invented_names
 from picbench.workloads.synthetic.world.invented_names import Split
 from picbench.workloads.synthetic.world.lists import phrases
@@ -87,13 +87,13 @@ def make(rng: Random, split: Split, index: int, level: Level) -> Example:
     """Make an example whose chats are all summed up in one style."""
     style = rng.randrange(len(_STYLES))
     shown = [_chat(rng, split, style) for _ in range(level.count(rng, *EXAMPLES))]
-    asked, *more = (_turn(*_chat(rng, split, style)) for _ in range(1 + level.more))
+    asked, *more = (_exchange(*_chat(rng, split, style)) for _ in range(1 + level.more))
     context = "\n".join(f"Dialogue: {chat}\nSummary: {summary}" for chat, summary in shown)
     return Example(context, asked, asked.reply, f"style-{style}", more=tuple(more))
 
 
-def _turn(chat: str, summary: str) -> Turn:
-    return Turn(f"Dialogue: {chat}\nSummary:", summary)
+def _exchange(chat: str, summary: str) -> Exchange:
+    return Exchange(f"Dialogue: {chat}\nSummary:", summary)
 
 
 def _chat(rng: Random, split: Split, style: int) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from picbench.workloads.synthetic.reply import compose
 from picbench.workloads.synthetic.world.relation import PERSON, WORK
 from picbench.workloads.synthetic.world.relations import KINSHIP, RELATIONS
-from picbench.workloads.synthetic.world.stated import Stated
+from picbench.workloads.synthetic.world.stated import StatedFacts
 from picbench.workloads.synthetic.world.world import Entity, Fact
 
 _TRIES = 60
@@ -74,27 +74,27 @@ _SAME = MappingProxyType(
 )
 
 
-def chain(rng: Random, stated: Stated, hops: int) -> Question | None:
+def chain(rng: Random, stated: StatedFacts, hops: int) -> Question | None:
     """A question that takes `hops` facts, each about the object of the one before."""
     return _attempt(lambda: _chain(rng, stated, hops))
 
 
-def kinship(rng: Random, stated: Stated) -> Question | None:
+def kinship(rng: Random, stated: StatedFacts) -> Question | None:
     """A question for a relative whom no passage names as such (2WikiMultihopQA's inference)."""
     return _kinship(rng, stated)
 
 
-def comparison(rng: Random, stated: Stated) -> Question | None:
+def comparison(rng: Random, stated: StatedFacts) -> Question | None:
     """Which of two things is older or younger."""
     return _attempt(lambda: _comparison(rng, stated))
 
 
-def bridge_comparison(rng: Random, stated: Stated) -> Question | None:
+def bridge_comparison(rng: Random, stated: StatedFacts) -> Question | None:
     """Which of two works has the older or younger maker: four facts."""
     return _attempt(lambda: _bridge_comparison(rng, stated))
 
 
-def same(rng: Random, stated: Stated, wanted: bool) -> Question | None:
+def same(rng: Random, stated: StatedFacts, wanted: bool) -> Question | None:
     """Whether two things have the same home, country, maker, ...: yes if `wanted`, else no."""
     return _same(rng, stated, wanted)
 
@@ -116,7 +116,7 @@ def _derived(text: str, facts: Sequence[Fact], kind: str) -> Question:
     return Question(text, compose(map(str, facts)), facts[-1].object.name, tuple(facts), kind)
 
 
-def _chain(rng: Random, stated: Stated, hops: int) -> Question | None:
+def _chain(rng: Random, stated: StatedFacts, hops: int) -> Question | None:
     facts = [rng.choice(stated.facts)]
     while len(facts) < hops:
         onward = stated.about(facts[-1].object)
@@ -129,7 +129,7 @@ def _chain(rng: Random, stated: Stated, hops: int) -> Question | None:
     return follow(facts, rng, f"{hops}-hop")
 
 
-def _kinship(rng: Random, stated: Stated) -> Question | None:
+def _kinship(rng: Random, stated: StatedFacts) -> Question | None:
     found = [
         (name, (fact, onward))
         for name, (first, second) in KINSHIP.items()
@@ -142,7 +142,7 @@ def _kinship(rng: Random, stated: Stated) -> Question | None:
     return _derived(f"Who is the {name} of {facts[0].subject.name}?", facts, "inference")
 
 
-def _comparison(rng: Random, stated: Stated) -> Question | None:
+def _comparison(rng: Random, stated: StatedFacts) -> Question | None:
     contest = rng.choice(_CONTESTS)
     pair = _pair(rng, stated, contest.year)
     if pair is None or pair[0].object.name == pair[1].object.name:
@@ -151,7 +151,7 @@ def _comparison(rng: Random, stated: Stated) -> Question | None:
     return _contested(rng, contest, subjects, pair, pair, "comparison")
 
 
-def _bridge_comparison(rng: Random, stated: Stated) -> Question | None:
+def _bridge_comparison(rng: Random, stated: StatedFacts) -> Question | None:
     maker = rng.choice(("director", "author", "composer"))
     pair = _pair(rng, stated, maker)
     if pair is None or pair[0].object is pair[1].object:
@@ -191,7 +191,7 @@ def _contested(
     return Question(text, reply, answer, tuple(facts), kind)
 
 
-def _same(rng: Random, stated: Stated, wanted: bool) -> Question | None:
+def _same(rng: Random, stated: StatedFacts, wanted: bool) -> Question | None:
     relation = rng.choice([noun for noun in _SAME if stated.of(noun)] or ["home"])
     pairs = [
         (first, second)
@@ -207,7 +207,7 @@ def _same(rng: Random, stated: Stated, wanted: bool) -> Question | None:
     return Question(text, reply, answer, pair, "yes-no")
 
 
-def _pair(rng: Random, stated: Stated, relation: str) -> tuple[Fact, Fact] | None:
+def _pair(rng: Random, stated: StatedFacts, relation: str) -> tuple[Fact, Fact] | None:
     facts = stated.of(relation)
     first = rng.choice(facts) if facts else None
     others = [fact for fact in facts if first and fact is not first and _alike(first, fact)]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from picbench.workloads.synthetic.world.world import Entity, Fact
 
 
-class Stated:
+class StatedFacts:
     """Facts, found by subject, by relation, or by both."""
 
     def __init__(self, facts: Iterable[Fact]) -> None:

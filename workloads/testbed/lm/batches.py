@@ -12,7 +12,7 @@ from picbench.workloads.testbed.lm.schedule import Schedule
 
 
 class Batches(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """The columns of a `Batch` for every step from `first` on, made on demand.
+    """The columns of a `PackedBatch` for every step from `first` on, made on demand.
 
     A worker process opens the tokenizer when it makes its first batch.
     """

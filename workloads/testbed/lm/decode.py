@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from picbench.workloads.testbed.lm.llama import Cache, Llama
-from picbench.workloads.testbed.lm.pic import Layout, visible
+from picbench.workloads.testbed.lm.pic import PaddedBatch, visible
 
 
 @torch.no_grad()
 def generate(
     model: Llama,
-    layout: Layout,
+    layout: PaddedBatch,
     limit: int,
     stop: int,
     anchored: bool = False,

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from picbench.workloads.testbed.lm.llama import Llama, Shape
+from picbench.workloads.testbed.lm.llama import Llama, LlamaShape
 from picbench.workloads.testbed.lm.lowrank import merge
 from picbench.workloads.testbed.testbed_tokenizer import BOS, EOS, LINKS, PAD, ids_of
 
@@ -55,7 +55,7 @@ def load(folder: Path, device: torch.device, variant: str | None = None) -> tupl
     """Load a model, in bfloat16 on a GPU and in float32 elsewhere, and its tokenizer."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    model = Llama(Shape.of(config))
+    model = Llama(LlamaShape.of(config))
     model.load_state_dict(variant_weights(folder, tokenizer, variant))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     return model.to(device, dtype).eval(), tokenizer

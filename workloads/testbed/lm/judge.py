@@ -13,7 +13,7 @@ from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
 from picbench.workloads.testbed.lm.coder import Coder
 from picbench.workloads.testbed.lm.decode import generate
 from picbench.workloads.testbed.lm.llama import Llama
-from picbench.workloads.testbed.lm.pic import Arm, Tokens, collate, expand
+from picbench.workloads.testbed.lm.pic import PromptTokens, ReuseArm, collate, expand
 from picbench.workloads.testbed.testbed_prompt import dataset, prompt
 
 #: Rows of a batch on a GPU and elsewhere: masks take memory with the square of the length.
@@ -25,7 +25,7 @@ class Item:
     """A row, tokenized."""
 
     row: dict[str, Any]
-    tokens: Tokens
+    tokens: PromptTokens
 
 
 class Judge:
@@ -37,7 +37,7 @@ class Judge:
         self._device = next(model.parameters()).device
 
     def table(
-        self, arms: Sequence[Arm], count: int = 200, names: Sequence[str] = DATASETS
+        self, arms: Sequence[ReuseArm], count: int = 200, names: Sequence[str] = DATASETS
     ) -> dict[str, dict[str, float]]:
         """The mean score of every arm on the first `count` rows of every data set."""
         found: dict[str, dict[str, float]] = {arm.name: {} for arm in arms}
@@ -54,7 +54,7 @@ class Judge:
         items = [Item(row, tokens_of(row, self._coder)) for row in found]
         return sorted(items, key=lambda item: sum(map(len, item.tokens.chunks)))
 
-    def judge(self, items: Sequence[Item], arm: Arm) -> Iterator[tuple[float, str]]:
+    def judge(self, items: Sequence[Item], arm: ReuseArm) -> Iterator[tuple[float, str]]:
         """Yield the score and the reply of every item."""
         size = _AT_ONCE.get(self._device.type, 1)
         for start in range(0, len(items), size):
@@ -63,7 +63,7 @@ class Judge:
                 name = item.row["dataset"]
                 yield dataset(name).score(answer(name, reply), item.row["answers"]), reply
 
-    def _replies(self, group: Sequence[Item], arm: Arm) -> list[str]:
+    def _replies(self, group: Sequence[Item], arm: ReuseArm) -> list[str]:
         prompts = [item.tokens for item in group]
         if arm.shuffled:
             others = prompts[1:] + prompts[:1]
@@ -75,11 +75,11 @@ class Judge:
         return list(map(self._coder.decode, said))
 
 
-def tokens_of(row: Mapping[str, Any], coder: Coder) -> Tokens:
+def tokens_of(row: Mapping[str, Any], coder: Coder) -> PromptTokens:
     """The prompt of a row, as a run tokenizes it."""
     parts = prompt(row["dataset"], row["context"], row["input"], coder.count)
     head, *chunks, tail = coder.encode([parts.head, *parts.chunks, parts.tail])
-    return Tokens([coder.bos, *head], chunks, tail)
+    return PromptTokens([coder.bos, *head], chunks, tail)
 
 
 def chance(count: int, names: Sequence[str] = DATASETS) -> dict[str, float]:
@@ -93,7 +93,7 @@ def _swapped(name: str, found: Sequence[dict[str, Any]]) -> Iterator[float]:
         yield dataset(name).score(other["answers"][0], row["answers"])
 
 
-def with_chunks_of(tokens: Tokens, other: Tokens) -> Tokens:
+def with_chunks_of(tokens: PromptTokens, other: PromptTokens) -> PromptTokens:
     """Chunks of the same lengths, filled with what another request has in its chunks."""
     foreign = cycle(token for chunk in other.chunks for token in chunk)
     return tokens._replace(chunks=[list(islice(foreign, len(c))) for c in tokens.chunks])

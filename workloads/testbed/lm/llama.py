@@ -19,7 +19,7 @@ Mask = Tensor | BlockMask
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class LlamaShape:
     """The sizes of a Llama."""
 
     vocabulary: int
@@ -34,7 +34,7 @@ class Shape:
     epsilon: float = 1e-5
 
     @classmethod
-    def of(cls, config: dict[str, Any]) -> "Shape":
+    def of(cls, config: dict[str, Any]) -> "LlamaShape":
         """The sizes that a ``config.json`` says."""
         return cls(
             vocabulary=config["vocab_size"],
@@ -79,7 +79,7 @@ class Shape:
 class Norm(nn.Module):
     """Root-mean-square norm."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(shape.width))
         self._epsilon = shape.epsilon
@@ -89,10 +89,10 @@ class Norm(nn.Module):
         return functional.rms_norm(x, x.shape[-1:], self.weight, self._epsilon)
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     """Grouped-query attention with rotary positions."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self._shape = shape
         inner, kv = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
@@ -135,7 +135,7 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     """Gated feed-forward layer."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(shape.width, shape.inner, bias=False)
         self.up_proj = nn.Linear(shape.width, shape.inner, bias=False)
@@ -149,10 +149,10 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     """A decoder layer."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.input_layernorm = Norm(shape)
-        self.self_attn = Attention(shape)
+        self.self_attn = LlamaAttention(shape)
         self.post_attention_layernorm = Norm(shape)
         self.mlp = Mlp(shape)
 
@@ -168,7 +168,7 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Embeddings, layers and the last norm."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
@@ -178,7 +178,7 @@ class Decoder(nn.Module):
 class Llama(nn.Module):
     """A Llama whose output embeddings are its input embeddings."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.shape = shape
         self.model = Decoder(shape)

@@ -30,7 +30,7 @@ _LARGEST = MappingProxyType(
         "needle": 3800,
     }
 )
-_TURNS = MappingProxyType(
+_FURTHER = MappingProxyType(
     {"musique": 20, "2wikimqa": 20, "hotpotqa": 20, "samsum": 6, "multi_news": 0, "needle": 6}
 )
 
@@ -52,7 +52,7 @@ USUAL = Shares()
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PackedBatch:
     """Sequences of one length, (rows, tokens) each.
 
     `asked` is 1 on the tokens of replies and -1 on link tokens, which nobody has to predict;
@@ -84,7 +84,7 @@ class Stage:
         manner = Manner()
         return Level(
             scale=room * (0.1 + 0.9 * self.progress),
-            more=_TURNS[dataset],
+            more=_FURTHER[dataset],
             simple=0.15 + 0.6 * plain,
             even=True,
             manner=Manner(
@@ -102,15 +102,15 @@ class Packer:
         self._coder = Coder(tokenizer)
         self._seed = seed
 
-    def batch(self, number: int, stage: Stage) -> Batch:
+    def batch(self, number: int, stage: Stage) -> PackedBatch:
         """Make batch `number`."""
         rng = Random(f"{self._seed}/{number}")
         rows = [self._row(rng, stage) for _ in range(stage.rows)]
         ids, asked, chunk = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
-        return Batch(ids, asked, chunk)
+        return PackedBatch(ids, asked, chunk)
 
     def _row(self, rng: Random, stage: Stage) -> list[list[int]]:
-        row = _Row()
+        row = _Sequence()
         while len(row.ids) < stage.tokens:
             dataset = rng.choices(DATASETS, stage.shares)[0]
             index, seed = rng.randrange(1 << 30), rng.randrange(1 << 30)
@@ -118,31 +118,33 @@ class Packer:
             self._append(row, dataset, made, stage.links)
         return [column[: stage.tokens] for column in (row.ids, row.asked, row.chunk)]
 
-    def _append(self, row: "_Row", dataset: str, made: Example, links: int) -> None:
+    def _append(self, row: "_Sequence", dataset: str, made: Example, links: int) -> None:
         coder = self._coder
-        parts = prompt(dataset, made.context, made.turn.input, coder.count)
+        parts = prompt(dataset, made.context, made.exchange.input, coder.count)
         head, *chunks = coder.encode([parts.head, *parts.chunks])
         row.add([coder.bos, *head])
         for chunk in chunks:
             row.add_chunk(chunk)
             row.add(coder.links[:links], asked=-1)
-        for tail, reply in zip(*self._turns(dataset, made, parts.tail), strict=True):
+        for tail, reply in zip(*self._exchanges(dataset, made, parts.tail), strict=True):
             row.add(tail)
             row.add([*reply, coder.eos], asked=1)
 
-    def _turns(
+    def _exchanges(
         self, dataset: str, made: Example, tail: str
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """What is asked and replied; after the first turn only a prompt's last paragraph is."""
-        others = (prompt(dataset, "", turn.input, self._coder.count).tail for turn in made.more)
+        """Questions and replies; from the second on, a question is a prompt's last paragraph."""
+        others = (
+            prompt(dataset, "", further.input, self._coder.count).tail for further in made.more
+        )
         tails = [tail, *("\n\n" + other.rpartition("\n\n")[2] for other in others)]
-        replies = [f" {turn.reply}" for turn in (made.turn, *made.more)]
+        replies = [f" {further.reply}" for further in (made.exchange, *made.more)]
         return self._coder.encode(tails), self._coder.encode(replies)
 
 
 @dataclass(slots=True)
-class _Row:
-    """A sequence that grows: ids, and the marks of `Batch`."""
+class _Sequence:
+    """A sequence that grows: ids, and the marks of `PackedBatch`."""
 
     ids: list[int] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)

@@ -21,7 +21,7 @@ PAD = -2
 
 
 @dataclass(frozen=True, slots=True)
-class Arm:
+class ReuseArm:
     """A way to reuse chunks.
 
     `reuse` False recomputes everything. `link` is how many tokens at the start of every chunk
@@ -40,24 +40,24 @@ class Arm:
     shuffled: bool = False
 
 
-FULL = Arm("full", reuse=False)
-NAIVE = Arm("naive")
+FULL = ReuseArm("full", reuse=False)
+NAIVE = ReuseArm("naive")
 #: MEPIC links the first block of sixteen slots of every chunk.
-MEPIC = Arm("mepic", link=16)
+MEPIC = ReuseArm("mepic", link=16)
 #: KVLink puts trained link tokens behind every chunk.
-KVLINK = Arm("kvlink", trained_links=LINKS_EACH)
+KVLINK = ReuseArm("kvlink", trained_links=LINKS_EACH)
 ARMS = (
     FULL,
     NAIVE,
-    *(Arm(f"epic-{k}", link=k, spare_first=True) for k in (8, 16, 32, 64)),
+    *(ReuseArm(f"epic-{k}", link=k, spare_first=True) for k in (8, 16, 32, 64)),
     MEPIC,
-    Arm("anchored", anchored=True),
-    Arm("mepic-anchored", link=16, anchored=True),
-    Arm("shuffled", shuffled=True),
+    ReuseArm("anchored", anchored=True),
+    ReuseArm("mepic-anchored", link=16, anchored=True),
+    ReuseArm("shuffled", shuffled=True),
 )
 
 
-class Tokens(NamedTuple):
+class PromptTokens(NamedTuple):
     """A prompt as token ids: before the chunks, the chunks, behind them."""
 
     head: Sequence[int]
@@ -66,7 +66,7 @@ class Tokens(NamedTuple):
 
 
 @dataclass(slots=True)
-class Slots:
+class ExpandedPrompt:
     """The expanded sequence, a list for each property of a slot.
 
     `group` is HEAD, TAIL or the number of the chunk from 1; `canonical` slots see their chunk
@@ -96,9 +96,9 @@ class Slots:
         return start + len(ids)
 
 
-def expand(tokens: Tokens, arm: Arm, links: Sequence[int] = ()) -> Slots:
+def expand(tokens: PromptTokens, arm: ReuseArm, links: Sequence[int] = ()) -> ExpandedPrompt:
     """Lay out a request for an arm; `links` are the ids of the trained link tokens."""
-    slots, linked = Slots(), Slots()
+    slots, linked = ExpandedPrompt(), ExpandedPrompt()
     position = slots.add(tokens.head, 0, HEAD)
     for number, chunk in enumerate(tokens.chunks, start=1):
         again = arm.link if arm.reuse and not (arm.spare_first and number == 1) else 0
@@ -111,7 +111,7 @@ def expand(tokens: Tokens, arm: Arm, links: Sequence[int] = ()) -> Slots:
     return slots
 
 
-class Layout(NamedTuple):
+class PaddedBatch(NamedTuple):
     """A batch of expanded sequences, padded on the right: (rows, slots) each."""
 
     ids: Tensor
@@ -125,14 +125,14 @@ class Layout(NamedTuple):
         """Which slots hold a token."""
         return self.group != PAD
 
-    def to(self, device: torch.device) -> "Layout":
+    def to(self, device: torch.device) -> "PaddedBatch":
         """Move to a device."""
-        return Layout(*(tensor.to(device) for tensor in self))
+        return PaddedBatch(*(tensor.to(device) for tensor in self))
 
 
-def collate(batch: Sequence[Slots]) -> Layout:
+def collate(batch: Sequence[ExpandedPrompt]) -> PaddedBatch:
     """Put sequences into one layout."""
-    return Layout(
+    return PaddedBatch(
         _padded([slots.ids for slots in batch], 0),
         _padded([slots.positions for slots in batch], 0),
         _padded([slots.group for slots in batch], PAD),
@@ -141,7 +141,7 @@ def collate(batch: Sequence[Slots]) -> Layout:
     )
 
 
-def visible(layout: Layout, anchored: bool = False) -> Tensor:
+def visible(layout: PaddedBatch, anchored: bool = False) -> Tensor:
     """Which slots a slot sees: (rows, 1, slots, slots)."""
     before = _as_key(layout.positions) <= _as_query(layout.positions)
     own = _as_query(layout.group) == _as_key(layout.group)

@@ -7,7 +7,7 @@ from picbench.workloads.synthetic.world.passages import Manner, Passage, mention
 from picbench.workloads.synthetic.world.questions import Question
 from picbench.workloads.synthetic.world.relation import PERSON, WORK, Form
 from picbench.workloads.synthetic.world.relations import RELATIONS_OF
-from picbench.workloads.synthetic.world.stated import Stated
+from picbench.workloads.synthetic.world.stated import StatedFacts
 from picbench.workloads.synthetic.world.world import Entity, Fact, World
 
 _FORMS: tuple[Form, ...] = (*PERSON * 3, *WORK, "town", "town", "company", "university", "studio")
@@ -18,7 +18,7 @@ _MENTIONED, _LOOKALIKE, _ECHO, _LATE = 0.5, 0.6, 0.25, 0.75
 _PALETTE, _FACTS = 4, (2, 4)
 
 
-class Scene:
+class PassagePlan:
     """Plans passages: first the facts that a question needs, then others around them."""
 
     def __init__(self, rng: Random, split: Split, manner: Manner) -> None:
@@ -29,9 +29,9 @@ class Scene:
         self._palette: dict[Form, list[str]] = {}
 
     @property
-    def stated(self) -> Stated:
+    def stated(self) -> StatedFacts:
         """The facts that the passages will state."""
-        return Stated(fact for facts in self._plan.values() for fact in facts.values())
+        return StatedFacts(fact for facts in self._plan.values() for fact in facts.values())
 
     def state(self, subject: Entity, relation: str) -> Fact:
         """Have a passage about `subject` state this fact."""
