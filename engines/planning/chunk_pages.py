@@ -1,8 +1,8 @@
-"""A chunk's pages: as they are compiled, and as the requests that map them see them.
+"""A chunk's canonical pages, the views that requests have of them, and a cache of both.
 
-Both are the same in every request but for where the chunk stands, so they are kept: hashing a
-chunk and finding out what is linked in each of its pages is most of the work of a plan, and a
-scheduler plans on the engine's critical path. Nothing here imports torch or vllm.
+In every request they are the same up to a shift of positions. Hashing a chunk and marking what is
+linked in each page is most of the work of a plan, and the scheduler plans on the engine's critical
+path, so the results are kept. Nothing here imports torch or vllm.
 """
 
 from collections import Counter, OrderedDict
@@ -10,30 +10,30 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from picbench.engines.planning.keys import anchor_key, canonical_key
-from picbench.engines.planning.plan import GAP, Page, Slot, View
-from picbench.engines.planning.policy import Layout, Segment
+from picbench.engines.planning.pages import GAP, ChunkView, Page, SlotKind
+from picbench.engines.planning.policy import LayoutConfig, Segment
 
-#: Ways in which a chunk is linked that are kept; an algorithm has one or two for every chunk.
+#: Views that are kept of a chunk; an algorithm has one or two of each.
 _VIEWS = 8
 
 
 @dataclass(slots=True)
 class ChunkPages:
-    """A chunk's canonical pages, at the positions that they are compiled at, and views of them."""
+    """A chunk's canonical pages, at the positions at which they are compiled, and views of them."""
 
     pages: tuple[Page, ...]
     tokens: int
     size: int
-    _views: dict[tuple[tuple[int, ...], bool], View] = field(default_factory=dict)
+    _views: dict[tuple[tuple[int, ...], bool], ChunkView] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, piece: Segment, anchor: tuple[int, ...], layout: Layout) -> "ChunkPages":
-        """The pages of a chunk that is compiled behind `anchor`."""
-        pages = tuple(_canonical_pages(piece, anchor, layout))
-        return cls(pages, len(piece.tokens), layout.block_size)
+    def of(cls, segment: Segment, anchor: tuple[int, ...], layout: LayoutConfig) -> "ChunkPages":
+        """The pages of a chunk that is compiled after the tokens of `anchor`."""
+        pages = tuple(_canonical_pages(segment, anchor, layout))
+        return cls(pages, len(segment.tokens), layout.block_size)
 
-    def view(self, linked: tuple[int, ...], *, private: bool) -> View:
-        """The chunk without its linked tokens; `private` pages are copies."""
+    def view(self, linked: tuple[int, ...], *, private: bool) -> ChunkView:
+        """The chunk without its linked tokens; the pages of `private` views are copies."""
         view = self._views.get((linked, private))
         if view is None:
             if len(self._views) >= _VIEWS:
@@ -41,14 +41,14 @@ class ChunkPages:
             view = self._views[linked, private] = self._make_view(frozenset(linked), private)
         return view
 
-    def _make_view(self, linked: frozenset[int], private: bool) -> View:
+    def _make_view(self, linked: frozenset[int], private: bool) -> ChunkView:
         used = used_pages(self.tokens, linked, self.size)
         mapped = (_map(self.pages[i], i * self.size, linked, private) for i in used)
-        return View.of(used, tuple(mapped), self.pages[0].positions[0])
+        return ChunkView.of(used, tuple(mapped), self.pages[0].positions[0])
 
 
 class PageCache:
-    """Chunks' pages, least recently used out first."""
+    """Pages of chunks, up to a number of tokens; the least recently used go first."""
 
     def __init__(self, tokens: int = 1 << 21) -> None:
         self._room = tokens
@@ -59,21 +59,21 @@ class PageCache:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the chunks that it knows."""
+        """Tokens of the chunks in the cache."""
         return sum(chunk.tokens for chunk in self._chunks.values())
 
-    def find(self, piece: Segment, anchor: tuple[int, ...], layout: Layout) -> ChunkPages:
-        """The pages of a chunk that is compiled behind `anchor`."""
-        name = (piece.tokens, piece.lead, anchor, layout.scope, layout.block_size)
+    def find(self, segment: Segment, anchor: tuple[int, ...], layout: LayoutConfig) -> ChunkPages:
+        """The pages of a chunk that is compiled after the tokens of `anchor`."""
+        name = (segment.tokens, segment.lead, anchor, layout.scope, layout.block_size)
         chunk = self._chunks.get(name)
         if chunk is not None:
             self._chunks.move_to_end(name)
             return chunk
-        self._room -= len(piece.tokens)
+        self._room -= len(segment.tokens)
         while self._room < 0 and self._chunks:
             _, oldest = self._chunks.popitem(last=False)
             self._room += oldest.tokens
-        chunk = self._chunks[name] = ChunkPages.of(piece, anchor, layout)
+        chunk = self._chunks[name] = ChunkPages.of(segment, anchor, layout)
         return chunk
 
 
@@ -84,34 +84,36 @@ def used_pages(length: int, linked: Iterable[int], size: int) -> tuple[int, ...]
     return tuple(page for page in pages if full[page] < min(size, length - page * size))
 
 
-def _canonical_pages(piece: Segment, anchor: tuple[int, ...], layout: Layout) -> Iterator[Page]:
-    tokens, size = piece.tokens, layout.block_size
+def _canonical_pages(
+    segment: Segment, anchor: tuple[int, ...], layout: LayoutConfig
+) -> Iterator[Page]:
+    tokens, size = segment.tokens, layout.block_size
     key = anchor_key(layout.scope, anchor)
     for begin in range(0, len(tokens), size):
-        part = tokens[begin : begin + size]
-        key = canonical_key(key, part)
+        own = tokens[begin : begin + size]
+        key = canonical_key(key, own)
         first = len(anchor) + begin
-        fill = size - len(part)
+        fill = size - len(own)
         yield Page(
-            tokens=part + (tokens[-1],) * fill,
-            positions=(*range(first, first + len(part)), *(GAP,) * fill),
-            kinds=piece.kinds(begin, len(part), Slot.CHUNK) + (Slot.PAD,) * fill,
+            tokens=own + (tokens[-1],) * fill,
+            positions=(*range(first, first + len(own)), *(GAP,) * fill),
+            kinds=segment.kinds(begin, len(own), SlotKind.CHUNK) + (SlotKind.PAD,) * fill,
             key=key,
             canonical=True,
         )
 
 
 def _map(page: Page, offset: int, linked: frozenset[int], private: bool) -> Page:
-    """A canonical page, `offset` tokens into its chunk, without the linked ones."""
+    """A canonical page that starts `offset` tokens into its chunk, without the linked ones."""
     slots = range(offset, offset + len(page.tokens))
     key, copy_of = (None, page.key) if private else (page.key, None)
     # Most pages of a long chunk are mapped as they are; only the last one may have slots to spare.
     if page.positions[-1] != GAP and not private and linked.isdisjoint(slots):
         return page if page.positions[0] == offset else replace(page, positions=tuple(slots))
     gone = [p == GAP or slot in linked for slot, p in zip(slots, page.positions, strict=True)]
-    own = Slot.PRIVATE if private else Slot.CHUNK
+    own = SlotKind.PRIVATE if private else SlotKind.CHUNK
     kinds = tuple(
-        Slot.PAD if hidden else own if kind is Slot.CHUNK else kind
+        SlotKind.PAD if hidden else own if kind is SlotKind.CHUNK else kind
         for kind, hidden in zip(page.kinds, gone, strict=True)
     )
     positions = tuple(GAP if hid else slot for slot, hid in zip(slots, gone, strict=True))

@@ -1,10 +1,10 @@
-"""Keys of KV blocks: what a block's content depends on, hashed (design rule 4).
+"""Keys of KV blocks: hashes of everything that a block's content depends on.
 
-A canonical block depends on its chunk's tokens so far, on the anchor it was compiled behind and on
-the tenant. A computed block (linked tokens, prompt text, generated tokens) depends on the whole
-logical prefix: on the computed tokens before it *and* on every chunk before it, with the tokens of
-each that were linked. Keys are SHA-256, equal in every process, so that they can name values in a
-remote tier.
+A canonical block depends on its chunk's tokens so far, on the anchor that the chunk was compiled
+after and on the tenant. A computed block (linked tokens, prompt text, generated tokens) depends on
+the whole logical prefix: on the computed tokens before it and on every chunk before it, together
+with the tokens of each that were linked. Keys are SHA-256 and equal in every process, so that they
+name values in remote tiers.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _CANONICAL_LENGTH = 33
 
 @dataclass(frozen=True, slots=True)
 class ChunkEvent:
-    """A chunk as the chain of computed blocks sees it: where it starts, what it is, what is linked.
+    """A chunk in the chain of computed blocks: its first position, its key, its linked indices.
 
     `key` is the key of the chunk's last canonical block, which covers all of its tokens.
     """
@@ -32,12 +32,12 @@ class ChunkEvent:
 
 
 def root_key(scope: str) -> Key:
-    """Start of the chain of computed blocks of a prompt; `scope` names tenant and model."""
+    """Start of the chain of computed blocks of a prompt; `scope` names the tenant."""
     return _digest(b"root", scope.encode())
 
 
 def anchor_key(scope: str, anchor: Sequence[int]) -> Key:
-    """Start of a chunk's chain: the scope, and the anchor tokens that the chunk compiles behind."""
+    """Start of a chunk's chain: the scope, and the tokens that the chunk is compiled after."""
     return _digest(b"anchor", scope.encode(), _ints(anchor))
 
 
@@ -58,10 +58,10 @@ def computed_key(
     events: Sequence[ChunkEvent] = (),
 ) -> Key:
     """Key of a computed block; `events` are the chunks that start before its end."""
-    parts = [b"computed", parent, _ints(tokens), _ints(positions)]
+    fields = [b"computed", parent, _ints(tokens), _ints(positions)]
     for event in events:
-        parts += [_ints([event.start]), event.key, _ints(event.linked)]
-    return _digest(*parts)
+        fields += [_ints([event.start]), event.key, _ints(event.linked)]
+    return _digest(*fields)
 
 
 def _ints(values: Sequence[int]) -> bytes:
@@ -71,10 +71,10 @@ def _ints(values: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
-def _digest(*parts: bytes) -> Key:
-    # Lengths go in front, so that no two different part lists concatenate to the same bytes.
+def _digest(*fields: bytes) -> Key:
+    # Each field follows its length, so that no two different lists hash the same bytes.
     hasher = hashlib.sha256()
-    for part in parts:
-        hasher.update(len(part).to_bytes(8, "little"))
-        hasher.update(part)
+    for field in fields:
+        hasher.update(len(field).to_bytes(8, "little"))
+        hasher.update(field)
     return hasher.digest()

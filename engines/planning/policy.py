@@ -1,4 +1,4 @@
-"""What a prompt is made of, and what an algorithm may do to it: the words that plans are made in.
+"""What goes into a plan: the prompt's segments, the engine's layout, and a policy for each chunk.
 
 Nothing here imports torch or vllm.
 """
@@ -7,14 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from picbench.engines.planning.plan import Slot
+from picbench.engines.planning.pages import SlotKind
 
-#: Discarded BOS tokens in front of a chunk that is compiled for LegoLink-0 (arXiv 2410.15332).
+#: BOS tokens that a chunk is compiled after for LegoLink-0 (arXiv 2410.15332).
 BOS_ANCHOR = 4
 
 
 class Anchor(Enum):
-    """What a chunk is compiled behind: nothing, discarded BOS tokens, the prompt's first text."""
+    """Tokens in view before a chunk while it is compiled: none, BOS tokens, the prompt's text.
+
+    BOS tokens are discarded afterwards; PREFIX is the prompt's text before its first chunk.
+    """
 
     NONE = "none"
     BOS = "bos"
@@ -24,9 +27,9 @@ class Anchor(Enum):
 class Pad(StrEnum):
     """How chunks fill whole blocks.
 
-    `MASKED`: trailing pads that nobody sees and that take no position. `PAPER`: MEPIC's literal
-    form (arXiv 2512.16822, section on segment alignment): visible pads in front of chunks and
-    behind prompt text, which take positions.
+    `MASKED`: invisible pads after a chunk, which take no position. `PAPER`: MEPIC's literal form
+    (arXiv 2512.16822, section on segment alignment): visible pads before chunks and after prompt
+    text, which take positions.
     """
 
     MASKED = "masked"
@@ -35,19 +38,19 @@ class Pad(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment of a prompt in tokens; the first `lead` and the last `trail` are visible pads."""
+    """A prompt segment in tokens: a chunk or text. The first `lead` and last `trail` are pads."""
 
     tokens: tuple[int, ...]
     chunk: bool = False
     lead: int = 0
     trail: int = 0
 
-    def kind(self, index: int, kind: Slot) -> Slot:
-        """`kind`, or `Slot.PAD` if the token at `index` is a pad."""
+    def kind(self, index: int, kind: SlotKind) -> SlotKind:
+        """`kind`, or `SlotKind.PAD` if the token at `index` is a pad."""
         real = self.lead <= index < len(self.tokens) - self.trail
-        return kind if real else Slot.PAD
+        return kind if real else SlotKind.PAD
 
-    def kinds(self, begin: int, count: int, kind: Slot) -> tuple[Slot, ...]:
+    def kinds(self, begin: int, count: int, kind: SlotKind) -> tuple[SlotKind, ...]:
         """The kinds of `count` tokens from `begin` on."""
         if not self.lead and not self.trail:
             return (kind,) * count
@@ -56,10 +59,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class ChunkPolicy:
-    """What an algorithm does to one chunk of a prompt.
+    """How one chunk of a prompt is compiled and linked.
 
-    `linked` are the token indices within the chunk that are recomputed with the whole logical
-    prefix in view, ascending; `private` copies the canonical KV into blocks of the request's own.
+    `linked` are the indices, ascending, of the chunk's tokens that are recomputed with the whole
+    logical prefix in view. `anchor` is what the chunk is compiled after. `private` copies its
+    canonical KV into the request's own blocks; otherwise requests share blocks.
     """
 
     linked: Sequence[int] = ()
@@ -67,17 +71,17 @@ class ChunkPolicy:
     private: bool = False
 
 
-#: An algorithm as `lay_out` sees it: (chunk index, chunk length) -> treatment.
-Policy = Callable[[int, int], ChunkPolicy]
+#: An algorithm as `lay_out` sees it: (index of the chunk in the prompt, its length) -> policy.
+PlanChunk = Callable[[int, int], ChunkPolicy]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What a plan needs to know of the engine.
+class LayoutConfig:
+    """What a plan depends on besides the prompt and the algorithm.
 
-    `scope` separates tenants and models. `pad_token` fills visible pads (`Pad.PAPER`); masked pads
-    repeat a token of the chunk, so that they never add one to the prompt. `bos_token` fills
-    discarded BOS anchors.
+    `scope` separates tenants: plans of different scopes share no key. `pad_token` fills visible
+    pads (`Pad.PAPER`); masked ones repeat a token of the chunk, so that they add none to the
+    prompt. `bos_token` fills BOS anchors.
     """
 
     block_size: int = 16

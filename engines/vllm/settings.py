@@ -11,7 +11,7 @@ from typing import Any
 from picbench.engines.algorithms import Algorithm, parse
 from picbench.engines.chunk_cache.tiers.spec import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, DEFAULT_TIERS, PRESSURE
-from picbench.engines.planning.policy import Layout
+from picbench.engines.planning.policy import LayoutConfig
 from picbench.errors import ConfigError
 
 #: Where the settings sit in `additional_config`.
@@ -90,9 +90,9 @@ class PicSettings:
         """Whether other engines may store chunks in the same tiers."""
         return any(spec.kind != "host" for spec in parse_tiers(self.tiers))
 
-    def layout(self, algorithm: Algorithm, salt: str | None, block_size: int) -> Layout:
+    def layout(self, algorithm: Algorithm, salt: str | None, block_size: int) -> LayoutConfig:
         """How the prompts of one tenant are laid out under an algorithm."""
-        return Layout(
+        return LayoutConfig(
             block_size=block_size,
             scope=salt or "",
             pad=algorithm.pads,

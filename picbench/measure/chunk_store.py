@@ -26,7 +26,7 @@ from picbench.engines.chunk_cache.tier_index import TierIndex
 from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Canonical, Plan
-from picbench.engines.planning.policy import Layout, Segment
+from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.scheduler.evictions import ChunkEvictions, listen
 from picbench.engines.vllm.scheduler.pool import Pool
@@ -151,7 +151,8 @@ def _chunk(dice: random.Random, tokens: int) -> Segment:
 
 
 def _plan(pieces: Sequence[Segment], cache: PageCache | None = None) -> Plan:
-    return lay_out([*pieces, Segment((0,))], parse("mepic").plan_chunk, Layout(SIZE), cache=cache)
+    prompt = [*pieces, Segment((0,))]
+    return lay_out(prompt, parse("mepic").plan_chunk, LayoutConfig(SIZE), cache=cache)
 
 
 def _mappable(supply: ChunkJobs, request: Sequence[Canonical]) -> bool:

@@ -24,7 +24,8 @@ from picbench.engines.chunk_cache.transfers import (
 from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.layout import Footprint, lay_out
-from picbench.engines.planning.plan import Canonical, Plan, Slot
+from picbench.engines.planning.pages import SlotKind
+from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.request import Hits, TokenCounts
 from picbench.engines.vllm.frontend.hashing import hash_lead, hash_prompt
 from picbench.engines.vllm.frontend.limits import Limits
@@ -328,19 +329,19 @@ class Linker:
         """Charge a compile to the request that asked first."""
         owner = self._links.get(job.owner)
         if owner is not None and not owner.placed:
-            fresh = job.plan.behind(hit_tokens // self._block_size)
+            fresh = job.plan.pages_from(hit_tokens // self._block_size)
             owner.compiled += sum(page.real for page in fresh)
 
     def _report(self, request: "Request", link: Link, hit_tokens: int) -> None:
         plan, hits = link.plan, hit_tokens // self._block_size
-        fresh = plan.behind(hits)
+        fresh = plan.pages_from(hits)
         reused = plan.real - sum(page.real for page in fresh)
         tokens = TokenCounts(
             prompt=plan.prompt_tokens,
             reused=reused,
             compiled=link.compiled,
-            linked=sum(page.kinds.count(Slot.LINKED) for page in fresh),
-            padded=plan.count(Slot.PAD),
+            linked=sum(page.kinds.count(SlotKind.LINKED) for page in fresh),
+            padded=plan.count(SlotKind.PAD),
         )
         rewrite.correct_stats(request, plan, reused)
         if link.tag is not None:

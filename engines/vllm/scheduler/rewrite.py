@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from picbench.engines.planning.plan import GAP, Plan
+from picbench.engines.planning.pages import GAP
+from picbench.engines.planning.plan import Plan
 from picbench.engines.vllm.frontend.request_args import POSITIONS
 
 if TYPE_CHECKING:

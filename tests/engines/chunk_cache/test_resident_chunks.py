@@ -10,7 +10,7 @@ from picbench.engines.chunk_cache.resident_chunks import EvictedChunk, ResidentC
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Canonical
-from picbench.engines.planning.policy import ChunkPolicy, Layout, Segment
+from picbench.engines.planning.policy import ChunkPolicy, LayoutConfig, Segment
 
 SIZE = 4
 #: Chunks of one to three pages; the first two begin alike, so they share their first page.
@@ -58,7 +58,7 @@ def canonical(index: int, linked: int = 0) -> Canonical:
     """A chunk as a request sees it that links its first `linked` tokens."""
     chunk = Segment(TOKENS[index], chunk=True)
     plan = lay_out(
-        [chunk, Segment((0,))], lambda i, n: ChunkPolicy(range(min(linked, n))), Layout(SIZE)
+        [chunk, Segment((0,))], lambda i, n: ChunkPolicy(range(min(linked, n))), LayoutConfig(SIZE)
     )
     return plan.canonicals[0]
 

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.keys import is_canonical
 from picbench.engines.planning.layout import lay_out, measure
-from picbench.engines.planning.plan import GAP, Plan, Slot
-from picbench.engines.planning.policy import Anchor, ChunkPolicy, Layout, Pad, Segment
+from picbench.engines.planning.pages import GAP, SlotKind
+from picbench.engines.planning.plan import Plan
+from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Pad, Segment
 
 SIZE = 16
 token = st.integers(3, 900)
 tokens = st.lists(token, min_size=1, max_size=70).map(tuple)
-pieces = st.lists(st.builds(Segment, tokens=tokens, chunk=st.booleans()), min_size=1, max_size=6)
+segments = st.lists(st.builds(Segment, tokens=tokens, chunk=st.booleans()), min_size=1, max_size=6)
 anchors = st.sampled_from([Anchor.NONE, Anchor.PREFIX, Anchor.BOS])
 pads = st.sampled_from(list(Pad))
 
@@ -31,8 +32,8 @@ def policies(draw):
     return plan_chunk
 
 
-def layout(pad: Pad = Pad.MASKED, scope: str = "") -> Layout:
-    return Layout(SIZE, scope, pad, pad_token=0, bos_token=1)
+def layout(pad: Pad = Pad.MASKED, scope: str = "") -> LayoutConfig:
+    return LayoutConfig(SIZE, scope, pad, pad_token=0, bos_token=1)
 
 
 def none(index: int, length: int) -> ChunkPolicy:
@@ -47,31 +48,31 @@ def everything(index: int, length: int) -> ChunkPolicy:
     return ChunkPolicy(range(length))
 
 
-def padded(given_pieces, pad: Pad) -> list[int]:
+def padded(given_segments, pad: Pad) -> list[int]:
     """The prompt that positions refer to."""
     out: list[int] = []
-    for index, piece in enumerate(given_pieces):
-        fill = [0] * (-len(piece.tokens) % SIZE) if pad is Pad.PAPER else []
-        last = index + 1 == len(given_pieces)
-        if piece.chunk:
-            out += fill + list(piece.tokens)
+    for index, segment in enumerate(given_segments):
+        fill = [0] * (-len(segment.tokens) % SIZE) if pad is Pad.PAPER else []
+        last = index + 1 == len(given_segments)
+        if segment.chunk:
+            out += fill + list(segment.tokens)
         else:
-            out += list(piece.tokens) + ([] if last else fill)
+            out += list(segment.tokens) + ([] if last else fill)
     return out
 
 
-@given(pieces, policies(), pads)
-def test_every_logical_token_is_visible_exactly_once(given_pieces, policy, pad):
-    plan = lay_out(given_pieces, policy, layout(pad))
+@given(segments, policies(), pads)
+def test_every_logical_token_is_visible_exactly_once(given_segments, policy, pad):
+    plan = lay_out(given_segments, policy, layout(pad))
     seen = {p: t for p, t in zip(plan.positions, plan.tokens, strict=True) if p != GAP}
-    assert [seen[p] for p in sorted(seen)] == padded(given_pieces, pad)
+    assert [seen[p] for p in sorted(seen)] == padded(given_segments, pad)
     assert sum(p != GAP for p in plan.positions) == plan.end == len(seen)
-    assert plan.prompt_tokens == sum(len(p.tokens) for p in given_pieces)
+    assert plan.prompt_tokens == sum(len(p.tokens) for p in given_segments)
 
 
-@given(pieces, policies(), pads, st.integers(0, 40))
-def test_a_plan_says_of_slots_and_blocks_what_its_pages_say(given_pieces, policy, pad, first):
-    plan = lay_out(given_pieces, policy, layout(pad))
+@given(segments, policies(), pads, st.integers(0, 40))
+def test_a_plan_says_of_slots_and_blocks_what_its_pages_say(given_segments, policy, pad, first):
+    plan = lay_out(given_segments, policy, layout(pad))
     compiled = [canonical.compile_plan() for canonical in plan.canonicals]
     for found in (plan, *compiled):
         pages = found.pages
@@ -81,8 +82,8 @@ def test_a_plan_says_of_slots_and_blocks_what_its_pages_say(given_pieces, policy
         assert found.keys == [page.key for page in pages]
         assert found.copies == tuple(page.copy_of for page in pages if page.copy_of)
         assert found.real == sum(page.real for page in pages)
-        assert found.behind(first) == pages[first:]
-        assert all(found.count(kind) == found.kinds.count(kind) for kind in Slot)
+        assert found.pages_from(first) == pages[first:]
+        assert all(found.count(kind) == found.kinds.count(kind) for kind in SlotKind)
         mapped = [page.canonical and page.copy_of is None for page in pages]
         assert found.shared == [*mapped, False].index(False)
         begin, end = (slot // SIZE for slot in found.canonical_slots)
@@ -90,10 +91,10 @@ def test_a_plan_says_of_slots_and_blocks_what_its_pages_say(given_pieces, policy
         assert not any(page.canonical for page in (*pages[:begin], *pages[end:]))
 
 
-@given(pieces, policies(), pads)
-def test_pages_that_are_not_computed_come_first(given_pieces, policy, pad):
+@given(segments, policies(), pads)
+def test_pages_that_are_not_computed_come_first(given_segments, policy, pad):
     """Mapped ones, then copies, then what is computed: hits are a prefix whatever is resident."""
-    plan = lay_out(given_pieces, policy, layout(pad))
+    plan = lay_out(given_segments, policy, layout(pad))
     order = [2 - page.canonical - (page.canonical and not page.copy_of) for page in plan.pages]
     assert order == sorted(order)
     assert (order.count(0), order.count(1)) == (plan.shared, len(plan.copies))
@@ -101,53 +102,53 @@ def test_pages_that_are_not_computed_come_first(given_pieces, policy, pad):
     assert all(page.key or page.copy_of for page in plan.pages[: plan.canonical])
 
 
-@given(pieces, policies(), pads)
-def test_no_computed_token_sees_a_later_slot(given_pieces, policy, pad):
-    """The causal bound: what a query may see stands before it in compute order."""
-    plan = lay_out(given_pieces, policy, layout(pad))
+@given(segments, policies(), pads)
+def test_no_computed_token_sees_a_later_slot(given_segments, policy, pad):
+    """The causal bound: what a query may see comes before it in compute order."""
+    plan = lay_out(given_segments, policy, layout(pad))
     computed = plan.positions[plan.canonical * SIZE :]
     assert computed == sorted(computed)
     assert GAP not in computed
     assert computed[-1] == plan.end - 1
 
 
-@given(pieces, policies())
-def test_masked_pads_add_no_token_to_the_prompt(given_pieces, policy):
-    plan = lay_out(given_pieces, policy, layout())
-    assert set(plan.tokens) == {t for piece in given_pieces for t in piece.tokens}
+@given(segments, policies())
+def test_masked_pads_add_no_token_to_the_prompt(given_segments, policy):
+    plan = lay_out(given_segments, policy, layout())
+    assert set(plan.tokens) == {t for segment in given_segments for t in segment.tokens}
     assert all(
-        (p == GAP) == (k is Slot.PAD) for p, k in zip(plan.positions, plan.kinds, strict=True)
+        (p == GAP) == (k is SlotKind.PAD) for p, k in zip(plan.positions, plan.kinds, strict=True)
     )
 
 
-@given(pieces, policies(), pads)
-def test_a_slot_is_a_pad_iff_it_is_none_of_the_users_tokens(given_pieces, policy, pad):
-    plan = lay_out(given_pieces, policy, layout(pad))
-    real = sum(kind is not Slot.PAD for kind in plan.kinds)
+@given(segments, policies(), pads)
+def test_a_slot_is_a_pad_iff_it_is_none_of_the_users_tokens(given_segments, policy, pad):
+    plan = lay_out(given_segments, policy, layout(pad))
+    real = sum(kind is not SlotKind.PAD for kind in plan.kinds)
     assert real == plan.prompt_tokens
 
 
-@given(pieces, tokens, tokens, policies(), pads)
-def test_another_first_document_shares_no_computed_block(rest, one, other, policy, pad):
-    """Invariant 2: everything behind a chunk depends on it."""
+@given(segments, tokens, tokens, policies(), pads)
+def test_another_first_document_shares_no_computed_block(others, one, other, policy, pad):
+    """Invariant 2: everything after a chunk depends on it."""
     if one == other:
         return
-    rest = [*rest, Segment((7, 8, 9))]
-    plans = [lay_out([Segment(t, chunk=True), *rest], policy, layout(pad)) for t in (one, other)]
+    others = [*others, Segment((7, 8, 9))]
+    plans = [lay_out([Segment(t, chunk=True), *others], policy, layout(pad)) for t in (one, other)]
     computed = [{p.key for p in plan.pages if not p.canonical} - {None} for plan in plans]
     assert not computed[0] & computed[1]
 
 
-@given(pieces, policies(), pads)
-def test_salts_never_share(given_pieces, policy, pad):
-    plans = [lay_out(given_pieces, policy, layout(pad, scope)) for scope in ("a", "b")]
+@given(segments, policies(), pads)
+def test_salts_never_share(given_segments, policy, pad):
+    plans = [lay_out(given_segments, policy, layout(pad, scope)) for scope in ("a", "b")]
     keys = [_all_keys(plan) for plan in plans]
     assert not keys[0] & keys[1]
 
 
-@given(pieces, policies(), pads)
-def test_a_chunk_has_the_same_keys_wherever_it_stands(given_pieces, policy, pad):
-    isolated = [p for p in given_pieces if p.chunk]
+@given(segments, policies(), pads)
+def test_a_chunk_has_the_same_keys_at_any_place(given_segments, policy, pad):
+    isolated = [p for p in given_segments if p.chunk]
     front = [Segment((5,) * 20, chunk=True), Segment((6, 6, 6))]
     plans = [
         lay_out(ps, first(0), layout(pad))
@@ -157,9 +158,9 @@ def test_a_chunk_has_the_same_keys_wherever_it_stands(given_pieces, policy, pad)
     assert keys[0] <= keys[1]
 
 
-@given(pieces, policies(), pads)
-def test_equal_keys_mean_equal_content(given_pieces, policy, pad):
-    plan = lay_out(given_pieces, policy, layout(pad))
+@given(segments, policies(), pads)
+def test_equal_keys_mean_equal_content(given_segments, policy, pad):
+    plan = lay_out(given_segments, policy, layout(pad))
     compiled = [page for c in plan.canonicals for page in c.compile_plan().pages]
     content: dict[bytes, tuple[int, ...]] = {}
     for page in [*plan.pages, *compiled]:
@@ -179,10 +180,10 @@ def test_generated_tokens_continue_the_chain(head, question, answer):
     assert [*known, *fresh] == [p.key for p in longer.pages if len(p.tokens) == SIZE]
 
 
-@given(pieces, policies(), pads)
-def test_the_footprint_is_the_plans(given_pieces, policy, pad):
-    plan = lay_out(given_pieces, policy, layout(pad))
-    footprint = measure(given_pieces, policy, layout(pad))
+@given(segments, policies(), pads)
+def test_the_footprint_is_the_plans(given_segments, policy, pad):
+    plan = lay_out(given_segments, policy, layout(pad))
+    footprint = measure(given_segments, policy, layout(pad))
     spares = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]
     spares = [max(spares, default=0) + len(plan.copies)]
     assert footprint.slots == len(plan.tokens)
@@ -245,7 +246,7 @@ def test_private_pages_are_copied_and_never_shared():
     plan = lay_out([Segment((3,) * 32, chunk=True), Segment((4,))], private, layout())
     assert [page.key for page in plan.pages[:2]] == [None, None]
     assert plan.copies == plan.canonicals[0].keys
-    assert {kind for page in plan.pages[:2] for kind in page.kinds} == {Slot.PRIVATE}
+    assert {kind for page in plan.pages[:2] for kind in page.kinds} == {SlotKind.PRIVATE}
 
 
 def test_a_chunk_with_one_missing_block_is_missing():
@@ -268,7 +269,7 @@ def test_bos_anchor_is_compiled_and_discarded():
     assert plan.pages[0].positions == tuple(range(16))
 
 
-def test_anchored_compile_stands_right_behind_the_prefix():
+def test_anchored_chunks_are_compiled_right_after_the_prefix():
     def anchored(index: int, length: int) -> ChunkPolicy:
         return ChunkPolicy(anchor=Anchor.PREFIX)
 
@@ -283,14 +284,14 @@ def test_anchored_compile_stands_right_behind_the_prefix():
     assert [p for p in second.positions if p != GAP] == list(range(36))
 
 
-@given(st.lists(pieces, min_size=1, max_size=4), policies(), pads, st.integers(1, 60))
+@given(st.lists(segments, min_size=1, max_size=4), policies(), pads, st.integers(1, 60))
 def test_a_cache_of_any_size_changes_no_plan(prompts, policy, pad, room):
     cache = PageCache(room)
     for prompt in [*prompts, *prompts]:
         plain = lay_out(prompt, policy, layout(pad))
         assert lay_out(prompt, policy, layout(pad), cache=cache) == plain
         assert cache.tokens <= room or len(cache) == 1
-    assert len(cache) or not any(piece.chunk for prompt in prompts for piece in prompt)
+    assert len(cache) or not any(segment.chunk for prompt in prompts for segment in prompt)
 
 
 def test_empty_prompt_and_stray_links_are_refused():

@@ -15,7 +15,7 @@ from picbench.engines.planning import chunk_pages, layout
 from picbench.engines.planning.keys import computed_key
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Canonical, Plan
-from picbench.engines.planning.policy import Layout, Segment
+from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import EngineError
 
@@ -41,7 +41,7 @@ def distance(a: Any, b: Any) -> float:
 
 def plan_of(given: Request, algorithm: str = "mepic", salt: str = "") -> Plan:
     pieces = [Segment(s.tokens or (), isinstance(s, Chunk)) for s in given.segments]
-    return lay_out(pieces, parse(algorithm).plan_chunk, Layout(scope=salt))
+    return lay_out(pieces, parse(algorithm).plan_chunk, LayoutConfig(scope=salt))
 
 
 # 1. Limits: link everything and it is full recompute; one chunk alone and it is prefix caching.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from picbench.engines.planning.plan import GAP
+from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.frontend.request_args import POSITIONS
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.planning.plan import GAP
+from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
 from picbench.kernels.rope import RopeTable, rotate
 

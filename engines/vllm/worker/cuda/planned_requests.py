@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from picbench.engines.planning.plan import GAP
+from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.frontend.request_args import POSITIONS
 from picbench.engines.vllm.worker.slot_map import TURNS, Turn
 from picbench.errors import EngineError

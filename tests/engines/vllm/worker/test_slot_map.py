@@ -1,7 +1,8 @@
 from picbench.engines.algorithms import parse
 from picbench.engines.planning.layout import lay_out
-from picbench.engines.planning.plan import GAP, Plan
-from picbench.engines.planning.policy import Layout, Segment
+from picbench.engines.planning.pages import GAP
+from picbench.engines.planning.plan import Plan
+from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.vllm.worker.slot_map import turns
 
 BLOCK = 16
@@ -9,7 +10,7 @@ BLOCK = 16
 
 def plan(algorithm: str, *pieces: Segment) -> Plan:
     chosen = parse(algorithm)
-    layout = Layout(block_size=BLOCK, scope="", pad=chosen.pads, pad_token=0, bos_token=1)
+    layout = LayoutConfig(block_size=BLOCK, scope="", pad=chosen.pads, pad_token=0, bos_token=1)
     return lay_out(list(pieces), chosen.plan_chunk, layout, prefix_keys=[])
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from picbench.engines.planning.plan import GAP
+from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelAttention, KernelPlanner, Linking
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
 from picbench.kernels.cuda.decode.request_table import RequestTable

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from picbench.engines.planning.plan import GAP
+from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.cuda.backend import SplitAttention, SplittingBuilder
 from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.metadata import PlannedStep, SplitMetadata

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from picbench.engines.planning.plan import GAP
+from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch, PlannedRequests
 from picbench.errors import EngineError
 

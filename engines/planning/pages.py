@@ -1,0 +1,130 @@
+"""The blocks of a plan, slot by slot: single pages, and a chunk's pages as a request maps them.
+
+A page is the content of one KV block. Nothing here imports torch or vllm.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import chain, groupby
+from typing import NamedTuple, Self
+
+from picbench.engines.planning.keys import Key
+
+#: Position of a slot that no query sees: larger than any position.
+GAP = 1 << 30
+
+
+class SlotKind(StrEnum):
+    """What a slot holds; the names are the block ledger's."""
+
+    CHUNK = "chunk"
+    PRIVATE = "private"
+    LINKED = "linked"
+    PROMPT = "prompt"
+    PAD = "pad"
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One block of a plan, in slots; only the last page of a plan may be short.
+
+    `key` names the content (None: private, never shared). `copy_of` names the canonical block
+    that a private page is copied from.
+    """
+
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+    kinds: tuple[SlotKind, ...]
+    key: Key | None
+    canonical: bool = False
+    copy_of: Key | None = None
+
+    @property
+    def name(self) -> Key:
+        """The key of a page that has one."""
+        if self.key is None:
+            raise ValueError("a private page has no key")
+        return self.key
+
+    @property
+    def visible(self) -> int:
+        """Number of slots that queries may see."""
+        return len(self.positions) - self.positions.count(GAP)
+
+    @property
+    def real(self) -> int:
+        """Number of slots that hold a visible token of the user's."""
+        return len(self.kinds) - self.kinds.count(SlotKind.PAD)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkView:
+    """The pages that a request maps or copies of a chunk, as if the chunk began the prompt.
+
+    A chunk's place in a prompt only shifts its positions, and a prompt of 32k tokens has two
+    thousand pages. So everything that a plan lists by slot is derived once for each view, and a
+    plan is put together chunk by chunk: `tokens` by slot, `kinds` as runs (kind, length), and
+    `positions` as runs of consecutive ones (first, length), where a first of GAP means gaps.
+
+    `used` are the indices of `pages` among the chunk's, `anchor` is the position at which the
+    chunk's first token was compiled, `real` the number of slots that hold a token of the user's.
+    """
+
+    used: tuple[int, ...]
+    pages: tuple[Page, ...]
+    anchor: int
+    tokens: tuple[int, ...]
+    kinds: tuple[tuple[SlotKind, int], ...]
+    positions: tuple[tuple[int, int], ...]
+    keys: tuple[Key | None, ...]
+    copies: tuple[Key, ...]
+    real: int
+
+    @classmethod
+    def of(cls, used: tuple[int, ...], pages: tuple[Page, ...], anchor: int) -> Self:
+        """Derive the view from its pages."""
+        return cls(
+            used=used,
+            pages=pages,
+            anchor=anchor,
+            tokens=tuple(token for page in pages for token in page.tokens),
+            kinds=tuple(kind_runs(pages)),
+            positions=tuple(position_runs(p for page in pages for p in page.positions)),
+            keys=tuple(page.key for page in pages),
+            copies=tuple(page.copy_of for page in pages if page.copy_of is not None),
+            real=sum(page.real for page in pages),
+        )
+
+    def pages_at(self, start: int) -> Iterator[Page]:
+        """The pages in a prompt in which the chunk starts at position `start`."""
+        for page in self.pages:
+            moved = tuple(p if p == GAP else start + p for p in page.positions)
+            yield replace(page, positions=moved)
+
+
+class PlacedChunk(NamedTuple):
+    """A chunk's view in a prompt in which the chunk starts at position `start`."""
+
+    view: ChunkView
+    start: int
+
+
+def kind_runs(pages: Iterable[Page]) -> Iterator[tuple[SlotKind, int]]:
+    """Runs of slots of one kind: the kind and how many."""
+    slots = chain.from_iterable(page.kinds for page in pages)
+    return ((kind, sum(1 for _ in run)) for kind, run in groupby(slots))
+
+
+def position_runs(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive positions: the first and how many; GAP for a run of gaps."""
+    first, count = 0, 0
+    for position in positions:
+        if count and position == (GAP if first == GAP else first + count):
+            count += 1
+            continue
+        if count:
+            yield first, count
+        first, count = position, 1
+    if count:
+        yield first, count
