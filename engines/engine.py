@@ -169,7 +169,7 @@ class Engine:
                 "the chunk cache of several workers cannot be looked into",
                 hint="use tensor_parallel=1",
             )
-        supply = self._running.scheduler.supply
+        supply = self._running.scheduler.jobs
         return ChunkCache(supply, tier_client, self.generate, self._canonical, self.drain)
 
     def describe(self) -> dict[str, Any]:
@@ -358,7 +358,7 @@ class Engine:
 
     def _report(self, tag: str) -> "PromptCost | None":
         linker: Linker | None = getattr(self._running.scheduler, "linker", None)
-        return linker.take_report(tag) if linker else None
+        return linker.take_cost(tag) if linker else None
 
     def _tag(self) -> str:
         return f"request-{next(self._numbers)}"

@@ -1,4 +1,4 @@
-"""What the scheduler asks of the workers' tiers in a step, and what the workers answer."""
+"""Transfers of one engine step: commands to the workers' tiers, and the workers' results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -9,15 +9,15 @@ from picbench.engines.planning.keys import Key
 
 @dataclass(frozen=True, slots=True)
 class StoreCommand:
-    """Keep a chunk in the tiers: all of its pages, which lie in these blocks."""
+    """Store a chunk in the tiers; `blocks` hold all of its pages, in order."""
 
     key: Key
     blocks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedChunk:
-    """Pages of a chunk of `size` pages, by index, and the blocks that they are loaded into."""
+class ChunkLoad:
+    """Load some `pages` (by index) of a chunk of `size` pages into as many `blocks`."""
 
     key: Key
     size: int
@@ -27,10 +27,10 @@ class LoadedChunk:
 
 @dataclass(frozen=True, slots=True)
 class LoadCommand:
-    """Fill blocks of a request from the tiers; it waits until all parts are there."""
+    """Load blocks of a request from the tiers; the request waits for all of its chunks."""
 
     request_id: str
-    parts: tuple[LoadedChunk, ...]
+    chunks: tuple[ChunkLoad, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class CopyCommand:
 
 @dataclass(slots=True)
 class TransferCommands:
-    """One step's orders. Copies and stores read blocks as they were before the step.
+    """Commands of one step. Copies and stores read blocks as they were before the step.
 
-    `lookups` asks where chunks are, `clear` empties the tiers that belong to this engine.
+    `lookups` asks whether a tier has a chunk; `clear` deletes what this engine stored.
     """
 
     lookups: list[Key] = field(default_factory=list)
@@ -58,7 +58,7 @@ class TransferCommands:
         return any(getattr(self, f.name) for f in fields(self))
 
     def take(self) -> "TransferCommands":
-        """What has been collected; collecting begins anew."""
+        """Return the collected commands, and start empty."""
         taken = TransferCommands(**{f.name: getattr(self, f.name) for f in fields(self)})
         for f in fields(self):
             setattr(self, f.name, False if f.name == "clear" else [])
@@ -67,11 +67,11 @@ class TransferCommands:
 
 @dataclass(frozen=True, slots=True)
 class TransferResults:
-    """One step's answers.
+    """Results of one step.
 
     `present` and `absent` answer lookups. `stored` chunks are in a tier, `refused` ones in none;
-    `lost` ones were found missing or broken when they were loaded. `served` gives the blocks that
-    each tier loaded, by request. `pending` counts orders that are still under way.
+    `lost` ones were missing or broken when they were loaded. `served` counts loaded blocks by
+    request and tier. `pending` counts transfers and lookups under way.
     """
 
     present: frozenset[Key] = frozenset()
@@ -83,7 +83,7 @@ class TransferResults:
     pending: int = 0
 
     def merge(self, other: Self) -> "TransferResults":
-        """What two ranks of one engine say together: there is only what both have."""
+        """Combine the results of two ranks: a chunk is in the tiers only if both ranks have it."""
         absent = self.absent | other.absent
         refused = self.refused | other.refused
         return TransferResults(

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from picbench.engines.chunk_cache.resident_chunks import EvictedChunk, ResidentChunks
 from picbench.engines.chunk_cache.tier_index import Place, TierIndex
 from picbench.engines.chunk_cache.transfers import (
+    ChunkLoad,
     LoadCommand,
-    LoadedChunk,
     StoreCommand,
     TransferCommands,
     TransferResults,
@@ -66,7 +66,7 @@ class ChunkJobs:
     submit: Submit
     directory: TierIndex
     tiers: bool
-    orders: TransferCommands = field(default_factory=TransferCommands)
+    commands: TransferCommands = field(default_factory=TransferCommands)
     pending: int = 0
     chunks: ResidentChunks = field(init=False)
     _jobs: dict[Key, ChunkJob] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class ChunkJobs:
     @property
     def idle(self) -> bool:
         """Whether no chunk is on its way, in or out."""
-        return not (self._jobs or self._moving or self.orders or self.pending)
+        return not (self._jobs or self._moving or self.commands or self.pending)
 
     def job_of(self, request_id: str) -> ChunkJob | None:
         """The job that a request does, if it is one of ours."""
@@ -106,9 +106,11 @@ class ChunkJobs:
             unknown = self.directory.where(canonical.key) is Place.UNKNOWN
             if unknown and canonical.key not in self._jobs and not self.mappable(canonical):
                 self.directory.asked(canonical.key)
-                self.orders.lookups.append(canonical.key)
+                self.commands.lookups.append(canonical.key)
 
-    def provide(self, canonical: Canonical, parent: "Request", *, head: bool, shared: bool) -> None:
+    def compile_or_fetch(
+        self, canonical: Canonical, parent: "Request", *, head: bool, shared: bool
+    ) -> None:
         """See to it that a missing chunk comes, ahead of the request that waits for it."""
         job = self._jobs.get(canonical.key)
         if job is None:
@@ -127,7 +129,7 @@ class ChunkJobs:
         if not done:
             return
         if self.tiers and not job.fetches:
-            self.orders.stores.append(
+            self.commands.stores.append(
                 StoreCommand(job.key, blocks[len(job.canonical.anchor_pages) :])
             )
         if job.shared or not self.tiers:
@@ -135,11 +137,11 @@ class ChunkJobs:
         else:
             self._moving[job.key] = job.canonical
 
-    def heard(self, reports: TransferResults) -> None:
+    def on_transfer_results(self, results: TransferResults) -> None:
         """Take over what the tiers answered."""
-        self.pending = reports.pending
-        self.directory.update(reports)
-        for key in reports.stored | reports.refused:
+        self.pending = results.pending
+        self.directory.update(results)
+        for key in results.stored | results.refused:
             canonical = self._moving.pop(key, None)
             if canonical is not None:
                 self._settle(canonical, kept=self.stored(key))
@@ -156,8 +158,8 @@ class ChunkJobs:
         """Order the load of a fetch whose first `resident` pages were in the pool."""
         size = len(job.plan.keys)
         pages = tuple(range(resident, size))
-        part = LoadedChunk(job.key, size, pages, block_ids[resident:size])
-        self.orders.loads.append(LoadCommand(job.request.request_id, (part,)))
+        part = ChunkLoad(job.key, size, pages, block_ids[resident:size])
+        self.commands.loads.append(LoadCommand(job.request.request_id, (part,)))
 
     def orphans(self, wanted: set[Key]) -> list[str]:
         """Ids of the requests of jobs that nobody waits for."""
@@ -203,7 +205,7 @@ class ChunkJobs:
     def clear_tiers(self) -> None:
         """Drop what this engine stored in tiers."""
         self.directory.clear()
-        self.orders.clear = self.tiers
+        self.commands.clear = self.tiers
 
     def fetches(self) -> list[ChunkJob]:
         """The jobs that a tier does."""
@@ -243,7 +245,7 @@ class ChunkJobs:
 
     def _demote(self, chunk: EvictedChunk) -> None:
         if self.tiers and not self.stored(chunk.key):
-            self.orders.stores.append(StoreCommand(chunk.key, chunk.blocks))
+            self.commands.stores.append(StoreCommand(chunk.key, chunk.blocks))
 
 
 def _names(job: ChunkJob) -> list[Key]:

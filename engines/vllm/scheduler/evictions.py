@@ -1,7 +1,7 @@
-"""Hearing of it when vLLM's block pool gives a block away.
+"""Eviction listeners of vLLM's block pool.
 
-The pool calls its `metrics_collector` (vllm/v1/core/block_pool.py); more than one part of picbench
-wants to know, and what vLLM itself put there stays in place.
+The pool calls its one `metrics_collector` (vllm/v1/core/block_pool.py); this collector passes the
+calls on to several listeners, and to vLLM's own collector if there was one.
 """
 
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from picbench.engines.vllm.scheduler.pool import Pool, key_of
 
 
 class EvictionListener(Protocol):
-    """Who wants to know."""
+    """Is notified of evictions."""
 
     def on_block_evicted(self, block: Any) -> None:
-        """A block is handed out or forgotten; its key is still set."""
+        """A block is reused or forgotten; its key is still set."""
 
     def reset(self) -> None:
         """All keys were dropped."""
@@ -24,33 +24,33 @@ class EvictionListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EvictionCollector:
-    """What vLLM's block pool calls. `stock` is vLLM's own collector, which hears all there is.
+    """The collector of a block pool; `stock` is vLLM's own, which receives every call.
 
-    A prompt of 32k tokens hits two thousand blocks: nobody else is told of hits.
+    Listeners are not told of hits: a prompt of 32k tokens has two thousand of them.
     """
 
     stock: Any
     listeners: list[EvictionListener]
 
     def on_block_evicted(self, block: Any) -> None:
-        """Tell everybody."""
+        """Notify the stock collector and all listeners."""
         if self.stock is not None:
             self.stock.on_block_evicted(block)
         for listener in self.listeners:
             listener.on_block_evicted(block)
 
     def on_block_allocated(self, block: Any) -> None:
-        """Tell vLLM's collector."""
+        """Notify the stock collector."""
         if self.stock is not None:
             self.stock.on_block_allocated(block)
 
     def on_block_accessed(self, block: Any) -> None:
-        """Tell vLLM's collector."""
+        """Notify the stock collector."""
         if self.stock is not None:
             self.stock.on_block_accessed(block)
 
     def reset(self) -> None:
-        """Tell everybody."""
+        """Notify the stock collector and all listeners."""
         if self.stock is not None:
             self.stock.reset()
         for listener in self.listeners:
@@ -59,15 +59,15 @@ class EvictionCollector:
 
 @dataclass(frozen=True, slots=True)
 class ChunkEvictions:
-    """Tells the coordinator which pages the pool gives away."""
+    """Tells the chunk cache which pages the pool evicts."""
 
     chunks: ResidentChunks
     pool: Pool
 
     def on_block_evicted(self, block: Any) -> None:
-        """Let the page's chunks go, unless another block holds the same page."""
+        """Evict the page's chunks, unless another block holds the same page."""
         key = key_of(block)
-        if key is not None and is_canonical(key) and self.pool.last(block):
+        if key is not None and is_canonical(key) and self.pool.is_last(block):
             self.chunks.evicted(key)
 
     def reset(self) -> None:

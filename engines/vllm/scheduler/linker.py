@@ -1,13 +1,13 @@
-"""Link: plans for requests, who waits for which chunks, and what a request's prompt cost.
+"""The linker: plans requests, has their missing chunks compiled or fetched, and counts the cost.
 
-A request with chunks is planned on arrival. While canonical KV that it needs is missing, the
-linker has it supplied (`supply.py`) by requests of its own, which stand in the queue right ahead
-of the first request that needs them and serve everybody who waits. The waiting request is passed
-over, not blocked on, and links in the very step that schedules the last of its compiles.
+A request with chunks is planned on arrival. Chunks that it needs and that are missing are compiled
+or fetched by requests of the linker's own (`chunk_jobs.py`), queued right ahead of the first
+request that needs them. A waiting request is passed over, not blocked on, and is linked in the
+very step that schedules the last of its compiles.
 
-Progress under pressure: the request at the head of the queue holds references to the chunks that
-are already there, so that they cannot be evicted while the rest is supplied; nobody else does.
-Chunks are only sent for while the requests ahead, together, fit the pool.
+Progress under pressure: the request at the head of the queue, and no other, references the chunks
+that are already resident, so that they are not evicted while the others are on their way. Chunks
+are requested only for as many waiting requests as fit the pool together.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.engines.chunk_cache.transfers import (
+    ChunkLoad,
     CopyCommand,
     LoadCommand,
-    LoadedChunk,
+    TransferCommands,
     TransferResults,
 )
 from picbench.engines.planning.chunk_pages import PageCache
@@ -43,9 +44,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Link:
-    """A planned request: its plan, what it holds while it waits, and what became of it.
+    """A planned request: its plan, the blocks it references while it waits, and its counts.
 
-    `served` counts blocks that tiers loaded on its behalf, by tier.
+    `need` is the number of KV blocks that it can occupy. `compiled` counts tokens; `served` counts
+    blocks that tiers loaded for it, by tier.
     """
 
     plan: Plan
@@ -54,14 +56,14 @@ class Link:
     held: "dict[Key, KVCacheBlock]" = field(default_factory=dict)
     compiled: int = 0
     served: dict[str, int] = field(default_factory=dict)
-    placed: bool = False
+    scheduled: bool = False
 
     @property
     def copies(self) -> bool:
-        """Whether the request gets blocks of its own for its chunks."""
+        """Whether the request copies its chunks into blocks of its own."""
         return bool(self.plan.copies)
 
-    def count(self, served: Mapping[str, int]) -> None:
+    def count_served(self, served: Mapping[str, int]) -> None:
         """Add blocks that tiers loaded."""
         for tier, blocks in served.items():
             self.served[tier] = self.served.get(tier, 0) + blocks
@@ -69,32 +71,34 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class PromptCost:
-    """What a request's prompt cost, once it was first scheduled."""
+    """The cost of a request's prompt, known once the request was first scheduled."""
 
     tokens: TokenCounts
     hits: Hits
 
 
 class Linker:
-    """Plans requests and has missing chunks supplied; one belongs to each scheduler."""
+    """Plans the requests of one scheduler and has their missing chunks compiled or fetched.
 
-    def __init__(
-        self, settings: PicSettings, limits: Limits, pool: Pool, supply: ChunkJobs
-    ) -> None:
+    The `on_...`, `before_...` and `can_...` methods are called by the scheduler, in this order in
+    the life of a request.
+    """
+
+    def __init__(self, settings: PicSettings, limits: Limits, pool: Pool, jobs: ChunkJobs) -> None:
         self._settings = settings
         self._registry = Registry()
         self._default = self._registry.parse(settings.algorithm)
         self._pool = pool
-        self._supply = supply
+        self._jobs = jobs
         self._limits = limits
         self._block_size = limits.block_size
         self._links: dict[str, Link] = {}
         self._isolated: set[str] = set()
         self._pages = PageCache()
-        self._reports: dict[str, PromptCost] = {}
+        self._costs: dict[str, PromptCost] = {}
 
-    def admit(self, request: "Request") -> None:
-        """Plan a new request and rewrite it into compute order; plain requests stay as they are.
+    def on_arrival(self, request: "Request") -> None:
+        """Plan a new request and rewrite it into compute order; leave plain requests alone.
 
         Raises ConfigError if its arguments are wrong, or if it can never fit the engine.
         """
@@ -113,8 +117,8 @@ class Linker:
             rewrite.isolate(request)
             self._isolated.add(request.request_id)
 
-    def demand(self, request: "Request") -> int:
-        """Blocks that a request will take from those that nobody references now."""
+    def blocks_needed(self, request: "Request") -> int:
+        """Blocks that a request will take from those that have no references now."""
         link = self._links.get(request.request_id)
         if link is None:
             return -(-(request.num_prompt_tokens + request.max_tokens) // self._block_size)
@@ -123,131 +127,143 @@ class Linker:
         mapped = set(filter(None, link.plan.keys[: link.plan.shared]))
         return link.need - sum(map(self._pool.in_use, mapped))
 
-    def prepare(self, waiting: "Iterable[Request]") -> None:
-        """Before a step: send for the chunks that waiting requests need, in queue order."""
-        self._supply.tidy()
-        if not (self._links or self._supply.pins):
+    def before_schedule(self, waiting: "Iterable[Request]") -> None:
+        """Request the chunks that waiting requests need, in queue order."""
+        self._jobs.tidy()
+        if not (self._links or self._jobs.pins):
             return
         room = self._pool.usable
         queue = [r for r in waiting if not self.is_own(r)]
-        if queue and self._supply.pins:
-            self._supply.make_way(self.demand(queue[0]))
+        if queue and self._jobs.pins:
+            self._jobs.make_way(self.blocks_needed(queue[0]))
         for place, request in enumerate(queue):
             link = self._links.get(request.request_id)
             if link is None:
                 continue
             room -= link.need
             if room < 0 and place:
-                self._let_go(link)
+                self._release(link)
                 continue
             self._advance(request, link, head=place == 0)
 
-    def ready(self, request: "Request") -> bool:
-        """Whether a waiting request may be scheduled now: its canonical KV is there."""
+    def can_schedule(self, request: "Request") -> bool:
+        """Whether a waiting request may be scheduled now: its chunks are available."""
         link = self._links.get(request.request_id)
         if link is None or request.num_computed_tokens:
             return True
-        return all(self._there(c, link) for c in link.plan.canonicals)
+        return all(self._available(c, link) for c in link.plan.canonicals)
 
-    def verify(self, request: "Request", hit_tokens: int) -> None:
+    def check_hits(self, request: "Request", hit_tokens: int) -> None:
         """Raise EngineError if a request is about to compute canonical KV in its own context."""
         link = self._links.get(request.request_id)
         if link is not None and hit_tokens < link.plan.shared * self._block_size:
             raise EngineError(f"request {request.request_id} lost a chunk between lookup and use")
 
-    def external(self, request: "Request", hit_tokens: int) -> tuple[int, bool]:
-        """Tokens behind the hits whose KV comes from outside, and whether that takes steps."""
-        job = self._supply.job_of(request.request_id)
+    def external_tokens(self, request: "Request", hit_tokens: int) -> tuple[int, bool]:
+        """Tokens after the hits that a tier or a copy provides, and whether that takes steps."""
+        job = self._jobs.job_of(request.request_id)
         if job is not None:
             loaded = len(job.plan.tokens) - hit_tokens if job.fetches else 0
             return loaded, loaded > 0
         link = self._links.get(request.request_id)
         if link is None or not link.copies:
             return 0, False
-        # The blocks that are copied must not be handed out as the ones that they are copied into.
+        # Blocks that are copied from must not be allocated as the ones that are copied into.
         self._hold(link)
-        remote = any(self._supply.stored(c.key) for c in link.plan.canonicals)
+        remote = any(self._jobs.stored(c.key) for c in link.plan.canonicals)
         return len(link.plan.copies) * self._block_size, remote
 
-    def allocated(self, request: "Request", block_ids: tuple[int, ...], external: int) -> None:
-        """Blocks were allocated for tokens that come from outside: order loads and copies."""
+    def on_allocated(self, request: "Request", block_ids: tuple[int, ...], external: int) -> None:
+        """Command the loads and copies that fill blocks allocated for `external` tokens."""
         if not external:
             return
-        job = self._supply.job_of(request.request_id)
+        job = self._jobs.job_of(request.request_id)
         if job is not None:
             resident = len(job.plan.keys) - external // self._block_size
-            self._supply.load(job, block_ids, resident)
+            self._jobs.load(job, block_ids, resident)
             return
         link = self._links[request.request_id]
         first = link.plan.shared
         self._fill(request, link, block_ids[first : first + len(link.plan.copies)])
-        self._let_go(link)
+        self._release(link)
 
-    def place(self, request: "Request", hit_tokens: int) -> None:
-        """After a step that scheduled a request: let its blocks go (it has its own references)."""
-        job = self._supply.job_of(request.request_id)
+    def on_scheduled(self, request: "Request", hit_tokens: int) -> None:
+        """Release a request's blocks (it has references of its own now), and count its cost."""
+        job = self._jobs.job_of(request.request_id)
         if job is not None:
             self._charge(job, hit_tokens)
         link = self._links.get(request.request_id)
         if link is None:
             return
-        self._let_go(link)
-        if not link.placed:
-            link.placed = True
-            self._supply.chunks.use(link.plan.canonicals)
-            self._report(request, link, hit_tokens)
+        self._release(link)
+        if not link.scheduled:
+            link.scheduled = True
+            self._jobs.chunks.use(link.plan.canonicals)
+            self._record_cost(request, link, hit_tokens)
 
-    def forget(self, request: "Request", block_ids: tuple[int, ...], *, done: bool) -> None:
-        """A request ended, for whatever reason: drop all that is kept for it."""
+    def on_finished(self, request: "Request", block_ids: tuple[int, ...], *, done: bool) -> None:
+        """Drop everything kept for a request that ended for whatever reason."""
         self._pool.forget(self._private(request, block_ids))
         self._isolated.discard(request.request_id)
         link = self._links.pop(request.request_id, None)
         if link is not None:
-            self._let_go(link)
-        job = self._supply.job_of(request.request_id)
+            self._release(link)
+        job = self._jobs.job_of(request.request_id)
         if job is not None:
-            self._supply.end(job, block_ids, done=done)
+            self._jobs.end(job, block_ids, done=done)
 
-    def heard(self, reports: TransferResults) -> None:
-        """Take over what the tiers answered; count what they loaded for whom."""
-        self._supply.heard(reports)
-        for request_id, served in reports.served.items():
-            job = self._supply.job_of(request_id)
+    def on_transfer_results(self, results: TransferResults) -> None:
+        """Apply the tiers' results, and count loaded blocks by request."""
+        self._jobs.on_transfer_results(results)
+        for request_id, served in results.served.items():
+            job = self._jobs.job_of(request_id)
             link = self._links.get(job.owner if job else request_id)
             if link is not None:
-                link.count(served)
+                link.count_served(served)
 
-    def preempted(self, request: "Request", block_ids: tuple[int, ...]) -> None:
-        """A request is about to lose its blocks: nobody else could ever find its own ones."""
+    def on_preempted(self, request: "Request", block_ids: tuple[int, ...]) -> None:
+        """Forget the private blocks of a request that is about to lose its blocks."""
         self._pool.forget(self._private(request, block_ids))
 
+    def take_commands(self) -> TransferCommands:
+        """Transfer commands collected since the last call."""
+        return self._jobs.commands.take()
+
+    def has_pending_transfers(self) -> bool:
+        """Whether commands are unsent or transfers under way."""
+        return bool(self._jobs.commands or self._jobs.pending)
+
+    def clear_tiers(self) -> None:
+        """Delete what this engine stored in tiers."""
+        self._jobs.clear_tiers()
+
     def orphans(self) -> list[str]:
-        """Ids of the linker's own requests that nobody waits for any more."""
+        """Ids of the linker's own requests that no request waits for any more."""
         wanted = {c.key for link in self._links.values() for c in link.plan.canonicals}
-        return self._supply.orphans(wanted)
+        return self._jobs.orphans(wanted)
 
     def is_own(self, request: "Request") -> bool:
         """Whether a request is one of the linker's own."""
-        return self._supply.job_of(request.request_id) is not None
+        return self._jobs.job_of(request.request_id) is not None
 
     def plan_of(self, request_id: str) -> Plan | None:
-        """The plan that a request follows, its own or that of a job."""
-        following = self._links.get(request_id) or self._supply.job_of(request_id)
-        return following.plan if following else None
+        """The plan of a planned request, or of a job's request; None for a plain one."""
+        planned = self._links.get(request_id) or self._jobs.job_of(request_id)
+        return planned.plan if planned else None
 
     def held(self) -> "list[KVCacheBlock]":
-        """Blocks that waiting requests hold until the others are there, and pinned ones."""
+        """Blocks referenced for waiting requests and for pins."""
         waiting = [block for link in self._links.values() for block in link.held.values()]
-        return waiting + self._supply.pinned()
+        return waiting + self._jobs.pinned()
 
-    def take_report(self, tag: str) -> PromptCost | None:
-        """What the request with this tag cost; None for a plain request. Each can be taken once."""
-        return self._reports.pop(tag, None)
+    def take_cost(self, tag: str) -> PromptCost | None:
+        """Remove and return the cost of the request with this tag; None for a plain request."""
+        return self._costs.pop(tag, None)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is planned, held or on its way."""
-        return not self._links and self._supply.idle
+        """Whether nothing is planned, held or under way."""
+        return not self._links and self._jobs.idle
 
     def _plan(self, request: "Request", args: RequestArgs, algorithm: Algorithm) -> None:
         assert request.prompt_token_ids is not None
@@ -256,12 +272,12 @@ class Linker:
                 "a request with chunks cannot skip the cache",
                 hint="leave prompt_logprobs and skip_reading_prefix_cache off",
             )
-        pieces = cut(request.prompt_token_ids, args.spans)
+        segments = cut(request.prompt_token_ids, args.spans)
         layout = self._settings.layout(algorithm, request.cache_salt, self._block_size)
         keys = hash_lead(request, args.spans[0][0])
         try:
             plan = lay_out(
-                pieces, algorithm.plan_chunk, layout, prefix_keys=keys, cache=self._pages
+                segments, algorithm.plan_chunk, layout, prefix_keys=keys, cache=self._pages
             )
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
@@ -270,55 +286,53 @@ class Linker:
         need = self._limits.check(Footprint(len(plan.tokens), spare), request.max_tokens)
         rewrite.follow(request, plan)
         self._links[request.request_id] = Link(plan, need, args.tag)
-        self._supply.ask(plan.canonicals)
+        self._jobs.ask(plan.canonicals)
 
-    def _there(self, canonical: Canonical, link: Link) -> bool:
+    def _available(self, canonical: Canonical, link: Link) -> bool:
         if link.copies:
-            return self._supply.copyable(canonical) or self._supply.stored(canonical.key)
-        return self._supply.mappable(canonical)
+            return self._jobs.copyable(canonical) or self._jobs.stored(canonical.key)
+        return self._jobs.mappable(canonical)
 
     def _advance(self, request: "Request", link: Link, *, head: bool) -> None:
-        missing = [c for c in link.plan.canonicals if not self._there(c, link)]
+        missing = [c for c in link.plan.canonicals if not self._available(c, link)]
         for canonical in missing:
-            self._supply.provide(canonical, request, head=head, shared=not link.copies)
+            self._jobs.compile_or_fetch(canonical, request, head=head, shared=not link.copies)
         if head and missing:
             self._hold(link)
         else:
-            self._let_go(link)
+            self._release(link)
 
     def _hold(self, link: Link) -> None:
-        wanted = [
-            c for c in link.plan.canonicals if not (link.copies and self._supply.stored(c.key))
-        ]
+        wanted = [c for c in link.plan.canonicals if not (link.copies and self._jobs.stored(c.key))]
         for key in (key for canonical in wanted for key in canonical.keys):
             if key not in link.held and (block := self._pool.hold(key)):
                 link.held[key] = block
 
-    def _let_go(self, link: Link) -> None:
+    def _release(self, link: Link) -> None:
         self._pool.release(list(link.held.values()))
         link.held.clear()
 
     def _fill(self, request: "Request", link: Link, blocks: tuple[int, ...]) -> None:
-        """Order what fills a request's own blocks: copies of pool blocks, or loads."""
+        """Command what fills a request's own blocks: copies of pool blocks, or loads."""
         target = dict[Key, list[int]]()
         for name, block in zip(link.plan.copies, blocks, strict=True):
             target.setdefault(name, []).append(block)
-        parts: list[LoadedChunk] = []
+        loads: list[ChunkLoad] = []
         for canonical in link.plan.canonicals:
             into = [(i, b) for i in canonical.used for b in target.pop(canonical.pages[i].name, ())]
-            if not self._supply.stored(canonical.key):
+            if not self._jobs.stored(canonical.key):
                 source = {i: self._pool.block_id(canonical.pages[i].name) for i in canonical.used}
-                self._supply.orders.copies += [CopyCommand(source[i], block) for i, block in into]
+                self._jobs.commands.copies += [CopyCommand(source[i], block) for i, block in into]
             elif into:
                 pages, ids = zip(*into, strict=True)
-                parts.append(LoadedChunk(canonical.key, len(canonical.pages), pages, ids))
-        if parts:
-            self._supply.orders.loads.append(LoadCommand(request.request_id, tuple(parts)))
+                loads.append(ChunkLoad(canonical.key, len(canonical.pages), pages, ids))
+        if loads:
+            self._jobs.commands.loads.append(LoadCommand(request.request_id, tuple(loads)))
 
     def _private(self, request: "Request", block_ids: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of a request's blocks that no other request could ever find.
+        """The blocks of a request that no other request could ever find.
 
-        Behind copies nothing can be found: a lookup ends at the first block without a name.
+        After copies nothing can be found: a lookup ends at the first block without a key.
         """
         if request.request_id in self._isolated:
             return block_ids
@@ -328,11 +342,11 @@ class Linker:
     def _charge(self, job: ChunkJob, hit_tokens: int) -> None:
         """Charge a compile to the request that asked first."""
         owner = self._links.get(job.owner)
-        if owner is not None and not owner.placed:
+        if owner is not None and not owner.scheduled:
             fresh = job.plan.pages_from(hit_tokens // self._block_size)
             owner.compiled += sum(page.real for page in fresh)
 
-    def _report(self, request: "Request", link: Link, hit_tokens: int) -> None:
+    def _record_cost(self, request: "Request", link: Link, hit_tokens: int) -> None:
         plan, hits = link.plan, hit_tokens // self._block_size
         fresh = plan.pages_from(hits)
         reused = plan.real - sum(page.real for page in fresh)
@@ -346,4 +360,4 @@ class Linker:
         rewrite.correct_stats(request, plan, reused)
         if link.tag is not None:
             found = Hits(plan.shared, hits - plan.canonical, len(plan.copies), dict(link.served))
-            self._reports[link.tag] = PromptCost(tokens, found)
+            self._costs[link.tag] = PromptCost(tokens, found)

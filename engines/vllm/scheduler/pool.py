@@ -1,4 +1,4 @@
-"""vLLM's block pool as the linker and the chunk cache see it."""
+"""The operations on vLLM's block pool that the linker and the chunk cache need."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -22,12 +22,12 @@ class Pool:
 
     @property
     def usable(self) -> int:
-        """Blocks that requests can hold; vLLM keeps block 0 for itself."""
+        """Blocks that requests can use; vLLM reserves block 0."""
         return self._pool.num_gpu_blocks - 1
 
     @property
     def available(self) -> int:
-        """Blocks that nobody references: free ones, and idle ones that may be evicted."""
+        """Blocks without references: free ones, and idle ones that may be evicted."""
         return self._pool.get_num_free_blocks()
 
     def resident(self, key: Key) -> bool:
@@ -51,14 +51,14 @@ class Pool:
         return tuple(map(self.block_id, keys))
 
     def hold(self, key: Key) -> "KVCacheBlock | None":
-        """Take a reference to a block, so that it is not evicted; None if it is not resident."""
+        """Reference a block, so that it is not evicted; None if it is not resident."""
         block = self._find(key)
         if block is not None:
             self._pool.touch([block])
         return block
 
     def release(self, blocks: "list[KVCacheBlock]") -> None:
-        """Give references back; the last block of the list is evicted first."""
+        """Drop references; the last block of the list is evicted first."""
         self._pool.free_blocks(reversed(blocks))
 
     def refresh(self, keys: Iterable[Key]) -> None:
@@ -69,7 +69,7 @@ class Pool:
         self._pool.free_block_queue.append_n(idle)
 
     def discard(self, keys: Iterable[Key]) -> None:
-        """Forget the content of idle blocks and hand them out next; leave referenced ones alone."""
+        """Forget the content of idle blocks, and make them the first to be reused."""
         for block in map(self._find, keys):
             if block is not None and not block.ref_cnt and _queued(block):
                 self._pool.free_block_queue.remove(block)
@@ -77,10 +77,10 @@ class Pool:
                 self._pool.free_block_queue.prepend_n([block])
 
     def forget(self, block_ids: Iterable[int]) -> None:
-        """Forget the keys of blocks that only their request knows; they stay allocated."""
+        """Forget the keys of blocks that have one reference; they stay allocated."""
         self._pool.evict_blocks({i for i in block_ids if self._pool.blocks[i].ref_cnt == 1})
 
-    def last(self, block: "KVCacheBlock") -> bool:
+    def is_last(self, block: "KVCacheBlock") -> bool:
         """Whether a block is the only one with its key."""
         found = self._pool.cached_block_hash_to_block._cache.get(block.block_hash)  # type: ignore[arg-type]
         return not isinstance(found, dict) or len(found) == 1
@@ -91,7 +91,7 @@ class Pool:
 
 
 def _queued(block: "KVCacheBlock") -> bool:
-    # A block that was just popped for an allocation stands in no queue, with no references yet.
+    # A block that was just popped for an allocation is in no queue and has no references yet.
     return block.prev_free_block is not None
 
 

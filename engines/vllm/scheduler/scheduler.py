@@ -33,7 +33,7 @@ from picbench.errors import ConfigError
 
 
 class PicScheduler(Scheduler):
-    """Schedules plans; `linker` holds everything that is picbench's."""
+    """Schedules planned requests beside plain ones; `linker` does what is picbench's."""
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, *args: Any, **kwargs: Any) -> None:
         settings = _checked(vllm_config)
@@ -41,40 +41,40 @@ class PicScheduler(Scheduler):
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         pool = Pool(self.kv_cache_manager.block_pool)
         directory = TierIndex(asks=settings.shares_tiers)
-        self.supply = ChunkJobs(pool, self._queue_ahead, directory, tiers=bool(settings.tiers))
-        self.linker = Linker(settings, Limits.of(vllm_config), pool, self.supply)
+        self.jobs = ChunkJobs(pool, self._queue_ahead, directory, tiers=bool(settings.tiers))
+        self.linker = Linker(settings, Limits.of(vllm_config), pool, self.jobs)
         self._pool = pool
         self._rejects = settings.on_pressure == "reject"
         self._rejected: list[Request] = []
-        listen(self.kv_cache_manager.block_pool, ChunkEvictions(self.supply.chunks, pool))
+        listen(self.kv_cache_manager.block_pool, ChunkEvictions(self.jobs.chunks, pool))
         assert isinstance(self.connector, PicConnector)
-        self.connector.serve(self.linker, self.supply)
+        self.connector.set_planner(self.linker)
 
     def add_request(self, request: Request) -> None:
         """Plan a request on arrival."""
         new = request.request_id not in self.requests
         if new:
-            self.linker.admit(request)
+            self.linker.on_arrival(request)
         super().add_request(request)
         if new and self._rejects and self._short_of_blocks():
             self._rejected.append(request)
             super().finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Send for chunks, schedule, and tell the linker who was scheduled."""
-        self.linker.prepare(self.waiting)
+        """Request chunks, schedule, and tell the linker what was scheduled."""
+        self.linker.before_schedule(self.waiting)
         output = super().schedule(throttle_prefills)
         fresh = [r.req_id for r in output.scheduled_new_reqs]
         for request_id in (*fresh, *output.scheduled_cached_reqs.resumed_req_ids):
             request = self.requests[request_id]
             hit = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
-            self.linker.place(request, hit)
+            self.linker.on_scheduled(request, hit)
         return output
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Keep the outputs of the linker's own requests inside, and end its fetches."""
+        """Drop the outputs of the linker's own requests, and finish its fetches."""
         internal = {
             request_id
             for request_id in scheduler_output.num_scheduled_tokens
@@ -83,44 +83,45 @@ class PicScheduler(Scheduler):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for client in outputs.values():
             client.outputs = [o for o in client.outputs if o.request_id not in internal]
-        self._end_fetches()
+        self._finish_fetches()
         self._answer_rejected(outputs)
         return outputs
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
-        """End also the linker's own requests that nobody waits for any more."""
+        """Finish also those of the linker's own requests that no request waits for any more."""
         finished = super().finish_requests(request_ids, finished_status)
         if orphans := self.linker.orphans():
             super().finish_requests(orphans, RequestStatus.FINISHED_ABORTED)
         return finished
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
-        return super()._handle_blocked_waiting_request(request) and self.linker.ready(request)
+        unblocked = super()._handle_blocked_waiting_request(request)
+        return unblocked and self.linker.can_schedule(request)
 
     def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
         hit = super()._get_local_prefix_cache_hit(request)
-        self.linker.verify(request, hit[1])
+        self.linker.check_hits(request, hit[1])
         return hit
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        self.linker.preempted(request, self._block_ids(request))
+        self.linker.on_preempted(request, self._block_ids(request))
         super()._preempt_request(request, *args, **kwargs)
 
     def _free_request(
         self, request: Request, delay_free_blocks: bool = False
     ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
         done = request.status != RequestStatus.FINISHED_ABORTED
-        self.linker.forget(request, self._block_ids(request), done=done)
+        self.linker.on_finished(request, self._block_ids(request), done=done)
         return super()._free_request(request, delay_free_blocks)
 
     def _block_ids(self, request: Request) -> tuple[int, ...]:
         return tuple(self.kv_cache_manager.get_block_ids(request.request_id)[0])
 
-    def _end_fetches(self) -> None:
-        """A fetch has nothing to compute: once its load has ended, so has it."""
-        for job in self.supply.fetches():
+    def _finish_fetches(self) -> None:
+        """Finish fetches whose loads have ended: they compute nothing."""
+        for job in self.jobs.fetches():
             request = job.request
             if request.request_id not in self.finished_recving_kv_req_ids:
                 continue
@@ -131,9 +132,9 @@ class PicScheduler(Scheduler):
             super().finish_requests(request.request_id, status)
 
     def _short_of_blocks(self) -> bool:
-        """Whether the requests that wait need more blocks than nobody references."""
+        """Whether the waiting requests need more blocks than are available."""
         waiting = [r for r in self.waiting if not self.linker.is_own(r)]
-        return sum(map(self.linker.demand, waiting)) > self._pool.available
+        return sum(map(self.linker.blocks_needed, waiting)) > self._pool.available
 
     def _answer_rejected(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         for request in self._rejected:
@@ -148,7 +149,7 @@ class PicScheduler(Scheduler):
         self._rejected.clear()
 
     def _queue_ahead(self, request: Request, parent: Request) -> None:
-        """Put a request of the linker's right ahead of a waiting one, wherever it stands now."""
+        """Queue a request of the linker's right ahead of a waiting one, moving it if need be."""
         if request.request_id not in self.requests:
             super().add_request(request)
         if request.status in (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS):

@@ -1,12 +1,12 @@
-"""The chunk cache's tiers as a vLLM KV connector, for its asynchronous loads and failure handling.
+"""A vLLM KV connector for the chunk cache's tiers: asynchronous loads and their failures.
 
-Upstream: vllm/distributed/kv_transfer/kv_connector/v1/base.py of vLLM 0.32.0. vLLM makes one
-object of this class for the scheduler and one for every worker. The scheduler's is a thin front of
-the linker, the worker's of the tier_client; orders and reports travel with each step.
+Upstream: vllm/distributed/kv_transfer/kv_connector/v1/base.py of vLLM 0.32.0. vLLM creates one
+connector in the scheduler and one in every worker. The scheduler's delegates to the linker, the
+worker's to the tier client; commands and results travel with each step.
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -21,38 +21,55 @@ from picbench.engines.chunk_cache.transfers import TransferCommands, TransferRes
 from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.transfer.tier_client import TierClient
 
-if TYPE_CHECKING:
-    from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
-    from picbench.engines.vllm.scheduler.linker import Linker
+
+class TransferPlanner(Protocol):
+    """What the scheduler's connector delegates to."""
+
+    def external_tokens(self, request: Any, hit_tokens: int) -> tuple[int, bool]:
+        """Tokens after the hits that a tier or a copy provides, and whether that takes steps."""
+
+    def on_allocated(self, request: Any, block_ids: tuple[int, ...], external: int) -> None:
+        """Blocks were allocated, some of them for `external` tokens."""
+
+    def take_commands(self) -> TransferCommands:
+        """Commands collected since the last call."""
+
+    def on_transfer_results(self, results: TransferResults) -> None:
+        """Results of a step have arrived."""
+
+    def has_pending_transfers(self) -> bool:
+        """Whether commands are unsent or transfers under way."""
+
+    def clear_tiers(self) -> None:
+        """Delete what this engine stored in tiers."""
 
 
 @dataclass
 class StepTransferCommands(KVConnectorMetadata):
-    """A step's orders on their way to the workers; an `idle` step computes nothing."""
+    """Commands of a step, sent to the workers; an `idle` step computes nothing."""
 
-    orders: TransferCommands = field(default_factory=TransferCommands)
+    commands: TransferCommands = field(default_factory=TransferCommands)
     idle: bool = False
 
 
 @dataclass
 class StepTransferResults(KVConnectorWorkerMetadata):
-    """A step's answers on their way to the scheduler."""
+    """Results of a step, sent to the scheduler."""
 
-    reports: TransferResults
+    results: TransferResults
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "StepTransferResults":
-        """What two workers say together."""
+        """Combine the results of two workers."""
         assert isinstance(other, StepTransferResults)
-        return StepTransferResults(self.reports.merge(other.reports))
+        return StepTransferResults(self.results.merge(other.results))
 
 
 class PicConnector(KVConnectorBase_V1):
-    """Chunk KV between the pool and its tiers; both halves of it."""
+    """Moves chunk KV between the pool and its tiers; the role decides which half is used."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self._linker: Linker | None = None
-        self._supply: ChunkJobs | None = None
+        self._planner: TransferPlanner | None = None
         self._tier_client: TierClient | None = None
         self._idle = False
         if role == KVConnectorRole.WORKER:
@@ -64,13 +81,13 @@ class PicConnector(KVConnectorBase_V1):
         """A lost store is a later miss, nothing worse."""
         return False
 
-    def serve(self, linker: "Linker", supply: "ChunkJobs") -> None:
-        """Scheduler: from now on answer for this linker."""
-        self._linker, self._supply = linker, supply
+    def set_planner(self, planner: TransferPlanner) -> None:
+        """Scheduler: delegate to this planner from now on."""
+        self._planner = planner
 
     @property
     def tier_client(self) -> TierClient:
-        """Worker: what moves the bytes."""
+        """Worker: the client that moves the bytes."""
         assert self._tier_client is not None
         return self._tier_client
 
@@ -78,56 +95,56 @@ class PicConnector(KVConnectorBase_V1):
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Scheduler: tokens of a request that a tier or a copy provides."""
-        assert self._linker is not None
-        return self._linker.external(request, num_computed_tokens)
+        assert self._planner is not None
+        return self._planner.external_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """Scheduler: order what fills the blocks that were allocated for them."""
-        assert self._linker is not None
+        """Scheduler: command the transfers that fill the allocated blocks."""
+        assert self._planner is not None
         block_ids = tuple(blocks.get_block_ids()[0])
-        self._linker.allocated(request, block_ids, num_external_tokens)
+        self._planner.on_allocated(request, block_ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
-        """Scheduler: the step's orders."""
-        assert self._supply is not None
+        """Scheduler: the commands of the step."""
+        assert self._planner is not None
         idle = scheduler_output.total_num_scheduled_tokens == 0
-        return StepTransferCommands(self._supply.orders.take(), idle)
+        return StepTransferCommands(self._planner.take_commands(), idle)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Scheduler: take over what the workers report."""
-        found = connector_output.kv_connector_worker_meta
-        if isinstance(found, StepTransferResults) and self._linker is not None:
-            self._linker.heard(found.reports)
+        """Scheduler: receive the workers' results."""
+        received = connector_output.kv_connector_worker_meta
+        if isinstance(received, StepTransferResults) and self._planner is not None:
+            self._planner.on_transfer_results(received.results)
 
     def has_pending_push_work(self) -> bool:
-        """Scheduler: keep stepping while chunks are on their way into tiers."""
-        return self._supply is not None and bool(self._supply.orders or self._supply.pending)
+        """Scheduler: keep stepping while transfers are under way."""
+        return self._planner is not None and self._planner.has_pending_transfers()
 
     def reset_cache(self) -> bool | None:
-        """Scheduler: drop what this engine stored in tiers."""
-        if self._supply is not None:
-            self._supply.clear_tiers()
+        """Scheduler: delete what this engine stored in tiers."""
+        if self._planner is not None:
+            self._planner.clear_tiers()
         return True
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
-        """Worker: the pool's tensors, one a layer."""
-        self.tier_client.register(list(kv_caches.values()))
+        """Worker: the pool's tensors, one per layer."""
+        self.tier_client.register_kv_caches(list(kv_caches.values()))
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Worker: read blocks of the last step before this one overwrites them.
 
-        vLLM calls this first of all in every step (vllm/v1/worker/gpu_model_runner.py,
-        execute_model), whether or not anything was preempted.
+        vLLM calls this first in every step (vllm/v1/worker/gpu_model_runner.py, execute_model),
+        whether or not anything was preempted.
         """
         assert isinstance(kv_connector_metadata, StepTransferCommands)
         self._idle = kv_connector_metadata.idle
-        self.tier_client.carry_out(kv_connector_metadata.orders)
+        self.tier_client.start(kv_connector_metadata.commands)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Worker: nothing to do, `handle_preemptions` has started the loads."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Worker: nothing to do, no layer runs before its blocks are there."""
+        """Worker: nothing to do, a request runs only after its blocks are loaded."""
 
     def save_kv_layer(
         self, layer_name: str, kv_layer: Tensor, attn_metadata: Any, **kwargs: Any
@@ -138,17 +155,17 @@ class PicConnector(KVConnectorBase_V1):
         """Worker: nothing to do, stores have copied what they need."""
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Worker: the loads that ended since the last step."""
+        """Worker: the loads that finished since the last step."""
         if self._idle:
             self.tier_client.wait()
-        done, failed = self.tier_client.ended()
+        done, failed = self.tier_client.finish_loads()
         return KVConnectorTransferResults(finished_recving=done | failed, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Worker: what else the scheduler should know."""
-        return StepTransferResults(self.tier_client.report())
+        """Worker: the other results of the step."""
+        return StepTransferResults(self.tier_client.take_results())
 
     def shutdown(self) -> None:
-        """Worker: give what is on its way a moment, then close the tiers."""
+        """Worker: finish what takes seconds at most, then close the tiers."""
         if self._tier_client is not None:
             self._tier_client.close()

@@ -1,4 +1,4 @@
-"""What the KV of a worker depends on beside the tokens: the namespace of its values in tiers."""
+"""The namespace of a worker's values in tiers: what its KV depends on besides the tokens."""
 
 import hashlib
 from typing import Any
@@ -11,10 +11,10 @@ _SAMPLE = 256
 
 
 def namespace(vllm_config: Any, model: nn.Module, rank: int) -> bytes:
-    """A digest of the weights, of how KV is laid out and typed, and of the worker's share of it.
+    """A digest of the weights, the layout and dtype of the KV, and the worker's share of it.
 
-    Weights are sampled: engines that serve the same checkpoint agree, whatever its path is called;
-    a checkpoint that was trained on differs in every matrix.
+    Weights are sampled: engines that serve the same checkpoint agree whatever its path, and further
+    training changes every matrix.
     """
     digest = hashlib.sha256()
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config

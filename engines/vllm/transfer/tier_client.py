@@ -1,4 +1,4 @@
-"""The worker's half of the chunk cache: moves chunk KV between the pool and the tiers."""
+"""The tier client of a worker: moves chunk KV between its pool and the tiers."""
 
 import hashlib
 import time
@@ -15,8 +15,8 @@ from picbench.engines.chunk_cache.tiers.spec import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import Fetched
 from picbench.engines.chunk_cache.tiers.tier import Usage, pageable
 from picbench.engines.chunk_cache.transfers import (
+    ChunkLoad,
     LoadCommand,
-    LoadedChunk,
     StoreCommand,
     TransferCommands,
     TransferResults,
@@ -24,11 +24,11 @@ from picbench.engines.chunk_cache.transfers import (
 from picbench.engines.planning.keys import Key
 from picbench.engines.vllm.transfer.block_io import BlockStore
 
-#: Seconds that a step without a forward pass waits for transfers, instead of spinning.
-_PATIENCE = 0.001
+#: Seconds that an idle step waits for transfers instead of spinning.
+_WAIT = 0.001
 
-#: Stored chunks that are remembered at most.
-_MOST = 1 << 20
+#: At most this many stored chunks are remembered.
+_MAX_STORED = 1 << 20
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Storing:
 
 
 @dataclass(slots=True)
-class Asking:
+class LookingUp:
     """A lookup under way."""
 
     keys: Sequence[Key]
@@ -56,8 +56,8 @@ class Asking:
 
 
 @dataclass(slots=True)
-class _Found:
-    """What is to be reported next."""
+class _Results:
+    """Results to be sent next; see `TransferResults`."""
 
     present: set[Key] = field(default_factory=set)
     absent: set[Key] = field(default_factory=set)
@@ -68,10 +68,10 @@ class _Found:
 
 
 class TierClient:
-    """Carries out a step's orders; `tiers` is in the notation of ``--tiers``.
+    """Starts the commands of each step and collects their results.
 
-    Values in tiers are named by the chunk's key within the engine's namespace: what the KV depends
-    on beside the tokens (weights, dtype, shape of the cache, rank).
+    `tiers` is in the notation of `EngineConfig.tiers`. A value's name in a tier is a digest of the
+    chunk's key and the worker's namespace (weights, dtype, shape of the cache, rank).
     """
 
     def __init__(self, tiers: str) -> None:
@@ -79,18 +79,18 @@ class TierClient:
         allocate = _pinned if torch.cuda.is_available() else pageable
         self._stack = open_tiers(parse_tiers(tiers), allocate=allocate)
         self._namespace = b""
-        self._loading: list[Loading] = []
-        self._storing: list[Storing] = []
-        self._asking: list[Asking] = []
-        self._kept: OrderedDict[Key, None] = OrderedDict()
-        self._found = _Found()
+        self._loads: list[Loading] = []
+        self._stores: list[Storing] = []
+        self._lookups: list[LookingUp] = []
+        self._stored: OrderedDict[Key, None] = OrderedDict()
+        self._results = _Results()
 
-    def register(self, layers: Sequence[Tensor]) -> None:
-        """Take the pool's tensors, one a layer, (blocks, kv_heads, slots, 2 * head_size) each."""
+    def register_kv_caches(self, layers: Sequence[Tensor]) -> None:
+        """Set the pool's tensors, one per layer, [blocks, kv_heads, slots, 2 * head_size] each."""
         self._blocks = BlockStore(layers)
 
-    def belong(self, namespace: bytes) -> None:
-        """Name what the KV of this worker depends on beside its tokens."""
+    def set_namespace(self, namespace: bytes) -> None:
+        """Set what the KV of this worker depends on besides its tokens."""
         self._namespace = namespace
 
     @property
@@ -103,102 +103,107 @@ class TierClient:
         """What each tier holds, by name; None for one that does not answer."""
         return self._stack.usage()
 
-    def carry_out(self, orders: TransferCommands) -> None:
-        """Read what a step will overwrite, and start what takes longer."""
-        if orders.clear:
-            self._stack.delete([self._name(key) for key in self._kept])
-            self._kept.clear()
-        for store in orders.stores:
+    def start(self, commands: TransferCommands) -> None:
+        """Read the blocks that the step will overwrite, and start transfers and lookups."""
+        if commands.clear:
+            self._stack.delete([self._name(key) for key in self._stored])
+            self._stored.clear()
+        for store in commands.stores:
             self._store(store)
-        # Behind the stores: a chunk that is evicted may lie in the blocks that are copied into.
-        self._blocks.copy([(c.source, c.target) for c in orders.copies])
-        for load in orders.loads:
+        # After the stores: a copy may overwrite blocks of a chunk that is evicted and stored.
+        self._blocks.copy([(c.source, c.target) for c in commands.copies])
+        for load in commands.loads:
             self._load(load)
-        if orders.lookups:
-            names = [self._name(key) for key in orders.lookups]
-            self._asking.append(Asking(orders.lookups, self._stack.lookup(names)))
+        if commands.lookups:
+            names = [self._name(key) for key in commands.lookups]
+            self._lookups.append(LookingUp(commands.lookups, self._stack.lookup(names)))
 
     def wait(self) -> None:
-        """In a step that computes nothing: give transfers a moment instead of spinning."""
-        under_way = [x.ticket.done() for x in self._loading]
-        under_way += [x.ticket.done() for x in self._storing]
-        under_way += [x.ticket.done() for x in self._asking]
+        """Wait briefly for transfers, in a step that computes nothing."""
+        under_way = [x.ticket.done() for x in self._loads]
+        under_way += [x.ticket.done() for x in self._stores]
+        under_way += [x.ticket.done() for x in self._lookups]
         if under_way and not any(under_way):
-            time.sleep(_PATIENCE)
+            time.sleep(_WAIT)
 
-    def ended(self) -> tuple[set[str], set[str]]:
-        """Requests whose loads succeeded, and those whose loads failed, since the last call."""
-        self._collect_answers()
+    def finish_loads(self) -> tuple[set[str], set[str]]:
+        """Write loaded blocks; return the requests whose loads succeeded, and those that failed."""
+        self._finish_stores()
+        self._finish_lookups()
         done: set[str] = set()
         failed: set[str] = set()
-        for loading in [loading for loading in self._loading if loading.ticket.done()]:
-            self._loading.remove(loading)
-            target = done if self._arrive(loading) else failed
+        for loading in [loading for loading in self._loads if loading.ticket.done()]:
+            self._loads.remove(loading)
+            target = done if self._finish_load(loading) else failed
             target.add(loading.load.request_id)
         return done, failed
 
-    def report(self) -> TransferResults:
-        """What the tiers answered since the last call."""
-        found, self._found = self._found, _Found()
+    def take_results(self) -> TransferResults:
+        """Results since the last call."""
+        results, self._results = self._results, _Results()
         return TransferResults(
-            present=frozenset(found.present),
-            absent=frozenset(found.absent),
-            stored=frozenset(found.stored),
-            refused=frozenset(found.refused),
-            lost=frozenset(found.lost),
-            served=found.served,
-            pending=len(self._storing) + len(self._asking) + len(self._loading),
+            present=frozenset(results.present),
+            absent=frozenset(results.absent),
+            stored=frozenset(results.stored),
+            refused=frozenset(results.refused),
+            lost=frozenset(results.lost),
+            served=results.served,
+            pending=len(self._stores) + len(self._lookups) + len(self._loads),
         )
 
     def close(self) -> None:
-        """Finish what can be finished within seconds, and close the tiers."""
+        """Finish what takes seconds at most, and close the tiers."""
         self._stack.close()
 
     def _store(self, store: StoreCommand) -> None:
         value = self._blocks.read(store.blocks)
         ticket = self._stack.store([(self._name(store.key), value)], copy=False)
-        self._storing.append(Storing(store.key, ticket))
+        self._stores.append(Storing(store.key, ticket))
 
     def _load(self, load: LoadCommand) -> None:
-        wanted = [(self._name(p.key), self._blocks.nbytes(p.size)) for p in load.parts]
-        self._loading.append(Loading(load, self._stack.fetch(wanted)))
+        wanted = [(self._name(c.key), self._blocks.nbytes(c.size)) for c in load.chunks]
+        self._loads.append(Loading(load, self._stack.fetch(wanted)))
 
-    def _arrive(self, loading: Loading) -> bool:
-        parts = loading.load.parts
-        results = loading.ticket.result()
-        for part, fetched in zip(parts, results, strict=True):
+    def _finish_load(self, loading: Loading) -> bool:
+        chunks = loading.load.chunks
+        values = loading.ticket.result()
+        for chunk, fetched in zip(chunks, values, strict=True):
             if fetched is None:
-                self._found.lost.add(part.key)
+                self._results.lost.add(chunk.key)
             else:
-                self._blocks.write(fetched.data, part.size, part.pages, part.blocks)
-        if not all(results):
+                self._blocks.write(fetched.data, chunk.size, chunk.pages, chunk.blocks)
+        if not all(values):
             return False
-        self._serve(loading.load.request_id, zip(parts, results, strict=True))
+        self._count_served(loading.load.request_id, zip(chunks, values, strict=True))
         return True
 
-    def _serve(self, request_id: str, parts: Iterable[tuple[LoadedChunk, Fetched | None]]) -> None:
-        served = self._found.served.setdefault(request_id, {})
-        for part, fetched in parts:
+    def _count_served(
+        self, request_id: str, loaded: Iterable[tuple[ChunkLoad, Fetched | None]]
+    ) -> None:
+        served = self._results.served.setdefault(request_id, {})
+        for chunk, fetched in loaded:
             if fetched is not None:
-                served[fetched.tier] = served.get(fetched.tier, 0) + len(part.blocks)
+                served[fetched.tier] = served.get(fetched.tier, 0) + len(chunk.blocks)
 
-    def _collect_answers(self) -> None:
-        for storing in [s for s in self._storing if s.ticket.done()]:
-            self._storing.remove(storing)
+    def _finish_stores(self) -> None:
+        for storing in [s for s in self._stores if s.ticket.done()]:
+            self._stores.remove(storing)
             (tiers,) = storing.ticket.result()
-            (self._found.stored if tiers else self._found.refused).add(storing.key)
+            (self._results.stored if tiers else self._results.refused).add(storing.key)
             if tiers:
-                self._keep(storing.key)
-        for asking in [a for a in self._asking if a.ticket.done()]:
-            self._asking.remove(asking)
-            for key, tier in zip(asking.keys, asking.ticket.result(), strict=True):
-                (self._found.absent if tier is None else self._found.present).add(key)
+                self._remember(storing.key)
 
-    def _keep(self, key: Key) -> None:
-        """Remember what to delete when the tiers are cleared; the oldest are forgotten."""
-        self._kept[key] = None
-        if len(self._kept) > _MOST:
-            self._kept.popitem(last=False)
+    def _finish_lookups(self) -> None:
+        for lookup in [x for x in self._lookups if x.ticket.done()]:
+            self._lookups.remove(lookup)
+            for key, tier in zip(lookup.keys, lookup.ticket.result(), strict=True):
+                (self._results.absent if tier is None else self._results.present).add(key)
+
+    def _remember(self, key: Key) -> None:
+        """Remember what to delete when the tiers are cleared; the oldest is forgotten."""
+        self._stored[key] = None
+        if len(self._stored) > _MAX_STORED:
+            self._stored.popitem(last=False)
 
     def _name(self, key: Key) -> Key:
         return hashlib.sha256(self._namespace + key).digest()

@@ -1,8 +1,8 @@
-"""A worker's own KV connector.
+"""The scope of a worker's KV connector.
 
-vLLM keeps the worker's connector in a global of the process
-(vllm/distributed/kv_transfer/kv_transfer_state.py). Several engines may live in one process, with
-and without picbench, so a worker puts its connector there for as long as it works, and no longer.
+vLLM keeps the worker's connector in a process-wide global
+(vllm/distributed/kv_transfer/kv_transfer_state.py). One process may run several engines, with and
+without picbench, so a worker sets the global only while one of its methods runs.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from picbench.engines.vllm.transfer.tier_client import TierClient
 
 @dataclass(slots=True)
 class ConnectorScope:
-    """The connector of one worker, once the worker has made it."""
+    """Sets vLLM's global to one worker's connector; None until the worker has created it."""
 
     connector: Any = None
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Stand in vLLM's global; what others put there comes back afterwards."""
+    def active(self) -> Iterator[None]:
+        """Set the global, and restore what it held before."""
         before, state._KV_CONNECTOR_AGENT = state._KV_CONNECTOR_AGENT, self.connector
         try:
             yield
@@ -33,53 +33,53 @@ class ConnectorScope:
 
 
 class ConnectorWorkerMixin:
-    """What every worker of picbench does with its connector; stands in front of vLLM's worker.
+    """Runs the methods of a vLLM worker within its connector's scope; comes before it in bases.
 
     Upstream: vllm/v1/worker/gpu_worker.py of vLLM 0.32.0, from which the CPU worker derives.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._agent = ConnectorScope()
+        self._connector_scope = ConnectorScope()
 
     @property
     def tier_client(self) -> TierClient:
-        """What moves chunk KV between this worker's pool and the tiers."""
-        tier_client: TierClient = self._agent.connector.tier_client
+        """The client that moves chunk KV between this worker's pool and the tiers."""
+        tier_client: TierClient = self._connector_scope.connector.tier_client
         return tier_client
 
     def namespace(self) -> bytes:
-        """What this worker's chunk KV depends on beside its tokens."""
+        """A digest of what this worker's chunk KV depends on besides its tokens."""
         worker: Any = self
         return namespace(worker.vllm_config, worker.model_runner.get_model(), worker.rank)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
-        """Allocate the KV cache, and name what its content depends on."""
-        with self._agent.at_work():
+        """Allocate the KV cache, and set the namespace of its values in tiers."""
+        with self._connector_scope.active():
             _upstream(super()).initialize_from_config(kv_cache_config)
-        self.tier_client.belong(self.namespace())
+        self.tier_client.set_namespace(self.namespace())
 
     def compile_or_warm_up_model(self) -> Any:
-        """Compile the model and capture graphs with this worker's own connector."""
-        with self._agent.at_work():
+        """Compile the model and capture graphs."""
+        with self._connector_scope.active():
             return _upstream(super()).compile_or_warm_up_model()
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        """Run a step with this worker's own connector."""
-        with self._agent.at_work():
+        """Run a step."""
+        with self._connector_scope.active():
             return _upstream(super()).execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """End a step with this worker's own connector."""
-        with self._agent.at_work():
+        """End a step."""
+        with self._connector_scope.active():
             return _upstream(super()).sample_tokens(grammar_output)
 
     def shutdown(self) -> None:
         """Close the tiers, then the worker."""
-        with self._agent.at_work():
+        with self._connector_scope.active():
             _upstream(super()).shutdown()
 
 
 def _upstream(parent: Any) -> Any:
-    # A type checker cannot know which of vLLM's workers stands behind.
+    # Which of vLLM's workers comes next in the bases is not known statically.
     return parent

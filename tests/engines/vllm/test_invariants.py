@@ -172,7 +172,7 @@ def test_a_chunk_goes_as_a_whole(engine, inside, draw):
     serve(engine, prompt)
     first, second = plan_of(prompt).canonicals
     inside.pool.evict_blocks({inside.block_of(second.keys[1])})
-    resident = inside.supply.pool.resident
+    resident = inside.jobs.pool.resident
     assert not any(resident(page.name) for page in second.pages)
     assert all(resident(page.name) for page in first.pages)
 
@@ -230,7 +230,7 @@ def test_blocks_that_a_running_step_may_still_write_are_counted(engine, inside, 
 
 
 def test_holding_on_after_an_abort_is_noticed(engine, inside, draw, monkeypatch):
-    monkeypatch.setattr(type(inside.linker), "_let_go", lambda self, link: link.held.clear())
+    monkeypatch.setattr(type(inside.linker), "_release", lambda self, link: link.held.clear())
     prompt = request(draw(100, 90), draw(150, 91), question=draw(9, 92))
     assert leaked(inside, engine, prompt, 2) > 0
     # Give the module's engine its blocks back.
