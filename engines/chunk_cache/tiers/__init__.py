@@ -1,11 +1,11 @@
-"""Remote tiers of the chunk cache: where canonical KV rests when it is not in HBM.
+"""Remote tiers of the chunk cache: where canonical KV is kept outside HBM.
 
-    base.py       what a tier is: bytes under keys, batched, synchronous
-    host.py disk.py redis.py lmcache.py mooncake.py     one kind each
-    envelope.py   a value with a checksum, so that no tier can lie about content
-    guard.py      one tier kept within time and bounds of failure, and counted
-    stack.py      tiers in order, asynchronous: what the engine talks to
-    spec.py       the notation of `--tiers`
+    tier.py            the interface: bytes by key, in batches, blocking
+    backends/          one kind a file: host, disk, redis, lmcache, mooncake
+    envelope.py        a value with a checksum, which detects corrupt and foreign values
+    guarded_tier.py    one tier with deadlines and counters (call_limits.py), which never raises
+    stack.py           all tiers in order, on threads of their own (background.py): for the engine
+    spec.py            parsing and opening ``host:4GiB,disk:/path:20GiB`` (options.py)
 
 Nothing here imports torch or vllm; a kind's client library is imported when the tier is opened.
 """

@@ -1,9 +1,9 @@
-"""Sealed values: a payload behind a header that any later change to either gives away.
+"""Sealed values: a payload after a header with a checksum of both.
 
 The header is 64 bytes, so that the payload starts on a cache line: magic, version, payload length,
-and XXH3-128 over magic, version, length, key and payload. The key is covered because a store that
-answers with another key's intact value lies as well. The checksum finds accidents; it is no
-protection against somebody who writes to the store on purpose.
+and XXH3-128 over magic, version, length, key and payload. The key is included to detect a store
+that returns another key's intact value. The checksum finds accidents; it does not protect against
+deliberate changes.
 """
 
 import struct
@@ -28,7 +28,7 @@ def seal(key: Key, payload: Buffer, allocate: Allocate = pageable) -> memoryview
 
 
 def enclose(payload: Buffer, allocate: Allocate = pageable) -> memoryview:
-    """A copy of `payload` with room for the header in front, not valid until `stamp`."""
+    """A copy of `payload` after room for the header, which `stamp` fills in."""
     sealed = allocate(HEADER_BYTES + memoryview(payload).nbytes)
     copy_bytes(sealed[HEADER_BYTES:], payload)
     return sealed
@@ -41,9 +41,9 @@ def stamp(key: Key, enclosed: memoryview) -> memoryview:
 
 
 def unseal(key: Key, sealed: Buffer) -> memoryview | None:
-    """The payload, a read-only view; None for anything that was not sealed under `key` like this.
+    """The payload, a read-only view; None unless the value is intact and was sealed under `key`.
 
-    Short, torn, altered, of another version or of another key all look the same.
+    Truncated and altered values and those of another version or key are not told apart.
     """
     view = memoryview(sealed).toreadonly().cast("B")
     payload = view[HEADER_BYTES:]
@@ -52,7 +52,7 @@ def unseal(key: Key, sealed: Buffer) -> memoryview | None:
 
 
 def copy_bytes(target: memoryview, source: Buffer) -> None:
-    """Copy bytes of equal length; lets other threads run, which slice assignment does not."""
+    """Copy bytes of equal length; unlike slice assignment, numpy releases the GIL."""
     if target.nbytes:  # numpy refuses empty buffers
         np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 

@@ -1,4 +1,4 @@
-"""Reading the parts of a tier's notation; every mistake is a ConfigError that names the flag."""
+"""Checks and values of a tier spec's fields, for the kinds of tiers; all raise ConfigError."""
 
 import re
 from collections.abc import Iterable
@@ -35,33 +35,33 @@ def parse_seconds(text: str) -> float | None:
 
 
 def reject(spec: TierSpec, problem: str, hint: str) -> NoReturn:
-    """Raise the ConfigError for a tier's part of the flag."""
-    raise ConfigError(f"--tiers {spec.text or spec.kind}: {problem}", hint=hint)
+    """Raise ConfigError for a spec."""
+    raise ConfigError(f"`tiers` {spec.text or spec.kind}: {problem}", hint=hint)
 
 
 def require_capacity(spec: TierSpec) -> int:
-    """The capacity in bytes of a kind that cannot do without."""
+    """The capacity in bytes of a kind that needs one."""
     if not spec.capacity:
         reject(spec, "a capacity is missing", f"append one, as in {spec.kind}:...:4GiB")
     return spec.capacity
 
 
 def require_location(spec: TierSpec, what: str, example: str) -> str:
-    """The location of a kind that cannot do without."""
+    """The location of a kind that needs one."""
     if not spec.location:
         reject(spec, f"{what} is missing", f"write {example}")
     return spec.location
 
 
 def no_location(spec: TierSpec) -> None:
-    """Refuse a location; something that was meant as a size ends up here, too."""
+    """Refuse a location, which is also where a malformed size ends up."""
     if spec.location:
         hint = f"write {spec.kind}:4GiB, with a unit"
         reject(spec, f"{spec.location!r} is not a size", hint)
 
 
 def check_options(spec: TierSpec, known: Iterable[str] = ()) -> None:
-    """Refuse options that the kind does not have."""
+    """Refuse options that are not among `known`."""
     names = [*known, "deadline"]
     for name in spec.options:
         if name not in names:
@@ -71,7 +71,7 @@ def check_options(spec: TierSpec, known: Iterable[str] = ()) -> None:
 
 
 def seconds_option(spec: TierSpec, name: str) -> float | None:
-    """An option's value in seconds, None where it is not given."""
+    """An option's value in seconds, None if it is not given."""
     if name not in spec.options:
         return None
     seconds = parse_seconds(spec.options[name])

@@ -1,7 +1,7 @@
-"""The notation of `--tiers`: ``host:4GiB,disk:/path:20GiB,redis://host:6379/0:10GiB?ttl=1h``.
+"""Tier specs: ``host:4GiB,disk:/path:20GiB,redis://host:6379/0:10GiB?ttl=1h``.
 
-Tiers stand from the nearest to the farthest, separated by commas. Each is a kind, a location where
-the kind has one, a capacity with its unit, and options. Any installed package can add a kind
+Tiers are listed from the nearest to the farthest, separated by commas. Each is a kind, a location
+where the kind has one, a capacity with its unit, and options. Any installed package can add a kind
 through the entry-point group ``picbench.tiers``: a subclass of `Tier`.
 """
 
@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from urllib.parse import parse_qsl
 
-from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Guarded
+from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 from picbench.engines.chunk_cache.tiers.options import parse_size, reject, seconds_option
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
 from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, TierSpec, pageable
@@ -24,13 +24,13 @@ _SECRET = re.compile(r"//[^/@]*@")
 
 
 def parse_tiers(text: str) -> list[TierSpec]:
-    """The tiers that a flag's value names, nearest first; none for an empty one.
+    """The tiers that a text lists, nearest first.
 
-    Raises ConfigError, which names the flag, for unknown kinds and what cannot be read. What only
-    the kind can judge (paths, its own options) is judged by `open_tiers`.
+    Raises ConfigError for unknown kinds and what cannot be parsed. What only a kind can check
+    (paths, its own options) is checked by `open_tiers`.
     """
     points = _points()
-    specs = [_parse(part.strip()) for part in text.split(",") if part.strip()]
+    specs = [_parse(item.strip()) for item in text.split(",") if item.strip()]
     for spec in specs:
         if spec.kind not in points:
             reject(spec, f"unknown kind {spec.kind!r}", _suggest(spec.kind, points))
@@ -43,11 +43,11 @@ def open_tiers(
     allocate: Allocate = pageable,
     limits: StackLimits | None = None,
 ) -> TierStack:
-    """A stack of the tiers; `allocate` makes the memory of host tiers (pinned, for a GPU).
+    """Open the tiers of specs; `allocate` makes the memory of host tiers (pinned, for a GPU).
 
-    Raises ConfigError for what a kind does not understand and for a tier that is named twice.
+    Raises ConfigError for specs that a kind does not take and for a tier that is listed twice.
     """
-    opened: list[Guarded] = []
+    opened: list[GuardedTier] = []
     try:
         for spec in specs:
             opened.append(_open(spec, allocate, [tier.name for tier in opened]))
@@ -64,27 +64,27 @@ def describe_tiers() -> list[tuple[str, str, str]]:
     return [(name, kind.summary, kind.notation) for name, kind in kinds]
 
 
-def _parse(part: str) -> TierSpec:
-    head, _, query = part.partition("?")
-    kind, _, rest = head.partition(":")
-    location, _, last = rest.rpartition(":")
+def _parse(text: str) -> TierSpec:
+    head, _, query = text.partition("?")
+    kind, _, place = head.partition(":")
+    location, _, last = place.rpartition(":")
     capacity = parse_size(last)
     spec = TierSpec(
         kind=kind,
-        location=rest if capacity is None else location,
+        location=place if capacity is None else location,
         capacity=capacity,
         options=dict(parse_qsl(query, keep_blank_values=True)),
-        text=_SECRET.sub("//***@", part),
+        text=_SECRET.sub("//***@", text),
     )
     return replace(spec, deadline=seconds_option(spec, "deadline") or spec.deadline)
 
 
-def _open(spec: TierSpec, allocate: Allocate, taken: Iterable[str]) -> Guarded:
+def _open(spec: TierSpec, allocate: Allocate, taken: Iterable[str]) -> GuardedTier:
     tier = _load(_points()[spec.kind]).open(spec, allocate)
     if tier.name in taken:
         tier.close()
         reject(spec, "this tier is named twice", "name each tier once, nearest first")
-    return Guarded(tier, deadline=spec.deadline)
+    return GuardedTier(tier, deadline=spec.deadline)
 
 
 def _points() -> dict[str, EntryPoint]:

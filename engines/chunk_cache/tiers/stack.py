@@ -1,14 +1,17 @@
-"""Tiers in order, asked in the background: what the engine talks to."""
+"""The tiers of an engine, nearest first, called in the background."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from picbench.engines.chunk_cache.tiers.budget import Budget
+from picbench.engines.chunk_cache.tiers.background import (
+    BackgroundPool,
+    Budget,
+    Ticket,
+    group_by_size,
+)
 from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, enclose, seal, stamp
-from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Counters, Guarded
-from picbench.engines.chunk_cache.tiers.guard.lane import Lane, group_by_size
-from picbench.engines.chunk_cache.tiers.guard.ticket import Ticket
+from picbench.engines.chunk_cache.tiers.guarded_tier import Counters, GuardedTier
 from picbench.engines.chunk_cache.tiers.tier import Buffer, Key, Usage
 
 Sealed = tuple[Key, memoryview]
@@ -42,32 +45,31 @@ class Fetched:
 
 
 class TierStack:
-    """Tiers from the nearest to the farthest, behind calls that return at once.
+    """Tiers from the nearest to the farthest; calls return tickets at once.
 
-    May be used from any thread. Lookups, fetches and stores have threads of their own, so that
-    none waits for a transfer of another kind. Nothing here raises for what tiers do: at worst every
-    answer is "not there". Keys must cover all that a payload depends on: model, dtype, layout,
-    tenant.
+    May be used from any thread. Lookups, fetches and stores have threads of their own, so that none
+    waits for a transfer of another kind. No failure of a tier raises: at worst every answer is "not
+    there". Keys must cover all that a payload depends on: model, dtype, layout, tenant.
     """
 
-    def __init__(self, tiers: Sequence[Guarded], limits: StackLimits | None = None) -> None:
+    def __init__(self, tiers: Sequence[GuardedTier], limits: StackLimits | None = None) -> None:
         self._tiers = tuple(tiers)
         self._limits = limits or StackLimits()
         self._budget = Budget(self._limits.store_bytes)
-        self._lookups = Lane("tier-lookup", 1)
-        self._fetches = Lane("tier-fetch", self._limits.threads)
-        self._stores = Lane("tier-store", self._limits.threads)
+        self._lookups = BackgroundPool("tier-lookup", 1)
+        self._fetches = BackgroundPool("tier-fetch", self._limits.threads)
+        self._stores = BackgroundPool("tier-store", self._limits.threads)
 
     def lookup(self, keys: Sequence[Key]) -> Ticket[str | None]:
-        """Per key the name of the nearest tier that says it holds the value; it may be wrong."""
+        """Per key the name of the nearest tier that claims to hold the value, None if none does."""
         groups = [range(len(keys))] if keys else []
         return self._lookups.run(len(keys), None, groups, lambda _: self._find(keys))
 
     def fetch(self, wanted: Sequence[tuple[Key, int]]) -> Ticket[Fetched | None]:
         """Payloads by key and length in bytes, each from the nearest tier that has it intact.
 
-        None for what no tier has, or has in another length. What a lower tier had is copied into
-        the nearest one, behind the answer.
+        None for what no tier has in that length. What a farther tier had is then copied into the
+        nearest one.
         """
         sizes = [HEADER_BYTES + length for _, length in wanted]
         groups = group_by_size(sizes, self._limits.call_bytes, range(len(wanted)))
@@ -83,7 +85,7 @@ class TierStack:
         With `copy`, payloads are copied before this returns, and the buffers may be reused at
         once. Without, nothing is copied in the caller's thread, and the buffers must stay as they
         are until the ticket is done. What exceeds `store_bytes` in flight is refused: its answer
-        is (), and its buffer is not read.
+        is ().
         """
         sizes = [HEADER_BYTES + memoryview(payload).nbytes for _, payload in items]
         accepted = [i for i, size in enumerate(sizes) if self._budget.take(size)]
@@ -97,21 +99,21 @@ class TierStack:
         )
 
     def delete(self, keys: Sequence[Key]) -> Ticket[None]:
-        """Drop values from every tier; a store of the same key that is not done may undo it."""
+        """Delete values from every tier; an unfinished store of the same key may undo it."""
         groups = [range(len(keys))] if keys else []
         return self._stores.run(len(keys), None, groups, lambda _: self._delete(keys))
 
     @property
     def refused(self) -> int:
-        """Values that `store` refused, and copies upwards that were dropped: too much in flight."""
+        """Values that were not stored or copied upwards because too much was in flight."""
         return self._budget.refusals
 
     def counters(self) -> dict[str, Counters]:
-        """By name of tier, what it has done; asks nobody."""
+        """What each tier has done, by name; makes no call."""
         return {tier.name: tier.counters() for tier in self._tiers}
 
     def usage(self) -> dict[str, Usage | None]:
-        """By name of tier, what it holds; None for one that does not answer. Takes its deadline."""
+        """What each tier holds, by name; None for one that does not answer by its deadline."""
         return {tier.name: tier.usage() for tier in self._tiers}
 
     def close(self, timeout: float = 5.0) -> bool:
@@ -120,8 +122,8 @@ class TierStack:
         What has not begun by then is dropped. Returns whether everything was finished.
         """
         end = monotonic() + timeout
-        lanes = (self._lookups, self._fetches, self._stores)  # fetches hand work to stores
-        drained = [lane.drain(max(0.0, end - monotonic())) for lane in lanes]
+        pools = (self._lookups, self._fetches, self._stores)  # fetches hand work to stores
+        drained = [pool.drain(max(0.0, end - monotonic())) for pool in pools]
         for tier in self._tiers:
             tier.close()
         return all(drained)
@@ -145,7 +147,7 @@ class TierStack:
                     self._promote(tier, (wanted[i][0], sealed))
         return found
 
-    def _promote(self, holder: Guarded, value: Sealed) -> None:
+    def _promote(self, holder: GuardedTier, value: Sealed) -> None:
         """Copy what `holder` had into the nearest tier, unless too much is in flight."""
         nearest, nbytes = self._tiers[0], value[1].nbytes
         if holder is not nearest and self._budget.take(nbytes):
@@ -172,15 +174,15 @@ class TierStack:
 
 
 def _sealing(key: Key, payload: Buffer, *, copy: bool) -> Callable[[], Sealed]:
-    """What seals a payload later; it is copied now or then."""
+    """A function that seals a payload; with `copy` the payload is copied now."""
     if not copy:
         return lambda: (key, seal(key, payload))
     enclosed = enclose(payload)
     return lambda: (key, stamp(key, enclosed))
 
 
-def _right_length(tier: Guarded, wanted: Sequence[tuple[Key, int]]) -> list[memoryview | None]:
-    """Sealed values from a tier; intact ones of another length are as useless as corrupt ones."""
+def _right_length(tier: GuardedTier, wanted: Sequence[tuple[Key, int]]) -> list[memoryview | None]:
+    """Sealed values from a tier; those of another length are discarded as corrupt."""
     values = tier.get([key for key, _ in wanted])
     wrong = {
         key
@@ -193,11 +195,11 @@ def _right_length(tier: Guarded, wanted: Sequence[tuple[Key, int]]) -> list[memo
     ]
 
 
-def _write_to(tier: Guarded, values: Sequence[Sealed]) -> list[bool]:
+def _write_to(tier: GuardedTier, values: Sequence[Sealed]) -> list[bool]:
     """Which values a tier holds afterwards.
 
-    Far tiers are asked first, since most of what leaves HBM came from them. A near one is not: it
-    copies fast, and writing again makes the value its most recent.
+    Far tiers are first asked what they lack, since most of what leaves HBM came from them. An
+    immediate one is not: it copies fast, and a write marks the value as its most recent.
     """
     if tier.immediate:
         return tier.put(values)

@@ -1,4 +1,4 @@
-"""What a tier is: a place that keeps bytes under keys and may lose them at any time."""
+"""The interface of a tier: a store of bytes by key that may lose them at any time."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class TierSpec:
-    """A tier as `--tiers` names it: ``kind:location:capacity?option=value``.
+    """A parsed tier: ``kind:location:capacity?option=value``.
 
-    `text` is the part of the flag that it was read from, for messages. `capacity` is in bytes,
+    `text` is what it was parsed from, without credentials, for messages. `capacity` is in bytes,
     `deadline` in seconds and for every call.
     """
 
@@ -54,15 +54,14 @@ class TierSpec:
 
 
 class Tier(ABC):
-    """Bytes under keys. Methods block, are safe to call from any thread, and take batches.
+    """Bytes by key. Methods block, may be called from any thread, and take batches.
 
     Keys are content hashes, so two values under one key are equal and a value never goes stale.
     A tier may drop any value at any time. It raises (OSError or its client's error) when it cannot
-    answer; a value that is not there is an answer. Bounds, deadlines and checksums beyond that are
-    the business of `Guarded`.
+    answer; a missing value is an answer. `GuardedTier` adds deadlines, checksums and counters.
     """
 
-    #: What `--tiers` calls the kind, and what users read about it.
+    #: The kind's name in specs, and what users read about it.
     kind: ClassVar[str]
     summary: ClassVar[str]
     notation: ClassVar[str]
@@ -70,20 +69,20 @@ class Tier(ABC):
     #: Whether calls only touch this process's memory, so that they cannot hang.
     immediate: ClassVar[bool] = False
 
-    #: Names this tier in tables and warnings, without credentials.
+    #: Names this tier in tables and warnings; holds no credentials.
     name: str
 
     @classmethod
     @abstractmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
-        """The tier that a spec describes; raises ConfigError for what it does not understand.
+        """Open the tier of a spec; raises ConfigError for a spec that the kind does not take.
 
-        A store that cannot be reached now is not an error: it may come back.
+        A store that cannot be reached is no error: it may come back.
         """
 
     @abstractmethod
     def exists(self, keys: Sequence[Key]) -> list[bool]:
-        """Whether a value is there, per key. Does not count as use."""
+        """Whether a value is there, per key; does not count as use."""
 
     @abstractmethod
     def put(self, items: Sequence[tuple[Key, Buffer]]) -> list[bool]:
@@ -96,13 +95,13 @@ class Tier(ABC):
     def get(self, keys: Sequence[Key]) -> list[Buffer | None]:
         """The values, None per key that is not there; counts as use.
 
-        Values stay valid for as long as the caller holds them, whatever the tier evicts, and are
-        not to be written to: a host tier hands out views of the memory that it keeps.
+        Values stay valid while the caller holds them, whatever the tier evicts, and must not be
+        written to: a host tier returns views of its own memory.
         """
 
     @abstractmethod
     def delete(self, keys: Sequence[Key]) -> None:
-        """Drop values; keys that are not there are fine."""
+        """Delete values; missing ones are no error."""
 
     @abstractmethod
     def usage(self) -> Usage:
@@ -110,4 +109,4 @@ class Tier(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections; values in shared stores stay."""
+        """Close files and connections; values in shared stores stay."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Counters
-from picbench.engines.chunk_cache.tiers.guard.ticket import Ticket
+from picbench.engines.chunk_cache.tiers.background import Ticket
+from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
 from picbench.engines.chunk_cache.tiers.spec import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import Fetched
 from picbench.engines.chunk_cache.tiers.tier import Usage, pageable

@@ -10,7 +10,7 @@ from chunk_bench import BLOCKS, config, serve
 from tier_faults import Dead, Far, Flipping, Full, Lying, Stuck, Torn
 
 from picbench.engines.chunk_cache.tiers.backends.host import Host
-from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Guarded
+from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 from picbench.engines.chunk_cache.tiers.stack import TierStack
 from picbench.engines.engine import Engine
 from picbench.engines.ledger import Snapshot
@@ -132,7 +132,7 @@ def behind(engine: Engine, *tiers: Any, deadline: float = 30.0) -> Iterator[None
     tier_client = engine._running.engine.model_executor.driver_worker.worker.tier_client
     jobs = engine._running.scheduler.jobs
     asks = jobs.directory._asks
-    with closing(TierStack([Guarded(tier, deadline=deadline) for tier in tiers])) as stack:
+    with closing(TierStack([GuardedTier(tier, deadline=deadline) for tier in tiers])) as stack:
         tier_client._stack, before = stack, tier_client._stack
         jobs.directory._asks = True
         try:

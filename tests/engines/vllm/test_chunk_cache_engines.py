@@ -55,7 +55,7 @@ def test_on_pressure_reject_refuses_before_anything_is_allocated(
 def test_a_wrong_policy_is_refused(llama: Path) -> None:
     with pytest.raises(ConfigError, match="on_pressure"):
         Engine(config(llama, on_pressure="panic"))
-    with pytest.raises(ConfigError, match="--tiers"):
+    with pytest.raises(ConfigError, match="`tiers`"):
         Engine(config(llama, tiers="tape:4GiB"))
 
 

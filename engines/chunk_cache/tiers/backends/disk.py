@@ -1,4 +1,4 @@
-"""A folder of files: a tier that outlives the process and is shared by those of one machine."""
+"""A folder of files: survives restarts and is shared by the processes of one machine."""
 
 import errno
 import sqlite3
@@ -23,13 +23,13 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Disk(Tier):
-    """Values as files, bounded, least recently used out first, over restarts and processes.
+    """Values as files, bounded, least recently used out first, across restarts and processes.
 
-    An index (SQLite) in the same folder says which values are there, how large, and in what order
-    they were used; all processes that open the folder keep one bound together. A value is written
-    aside, flushed, and renamed into place, and the index shows it only then, so that a crash at any
-    point leaves either the whole value or none. Space is reserved before it is written. The folder
-    must be on a local file system, because the index relies on its locks.
+    An index (SQLite) in the same folder records which values there are, their sizes and when they
+    were last used; all processes that open the folder share one capacity. Space is reserved first;
+    then a value is written to a temporary file, flushed and renamed, and only then listed, so that
+    a crash leaves the whole value or none. The folder must be on a local file system, because the
+    index relies on its locks.
     """
 
     kind: ClassVar[str] = "disk"
@@ -49,7 +49,7 @@ class Disk(Tier):
 
     @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
-        """``disk:/path:20GiB``; the folder is made if it is not there."""
+        """``disk:/path:20GiB``; a missing folder is created."""
         check_options(spec)
         capacity = require_capacity(spec)
         root = Path(require_location(spec, "a folder", cls.notation)).expanduser()
@@ -115,7 +115,7 @@ class Disk(Tier):
             written = self._index.publish(key)
         finally:
             if not written:
-                with suppress(sqlite3.Error):  # the error that brought us here says more
+                with suppress(sqlite3.Error):  # the original error is more useful
                     self._index.remove([key])
                 self._files.remove(key)
         return written

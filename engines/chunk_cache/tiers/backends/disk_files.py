@@ -11,10 +11,7 @@ from picbench.engines.chunk_cache.tiers.tier import Key
 
 
 class ValueFiles:
-    """``values/<two digits>/<key>`` in a folder; what is being written lies in ``partial/``.
-
-    Keys are named in hexadecimal.
-    """
+    """``values/<two digits>/<key in hexadecimal>``; ``partial/`` holds what is being written."""
 
     def __init__(self, root: Path) -> None:
         self._values = root / "values"
@@ -23,7 +20,7 @@ class ValueFiles:
         self._partial.mkdir(exist_ok=True)
 
     def write(self, key: Key, value: memoryview) -> None:
-        """Put a value in place; raises OSError, and leaves nothing behind, if that fails.
+        """Write a value; raises OSError, and leaves no file, if that fails.
 
         The file is flushed before it gets its name. The folder is not: a crash may lose a value
         that was just renamed, which is a miss.
@@ -41,13 +38,13 @@ class ValueFiles:
             raise
 
     def _begin(self) -> tuple[int, str]:
-        """A file that is ours: its descriptor, whose lock tells `remove_abandoned` that we live."""
+        """A new file and its descriptor, locked so that `remove_abandoned` leaves it alone."""
         while True:
             handle, partial = tempfile.mkstemp(dir=self._partial)
             fcntl.flock(handle, fcntl.LOCK_EX)
             if os.fstat(handle).st_nlink:
                 return handle, partial
-            # A process that opened the folder found it before it was locked, and removed it.
+            # Another process opened the folder and removed the file before it was locked.
             os.close(handle)
 
     def read(self, key: Key) -> bytes | None:
@@ -58,18 +55,18 @@ class ValueFiles:
             return None
 
     def remove(self, key: Key) -> None:
-        """Remove a value's file, if there is one; whoever reads it now can finish."""
+        """Remove a value's file, if there is one; current readers can finish."""
         self._path(key).unlink(missing_ok=True)
 
     def remove_abandoned(self) -> None:
-        """Remove what processes that have died were writing."""
+        """Remove files that processes were writing when they died."""
         for partial in self._partial.iterdir():
             with suppress(FileNotFoundError, BlockingIOError), partial.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 partial.unlink()
 
     def scan(self, known: Collection[Key]) -> Iterator[tuple[Key, int]]:
-        """(key, bytes) of value files that are not known, oldest first."""
+        """(key, bytes) of the files of values that are not `known`, oldest first."""
         paths = [path for path in self._values.glob("*/*") if _key(path) not in known]
         stats = [(path, path.stat()) for path in paths]
         for path, stat in sorted(stats, key=lambda entry: entry[1].st_mtime_ns):
@@ -89,7 +86,7 @@ def _write_all(descriptor: int, value: memoryview) -> None:
 
 
 def _key(path: Path) -> Key | None:
-    """The key that a file is named after, None for other people's files."""
+    """The key that a file is named after, None for foreign files."""
     try:
         return bytes.fromhex(path.name)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The index of a disk tier: which values are there, how large, and in what order of use."""
+"""The index of a disk tier: which values there are, their sizes and their last use."""
 
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ _BUSY_SECONDS = 5.0
 class DiskIndex:
     """A SQLite file that all processes with the same folder share.
 
-    A damaged file is replaced by an empty one: values are found again by `adopt`.
+    A damaged file is replaced by an empty one; `adopt` then lists the values again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,12 +45,12 @@ class DiskIndex:
             self._connection = _connect(path)
 
     def keys(self) -> set[Key]:
-        """All keys, those of values that are being written included."""
+        """All keys, including those of values that are being written."""
         with self._transaction() as run:
             return {key for (key,) in run.execute("SELECT key FROM value")}
 
     def adopt(self, found: Iterable[tuple[Key, int]]) -> None:
-        """List values whose files were found without being listed, oldest first."""
+        """List values whose files were found but not listed, oldest first."""
         with self._transaction() as run:
             for key, nbytes in found:
                 run.execute(
@@ -63,16 +63,16 @@ class DiskIndex:
             return [_is_ready(run, key) for key in keys]
 
     def use(self, keys: Sequence[Key]) -> list[bool]:
-        """Note that values are used now; whether they are there, per key."""
+        """Mark values as used now; returns whether they are there, per key."""
         sql = "UPDATE value SET used = ? WHERE key = ? AND ready"
         with self._transaction() as run:
             return [run.execute(sql, (_tick(run), key)).rowcount > 0 for key in keys]
 
     def reserve(self, key: Key, nbytes: int, capacity: int, remove: Callable[[Key], None]) -> int:
-        """Make room for a value, which is not there until `publish`; returns how many had to go.
+        """Make room for a value, listed once `publish` is called; returns how many were evicted.
 
-        `remove` removes the file of one that goes, before the room counts as free. `nbytes` must
-        not exceed `capacity`.
+        `remove` removes an evicted value's file, before its room counts as free. `nbytes` must not
+        exceed `capacity`.
         """
         evicted = 0
         with self._transaction() as run:
@@ -87,13 +87,13 @@ class DiskIndex:
         return evicted
 
     def publish(self, key: Key) -> bool:
-        """Show a value whose file is in place; False if its reservation is gone."""
+        """List a value whose file is in place; False if its reservation is gone."""
         with self._transaction() as run:
             sql = "UPDATE value SET ready = 1 WHERE key = ?"
             return run.execute(sql, (key,)).rowcount > 0
 
     def remove(self, keys: Sequence[Key]) -> None:
-        """Strike values off."""
+        """Remove values from the index."""
         with self._transaction() as run:
             run.executemany("DELETE FROM value WHERE key = ?", [(key,) for key in keys])
 

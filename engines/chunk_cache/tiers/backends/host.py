@@ -1,4 +1,4 @@
-"""Host memory: the tier that every other one is promoted into."""
+"""Host memory, usually the nearest tier."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -21,9 +21,8 @@ from picbench.engines.chunk_cache.tiers.tier import (
 class Host(Tier):
     """A bounded pool of this process's memory, least recently used out first.
 
-    Each value is an allocation of its own, so an evicted one lives on for whoever still reads it:
-    memory in use is at most `capacity` plus what readers hold. The bound holds for values that are
-    still being copied, too.
+    Each value is an allocation of its own, so an evicted one stays valid for its readers: memory in
+    use is at most `capacity`, values that are being copied included, plus what readers hold.
     """
 
     kind: ClassVar[str] = "host"
@@ -54,11 +53,11 @@ class Host(Tier):
             return [key in self._values for key in keys]
 
     def put(self, items: Sequence[tuple[Key, Buffer]]) -> list[bool]:
-        """Copy values into memory of their own; False for what exceeds the capacity or memory."""
+        """Copy values into fresh memory; False for what exceeds the capacity or memory."""
         return [self._put(key, memoryview(value)) for key, value in items]
 
     def get(self, keys: Sequence[Key]) -> list[Buffer | None]:
-        """Read-only views of the memory that is kept; no copies."""
+        """Read-only views of the values; no copies."""
         with self._lock:
             return [self._touch(key) for key in keys]
 
@@ -106,7 +105,7 @@ class Host(Tier):
                 self._drop(key)
                 while self._values and self._bytes + nbytes > self._capacity:
                     self._evict()
-            # With nothing left to evict, others may still be copying what they reserved.
+            # With nothing left to evict, other threads may still be copying what they reserved.
             fits = self._bytes + nbytes <= self._capacity
             self._bytes += nbytes if fits else 0
             self._refused += not fits

@@ -23,8 +23,8 @@ class LMCache(Tier):
     """Values under LMCache cache keys of a model called ``picbench``.
 
     Messages are LMCache's own (lmcache/v1/protocol.py), values its binary format. The server keeps
-    everything in its memory, knows no bound, and cannot delete: a deleted value is replaced by an
-    empty one, and empty ones count as absent.
+    everything in memory, without a bound, and cannot delete: a deleted value is replaced by an
+    empty one, and empty ones count as missing.
     """
 
     kind: ClassVar[str] = "lmcache"
@@ -77,7 +77,7 @@ class LMCache(Tier):
                     connection.sendall(self._messages.put(key, 0))
 
     def usage(self) -> Usage:
-        """The server does not say what it holds."""
+        """Unknown: the server does not report it."""
         return Usage(objects=None, bytes=None, capacity=None, refused=self._refused)
 
     def close(self) -> None:
@@ -148,7 +148,7 @@ class _Messages:
         torch, utils = import_module("torch"), import_module("lmcache.utils")
         message = self._protocol.ClientMetaMessage(
             command,
-            # The leading one keeps keys apart that differ in leading zeros.
+            # The leading byte distinguishes keys that differ in leading zeros.
             utils.CacheEngineKey("picbench", 1, 0, int.from_bytes(b"\1" + key), torch.uint8),
             nbytes,
             self._protocol.MemoryFormat.BINARY,

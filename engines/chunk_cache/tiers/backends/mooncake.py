@@ -58,7 +58,7 @@ class Mooncake(Tier):
         return cls(library, arguments, name=f"{cls.kind}:{master}")
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
-        """Whether the master knows a value, per key; raises OSError if it cannot say."""
+        """Whether the master lists a value, per key; raises OSError if it does not answer."""
         codes = self._connected().batch_is_exist([_name(key) for key in keys])
         if any(code < 0 for code in codes):
             raise OSError(f"the store answers {min(codes)}")
@@ -78,13 +78,13 @@ class Mooncake(Tier):
         ]
 
     def delete(self, keys: Sequence[Key]) -> None:
-        """Remove values, even those that somebody reads."""
+        """Remove values, even those that are being read."""
         store = self._connected()
         for key in keys:
             store.remove(_name(key), force=True)
 
     def usage(self) -> Usage:
-        """The store does not say what it holds."""
+        """Unknown: the store does not report it."""
         return Usage(objects=None, bytes=None, capacity=None, refused=self._refused)
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ class Redis(Tier):
             self._bound.forget(keys)
 
     def usage(self) -> Usage:
-        """What all clients keep in the server's database, by walking through it."""
+        """What all clients keep in the server's database, by scanning it."""
         objects = nbytes = cursor = 0
         while True:
             cursor, keys = self._client.scan(cursor, match=_VALUES + b"*", count=_SCAN)

@@ -1,9 +1,9 @@
-"""A bound on what picbench keeps in a Redis server, common to all clients.
+"""A capacity that all clients of a Redis server share.
 
-Three keys beside the values hold what is needed: a sorted set of keys by a logical clock of use, a
-hash of sizes, and a hash with the sum of sizes and the clock. Scripts change them, so that every
-change is atomic. A value that the server drops on its own (expiry, maxmemory) stays counted until
-it is the least recent: the bound errs towards fewer bytes.
+Three keys besides the values hold the bookkeeping: a sorted set of keys by last use (a logical
+clock), a hash of sizes, and a hash with the sum of sizes and the clock. Scripts change them
+atomically. A value that the server drops on its own (expiry, maxmemory) stays counted until it is
+the least recently used: the bound errs towards fewer bytes.
 """
 
 from collections.abc import Sequence
@@ -75,12 +75,12 @@ class RedisBound:
         self._forget = client.register_script(_FORGET)
 
     def set(self, pipeline: Any, key: Key, value: Buffer, expiry: int | None) -> None:
-        """Queue setting a value, with milliseconds to live; replies how many others had to go."""
+        """Queue setting a value, with milliseconds to live; replies the number of evictions."""
         arguments = [key, value, self._capacity, self._prefix, expiry or b""]
         self._set(keys=self._keys, args=arguments, client=pipeline)
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """Note that values were used."""
+        """Mark values as used."""
         if keys:
             self._touch(keys=self._keys, args=keys)
 

@@ -1,4 +1,4 @@
-"""The notation of --tiers."""
+"""Tier specs: parsing, opening, errors."""
 
 import subprocess
 import sys
@@ -62,7 +62,7 @@ def test_not_sizes(text: str) -> None:
     ],
 )
 def test_what_is_wrong_is_said_with_the_flag(text: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match="--tiers") as caught:
+    with pytest.raises(ConfigError, match="`tiers`") as caught:
         open_tiers(parse_tiers(text))
     assert problem in str(caught.value)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tier_faults import Dead, Far, Flipping, Full, Lying, Stuck, Torn
 
 from picbench.engines.chunk_cache.tiers.backends.host import Host
+from picbench.engines.chunk_cache.tiers.background import group_by_size
 from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, seal
-from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Guarded
-from picbench.engines.chunk_cache.tiers.guard.lane import group_by_size
+from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 from picbench.engines.chunk_cache.tiers.stack import Fetched, StackLimits, TierStack
 from picbench.engines.chunk_cache.tiers.tier import Key
 
@@ -32,7 +32,7 @@ def payloads(answers: list[Fetched | None]) -> list[bytes | None]:
 
 
 def stack_of(*tiers: Far | Host, deadline: float = WAIT, **limits: int) -> TierStack:
-    guarded = [Guarded(tier, deadline=deadline) for tier in tiers]
+    guarded = [GuardedTier(tier, deadline=deadline) for tier in tiers]
     return TierStack(guarded, StackLimits(**limits))
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from picbench.engines.chunk_cache.tiers.backends.disk import Disk
 from picbench.engines.chunk_cache.tiers.envelope import seal
-from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Guarded
+from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 from picbench.engines.chunk_cache.tiers.tier import TierSpec, pageable
 from picbench.errors import ConfigError
 
@@ -144,7 +144,7 @@ def test_what_another_process_is_writing_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "foreign"])
 def test_a_damaged_file_is_missing_and_removed(damage: str, tmp_path: Path) -> None:
     tier = Disk(tmp_path, CAPACITY)
-    guarded = Guarded(tier)
+    guarded = GuardedTier(tier)
     guarded.put([(A, seal(A, bytes(5000))), (B, seal(B, b"good"))])
     path = value_file(tmp_path, A)
     data = bytearray(path.read_bytes())
@@ -256,5 +256,5 @@ def test_a_folder_that_cannot_be_used_is_one_clear_line(
     (tmp_path / "FILE").write_text("a file")
     place = str(tmp_path / location) if location else ""
     spec = TierSpec("disk", place, capacity, text="disk:...")
-    with pytest.raises(ConfigError, match=f"--tiers disk:....*{problem}"):
+    with pytest.raises(ConfigError, match=f"`tiers` disk:....*{problem}"):
         Disk.open(spec, pageable)

@@ -9,7 +9,7 @@ from time import sleep
 import pytest
 
 from picbench.engines.chunk_cache.tiers.backends.lmcache import LMCache
-from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Guarded
+from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 from picbench.engines.chunk_cache.tiers.stack import TierStack
 from picbench.engines.chunk_cache.tiers.tier import TierSpec, pageable
 
@@ -66,7 +66,7 @@ def test_empty_values_are_not_kept(tier: LMCache) -> None:
 
 
 def test_under_a_stack(tier: LMCache) -> None:
-    stack = TierStack([Guarded(tier)])
+    stack = TierStack([GuardedTier(tier)])
     assert stack.store([(D, b"payload")]).result(20) == [(tier.name,)]
     (found,) = stack.fetch([(D, 7)]).result(20)
     assert found is not None
@@ -78,6 +78,6 @@ def test_a_server_that_is_not_there_is_an_outage() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         location = f"127.0.0.1:{probe.getsockname()[1]}"
-        guarded = Guarded(LMCache.open(TierSpec("lmcache", location), pageable))
+        guarded = GuardedTier(LMCache.open(TierSpec("lmcache", location), pageable))
         assert guarded.get([A]) == [None]
         assert guarded.counters().errors == 1

@@ -11,7 +11,7 @@ from time import sleep
 import pytest
 
 from picbench.engines.chunk_cache.tiers.backends.mooncake import Mooncake
-from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Guarded
+from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 from picbench.engines.chunk_cache.tiers.stack import TierStack
 from picbench.engines.chunk_cache.tiers.tier import TierSpec, pageable
 
@@ -75,7 +75,7 @@ def test_a_value_larger_than_the_pool_is_not_kept(tier: Mooncake) -> None:
 
 
 def test_under_a_stack(tier: Mooncake) -> None:
-    guarded = Guarded(tier, deadline=20)
+    guarded = GuardedTier(tier, deadline=20)
     stack = TierStack([guarded])
     assert stack.store([(b"d" * 33, b"payload")]).result(20) == [(tier.name,)]
     (found,) = stack.fetch([(b"d" * 33, 7)]).result(20)

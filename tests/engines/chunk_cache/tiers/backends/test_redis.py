@@ -8,8 +8,8 @@ from redis_process import RedisProcess
 
 from picbench.engines.chunk_cache.tiers.backends.host import Host
 from picbench.engines.chunk_cache.tiers.backends.redis import Redis
-from picbench.engines.chunk_cache.tiers.guard.breaker import Backoff
-from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Guarded
+from picbench.engines.chunk_cache.tiers.call_limits import Backoff
+from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 from picbench.engines.chunk_cache.tiers.spec import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import TierStack
 from picbench.engines.chunk_cache.tiers.tier import Tier, pageable
@@ -93,8 +93,8 @@ def test_killed_and_started_again_in_the_middle(
 ) -> None:
     caplog.set_level(logging.INFO)
     tier = open_redis(redis_process, ":1MiB?deadline=5s")
-    guarded = Guarded(tier, deadline=WAIT, backoff=Backoff(first=0.0, longest=0.0))
-    stack = TierStack([Guarded(Host(1 << 20)), guarded])
+    guarded = GuardedTier(tier, deadline=WAIT, backoff=Backoff(first=0.0, longest=0.0))
+    stack = TierStack([GuardedTier(Host(1 << 20)), guarded])
     assert stack.store([(A, b"first")]).result(WAIT) == [("host", tier.name)]
     redis_process.kill()
     for key in (B, C):
@@ -123,7 +123,7 @@ def test_names_and_messages_hold_no_password(
     redis_process: RedisProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     (spec,) = parse_tiers(f"redis://user:secret@127.0.0.1:{redis_process.port}/0")
-    guarded = Guarded(Redis.open(spec, pageable))
+    guarded = GuardedTier(Redis.open(spec, pageable))
     assert guarded.exists([A]) == [False]  # the server wants no password
     assert guarded.counters().errors == 1
     assert "secret" not in caplog.text + guarded.name + repr(spec)
@@ -141,7 +141,7 @@ def test_names_and_messages_hold_no_password(
     ],
 )
 def test_what_cannot_be_read_is_one_clear_line(text: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match="--tiers redis:") as caught:
+    with pytest.raises(ConfigError, match="`tiers` redis:") as caught:
         Redis.open(parse_tiers(text)[0], pageable)
     assert problem in str(caught.value)
     assert "secret" not in str(caught.value)

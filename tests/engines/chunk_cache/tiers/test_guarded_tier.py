@@ -18,9 +18,9 @@ from tier_faults import (
     Torn,
 )
 
+from picbench.engines.chunk_cache.tiers.call_limits import Backoff
 from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, seal, unseal
-from picbench.engines.chunk_cache.tiers.guard.breaker import Backoff
-from picbench.engines.chunk_cache.tiers.guard.guarded_tier import Guarded
+from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 
 A, B = b"a" * 32, b"b" * 32
 ITEMS = [(A, seal(A, b"first")), (B, seal(B, b"second"))]
@@ -54,7 +54,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_intact_values_come_back_and_are_counted() -> None:
-    guarded = Guarded(Far())
+    guarded = GuardedTier(Far())
     assert guarded.put(ITEMS) == [True, True]
     first, nothing = guarded.get([A, b"c" * 32])
     assert first is not None
@@ -71,7 +71,7 @@ def test_values_that_are_not_what_was_stored_are_missing_and_deleted(
     kind: Callable[[], Far], caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = kind()
-    guarded = Guarded(tier)
+    guarded = GuardedTier(tier)
     guarded.put(ITEMS)
     assert guarded.get([A, B]) == [None, None]
     assert guarded.counters().corrupt == 2
@@ -82,20 +82,20 @@ def test_values_that_are_not_what_was_stored_are_missing_and_deleted(
 
 
 def test_a_tier_that_holds_nothing_of_what_it_says_is_a_miss() -> None:
-    guarded = Guarded(Lying())
+    guarded = GuardedTier(Lying())
     assert guarded.exists([A]) == [True]
     assert guarded.get([A]) == [None]
     assert guarded.counters().misses == 1
 
 
 def test_a_tier_that_forgets_an_answer_fails() -> None:
-    guarded = Guarded(Miscounting())
+    guarded = GuardedTier(Miscounting())
     assert guarded.get([A, B]) == [None, None]
     assert guarded.counters().errors == 1
 
 
 def test_a_full_tier_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
-    guarded = Guarded(Full())
+    guarded = GuardedTier(Full())
     assert guarded.put(ITEMS) == [False, False]
     assert guarded.counters().refused == 2
     assert guarded.exists([A]) == [False]
@@ -104,7 +104,7 @@ def test_a_full_tier_is_no_outage(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_call_that_hangs_is_answered_without_it(stuck: Stuck) -> None:
-    guarded = Guarded(stuck, deadline=SHORT)
+    guarded = GuardedTier(stuck, deadline=SHORT)
     assert guarded.get([A]) == [None]  # returns although the tier never does
     assert guarded.counters().timeouts == 1
 
@@ -112,7 +112,7 @@ def test_a_call_that_hangs_is_answered_without_it(stuck: Stuck) -> None:
 def test_hanging_calls_hold_a_bounded_number_of_threads(stuck: Stuck) -> None:
     no_pause = Backoff(first=0.0, longest=0.0)
     before = threading.active_count()
-    guarded = Guarded(stuck, deadline=SHORT, backoff=no_pause, threads=3)
+    guarded = GuardedTier(stuck, deadline=SHORT, backoff=no_pause, threads=3)
     for _ in range(8):
         assert guarded.put(ITEMS) == [False, False]
     assert stuck.entered == 3
@@ -122,7 +122,7 @@ def test_hanging_calls_hold_a_bounded_number_of_threads(stuck: Stuck) -> None:
 
 def test_threads_come_back_when_the_tier_does(stuck: Stuck) -> None:
     no_pause = Backoff(first=0.0, longest=0.0)
-    guarded = Guarded(stuck, deadline=SHORT, backoff=no_pause, threads=1)
+    guarded = GuardedTier(stuck, deadline=SHORT, backoff=no_pause, threads=1)
     assert guarded.exists([A]) == [False]
     stuck.released.set()
     while guarded.counters().stored == 0:
@@ -132,7 +132,7 @@ def test_threads_come_back_when_the_tier_does(stuck: Stuck) -> None:
 
 def test_a_failing_tier_is_left_alone_for_longer_and_longer(clock: Clock) -> None:
     tier = Dead()
-    guarded = Guarded(tier, backoff=Backoff(first=1.0, longest=5.0), clock=clock)
+    guarded = GuardedTier(tier, backoff=Backoff(first=1.0, longest=5.0), clock=clock)
     asked_at = []
     for now in range(40):
         clock.now = now
@@ -150,13 +150,13 @@ def test_an_outage_is_one_warning_and_its_end_is_noted_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     tier = Dead("redis://host:6379/0")
-    guarded = Guarded(tier, backoff=Backoff(first=1.0, longest=1.0), clock=clock)
+    guarded = GuardedTier(tier, backoff=Backoff(first=1.0, longest=1.0), clock=clock)
     for _ in range(5):
         clock.now += 2
         guarded.get([A])
     assert len(warnings(caplog)) == 1
     assert "redis://host:6379/0" in warnings(caplog)[0]
-    assert "--tiers" in warnings(caplog)[0]
+    assert "`tiers`" in warnings(caplog)[0]
     tier.dead = False
     for _ in range(3):
         clock.now += 2
@@ -170,7 +170,7 @@ def test_an_outage_is_one_warning_and_its_end_is_noted_once(
 
 
 def test_one_probe_at_a_time(clock: Clock, stuck: Stuck) -> None:
-    guarded = Guarded(stuck, deadline=SHORT, backoff=Backoff(first=1.0), clock=clock)
+    guarded = GuardedTier(stuck, deadline=SHORT, backoff=Backoff(first=1.0), clock=clock)
     guarded.exists([A])
     clock.now = 1.5
     probe = threading.Thread(target=guarded.exists, args=([A],))
@@ -184,12 +184,12 @@ def test_one_probe_at_a_time(clock: Clock, stuck: Stuck) -> None:
 
 def test_empty_batches_ask_nobody() -> None:
     tier = Far()
-    guarded = Guarded(tier)
+    guarded = GuardedTier(tier)
     assert guarded.get([]) == guarded.put([]) == guarded.exists([]) == []
     assert tier.calls == []
 
 
 def test_closing_a_tier_that_hangs_returns(stuck: Stuck) -> None:
-    guarded = Guarded(stuck, deadline=SHORT)
+    guarded = GuardedTier(stuck, deadline=SHORT)
     guarded.get([A])
     guarded.close()

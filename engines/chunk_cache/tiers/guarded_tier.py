@@ -1,4 +1,4 @@
-"""One tier, kept from costing more than a little time: deadlines, back-off, checksums, counters."""
+"""One tier behind a deadline, a circuit breaker, checksums and counters."""
 
 import logging
 import time
@@ -8,14 +8,13 @@ from dataclasses import dataclass, fields
 from threading import Lock
 from typing import TypeVar
 
+from picbench.engines.chunk_cache.tiers.call_limits import Backoff, Breaker, Timebox
 from picbench.engines.chunk_cache.tiers.envelope import unseal
-from picbench.engines.chunk_cache.tiers.guard.breaker import Backoff, Breaker
-from picbench.engines.chunk_cache.tiers.guard.timebox import Timebox
 from picbench.engines.chunk_cache.tiers.tier import Buffer, Key, Tier, Usage
 
 T = TypeVar("T")
 
-#: Keys that reads did not find are remembered for as many.
+#: How many keys that reads did not find are remembered.
 _REMEMBERED = 4096
 
 _LOG = logging.getLogger(__name__)
@@ -41,8 +40,8 @@ class Counters:
     bytes_written: int = 0
 
 
-class Guarded:
-    """A tier whose calls never raise, never take longer than a deadline, and never return junk.
+class GuardedTier:
+    """A tier whose calls never raise, never outlast a deadline and only return intact values.
 
     A call that fails is answered as if the tier held nothing and kept nothing. The first failure
     begins an outage: one warning, then no calls but a probe after each pause, until one succeeds.
@@ -74,7 +73,7 @@ class Guarded:
     def wants(self, keys: Sequence[Key]) -> list[bool]:
         """Whether a value should be written, per key: it is not there, or a read did not find it.
 
-        The second half is for tiers that say they hold what they cannot give.
+        The second case covers tiers that claim values which they cannot return.
         """
         held = self.exists(keys)
         with self._lock:
@@ -92,7 +91,7 @@ class Guarded:
         return kept
 
     def get(self, keys: Sequence[Key]) -> list[memoryview | None]:
-        """Sealed values that are what was sealed under their keys, None for all others."""
+        """Intact sealed values, None per key that has none."""
         nothing: list[Buffer | None] = [None] * len(keys)
         found = self._ask_each(lambda: self._tier.get(keys), nothing)
         values = [_intact(key, value) for key, value in zip(keys, found, strict=True)]
@@ -105,7 +104,7 @@ class Guarded:
         return values
 
     def discard(self, corrupt: Sequence[Key]) -> None:
-        """Delete values that turned out not to be what was stored, and count them."""
+        """Delete corrupt values and count them."""
         if not corrupt:
             return
         with self._lock:
@@ -120,7 +119,7 @@ class Guarded:
         self.delete(corrupt)
 
     def delete(self, keys: Sequence[Key]) -> None:
-        """Drop values, if the tier answers."""
+        """Delete values, if the tier answers."""
         self._ask(lambda: self._tier.delete(keys), None)
         self._note_unread(keys)
 
@@ -129,12 +128,12 @@ class Guarded:
         return self._ask(self._tier.usage, None)
 
     def counters(self) -> Counters:
-        """What the tier has done so far; asks nobody."""
+        """What the tier has done so far; makes no call."""
         with self._lock:
             return Counters(**self._counts)
 
     def close(self) -> None:
-        """Close the tier, as far as it can be done in time."""
+        """Close the tier, if it answers in time."""
         self._ask(self._tier.close, None)
 
     def _ask_each(self, call: Callable[[], list[T]], unknown: list[T]) -> list[T]:
@@ -149,7 +148,7 @@ class Guarded:
         return self._ask(checked, unknown) if unknown else []
 
     def _ask(self, call: Callable[[], T], unknown: T) -> T:
-        """What the tier answers, in time; `unknown` otherwise."""
+        """The tier's answer within the deadline; `unknown` if there is none."""
         if not self._breaker.admit():
             self._count(skipped=len(unknown) if isinstance(unknown, list) else 1)
             return unknown
@@ -174,7 +173,7 @@ class Guarded:
         if self._breaker.fail():
             _LOG.warning(
                 "tier %s fails: %s. Requests go on without it, and it is tried again after "
-                "pauses. Start or repair it, or take it out of --tiers",
+                "pauses. Start or repair it, or take it out of `tiers`",
                 self.name,
                 reason,
             )
