@@ -150,6 +150,12 @@ if TYPE_CHECKING:
     help="Neither compile the model nor capture CUDA graphs: engines start faster, run slower.",
 )
 @click.option(
+    "--keys-without-rope",
+    is_flag=True,
+    help="Cache every key of a PIC engine without RoPE, as MEPIC and MiniPIC describe it. On CPU "
+    "the keys of chunks are always cached so.",
+)
+@click.option(
     "--context",
     type=int,
     metavar="N",

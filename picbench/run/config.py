@@ -41,6 +41,7 @@ class RunConfig(BaseModel):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     tensor_parallel: int = Field(1, ge=1)
     eager: bool = False
+    keys_without_rope: bool = False
     context: int | None = Field(None, ge=16)
     prompts: str | None = None
     output: str | None = None

@@ -55,6 +55,7 @@ class Job:
             device=self.config.device,
             tensor_parallel=self.config.tensor_parallel,
             eager=self.config.eager,
+            keys_without_rope=self.config.keys_without_rope,
             tiers=self.config.tiers,
             on_pressure=self.config.on_pressure,
         )
@@ -88,8 +89,11 @@ def prepare(config: RunConfig, load: Callable[[RunConfig], Workload]) -> Job:
 
 
 def _fingerprint(config: RunConfig, arms: tuple[Arm, ...], workload: Workload, sizes: Sizes) -> str:
+    settings = config.model_dump(exclude=_NEUTRAL)
+    if not config.keys_without_rope:
+        del settings["keys_without_rope"]  # Runs from before this setting keep their fingerprints.
     content = {
-        "settings": config.model_dump(exclude=_NEUTRAL),
+        "settings": settings,
         "arms": [[arm.algorithm, arm.stock] for arm in arms],
         "sizes": asdict(sizes),
         "requests": fingerprint_of(workload.samples),

@@ -30,7 +30,7 @@ Start = Callable[[type[FakeEngine]], Remote]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     # The child process must find the fakes.
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
     with ExitStack() as stack:
 
         def begin(engine: type[FakeEngine]) -> Remote:

@@ -165,6 +165,18 @@ def test_devices_reach_every_engine_and_the_manifest(harness: Harness, tmp_path:
         assert (noted["device"], noted["tensor_parallel"], noted["eager"]) == ("cuda", 2, True)
 
 
+@pytest.mark.parametrize("flags", [(), ("--keys-without-rope",)])
+def test_how_keys_are_cached_reaches_every_engine_and_the_manifest(
+    harness: Harness, tmp_path: Path, flags: Sequence[str]
+) -> None:
+    run(harness, tmp_path / "run", "--algo", "full,mepic", *flags)
+    configs = [server.config for server in harness.servers.values()]
+    assert [c.keys_without_rope for c in configs] == [bool(flags)] * 2
+    manifest = read(tmp_path / "run" / "manifest.json")
+    for noted in (manifest["config"], manifest["arms"]["mepic"]["settings"]):
+        assert noted["keys_without_rope"] is bool(flags)
+
+
 def test_engines_run_on_what_is_there_unless_told_otherwise(
     harness: Harness, tmp_path: Path
 ) -> None:
@@ -173,7 +185,10 @@ def test_engines_run_on_what_is_there_unless_told_otherwise(
     assert (config.device, config.tensor_parallel, config.eager) == ("auto", 1, False)
 
 
-@pytest.mark.parametrize("flags", [("--device", "cpu"), ("--tensor-parallel", "2"), ("--eager",)])
+@pytest.mark.parametrize(
+    "flags",
+    [("--device", "cpu"), ("--tensor-parallel", "2"), ("--eager",), ("--keys-without-rope",)],
+)
 def test_runs_on_other_devices_are_other_runs(
     harness: Harness, tmp_path: Path, flags: Sequence[str]
 ) -> None:
