@@ -68,7 +68,7 @@ class _Rendering:
         if frame.size >= budget:
             raise ConfigError(
                 f"a chat template of {frame.size} tokens leaves none for the prompt",
-                hint="raise --context or use --chat off",
+                hint="raise `context` or use `chat=off`",
             )
         return frame
 
@@ -123,7 +123,7 @@ def load_samples(
 
 def _no_rows_hint(bad: BadRows) -> str:
     if not bad.skipped:
-        return "--data, --limit"
+        return "`data`, `limit`"
     return f"all were malformed, the first: {bad.skipped[0]}"
 
 
@@ -143,7 +143,7 @@ def _rendering(
         raise ConfigError(
             f"a context of {context} tokens leaves none for the prompt beside {length} tokens "
             "of output",
-            hint="lower --max-tokens or raise --context",
+            hint="lower `max_tokens` or raise `context`",
         )
     return _Rendering(dataset, template, length, tokenizer, context, chat)
 

@@ -125,7 +125,7 @@ def test_a_long_prompt_loses_its_middle(write_rows: Any, word_tokenizer: Tokeniz
 
 
 def test_a_context_without_room_is_refused(data: Path, word_tokenizer: Tokenizer) -> None:
-    with pytest.raises(ConfigError, match="--max-tokens"):
+    with pytest.raises(ConfigError, match="`max_tokens`"):
         load_samples("musique", data, word_tokenizer, context=32)
 
 

@@ -68,8 +68,8 @@ class Dataset:
         """
         if reading.grid is not None:
             raise ConfigError(
-                f"--grid: the rows of {self.name!r} are there already",
-                hint="--grid needs --dataset needle and --data DIR with text files",
+                f"`grid`: the rows of {self.name!r} are there already",
+                hint="`grid` needs `dataset=needle` and `data=DIR` with text files",
             )
         files = row_files(data, self.name)
         if not files:

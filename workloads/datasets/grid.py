@@ -55,6 +55,6 @@ def parse_grid(text: str) -> Grid:
 
 def _error(text: str) -> ConfigError:
     return ConfigError(
-        f"--grid {text}: no such grid",
+        f"`grid` {text}: no such grid",
         hint="SHORTEST-LONGEST:LENGTHSxDEPTHS in tokens, such as 1000-11000:20x10",
     )

@@ -102,7 +102,7 @@ def _fitting(grid: Grid, room: int | None) -> Grid:
         raise ConfigError(
             f"a needle needs a haystack of {grid.shortest} tokens, the context has room for "
             f"{max(0, room)}",
-            hint="raise --context, take a model with a longer one, or a smaller --grid",
+            hint="raise `context`, take a model with a longer one, or a smaller `grid`",
         )
     return replace(grid, longest=room)
 
@@ -120,7 +120,7 @@ def _gather(files: list[Path], reading: Reading, grid: Grid) -> Haystack:
     if ends[-1] < grid.shortest:
         raise DataError(
             f"{files[0].parent}: {ends[-1]} tokens of text, a haystack needs {grid.shortest}",
-            hint="--data names a folder with more text files, or --grid a smaller haystack",
+            hint="`data` names a folder with more text files, or `grid` a smaller haystack",
         )
     return Haystack(tuple(found), tuple(ends[1:]), f"{files[0]}:1")
 
@@ -137,12 +137,12 @@ def _read(file: Path) -> str:
     try:
         content = file.read_bytes()
     except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}", hint="--data DIR") from error
+        raise DataError(f"cannot read {file}: {error.strerror}", hint="`data=DIR`") from error
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{file}:{line}: not UTF-8: {error.reason}",
-            hint="convert the file; --on-bad-row skip leaves it out",
+            hint="convert the file; `on_bad_row=skip` leaves it out",
         ) from error

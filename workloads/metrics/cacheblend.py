@@ -42,7 +42,7 @@ def stemmed_rouge_l() -> Metric:
         from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
     except ImportError as error:
         raise ConfigError(
-            "--scoring cacheblend needs the package rouge-score",
+            "`scoring=cacheblend` needs the package rouge-score",
             hint="pip install 'picbench[cacheblend]'",
         ) from error
     scorer = RougeScorer(["rougeL"], use_stemmer=True)

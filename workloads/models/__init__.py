@@ -1,4 +1,4 @@
-"""Models by the names that `--model` takes: a shape, a folder, or an id on the hub."""
+"""Models by the names that `model` takes: a shape, a folder, or an id on the hub."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ Weights = Literal["real", "random", "dummy"]
 
 _PREFIX = "shape:"
 _TESTBED = "testbed"
-_HINT = "--model takes testbed, shape:NAME, a folder with a config.json, or OWNER/NAME on the hub"
+_HINT = "`model` takes testbed, shape:NAME, a folder with a config.json, or OWNER/NAME on the hub"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def describe() -> dict[str, str]:
 
 
 def resolve(spec: str) -> ModelSpec:
-    """Find the model that `--model` names; a shape is written to the cache if need be.
+    """Find the model that `model` names; a shape is written to the cache if need be.
 
     Raises ConfigError when there is no such shape or folder. Whether an id exists on the hub is
     only seen when its files are loaded.
@@ -77,7 +77,7 @@ def resolve(spec: str) -> ModelSpec:
     if _is_hub_id(spec):
         return ModelSpec(spec, spec)
     raise ConfigError(
-        f"--model {spec}: no such model", hint=f"{closest(spec, SHAPES, _PREFIX)}; {_HINT}"
+        f"`model` {spec}: no such model", hint=f"{closest(spec, SHAPES, _PREFIX)}; {_HINT}"
     )
 
 
@@ -91,7 +91,7 @@ def load_tokenizer(model: ModelSpec) -> Tokenizer:
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(": ")
         raise ConfigError(
-            f"--model {model.name}: cannot load its tokenizer: {reason}", hint=_HINT
+            f"`model` {model.name}: cannot load its tokenizer: {reason}", hint=_HINT
         ) from error
     return cast(Tokenizer, found)
 
@@ -101,7 +101,7 @@ def _shape(spec: str) -> ModelSpec:
 
     name = spec.removeprefix(_PREFIX)
     if name not in SHAPES:
-        raise ConfigError(f"--model {spec}: no such shape", hint=closest(name, SHAPES, _PREFIX))
+        raise ConfigError(f"`model` {spec}: no such shape", hint=closest(name, SHAPES, _PREFIX))
     shape = SHAPES[name]
     with engine_packages():
         return ModelSpec(spec, materialise(shape), shape.weights, shape.positions)
@@ -120,7 +120,7 @@ def _local(spec: str, folder: Path) -> ModelSpec:
         next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin", "*.pt")
     ):
         raise ConfigError(
-            f"--model {spec}: no weights in that folder",
+            f"`model` {spec}: no weights in that folder",
             hint="expected *.safetensors; shape:NAME runs without weights",
         )
     return ModelSpec(spec, folder.resolve(), weights, config.get("max_position_embeddings"))
@@ -130,11 +130,11 @@ def _config(spec: str, file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_bytes())
     except OSError as error:
-        raise ConfigError(f"--model {spec}: no config.json in that folder", hint=_HINT) from error
+        raise ConfigError(f"`model` {spec}: no config.json in that folder", hint=_HINT) from error
     except ValueError as error:
-        raise ConfigError(f"--model {spec}: {file}: {error}", hint=_HINT) from error
+        raise ConfigError(f"`model` {spec}: {file}: {error}", hint=_HINT) from error
     if not isinstance(found, dict):
-        raise ConfigError(f"--model {spec}: {file} is not a JSON object", hint=_HINT)
+        raise ConfigError(f"`model` {spec}: {file} is not a JSON object", hint=_HINT)
     return found
 
 

@@ -63,7 +63,7 @@ def find_chat(rule: ChatRule, tokenizer: object, *, wanted: bool) -> Chat | None
     """
     has_one = bool(getattr(tokenizer, "chat_template", None))
     if rule == "on" and not has_one:
-        raise ConfigError("--chat on: this tokenizer has no chat template", hint="--chat auto")
+        raise ConfigError("`chat=on`: this tokenizer has no chat template", hint="`chat=auto`")
     if rule == "off" or not has_one or (rule == "auto" and not wanted):
         return None
     return Chat(cast(_ChatTokenizer, tokenizer))
@@ -78,4 +78,4 @@ def _variables() -> Mapping[str, Any]:
 
 
 def _error(problem: str) -> ConfigError:
-    return ConfigError(f"--chat: the tokenizer's chat template {problem}", hint="--chat off")
+    return ConfigError(f"`chat`: the tokenizer's chat template {problem}", hint="`chat=off`")

@@ -84,11 +84,11 @@ def read_prompts(path: Path) -> PromptFile:
     try:
         found = PromptFileSchema.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="--prompts") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="`prompts`") from error
     except ValueError as error:
         raise ConfigError(
             f"{path}: {first_problem(error)}",
-            hint='--prompts takes JSON like {"dataset2prompt": {"musique": "..."}}',
+            hint='`prompts` takes JSON like {"dataset2prompt": {"musique": "..."}}',
         ) from error
     return PromptFile(
         path, MappingProxyType(found.dataset2prompt), MappingProxyType(found.dataset2maxlen)

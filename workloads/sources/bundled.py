@@ -6,7 +6,7 @@ from pathlib import Path
 
 from picbench.workloads.sources.cache_files import cache_directory, write_whole
 
-#: What `--data` says to use them.
+#: What `data` says to use them.
 BUNDLED = "bundled"
 
 #: Rows of each data set.

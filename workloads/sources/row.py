@@ -71,7 +71,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             yield from enumerate(file, start=1)
     except OSError as error:
         raise DataError(
-            f"cannot read {path}: {error.strerror}", hint="--data names a folder or a file"
+            f"cannot read {path}: {error.strerror}", hint="`data` names a folder or a file"
         ) from error
 
 
@@ -84,12 +84,12 @@ def _parse(line: bytes, source: str, dataset: str) -> DatasetRow:
     except ValueError as error:
         raise DataError(
             f"{source}: {first_problem(error)}",
-            hint="a row needs input, context and answers; --on-bad-row skip leaves it out",
+            hint="a row needs input, context and answers; `on_bad_row=skip` leaves it out",
         ) from error
     if found.dataset and not found.dataset.startswith(dataset):
         raise DataError(
             f"{source}: a row of {found.dataset!r}, not of {dataset!r}",
-            hint=f"--dataset {found.dataset}, or other --data",
+            hint=f"`dataset={found.dataset}`, or other `data`",
         )
     named = found.id is not None and found.id != ""
     return DatasetRow(

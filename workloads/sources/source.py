@@ -1,4 +1,4 @@
-"""Find the files of a data set in what `--data` names."""
+"""Find the files of a data set in what `data` names."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ class RowSource:
 
 
 def locate(data: str, dataset: str, *, offline: bool = False) -> RowSource:
-    """Return where the rows of `dataset` are that `--data` names.
+    """Return where the rows of `dataset` are that `data` names.
 
     ``bundled`` names the rows that picbench generates, ``hub`` those of the hub (`hub/archive.py`
     has its forms); `offline` takes the latter from the hub's cache only. All else is a folder or
@@ -30,7 +30,7 @@ def locate(data: str, dataset: str, *, offline: bool = False) -> RowSource:
     path = Path(data).expanduser()
     if not path.exists():
         raise ConfigError(
-            f"--data {data}: no such folder or file", hint="--data DIR, FILE, hub or bundled"
+            f"`data` {data}: no such folder or file", hint="`data=DIR`, FILE, hub or bundled"
         )
     return RowSource(path)
 
@@ -60,5 +60,5 @@ def text_files(data: Path, dataset: str) -> list[Path]:
 def no_rows(data: Path, dataset: str, wanted: str) -> ConfigError:
     """Return the error for a folder without anything for `dataset`."""
     return ConfigError(
-        f"--data {data}: nothing for data set {dataset!r}", hint=f"expected {wanted}"
+        f"`data` {data}: nothing for data set {dataset!r}", hint=f"expected {wanted}"
     )

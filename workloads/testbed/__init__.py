@@ -1,7 +1,7 @@
 """The testbed: six data sets about an invented world, and a small model trained on them.
 
-Everything is here that a run needs on a machine without a network: `rows` for ``--data bundled``,
-`model_path` for ``--model testbed``, `answer` and `MAX_TOKENS` for that model's replies. Training
+Everything is here that a run needs on a machine without a network: `rows` for `data=bundled`,
+`model_path` for `model=testbed`, `answer` and `MAX_TOKENS` for that model's replies. Training
 and the study without an engine are in `train` and `evaluate`, which need torch; nothing that is
 imported from here does.
 """

@@ -28,13 +28,13 @@ def topic_file(
     """
     if dataset not in _LARGEST:
         raise ConfigError(
-            f"--dataset {dataset}: traffic over bundled rows asks questions over passages",
-            hint=f"one of {', '.join(_LARGEST)}, or name rows with --data",
+            f"`dataset` {dataset}: traffic over bundled rows asks questions over passages",
+            hint=f"one of {', '.join(_LARGEST)}, or name rows with `data`",
         )
     if not 2 <= passages <= _LARGEST[dataset]:
         raise ConfigError(
-            f"--passages {passages}: contexts of {dataset} have 2 to {_LARGEST[dataset]}",
-            hint="use --passages in that range, or another --dataset",
+            f"`passages` {passages}: contexts of {dataset} have 2 to {_LARGEST[dataset]}",
+            hint="use `passages` in that range, or another `dataset`",
         )
     rows = (row for index in range(topics) for row in _rows(dataset, index, passages, questions))
     content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

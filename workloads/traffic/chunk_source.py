@@ -34,14 +34,16 @@ class ChunkSource:
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for flag, value, least in (
-            ("--pool", self.pool, 1),
-            ("--join", self.join, 1),
-            ("--chunk-tokens", self.chunk_tokens, 0),
-            ("--questions", self.questions, 1),
+        for field, value, least in (
+            ("pool", self.pool, 1),
+            ("join", self.join, 1),
+            ("chunk_tokens", self.chunk_tokens, 0),
+            ("questions", self.questions, 1),
         ):
             if value < least:
-                raise ConfigError(f"{flag} {value} is not possible", hint=f"use at least {least}")
+                raise ConfigError(
+                    f"`{field}` {value} is not possible", hint=f"use at least {least}"
+                )
 
     @property
     def synthetic(self) -> bool:

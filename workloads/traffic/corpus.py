@@ -76,8 +76,8 @@ def from_samples(
         chunks += len(joined)
     if chunks < pool:
         raise ConfigError(
-            f"the rows have {chunks} chunks, --pool wants {pool}",
-            hint="lower --pool, --join or --chunk-tokens, or name more rows with --data",
+            f"the rows have {chunks} chunks, `pool` wants {pool}",
+            hint="lower `pool`, `join` or `chunk_tokens`, or name more rows with `data`",
         )
     most = max(sample.max_tokens for sample in samples)
     return Corpus(samples[0].dataset, tuple(topics), _Numbered(tokenizer), most)

@@ -98,12 +98,12 @@ class _Draw:
         most = max(len(topic.chunks) for topic in self._corpus.topics)
         if most > low:
             raise ConfigError(
-                f"--chunks {low}: a topic has {most} chunks",
-                hint="raise --chunks or --join, or lower --passages",
+                f"`chunks` {low}: a topic has {most} chunks",
+                hint="raise `chunks` or `join`, or lower `passages`",
             )
         if high > len(self._pool):
             raise ConfigError(
-                f"--chunks {high}: there are {len(self._pool)} chunks", hint="raise --pool"
+                f"`chunks` {high}: there are {len(self._pool)} chunks", hint="raise `pool`"
             )
 
 

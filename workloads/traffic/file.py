@@ -63,7 +63,7 @@ def write_requests(path: Path, header: Header, stream: Stream) -> str:
         draft.replace(path)
     except OSError as error:
         raise ConfigError(
-            f"--out {path}: cannot be written: {error.strerror}", hint="name another file"
+            f"`out` {path}: cannot be written: {error.strerror}", hint="name another file"
         ) from error
     return fingerprint
 
@@ -78,13 +78,13 @@ def read_requests(path: Path) -> Requests:
         first, _, body = path.read_bytes().partition(b"\n")
     except OSError as error:
         raise ConfigError(
-            f"--requests {path}: {error.strerror}", hint="picbench traffic makes such files"
+            f"`requests` {path}: {error.strerror}", hint="picbench traffic makes such files"
         ) from error
     header = _read_header(first, path)
     fingerprint = hashlib.sha256(body).hexdigest()
     if header.sha256 not in (None, fingerprint):
         raise ConfigError(
-            f"--requests {path}: was changed after it was written",
+            f"`requests` {path}: was changed after it was written",
             hint='make it anew, or set "sha256" to null in its first line',
         )
     return Requests(header, _Reader(path, header.dataset).read(body), fingerprint)
@@ -126,7 +126,7 @@ def _read_header(line: bytes, path: Path) -> Header:
         found = HeaderSchema.model_validate_json(line)
     except ValueError as error:
         raise ConfigError(
-            f"--requests {path}: no request file of version {VERSION}",
+            f"`requests` {path}: no request file of version {VERSION}",
             hint="picbench traffic makes such files",
         ) from error
     return Header(
@@ -154,7 +154,7 @@ class _Reader:
             self._take(line, f"{self._path}:{number}")
         times = [time for time in self._arrivals if time is not None]
         if not self._samples:
-            raise DataError(f"{self._path}: no requests", hint="--requests")
+            raise DataError(f"{self._path}: no requests", hint="`requests`")
         if times and len(times) < len(self._samples):
             raise DataError(
                 f"{self._path}: some requests have an arrival time and some have none",

@@ -35,20 +35,20 @@ class Traffic:
     process: Process = "poisson"
 
     def __post_init__(self) -> None:
-        _check("--requests", self.requests, self.requests >= 1, "at least 1")
-        _check("--chunks", self.chunks, _is_range(self.chunks), "N or LOW-HIGH, from 1 on")
-        _check("--zipf", self.zipf, 0 <= self.zipf <= 10, "0 (uniform) to 10")
+        _check("requests", self.requests, self.requests >= 1, "at least 1")
+        _check("chunks", self.chunks, _is_range(self.chunks), "N or LOW-HIGH, from 1 on")
+        _check("zipf", self.zipf, 0 <= self.zipf <= 10, "0 (uniform) to 10")
         cached = self.cached is None or 0 <= self.cached <= 1
-        _check("--cached", self.cached, cached, "a share from 0 to 1")
-        _check("--users", self.users, self.users is None or self.users >= 1, "at least 1")
+        _check("cached", self.cached, cached, "a share from 0 to 1")
+        _check("users", self.users, self.users is None or self.users >= 1, "at least 1")
         rate = self.rate is None or 0 < self.rate < float("inf")
-        _check("--rate", self.rate, rate, "requests a second, above 0")
+        _check("rate", self.rate, rate, "requests a second, above 0")
 
 
 def _is_range(chunks: tuple[int, int] | None) -> bool:
     return chunks is None or 1 <= chunks[0] <= chunks[1]
 
 
-def _check(flag: str, value: object, good: bool, wanted: str) -> None:
+def _check(field: str, value: object, good: bool, wanted: str) -> None:
     if not good:
-        raise ConfigError(f"{flag} {value} is not possible", hint=f"{flag} takes {wanted}")
+        raise ConfigError(f"`{field}` {value} is not possible", hint=f"`{field}` takes {wanted}")

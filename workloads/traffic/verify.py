@@ -18,9 +18,9 @@ def check_tokens(stream: Stream, tokenizer: Tokenizer, path: Path) -> None:
     for segment, ids in zip(segments, encode(tokenizer, [s.text for s in segments]), strict=True):
         if segment.tokens not in (ids, begin(tokenizer, ids)):
             raise ConfigError(
-                f"--requests {path}: its token ids are not those of --model's tokenizer "
+                f"`requests` {path}: its token ids are not those of `model`'s tokenizer "
                 f"(first seen at {segment.text[:40]!r})",
-                hint="make the file anew for this model: picbench traffic --model",
+                hint="make the file anew for this model: picbench traffic `model`",
             )
 
 

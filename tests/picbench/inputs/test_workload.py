@@ -74,7 +74,7 @@ def test_nothing_is_said_where_nothing_was_skipped(make_job: MakeJob, rows: Path
 
 def test_the_testbed_has_no_chat_template(make_job: MakeJob) -> None:
     assert not make_job(chat="auto").workload.chat
-    with pytest.raises(ConfigError, match="--chat on"):
+    with pytest.raises(ConfigError, match="`chat=on`"):
         make_job(chat="on")
 
 
@@ -92,7 +92,7 @@ def test_offline_changes_no_number(make_job: MakeJob) -> None:
 
 
 def test_a_grid_needs_text_files(make_job: MakeJob, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--grid"):
+    with pytest.raises(ConfigError, match="`grid`"):
         make_job(grid="100-200:2x2")
     (tmp_path / "long.txt").write_text("The grass is dry. " * 200, encoding="utf-8")
     job = make_job(dataset="needle", data=str(tmp_path / "long.txt"), grid="100-200:2x3")

@@ -113,7 +113,7 @@ def test_only_few_shot_prompts_go_without_a_chat_template(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_grid_is_refused_where_rows_are_ready_made(name: str, write_rows: Any) -> None:
     data = write_rows(name, row())
-    with pytest.raises(ConfigError, match="--grid"):
+    with pytest.raises(ConfigError, match="`grid`"):
         list(find(name).rows(data, Reading(count_words, grid=EPIC)))
 
 

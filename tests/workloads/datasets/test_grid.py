@@ -15,7 +15,7 @@ def test_epics_grid_is_the_default_form() -> None:
     "text", ["", "1000", "1000-900:2x2", "0-9:1x1", "1-2:0x1", "1-2:1x0", "1-2:1x1 ", "-1-2:1x1"]
 )
 def test_a_wrong_grid_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--grid .*1000-11000:20x10"):
+    with pytest.raises(ConfigError, match=r"`grid` .*1000-11000:20x10"):
         parse_grid(text)
 
 

@@ -83,7 +83,7 @@ def test_haystacks_are_bounded_by_the_context_and_the_text(folder: Path, tmp_pat
 
 
 def test_too_little_room_or_text_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--context"):
+    with pytest.raises(ConfigError, match="`context`"):
         rows(folder, room=500)
     small = tmp_path / "small.txt"
     small.write_text(SENTENCE, encoding="utf-8")

@@ -60,7 +60,7 @@ def test_big_shapes_have_no_weights(cache: Path) -> None:
         ("shape:tinny", "did you mean 'shape:tiny'"),
         ("shape:gpt", "shape:mistral-7b"),
         ("tiny", "did you mean 'shape:tiny'"),
-        ("/no/such/folder", "--model"),
+        ("/no/such/folder", "`model`"),
     ],
 )
 def test_unknown_models_are_refused(spec: str, named: str) -> None:

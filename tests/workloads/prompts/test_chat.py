@@ -91,7 +91,7 @@ def test_a_long_prompt_keeps_the_template_whole(
 def test_a_context_below_the_template_is_refused(tokenizer: Any, write_rows: Any) -> None:
     data = write_rows("musique", ROW)
     chat = with_template(tokenizer, "x" * 400 + PLAIN)
-    with pytest.raises(ConfigError, match=r"chat template of .*--context"):
+    with pytest.raises(ConfigError, match=r"chat template of .*`context`"):
         load(tokenizer, data, chat, context=100, max_tokens=32)
 
 
@@ -115,7 +115,7 @@ def test_both_sides_survive(head: str, tail: str, tiny_tokenizer: Any) -> None:
 def test_a_template_that_spoils_the_context_is_refused(
     template: str, problem: str, tokenizer: Any
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"chat template .*{problem}.*--chat off"):
+    with pytest.raises(ConfigError, match=rf"chat template .*{problem}.*`chat=off`"):
         with_template(tokenizer, template).wrap("", "")
 
 
@@ -156,5 +156,5 @@ def test_when_a_template_is_used(
 
 
 def test_a_template_that_is_asked_for_must_be_there(word_tokenizer: Any) -> None:
-    with pytest.raises(ConfigError, match=r"--chat on: .*no chat template"):
+    with pytest.raises(ConfigError, match=r"`chat=on`: .*no chat template"):
         find_chat("on", word_tokenizer, wanted=True)

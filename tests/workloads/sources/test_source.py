@@ -15,7 +15,7 @@ def test_a_folder_and_a_file_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 def test_a_path_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--data nowhere: no such.*hub or bundled"):
+    with pytest.raises(ConfigError, match=r"`data` nowhere: no such.*hub or bundled"):
         locate("nowhere", "musique")
 
 
@@ -37,5 +37,5 @@ def test_a_repository_needs_an_owner_and_a_name(data: str) -> None:
 
 
 def test_needle_is_not_on_the_hub() -> None:
-    with pytest.raises(ConfigError, match=r"no rows for 'needle'.*--data DIR"):
+    with pytest.raises(ConfigError, match=r"no rows for 'needle'.*`data=DIR`"):
         locate("hub", "needle")

@@ -24,9 +24,9 @@ def test_every_question_has_its_answer_in_the_context(tmp_path: Path, dataset: s
 
 
 def test_what_has_no_questions_over_passages_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--dataset samsum"):
+    with pytest.raises(ConfigError, match="`dataset` samsum"):
         topic_file("samsum", topics=1, passages=4, questions=1, directory=tmp_path)
-    with pytest.raises(ConfigError, match="--passages 11: contexts of hotpotqa have 2 to 10"):
+    with pytest.raises(ConfigError, match="`passages` 11: contexts of hotpotqa have 2 to 10"):
         topic_file("hotpotqa", topics=1, passages=11, questions=1, directory=tmp_path)
 
 
@@ -56,7 +56,7 @@ def test_random_tokens_keep_clear_of_special_ones(tiny_tokenizer: Tokenizer) -> 
 
 
 @pytest.mark.parametrize("values", [{"pool": 0}, {"join": 0}, {"questions": 0}])
-def test_settings_that_cannot_be_name_their_flag(values: dict[str, int]) -> None:
+def test_settings_that_cannot_be_name_their_field(values: dict[str, int]) -> None:
     [name] = values
-    with pytest.raises(ConfigError, match=f"--{name} 0"):
+    with pytest.raises(ConfigError, match=f"`{name}` 0"):
         ChunkSource(dataset="musique", **values)  # type: ignore[arg-type]

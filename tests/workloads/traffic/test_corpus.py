@@ -41,7 +41,7 @@ def test_rows_with_the_same_passages_are_one_topic(word_tokenizer: Any) -> None:
 def test_topics_stop_when_the_pool_is_full(word_tokenizer: Any) -> None:
     rows = [sample(word_tokenizer, f"{n}", [f"p{n} ", f"q{n} "], "why ") for n in range(5)]
     assert len(from_samples(rows, word_tokenizer, pool=3).topics) == 2
-    with pytest.raises(ConfigError, match="the rows have 10 chunks, --pool wants 11"):
+    with pytest.raises(ConfigError, match="the rows have 10 chunks, `pool` wants 11"):
         from_samples(rows, word_tokenizer, pool=11)
 
 

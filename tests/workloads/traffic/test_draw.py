@@ -129,22 +129,22 @@ def test_a_topic_that_is_too_large_is_refused(random_corpus: Make) -> None:
     double = replace(
         corpus, topics=(Topic(corpus.topics[0].chunks * 2, corpus.topics[0].questions),)
     )
-    with pytest.raises(ConfigError, match="--chunks 1: a topic has 2 chunks"):
+    with pytest.raises(ConfigError, match="`chunks` 1: a topic has 2 chunks"):
         draw(Traffic(requests=1, chunks=(1, 2)), double)
-    with pytest.raises(ConfigError, match="--chunks 5: there are 4 chunks"):
+    with pytest.raises(ConfigError, match="`chunks` 5: there are 4 chunks"):
         draw(Traffic(requests=1, chunks=(5, 5)), corpus)
 
 
 @pytest.mark.parametrize(
     ("flag", "values"),
     [
-        ("--requests", {"requests": 0}),
-        ("--chunks", {"chunks": (3, 2)}),
-        ("--zipf", {"zipf": -1.0}),
-        ("--cached", {"cached": 1.5}),
-        ("--users", {"users": 0}),
-        ("--rate", {"rate": 0.0}),
-        ("--rate", {"rate": float("nan")}),
+        ("`requests`", {"requests": 0}),
+        ("`chunks`", {"chunks": (3, 2)}),
+        ("`zipf`", {"zipf": -1.0}),
+        ("`cached`", {"cached": 1.5}),
+        ("`users`", {"users": 0}),
+        ("`rate`", {"rate": 0.0}),
+        ("`rate`", {"rate": float("nan")}),
     ],
 )
 def test_settings_that_cannot_be_name_their_flag(flag: str, values: dict[str, object]) -> None:

@@ -103,10 +103,10 @@ def test_malformed_lines_are_named(tmp_path: Path, lines: list[Any], said: str) 
 
 
 def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--requests .*: No such file"):
+    with pytest.raises(ConfigError, match=r"`requests` .*: No such file"):
         read_requests(tmp_path / "none.jsonl")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"--out .*: cannot be written"):
+    with pytest.raises(ConfigError, match=r"`out` .*: cannot be written"):
         write_requests(tmp_path / "file" / "r.jsonl", HEADER, draw(Traffic(requests=1), CORPUS))
 
 
@@ -120,5 +120,5 @@ def test_another_models_tokenizer_is_noticed(word_tokenizer: Any, make_tokenizer
     check_tokens(stream(SampleSegment("text", "a b c", ids)), word_tokenizer, path)
     check_tokens(stream(SampleSegment("text", "a b c", (0, *ids))), word_tokenizer, path)
     check_tokens(stream(SampleSegment("chunk", "", (7, 8, 9))), word_tokenizer, path)
-    with pytest.raises(ConfigError, match="not those of --model's tokenizer"):
+    with pytest.raises(ConfigError, match="not those of `model`'s tokenizer"):
         check_tokens(stream(SampleSegment("chunk", "a b c", ids[::-1])), make_tokenizer(), path)

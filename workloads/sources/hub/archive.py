@@ -1,4 +1,4 @@
-"""Which archive of which repository `--data hub` means."""
+"""Which archive of which repository `data=hub` means."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ LONGBENCH = Archive(
 
 
 def is_hub(data: str) -> bool:
-    """Tell whether `--data` names the hub rather than a folder or a file."""
+    """Tell whether `data` names the hub rather than a folder or a file."""
     return data == HUB or data.startswith(_PREFIX)
 
 
@@ -48,6 +48,6 @@ def parse(data: str) -> Archive:
     owner, _, name = repository.partition("/")
     if not owner or not name or "/" in name:
         raise ConfigError(
-            f"--data {data}: no such form", hint="--data hub or hub:OWNER/NAME[@REVISION]"
+            f"`data` {data}: no such form", hint="`data=hub` or hub:OWNER/NAME[@REVISION]"
         )
     return Archive(repository, revision or "main")

@@ -7,7 +7,7 @@ from picbench.errors import ConfigError, DataError, PicBenchError
 from picbench.workloads.sources.hub.archive import Archive
 
 _KIND = "dataset"
-_ELSEWHERE = "--data bundled has rows without a network, --data DIR takes files of your own"
+_ELSEWHERE = "`data=bundled` has rows without a network, `data=DIR` takes files of your own"
 
 
 def download(archive: Archive, *, offline: bool) -> Path:
@@ -26,7 +26,7 @@ def download(archive: Archive, *, offline: bool) -> Path:
         if isinstance(cached, str) and (alone or archive.sha256):
             return Path(cached)
         if alone:
-            raise _absent(archive, "--offline or HF_HUB_OFFLINE forbids to fetch it")
+            raise _absent(archive, "`offline` or HF_HUB_OFFLINE forbids to fetch it")
         _ask(archive)
         found = hf_hub_download(
             archive.repository, archive.file, repo_type=_KIND, revision=archive.revision
@@ -73,4 +73,4 @@ def _absent(archive: Archive, why: str) -> ConfigError:
 
 
 def _name(archive: Archive) -> str:
-    return f"--data hub: {archive.file} of {archive.repository} at {archive.revision[:12]}"
+    return f"`data=hub`: {archive.file} of {archive.repository} at {archive.revision[:12]}"

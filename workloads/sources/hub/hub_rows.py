@@ -9,7 +9,7 @@ from picbench.workloads.sources.cache_files import cache_directory, write_whole
 from picbench.workloads.sources.hub.archive import Archive
 from picbench.workloads.sources.hub.download import checksum, download
 
-_TEXT = "--data DIR with text files makes needle's rows, --data bundled has some"
+_TEXT = "`data=DIR` with text files makes needle's rows, `data=bundled` has some"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def hub_rows(archive: Archive, dataset: str, *, offline: bool) -> tuple[Path, Or
     be had or has no such data set, DataError where its content is wrong.
     """
     if dataset == "needle":
-        raise ConfigError("--data hub: the hub has no rows for 'needle'", hint=_TEXT)
+        raise ConfigError("`data=hub`: the hub has no rows for 'needle'", hint=_TEXT)
     path = download(archive, offline=offline)
     sha256 = checksum(archive, path)
     file = cache_directory("hub") / sha256[:16] / f"{dataset}.jsonl"
@@ -51,7 +51,7 @@ def _member(path: Path, dataset: str) -> bytes:
             names = [name for name in archive.namelist() if PurePosixPath(name).name == wanted]
             if not names:
                 raise ConfigError(
-                    f"--data hub: {path} has no {wanted}", hint="--data bundled or --data DIR"
+                    f"`data=hub`: {path} has no {wanted}", hint="`data=bundled` or `data=DIR`"
                 )
             return archive.read(names[0])
     except zipfile.BadZipFile as error:
