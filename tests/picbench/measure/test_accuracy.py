@@ -150,6 +150,7 @@ def test_the_engine_has_room_for_the_longest_request(answering: Answers, tmp_pat
     assert (config.context, config.kv_blocks) == (38, 600)
 
 
+@pytest.mark.engine
 def test_a_real_engine_is_scored_on_a_real_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,8 @@ from picbench.measure import engine_pairs
 from picbench.measure.context import ARMS, ttft
 from picbench.measure.engine_pairs import Found, compete
 
+pytestmark = pytest.mark.engine
+
 
 @pytest.fixture
 def config(llama: Path) -> EngineConfig:
