@@ -65,32 +65,34 @@ class ChunkView:
     A chunk's place in a prompt only shifts its positions, and a prompt of 32k tokens has two
     thousand pages. So everything that a plan lists by slot is derived once for each view, and a
     plan is put together chunk by chunk: `tokens` by slot, `kinds` as runs (kind, length), and
-    `positions` as runs of consecutive ones (first, length), where a first of GAP means gaps.
+    `positions` as runs of consecutive ones (first, length), where a first of GAP means gaps. In
+    the same form `cached_at` are the positions at which the chunk was compiled.
 
-    `used` are the indices of `pages` among the chunk's, `anchor` is the position at which the
-    chunk's first token was compiled, `real` the number of slots that hold a token of the user's.
+    `used` are the indices of `pages` among the chunk's, `real` is the number of slots that hold a
+    token of the user's.
     """
 
     used: tuple[int, ...]
     pages: tuple[Page, ...]
-    anchor: int
     tokens: tuple[int, ...]
     kinds: tuple[tuple[SlotKind, int], ...]
     positions: tuple[tuple[int, int], ...]
+    cached_at: tuple[tuple[int, int], ...]
     keys: tuple[Key | None, ...]
     copies: tuple[Key, ...]
     real: int
 
     @classmethod
     def of(cls, used: tuple[int, ...], pages: tuple[Page, ...], anchor: int) -> Self:
-        """Derive the view from its pages."""
+        """Derive the view from its pages; the chunk's first token was compiled at `anchor`."""
+        size = len(pages[0].tokens) if pages else 0
         return cls(
             used=used,
             pages=pages,
-            anchor=anchor,
             tokens=tuple(token for page in pages for token in page.tokens),
             kinds=tuple(kind_runs(pages)),
             positions=tuple(position_runs(p for page in pages for p in page.positions)),
+            cached_at=tuple((anchor + i * size, n * size) for i, n in position_runs(used)),
             keys=tuple(page.key for page in pages),
             copies=tuple(page.copy_of for page in pages if page.copy_of is not None),
             real=sum(page.real for page in pages),

@@ -25,7 +25,7 @@ them, so no visible key has a larger compute index. Nothing here imports torch o
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, repeat, takewhile
+from itertools import chain, groupby, repeat, takewhile
 
 from picbench.engines.planning.keys import ChunkEvent, Key, computed_key
 from picbench.engines.planning.pages import (
@@ -143,6 +143,18 @@ class Plan:
             yield from ((p if p == GAP else start + p, count) for p, count in view.positions)
         yield from position_runs(position for page in self.computed for position in page.positions)
 
+    def cached_at_runs(self) -> Iterator[tuple[int, int]]:
+        """Runs of positions at which canonical keys were compiled, as `position_runs`.
+
+        GAP for runs of computed slots. Hidden slots of a chunk were compiled at a position, too.
+        """
+        for view, _ in self.placed:
+            yield from view.cached_at
+        for canonical, run in groupby(self.computed, key=lambda page: page.canonical):
+            pages = list(run)
+            first = pages[0].positions[0] if canonical else GAP
+            yield first, sum(len(page.tokens) for page in pages)
+
     @cached_property
     def kinds(self) -> list[SlotKind]:
         """Kinds slot by slot, in compute order."""
@@ -170,15 +182,6 @@ class Plan:
     def copies(self) -> tuple[Key, ...]:
         """Keys of the canonical blocks that the pages after the shared ones are copied from."""
         return tuple(chain.from_iterable(view.copies for view, _ in self.placed))
-
-    @property
-    def canonical_slots(self) -> tuple[int, int]:
-        """The slots [first, end) of the canonical pages, which are contiguous."""
-        if self.placed:
-            return 0, self.canonical * self.block_size
-        flags = [page.canonical for page in self.computed]
-        first = flags.index(True) if any(flags) else 0
-        return first * self.block_size, (first + sum(flags)) * self.block_size
 
     @cached_property
     def real(self) -> int:

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.vllm.settings import CUDA_ASYNC_SCHEDULER
+from picbench.engines.vllm.settings import ASYNC_SCHEDULER
 from picbench.errors import ConfigError
 
 VLLM = "0.32.0"
@@ -79,7 +79,7 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
 
 
 def _runs_ahead(scheduler: Any) -> bool:
-    return bool(scheduler.async_scheduling) and scheduler.scheduler_cls != CUDA_ASYNC_SCHEDULER
+    return bool(scheduler.async_scheduling) and scheduler.scheduler_cls != ASYNC_SCHEDULER
 
 
 def _slides(text: Any) -> bool:

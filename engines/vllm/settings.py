@@ -18,9 +18,8 @@ from picbench.errors import ConfigError
 KEY = "pic"
 
 SCHEDULER = "picbench.engines.vllm.scheduler.scheduler.PicScheduler"
+ASYNC_SCHEDULER = "picbench.engines.vllm.scheduler.scheduler.PicAsyncScheduler"
 CPU_WORKER = "picbench.engines.vllm.worker.cpu.worker.PicCPUWorker"
-CUDA_SCHEDULER = "picbench.engines.vllm.scheduler.cuda_scheduler.PicCudaScheduler"
-CUDA_ASYNC_SCHEDULER = "picbench.engines.vllm.scheduler.cuda_scheduler.PicAsyncScheduler"
 CUDA_WORKER = "picbench.engines.vllm.worker.cuda.worker.PicGPUWorker"
 WORKERS = (CPU_WORKER, CUDA_WORKER)
 CONNECTOR = "PicConnector"
@@ -131,7 +130,7 @@ _ON_CPU = {"scheduler_cls": SCHEDULER, "worker_cls": CPU_WORKER, "async_scheduli
 
 def _on_cuda(asynchronous: bool) -> dict[str, Any]:
     return {
-        "scheduler_cls": CUDA_ASYNC_SCHEDULER if asynchronous else CUDA_SCHEDULER,
+        "scheduler_cls": ASYNC_SCHEDULER if asynchronous else SCHEDULER,
         "worker_cls": CUDA_WORKER,
         "async_scheduling": asynchronous,
         "attention_backend": "CUSTOM",

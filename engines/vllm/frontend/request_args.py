@@ -1,4 +1,4 @@
-"""What a vLLM request says about its chunks, and what the scheduler tells the worker.
+"""What a vLLM request says about its chunks.
 
 A request describes its chunks by spans of prompt tokens, in `SamplingParams.extra_args`::
 
@@ -20,9 +20,6 @@ from picbench.errors import ConfigError
 ARGS = "pic"
 FLAT_SPANS = "pic_spans"
 FLAT_ALGORITHM = "pic_algorithm"
-
-#: Where the scheduler leaves a request's slot positions for the worker.
-POSITIONS = "pic_positions"
 
 Span = tuple[int, int]
 

@@ -10,12 +10,8 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from picbench.engines.planning.pages import GAP
 from picbench.engines.planning.plan import Plan
-from picbench.engines.vllm.frontend.request_args import POSITIONS
+from picbench.engines.vllm.worker.slot_map import SLOT_MAP, SlotMap
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import BlockHash
@@ -36,7 +32,7 @@ def follow(request: "Request", plan: Plan) -> None:
     request.block_hashes.clear()
     request._block_hasher = _hasher(plan)
     request.update_block_hashes()
-    request.sampling_params = _with_positions(request.sampling_params, plan)
+    request.sampling_params = _with_slot_map(request.sampling_params, plan)
 
 
 def isolate(request: "Request") -> None:
@@ -95,23 +91,11 @@ def _hasher(plan: Plan) -> "Hasher":
     return hash_new_blocks
 
 
-def _with_positions(params: Any, plan: Plan) -> Any:
+def _with_slot_map(params: Any, plan: Plan) -> Any:
     # Callers may share one SamplingParams between requests, hence the copy.
     mine = copy.copy(params)
-    sent = (_positions(plan), plan.end, plan.canonical_slots)
-    mine.extra_args = {**(params.extra_args or {}), POSITIONS: sent}
+    mine.extra_args = {**(params.extra_args or {}), SLOT_MAP: SlotMap.of(plan)}
     return mine
-
-
-def _positions(plan: Plan) -> NDArray[np.int32]:
-    """Logical positions slot by slot [slots], GAP for slots that nobody sees."""
-    runs = [
-        np.full(count, GAP, np.int32)
-        if first == GAP
-        else np.arange(first, first + count, dtype=np.int32)
-        for first, count in plan.position_runs()
-    ]
-    return np.concatenate(runs)
 
 
 def _private() -> "BlockHash":

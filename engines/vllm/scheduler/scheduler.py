@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -157,6 +158,10 @@ class PicScheduler(Scheduler):
         queue = self.waiting
         queue.remove_request(request)
         queue.insert(queue.index(parent), request)  # type: ignore[attr-defined]
+
+
+class PicAsyncScheduler(PicScheduler, AsyncScheduler):
+    """The same, one step ahead of the GPU."""
 
 
 def _checked(vllm_config: Any) -> PicSettings:

@@ -1,27 +1,82 @@
-"""By how much keys at rest are turned when they are read.
+"""What a worker is told about a planned request's KV slots, once, with its sampling parameters.
 
-On a GPU a chunk's keys rest rotated at the positions that they had when the chunk was compiled. A
-rotation by the difference moves them to where the chunk stands in a prompt, so they are as
-independent of position as unrotated keys, and requests that compile run vLLM's own RoPE unchanged.
+A chunk's KV is shared by requests in which the chunk begins at different positions. On a CPU its
+keys are cached without RoPE and rotated when they are read. On a GPU they are cached with RoPE, at
+the positions that they had when the chunk was compiled, and re-rotated by the difference: requests
+that compile run vLLM's own RoPE unchanged. All other keys are cached at their logical positions.
 """
 
-from itertools import groupby
+from dataclasses import dataclass
+from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
+from picbench.engines.planning.pages import GAP
 from picbench.engines.planning.plan import Plan
 
-#: Where the scheduler leaves a request's turns for the worker, in `SamplingParams.extra_args`.
-TURNS = "pic_turns"
+#: The key in `SamplingParams.extra_args` under which the scheduler sends a request's `SlotMap`.
+SLOT_MAP = "pic_slot_map"
 
-#: The slots [start, end) and the positions by which their keys are turned.
-Turn = tuple[int, int, int]
+#: Runs of consecutive positions, one per slot: the first (GAP for a run of gaps) and how many.
+Runs = tuple[tuple[int, int], ...]
+Positions = NDArray[np.int32]
 
 
-def turns(plan: Plan) -> list[Turn]:
-    """The turns of a plan's slots, in compute order; slots in no turn are read as they rest."""
-    found, start = [], 0
-    for turn, run in groupby(plan.placed, key=lambda placed: placed.start - placed.view.anchor):
-        end = start + sum(len(view.tokens) for view, _ in run)
-        if turn:
-            found.append((start, end, turn))
-        start = end
-    return found
+@dataclass(frozen=True, slots=True)
+class SlotMap:
+    """The planned slots of one request in compute order.
+
+    `position_runs` are their logical positions (GAP: never visible), `cached_at_runs` the positions
+    at which the keys of canonical slots were compiled (GAP: not a canonical slot). Generated tokens
+    follow the planned slots, the first at logical position `end`.
+    """
+
+    position_runs: Runs
+    cached_at_runs: Runs
+    end: int
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
+        """The slots of a plan."""
+        return cls(tuple(plan.position_runs()), tuple(plan.cached_at_runs()), plan.end)
+
+    @classmethod
+    def plain(cls, slots: int) -> Self:
+        """The slots of a prompt without a plan."""
+        return cls(((0, slots),), ((GAP, slots),), slots)
+
+    @classmethod
+    def sent(cls, params: Any) -> Self | None:
+        """The map in a request's `SamplingParams`; None for requests without a plan."""
+        found = (params.extra_args or {}).get(SLOT_MAP) if params is not None else None
+        return found if isinstance(found, cls) else None
+
+    def positions(self) -> Positions:
+        """Logical positions [slots]."""
+        return _expand(self.position_runs)
+
+    def canonical(self) -> NDArray[np.bool_]:
+        """Which slots hold canonical KV, hidden ones included [slots]."""
+        first, counts = np.array(self.cached_at_runs, np.int32).reshape(-1, 2).T
+        return np.repeat(first != GAP, counts)
+
+    def rope_shifts(self) -> Positions:
+        """By how many positions keys that are cached with RoPE are re-rotated when read [slots].
+
+        0 for computed slots and for hidden ones.
+        """
+        positions, cached_at = _expand(self.position_runs), _expand(self.cached_at_runs)
+        reread = (positions != GAP) & (cached_at != GAP)
+        shifts: Positions = (positions - cached_at) * reread
+        return shifts
+
+
+def _expand(runs: Runs) -> Positions:
+    first, counts = np.array(runs, np.int32).reshape(-1, 2).T
+    starts = np.cumsum(counts, dtype=np.int32) - counts
+    values = np.repeat(first - starts, counts)
+    # This lets runs of gaps ascend from GAP.
+    values += np.arange(len(values), dtype=np.int32)
+    expanded: Positions = np.minimum(values, np.int32(GAP))
+    return expanded

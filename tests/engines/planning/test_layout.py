@@ -86,9 +86,9 @@ def test_a_plan_says_of_slots_and_blocks_what_its_pages_say(given_segments, poli
         assert all(found.count(kind) == found.kinds.count(kind) for kind in SlotKind)
         mapped = [page.canonical and page.copy_of is None for page in pages]
         assert found.shared == [*mapped, False].index(False)
-        begin, end = (slot // SIZE for slot in found.canonical_slots)
-        assert [page.canonical for page in pages[begin:end]] == [True] * (end - begin)
-        assert not any(page.canonical for page in (*pages[:begin], *pages[end:]))
+        cached_at = [at for at, count in found.cached_at_runs() for _ in range(count)]
+        slots = [page.canonical for page in pages for _ in page.tokens]
+        assert [at != GAP for at in cached_at] == slots
 
 
 @given(segments, policies(), pads)

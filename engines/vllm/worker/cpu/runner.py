@@ -16,6 +16,7 @@ from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.worker.cpu.backend import PicMetadataBuilder, selected
 from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable
 from picbench.engines.vllm.worker.rotary import KeyPositions, SplitRotary, split_rotation
+from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.errors import EngineError
 
 
@@ -46,7 +47,7 @@ class PicModelRunner(CPUModelRunner):
         count = batch.num_reqs
         step = self._table.step(
             batch.req_ids[:count],
-            {key: _extra_args(request) for key, request in self.requests.items()},
+            {key: SlotMap.sent(r.sampling_params) for key, r in self.requests.items()},
             batch.num_computed_tokens_cpu[:count].tolist(),
             num_scheduled_tokens[:count].tolist(),
         )
@@ -62,8 +63,3 @@ class PicModelRunner(CPUModelRunner):
         if len(ours) != len(found):
             raise EngineError("an attention layer does not use picbench's backend")
         return ours
-
-
-def _extra_args(request: Any) -> Any:
-    params = request.sampling_params
-    return params.extra_args if params is not None else None

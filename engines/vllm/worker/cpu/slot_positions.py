@@ -6,14 +6,13 @@ slots, where each token stands in the user's prompt, and by how much its key is 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.frontend.request_args import POSITIONS
+from picbench.engines.vllm.worker.slot_map import SlotMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,37 +67,39 @@ class PositionTable:
     def step(
         self,
         request_ids: Sequence[str],
-        extra_args: Mapping[str, Any],
+        slot_maps: Mapping[str, SlotMap | None],
         computed: Sequence[int],
         scheduled: Sequence[int],
     ) -> StepPositions:
         """Positions of a step: request i computes slots [computed[i], computed[i] + scheduled[i]).
 
-        `extra_args` are the sampling arguments of all requests alive, by id; those of planned
-        requests carry their slots' positions.
+        `slot_maps` are those of all requests alive, by id; None for requests without a plan.
         """
-        self._planned = {k: v for k, v in self._planned.items() if k in extra_args}
-        rows = [self._row(request_id, extra_args[request_id]) for request_id in request_ids]
+        self._planned = {k: v for k, v in self._planned.items() if k in slot_maps}
+        rows = [self._row(request_id, slot_maps[request_id]) for request_id in request_ids]
         spans = [slice(b, b + n) for b, n in zip(computed, scheduled, strict=True)]
         pairs = list(zip(rows, spans, strict=True))
         queries = torch.cat([row.positions[span] for row, span in pairs])
         keys = torch.cat([_key_positions(row, span) for row, span in pairs])
         return StepPositions(tuple(rows), queries, keys)
 
-    def _row(self, request_id: str, extra_args: Mapping[str, Any] | None) -> SlotRow:
-        if not extra_args or POSITIONS not in extra_args:
+    def _row(self, request_id: str, slot_map: SlotMap | None) -> SlotRow:
+        if slot_map is None:
             return self._plain
         if request_id not in self._planned:
-            self._planned[request_id] = self._fill(*extra_args[POSITIONS])
+            self._planned[request_id] = self._fill(slot_map)
         return self._planned[request_id]
 
-    def _fill(self, prompt: Sequence[int], end: int, canonical: tuple[int, int]) -> SlotRow:
-        row = np.empty(len(self._plain.positions), dtype=np.int32)
-        row[: len(prompt)] = prompt
-        row[len(prompt) :] = np.arange(end, end + len(row) - len(prompt))
-        rotated = torch.full((len(row),), not self._unrotated)
-        rotated[slice(*canonical)] = False
-        return SlotRow(torch.from_numpy(row), affine=False, rotated=rotated)
+    def _fill(self, slot_map: SlotMap) -> SlotRow:
+        planned, slots, end = slot_map.positions(), len(self._plain.positions), slot_map.end
+        generated = np.arange(end, end + slots - len(planned), dtype=np.int32)
+        rotated = np.full(slots, not self._unrotated)
+        rotated[: len(planned)] &= ~slot_map.canonical()
+        return SlotRow(
+            torch.from_numpy(np.concatenate([planned, generated])),
+            affine=False,
+            rotated=torch.from_numpy(rotated),
+        )
 
 
 def _key_positions(row: SlotRow, span: slice) -> Tensor:

@@ -5,7 +5,7 @@ with speculation off it knows them on the host for every step, also under async 
 logical positions of a step are made here and copied to the device once.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -16,12 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.frontend.request_args import POSITIONS
-from picbench.engines.vllm.worker.slot_map import TURNS, Turn
+from picbench.engines.vllm.worker.slot_map import Positions, SlotMap
 from picbench.errors import EngineError
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
-
-Positions = NDArray[np.int32]
 
 
 class Rows(Protocol):
@@ -101,19 +98,20 @@ class PlannedRequests:
     def add(self, request_id: str, params: Any, prompt: int) -> None:
         """Take a new or resumed request on, if it has a plan; `prompt` is its length in slots.
 
-        `params` are its sampling parameters, in which the scheduler sends positions and turns.
+        `params` are its sampling parameters, in which the scheduler sends a `SlotMap`.
         Raises EngineError if there are more requests than rows.
         """
         self.remove(request_id)
-        extra_args = params.extra_args or {}
-        if POSITIONS not in extra_args and not self._unrotated:
-            return
+        slot_map = SlotMap.sent(params)
+        if slot_map is None:
+            if not self._unrotated:
+                return
+            slot_map = SlotMap.plain(prompt)
         if not self._free:
             raise EngineError(f"no row is left for request {request_id}")
-        positions, end = extra_args.get(POSITIONS, (range(prompt), prompt))[:2]
-        kpos = np.array(positions, dtype=np.int32)
-        turns = _seen_or_zero(kpos) if self._unrotated else _spread(extra_args, len(kpos))
-        request = PlannedRequest(self._free[-1], kpos, turns, end, self._unrotated)
+        kpos = slot_map.positions()
+        turns = _seen_or_zero(kpos) if self._unrotated else slot_map.rope_shifts()
+        request = PlannedRequest(self._free[-1], kpos, turns, slot_map.end, self._unrotated)
         if self._reads_as_it_rests(request, params):
             return
         self._known[request_id] = request
@@ -231,12 +229,3 @@ class PlannedBatch:
 def _seen_or_zero(kpos: Positions) -> Positions:
     """`kpos` with 0 in place of GAP."""
     return np.where(kpos < GAP, kpos, np.int32(0))
-
-
-def _spread(extra_args: Mapping[str, Any], slots: int) -> Positions:
-    """The turns that the scheduler sent, slot by slot."""
-    turned = np.zeros(slots, dtype=np.int32)
-    runs: Sequence[Turn] = extra_args.get(TURNS, ())
-    for start, end, turn in runs:
-        turned[start:end] = turn
-    return turned

@@ -9,7 +9,7 @@ from typing import Any
 from vllm.v1.worker.gpu_worker import Worker
 
 from picbench.engines.vllm.compat import check_signature, check_version
-from picbench.engines.vllm.settings import CUDA_ASYNC_SCHEDULER, CUDA_SCHEDULER, PicSettings
+from picbench.engines.vllm.settings import ASYNC_SCHEDULER, SCHEDULER, PicSettings
 from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
 from picbench.errors import ConfigError
 
@@ -23,10 +23,10 @@ class PicGPUWorker(ConnectorWorkerMixin, Worker):
         check_signature(Worker._make_model_runner, ("self",))
         scheduler = self.vllm_config.scheduler_config.scheduler_cls
         self._settings = PicSettings.read(self.vllm_config.additional_config)
-        if self._settings is None or scheduler not in (CUDA_SCHEDULER, CUDA_ASYNC_SCHEDULER):
+        if self._settings is None or scheduler not in (SCHEDULER, ASYNC_SCHEDULER):
             raise ConfigError(
                 "the workers are picbench's, but the scheduler is not",
-                hint=f"scheduler_cls={CUDA_ASYNC_SCHEDULER} and additional_config with 'pic'",
+                hint=f"scheduler_cls={ASYNC_SCHEDULER} and additional_config with 'pic'",
             )
         super().init_device()
 

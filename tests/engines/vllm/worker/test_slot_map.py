@@ -1,17 +1,30 @@
+"""What the workers derive from one slot map, against plans and slot by slot."""
+
+import pickle
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from picbench.engines.algorithms import parse
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.pages import GAP
 from picbench.engines.planning.plan import Plan
-from picbench.engines.planning.policy import LayoutConfig, Segment
-from picbench.engines.vllm.worker.slot_map import turns
+from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Pad, Segment
+from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable
+from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.engines.vllm.worker.slot_map import SLOT_MAP, Runs, SlotMap
 
 BLOCK = 16
+GENERATED = 3
 
 
-def plan(algorithm: str, *pieces: Segment) -> Plan:
+def plan(algorithm: str, *segments: Segment) -> Plan:
     chosen = parse(algorithm)
     layout = LayoutConfig(block_size=BLOCK, scope="", pad=chosen.pads, pad_token=0, bos_token=1)
-    return lay_out(list(pieces), chosen.plan_chunk, layout, prefix_keys=[])
+    return lay_out(list(segments), chosen.plan_chunk, layout, prefix_keys=[])
 
 
 def text(count: int, first: int = 0) -> Segment:
@@ -22,39 +35,122 @@ def chunk(count: int, first: int) -> Segment:
     return Segment(tuple(range(first, first + count)), chunk=True)
 
 
-def rests(found: Plan) -> dict[bytes, tuple[int, ...]]:
-    return {
+def slot_by_slot(runs: Runs) -> list[int]:
+    return [GAP if first == GAP else first + i for first, count in runs for i in range(count)]
+
+
+def params(slot_map: SlotMap | None) -> Any:
+    extra_args = {SLOT_MAP: slot_map} if slot_map is not None else None
+    return SimpleNamespace(extra_args=extra_args, max_tokens=GENERATED)
+
+
+def check_workers(sent: SlotMap) -> None:
+    """Every visible key is read at its logical position, on either device."""
+    planned, cached_at = slot_by_slot(sent.position_runs), slot_by_slot(sent.cached_at_runs)
+    positions = planned + [sent.end + i for i in range(GENERATED)]
+    cached_at += [GAP] * GENERATED
+    canonical = [at != GAP for at in cached_at]
+    seen = [p if p != GAP else 0 for p in positions]
+    count = len(positions)
+
+    step = PositionTable(count + 5).step(["a"], {"a": sent}, [0], [count])
+    assert step.queries.tolist() == positions
+    assert step.rotary.tolist() == seen
+    cached = [0 if own else p for p, own in zip(seen, canonical, strict=True)]
+    assert step.keys.tolist() == cached
+    (row,) = step.rows
+    assert not isinstance(row.rotated, bool)
+    assert row.rotated[:count].tolist() == [not own for own in canonical]
+
+    requests = PlannedRequests(1, None)
+    requests.add("a", params(sent), len(planned))
+    batch = requests.batch(["a"], [0], [count])
+    shifts = [0] * count
+    if batch is None:  # read in place: a chunk that is compiled alone
+        assert [p for p in planned if p != GAP] == list(range(sent.end))
+    else:
+        assert batch.logical(0).tolist() == positions
+        assert batch.positions().tolist() == seen
+        (request,) = batch.requests
+        assert request is not None
+        shifts = request.turned(count).tolist()
+    for position, at, shift in zip(positions, cached_at, shifts, strict=True):
+        if position != GAP:
+            assert position == (position if at == GAP else at) + shift
+
+
+@st.composite
+def maps(draw: st.DrawFn) -> SlotMap:
+    """Slots in runs of any kind: hidden or visible, computed or canonical."""
+    position = st.one_of(st.just(GAP), st.integers(0, 1 << 20))
+    runs = draw(st.lists(st.tuples(position, position, st.integers(1, 40)), min_size=1))
+    slots = sum(count for _, _, count in runs)
+    return SlotMap(
+        tuple((first, count) for first, _, count in runs),
+        tuple((first, count) for _, first, count in runs),
+        draw(st.integers(slots + 1, 1 << 21)),
+    )
+
+
+@given(maps())
+def test_both_workers_derive_what_the_map_says_of_each_slot(sent: SlotMap) -> None:
+    check_workers(sent)
+
+
+def check(found: Plan) -> None:
+    """A plan's map says of every slot where it is seen, and where a chunk's key was compiled."""
+    sent = SlotMap.of(found)
+    compiled = {
         page.name: page.positions
         for canonical in found.canonicals
         for page in canonical.compile_plan().pages
     }
+    assert slot_by_slot(sent.position_runs) == found.positions
+    cached_at = slot_by_slot(sent.cached_at_runs)
+    assert len(cached_at) == len(found.positions)
+    for index, page in enumerate(found.pages):
+        at = cached_at[index * BLOCK :][: len(page.tokens)]
+        if not page.canonical:
+            assert at == [GAP] * len(page.tokens)
+            continue
+        there = compiled.get(page.copy_of or page.name, page.positions)
+        assert GAP not in at
+        assert [a if p != GAP else GAP for a, p in zip(at, there, strict=True)] == list(there)
+    check_workers(sent)
 
 
-def check(found: Plan) -> None:
-    """Every visible canonical slot is turned from where it was compiled to where it is seen."""
-    turned = [0] * len(found.positions)
-    for start, end, turn in turns(found):
-        turned[start:end] = [turn] * (end - start)
-    where = rests(found)
-    slot = 0
-    for page in found.pages:
-        rest = where.get(page.copy_of or page.name) if page.canonical else page.positions
-        assert rest is not None
-        for position, there in zip(page.positions, rest, strict=True):
-            if position != GAP:
-                assert position == there + turned[slot]
-            slot += 1
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    tokens = st.lists(st.integers(3, 900), min_size=1, max_size=70).map(tuple)
+    segment = st.builds(Segment, tokens, chunk=st.booleans())
+    segments = draw(st.lists(segment, min_size=1, max_size=6))
+    seed, private = draw(st.integers(0, 1 << 16)), draw(st.booleans())
+    anchor, pad = draw(st.sampled_from(list(Anchor))), draw(st.sampled_from(list(Pad)))
+
+    def plan_chunk(index: int, length: int) -> ChunkPolicy:
+        linked = [i for i in range(length) if hash((seed, index, i // BLOCK, i % 5)) % 3 == 0]
+        return ChunkPolicy(linked, anchor, private)
+
+    return lay_out(segments, plan_chunk, LayoutConfig(BLOCK, "", pad, pad_token=0, bos_token=1))
 
 
-def test_chunks_are_turned_to_where_they_stand() -> None:
+@given(plans())
+def test_maps_of_plans_and_of_their_compiles(found: Plan) -> None:
+    check(found)
+    for canonical in found.canonicals:
+        check(canonical.compile_plan())
+
+
+def test_chunks_are_re_rotated_to_where_they_begin() -> None:
     found = plan("naive", text(5), chunk(20, 100), chunk(40, 200), text(3, 300))
-    assert turns(found) == [(0, 32, 5), (32, 80, 25)]
+    shifts = [5] * 20 + [0] * 12 + [25] * 40 + [0] * 8 + [0] * 8
+    assert SlotMap.of(found).rope_shifts().tolist() == shifts
     check(found)
 
 
-def test_every_algorithm() -> None:
-    pieces = [text(21), chunk(150, 100), chunk(35, 400), text(7, 30), chunk(150, 100), text(9, 60)]
-    for algorithm in (
+@pytest.mark.parametrize(
+    "algorithm",
+    [
         "naive",
         "naive:anchored=on",
         "naive:pad=paper",
@@ -62,15 +158,44 @@ def test_every_algorithm() -> None:
         "epic:k=16",
         "mepic",
         "mepic:pad=paper:anchored=on",
-    ):
-        check(plan(algorithm, *pieces))
+    ],
+)
+def test_every_algorithm(algorithm: str) -> None:
+    check(
+        plan(
+            algorithm,
+            text(21),
+            chunk(150, 100),
+            chunk(35, 400),
+            text(7, 30),
+            chunk(150, 100),
+            text(9, 60),
+        )
+    )
 
 
-def test_a_chunk_that_leads_the_prompt_is_read_as_it_rests() -> None:
-    assert turns(plan("naive", chunk(32, 100), text(4))) == []
+def test_a_chunk_that_leads_the_prompt_is_read_as_it_is_cached() -> None:
+    assert not SlotMap.of(plan("naive", chunk(32, 100), text(4))).rope_shifts().any()
 
 
-def test_compile_requests_are_not_turned() -> None:
+def test_compile_requests_are_not_re_rotated() -> None:
     found = plan("naive:anchored=on", text(5), chunk(20, 100), text(3, 300))
     [canonical] = found.canonicals
-    assert turns(canonical.compile_plan()) == []
+    compiling = SlotMap.of(canonical.compile_plan())
+    assert not compiling.rope_shifts().any()
+    assert compiling.canonical().tolist() == [False] * 16 + [True] * 32
+
+
+def test_maps_travel_to_workers_in_sampling_parameters() -> None:
+    from vllm import SamplingParams
+
+    sent = SlotMap.of(plan("mepic", text(5), chunk(40, 100), text(3)))
+    params = SamplingParams(extra_args={SLOT_MAP: sent})
+    assert SlotMap.sent(pickle.loads(pickle.dumps(params))) == sent
+    assert SlotMap.sent(params) is sent
+
+
+@pytest.mark.parametrize("extra_args", [None, {}, {"other": 1}, {SLOT_MAP: [1, 2]}])
+def test_other_requests_have_no_map(extra_args: Any) -> None:
+    assert SlotMap.sent(SimpleNamespace(extra_args=extra_args)) is None
+    assert SlotMap.sent(None) is None

@@ -1,4 +1,4 @@
-"""Sampling parameters as the scheduler of a GPU engine sends them."""
+"""Sampling parameters as the scheduler sends them."""
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -6,25 +6,32 @@ from typing import Any
 
 import pytest
 
-from picbench.engines.vllm.frontend.request_args import POSITIONS
-from picbench.engines.vllm.worker.slot_map import TURNS
+from picbench.engines.planning.pages import GAP
+from picbench.engines.vllm.worker.slot_map import SLOT_MAP, SlotMap
 
 Send = Callable[..., Any]
 
 
 @pytest.fixture
 def send() -> Send:
-    """(positions, end, turns, max_tokens) -> parameters of a planned request."""
+    """(positions, end, shifts, max_tokens) -> parameters of a planned request.
+
+    `shifts` are slots [start, end) that are canonical, and how far their keys are re-rotated.
+    """
 
     def params(
         positions: Sequence[int] | None,
         end: int = 0,
-        turns: Sequence[tuple[int, int, int]] = (),
+        shifts: Sequence[tuple[int, int, int]] = (),
         max_tokens: int = 8,
     ) -> Any:
         extra_args: dict[str, Any] | None = None
         if positions is not None:
-            extra_args = {POSITIONS: (positions, end, (0, 0)), TURNS: turns}
+            cached_at = [GAP] * len(positions)
+            for start, stop, shift in shifts:
+                cached_at[start:stop] = [p - shift for p in positions[start:stop]]
+            runs = [tuple((at, 1) for at in slots) for slots in (positions, cached_at)]
+            extra_args = {SLOT_MAP: SlotMap(runs[0], runs[1], end)}
         return SimpleNamespace(extra_args=extra_args, max_tokens=max_tokens)
 
     return params

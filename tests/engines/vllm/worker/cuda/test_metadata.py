@@ -17,7 +17,7 @@ from picbench.kernels.rope import RopeTable
 
 HEADS, KV_HEADS, SIZE = 4, 2, 32
 POSITIONS = [*[GAP] * 3, *range(8, 21), *range(8), 21, 22, 23]
-TURNS = [(0, 16, 5)]
+SHIFTS = [(0, 16, 5)]
 
 
 class Stock:
@@ -54,7 +54,7 @@ def rope() -> RopeTable:
 @pytest.fixture
 def requests(send: Any) -> PlannedRequests:
     requests = PlannedRequests(4, None)
-    requests.add("planned", send(POSITIONS, 24, TURNS), len(POSITIONS))
+    requests.add("planned", send(POSITIONS, 24, SHIFTS), len(POSITIONS))
     return requests
 
 

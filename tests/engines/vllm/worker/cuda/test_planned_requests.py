@@ -20,7 +20,7 @@ class Rows:
 
 #: A chunk of two hidden and two visible slots at 6 and 7, then computed slots.
 POSITIONS = [GAP, GAP, 6, 7, 0, 1, 2, 8]
-TURNS = [(0, 4, 4)]
+SHIFTS = [(0, 4, 4)]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def rows() -> Rows:
 @pytest.fixture
 def requests(rows: Rows, send: Any) -> PlannedRequests:
     requests = PlannedRequests(2, rows)
-    requests.add("planned", send(POSITIONS, 9, TURNS), 8)
+    requests.add("planned", send(POSITIONS, 9, SHIFTS), 8)
     requests.add("plain", send(None), 5)
     return requests
 
@@ -43,7 +43,7 @@ def step(requests: PlannedRequests, *rows: tuple[str, int, int]) -> PlannedBatch
 
 
 def test_rows_are_written_once(requests: PlannedRequests, rows: Rows) -> None:
-    assert list(rows.written.values()) == [(POSITIONS, [4] * 4 + [0] * 4)]
+    assert list(rows.written.values()) == [(POSITIONS, [0, 0, 4, 4, 0, 0, 0, 0])]
 
 
 def test_plain_steps_have_no_batch(requests: PlannedRequests) -> None:
@@ -68,7 +68,7 @@ def test_generated_tokens_continue_at_the_end(requests: PlannedRequests) -> None
     assert batch.positions().tolist() == [8, 9, 10]
     request = batch.requests[0]
     assert request is not None
-    assert request.turned(10).tolist() == [4] * 4 + [0] * 6
+    assert request.turned(10).tolist() == [0, 0, 4, 4, 0, 0, 0, 0, 0, 0]
 
 
 def test_only_requests_with_everything_in_view_decode(requests: PlannedRequests) -> None:
@@ -99,14 +99,14 @@ def test_removed_requests_free_their_rows(requests: PlannedRequests, send: Any) 
     requests.remove("never there")
     assert "planned" not in requests
     for name in ("a", "b"):
-        requests.add(name, send(POSITIONS, 9, TURNS), 8)
+        requests.add(name, send(POSITIONS, 9, SHIFTS), 8)
     with pytest.raises(EngineError, match="no row"):
-        requests.add("c", send(POSITIONS, 9, TURNS), 8)
+        requests.add("c", send(POSITIONS, 9, SHIFTS), 8)
 
 
 def test_a_resumed_request_keeps_one_row(requests: PlannedRequests, send: Any) -> None:
     for _ in range(3):
-        requests.add("planned", send(POSITIONS, 9, TURNS), 10)
+        requests.add("planned", send(POSITIONS, 9, SHIFTS), 10)
     assert "planned" in requests
 
 
@@ -139,7 +139,7 @@ def test_unrotated_keys_make_every_request_planned(rows: Rows, send: Any) -> Non
     requests = PlannedRequests(2, rows, unrotated=True)
     requests.add("plain", send(None, max_tokens=2), 3)
     assert list(rows.written.values()) == [([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])]
-    requests.add("planned", send(POSITIONS, 9, TURNS, max_tokens=1), 8)
+    requests.add("planned", send(POSITIONS, 9, SHIFTS, max_tokens=1), 8)
     kpos, turns = rows.written[min(rows.written)]
     assert kpos == [*POSITIONS, 9]
     assert turns == [0, 0, 6, 7, 0, 1, 2, 8, 9]

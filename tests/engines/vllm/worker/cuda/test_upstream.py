@@ -5,8 +5,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker
 
 from picbench.engines.vllm.compat import check_signature
-from picbench.engines.vllm.scheduler.cuda_scheduler import PicAsyncScheduler
-from picbench.engines.vllm.scheduler.scheduler import PicScheduler
+from picbench.engines.vllm.scheduler.scheduler import PicAsyncScheduler, PicScheduler
 from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
 from picbench.engines.vllm.worker.cpu.worker import PicCPUWorker
 from picbench.engines.vllm.worker.cuda.runner import UPSTREAM
