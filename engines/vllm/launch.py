@@ -40,7 +40,7 @@ class Launched:
     """
 
     engine: "LLMEngine"
-    observer: BlockLedger
+    ledger: BlockLedger
     context: int
     capacity: int
     pool: int
@@ -97,14 +97,14 @@ def _start(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> "LLMEn
                 raise
             raise EngineError(
                 f"a worker of the engine could not start: {_line(error)}",
-                hint="if memory is short, lower --kv-blocks or --context, or use more GPUs",
+                hint="if memory is short, lower `kv_blocks` or `context`, or use more GPUs",
             ) from error
 
 
 def _short_of_memory(what: str) -> ConfigError:
     return ConfigError(
         f"{what} has too little free memory for the model and its KV pool",
-        hint="lower --kv-blocks or --context, or use a smaller model",
+        hint="lower `kv_blocks` or `context`, or use a smaller model",
     )
 
 
@@ -166,7 +166,7 @@ def _context(config: EngineConfig, model: Mapping[str, Any]) -> int:
     if context > longest:
         raise ConfigError(
             f"context {context} is longer than the model's {longest} positions",
-            hint=f"use context <= {longest} (--context)",
+            hint=f"use `context` <= {longest}",
         )
     return context
 
@@ -181,9 +181,7 @@ def _pool(config: EngineConfig, model: Mapping[str, Any], capacity: int, device:
     """Blocks of 16 slots, a multiple of the stock page so that pools are equal in bytes."""
     if config.kv_blocks is not None:
         if config.kv_blocks < 2:
-            raise ConfigError(
-                f"kv_blocks is {config.kv_blocks}", hint="use at least 2 (--kv-blocks)"
-            )
+            raise ConfigError(f"`kv_blocks` is {config.kv_blocks}", hint="use at least 2")
         return config.kv_blocks - config.kv_blocks % device.stock_page
     wanted = max(2 * capacity // BLOCK_SIZE, device.pool_bytes // _block_bytes(config, model))
     return wanted + wanted % 2
@@ -216,7 +214,7 @@ def _read_model(model: str) -> Mapping[str, Any]:
     except OSError as error:
         raise ConfigError(
             f"model {model!r} is neither a folder nor to be had from the hub",
-            hint="check --model, or download the model first",
+            hint="check `model`, or download the model first",
         ) from error
     return loaded
 

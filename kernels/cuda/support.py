@@ -25,7 +25,7 @@ def require(shape: HeadShape) -> None:
     if shape.dtype not in _DTYPES:
         raise ConfigError(
             f"a KV cache of {shape.dtype} is not supported on CUDA",
-            hint="use --dtype bfloat16, float16 or float32",
+            hint="use `dtype=bfloat16`, float16 or float32",
         )
 
 

@@ -36,7 +36,7 @@ class Limits:
         if need > self.blocks:
             raise ConfigError(
                 f"the request needs {need} KV blocks, the pool has {self.blocks}",
-                hint="raise kv_blocks (--kv-blocks)",
+                hint="raise `kv_blocks`",
             )
         if slots > self.capacity:
             raise ConfigError(

@@ -134,7 +134,7 @@ class TestStart:
             Engine(EngineConfig(model=str(tmp_path)))
 
     def test_a_pool_beyond_the_memory(self, llama):
-        with pytest.raises(ConfigError, match=r"too little free memory.*--kv-blocks"):
+        with pytest.raises(ConfigError, match=r"too little free memory.*`kv_blocks`"):
             Engine(EngineConfig(str(llama), kv_blocks=1 << 30))
 
     def test_a_worker_that_dies_is_one_line(self, llama, monkeypatch):

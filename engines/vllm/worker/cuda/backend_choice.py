@@ -47,7 +47,7 @@ def choose(
     else:
         return PicFlashBackend
     if dtype not in TritonAttentionBackend.supported_dtypes:
-        raise ConfigError(f"no attention serves {dtype}", hint="--dtype bfloat16")
+        raise ConfigError(f"no attention serves {dtype}", hint="use `dtype=bfloat16`")
     if not TritonAttentionBackend.supports_head_size(head_size):
         raise ConfigError(
             f"no attention serves head size {head_size}", hint="use a model with another head size"

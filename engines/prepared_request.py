@@ -1,0 +1,136 @@
+"""From a request to what vLLM is given: token ids, sampling parameters, spans of chunks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+from picbench.engines.algorithms import Registry, Reuse
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.policy import Segment
+from picbench.engines.request import Chunk, PromptSegment, Request
+from picbench.engines.tokenizer import ModelTokenizer
+from picbench.engines.vllm.frontend.limits import check_request
+from picbench.engines.vllm.launch import Launched
+from picbench.engines.vllm.settings import PicSettings
+from picbench.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+
+    from picbench.engines.planning.plan import Canonical
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request under vLLM's names; `tag` is its id, in vLLM and in the engine's reports."""
+
+    tag: str
+    prompt_token_ids: list[int]
+    sampling_params: "SamplingParams"
+    cache_salt: str | None
+
+
+class RequestPreparer:
+    """Tokenizes and checks the requests of one engine.
+
+    Raises ConfigError for an algorithm that is unknown, or that a stock engine cannot serve.
+    """
+
+    def __init__(self, config: EngineConfig, tokenizer: ModelTokenizer) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._registry = Registry()
+        self._algorithm = self._registry.parse(config.algorithm)
+        self._numbers = count()
+        if config.stock and self._algorithm.reuse is Reuse.CHUNKS:
+            raise _not_stock(config.algorithm)
+
+    def prepare(
+        self,
+        request: Request,
+        running: Launched,
+        max_tokens: int,
+        logprobs: int | None,
+        ignore_eos: bool,
+    ) -> PreparedRequest:
+        """Raises ConfigError for a request that the engine can never serve."""
+        segments = [(segment, self._tokens(segment)) for segment in request.segments]
+        tokens = [token for _, ids in segments for token in ids]
+        limit = request.max_tokens or max_tokens
+        _check_fits(len(tokens), limit, running)
+        params = self._params(limit, logprobs, ignore_eos)
+        tag = f"request-{next(self._numbers)}"
+        algorithm = self._registry.parse(request.algorithm or self._config.algorithm)
+        if self._config.stock:
+            if algorithm.spec != self._algorithm.spec:
+                raise _not_stock(algorithm.spec)
+        else:
+            spans = _spans(segments)
+            params.extra_args = {"pic": {"spans": spans, "algorithm": algorithm.spec, "tag": tag}}
+        prepared = PreparedRequest(tag, tokens, params, request.salt)
+        check_request(running.engine.vllm_config, prepared, self._registry)
+        return prepared
+
+    def canonical(self, request: Request, running: Launched) -> "Canonical | None":
+        """The first chunk of a request, as the engine's default algorithm compiles it.
+
+        None if that algorithm recomputes all of it: such a chunk has no KV of its own.
+        """
+        segments = [Segment(self._tokens(s), isinstance(s, Chunk)) for s in request.segments]
+        settings = PicSettings.given(running.engine.vllm_config.additional_config)
+        assert settings is not None
+        layout = settings.layout(self._algorithm, request.salt, BLOCK_SIZE)
+        return next(iter(lay_out(segments, self._algorithm.plan_chunk, layout).canonicals), None)
+
+    def _tokens(self, segment: PromptSegment) -> tuple[int, ...]:
+        if segment.tokens is not None:
+            return segment.tokens
+        return self._tokenizer.encode(segment.text or "")
+
+    def _params(self, limit: int, logprobs: int | None, ignore_eos: bool) -> "SamplingParams":
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=0,
+            max_tokens=limit,
+            logprobs=logprobs,
+            ignore_eos=ignore_eos,
+            stop_token_ids=[] if ignore_eos else self._tokenizer.stops,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+
+def _check_fits(prompt: int, limit: int, running: Launched) -> None:
+    if not prompt:
+        raise ConfigError("a request has no tokens", hint="add a Text or a Chunk")
+    length = f"a prompt of {prompt} tokens and {limit} new ones"
+    if prompt + limit > running.context:
+        raise ConfigError(
+            f"{length} exceed the context of {running.context}",
+            hint="shorten it, lower `max_tokens`, or raise `context`",
+        )
+    if -(-(prompt + limit) // BLOCK_SIZE) > running.pool:
+        raise ConfigError(
+            f"{length} exceed the pool of {running.pool} blocks of {BLOCK_SIZE}",
+            hint="raise `kv_blocks`",
+        )
+
+
+def _spans(segments: Sequence[tuple[PromptSegment, tuple[int, ...]]]) -> list[list[int]]:
+    spans, at = [], 0
+    for segment, tokens in segments:
+        if isinstance(segment, Chunk) and tokens:
+            spans.append([at, at + len(tokens)])
+        at += len(tokens)
+    return spans
+
+
+def _not_stock(algorithm: str) -> ConfigError:
+    return ConfigError(
+        f"stock vLLM cannot serve {algorithm!r}",
+        hint="stock engines serve 'full' or 'prefix', whichever they were started with",
+    )
