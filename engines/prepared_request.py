@@ -12,6 +12,7 @@ from picbench.engines.planning.policy import Segment
 from picbench.engines.request import Chunk, PromptSegment, Request
 from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.frontend.limits import check_request
+from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs, Span
 from picbench.engines.vllm.launch import Launched
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError
@@ -68,7 +69,7 @@ class RequestPreparer:
                 raise _not_stock(algorithm.spec)
         else:
             spans = _spans(segments)
-            params.extra_args = {"pic": {"spans": spans, "algorithm": algorithm.spec, "tag": tag}}
+            params.extra_args = {ARGS: RequestArgs(spans, algorithm.spec, tag)}
         prepared = PreparedRequest(tag, tokens, params, request.salt)
         check_request(running.engine.vllm_config, prepared, self._registry)
         return prepared
@@ -120,13 +121,13 @@ def _check_fits(prompt: int, limit: int, running: Launched) -> None:
         )
 
 
-def _spans(segments: Sequence[tuple[PromptSegment, tuple[int, ...]]]) -> list[list[int]]:
+def _spans(segments: Sequence[tuple[PromptSegment, tuple[int, ...]]]) -> tuple[Span, ...]:
     spans, at = [], 0
     for segment, tokens in segments:
         if isinstance(segment, Chunk) and tokens:
-            spans.append([at, at + len(tokens)])
+            spans.append((at, at + len(tokens)))
         at += len(tokens)
-    return spans
+    return tuple(spans)
 
 
 def _not_stock(algorithm: str) -> ConfigError:

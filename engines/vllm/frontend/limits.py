@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.engines.planning.layout import Footprint, measure
-from picbench.engines.vllm.frontend.request_args import cut, read_args
+from picbench.engines.vllm.frontend.request_args import cut, request_args
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError
 
@@ -53,10 +53,7 @@ def check_request(config: Any, request: Any, registry: Registry) -> None:
     `config` is the engine's `VllmConfig`, `request` an `EngineCoreRequest`. An engine without
     picbench gets no request with chunks; a PIC engine gets none that is malformed or too large.
     """
-    params, prompt = request.sampling_params, request.prompt_token_ids
-    if params is None or prompt is None:
-        return
-    args = read_args(params.extra_args, len(prompt), registry)
+    args = request_args(request, registry)
     if args is None:
         return
     settings = PicSettings.given(config.additional_config)
@@ -66,13 +63,15 @@ def check_request(config: Any, request: Any, registry: Registry) -> None:
             "be served without reuse",
             hint="start it with picbench's scheduler_cls, worker_cls and additional_config",
         )
-    algorithm = args.algorithm or registry.parse(settings.algorithm)
+    algorithm = registry.parse(args.algorithm or settings.algorithm)
     if algorithm.reuse is Reuse.CHUNKS and args.spans:
+        params = request.sampling_params
         _check_chunks(params)
         limits = Limits.of(config)
         layout = settings.layout(algorithm, request.cache_salt, limits.block_size)
+        segments = cut(request.prompt_token_ids, args.spans)
         try:
-            footprint = measure(cut(prompt, args.spans), algorithm.plan_chunk, layout)
+            footprint = measure(segments, algorithm.plan_chunk, layout)
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
         limits.check(footprint, params.max_tokens or 1)

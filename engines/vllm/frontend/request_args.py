@@ -4,16 +4,20 @@ A request describes its chunks by spans of prompt tokens, in `SamplingParams.ext
 
     {"pic": {"spans": [[12, 140], [140, 300]], "algorithm": "epic:k=16"}}
 
-or, where only flat values travel (`vllm_xargs` over HTTP)::
+or, where only flat values can be sent (`vllm_xargs` over HTTP)::
 
     {"pic_spans": [12, 140, 140, 300], "pic_algorithm": "epic:k=16"}
+
+They are parsed once, by the first of picbench's parts that the request reaches: `RequestArgs` then
+takes the place of the mapping. Between processes vLLM sends it as a mapping of the same fields.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from picbench.engines.algorithms import Algorithm, Registry
+from picbench.engines.algorithms import Registry
 from picbench.engines.planning.policy import Segment
 from picbench.errors import ConfigError
 
@@ -28,18 +32,37 @@ Span = tuple[int, int]
 class RequestArgs:
     """A request's chunks as ``[start, end)`` spans of prompt tokens, and its algorithm.
 
-    `algorithm` None means the engine's default. `tag` comes back with the request's report.
+    `algorithm` is a valid spec; None means the engine's default. `tag` comes back with the
+    request's cost.
     """
 
     spans: tuple[Span, ...]
-    algorithm: Algorithm | None = None
+    algorithm: str | None = None
     tag: str | None = None
+
+
+def request_args(request: Any, registry: Registry) -> RequestArgs | None:
+    """A request's PIC arguments, parsed unless they have been already; None if it has none.
+
+    `request` has vLLM's `sampling_params` and `prompt_token_ids`. Raises what `read_args` does.
+    """
+    params, prompt = request.sampling_params, request.prompt_token_ids
+    if params is None or prompt is None:
+        return None
+    found = _parsed(params.extra_args)
+    if found is None:
+        found = read_args(params.extra_args, len(prompt), registry)
+        if found is not None:
+            # Callers may share one SamplingParams between requests, hence the copy.
+            request.sampling_params = copy.copy(params)
+            request.sampling_params.extra_args = {**params.extra_args, ARGS: found}
+    return found
 
 
 def read_args(
     extra_args: Mapping[str, Any] | None, prompt_tokens: int, registry: Registry
 ) -> RequestArgs | None:
-    """A request's PIC arguments; None if it has none.
+    """Parse a request's PIC arguments; None if it has none.
 
     Raises ConfigError if spans overlap, are empty, or leave the prompt, or if the algorithm is
     unknown.
@@ -57,27 +80,36 @@ def read_args(
         algorithm, tag = extra_args.get(FLAT_ALGORITHM), None
     else:
         return None
-    chosen = registry.parse(algorithm) if algorithm else None
-    return RequestArgs(_spans(spans, prompt_tokens), chosen, tag)
+    if algorithm:
+        registry.parse(algorithm)
+    return RequestArgs(_spans(spans, prompt_tokens), algorithm or None, tag)
 
 
 def describes_chunks(extra_args: Mapping[str, Any] | None) -> bool:
     """Whether a request's arguments name spans; they may still be wrong."""
     if not extra_args:
         return False
+    if (parsed := _parsed(extra_args)) is not None:
+        return bool(parsed.spans)
     given = extra_args.get(ARGS)
     spans = given.get("spans") if isinstance(given, Mapping) else extra_args.get(FLAT_SPANS)
     return bool(spans)
 
 
 def cut(tokens: Sequence[int], spans: Sequence[Span]) -> list[Segment]:
-    """Prompt tokens as pieces: the spans are chunks, everything between them is text."""
-    pieces, at = [], 0
+    """Prompt tokens as segments: the spans are chunks, everything between them is text."""
+    segments, at = [], 0
     for start, end in spans:
-        pieces += [Segment(tuple(tokens[at:start])), Segment(tuple(tokens[start:end]), chunk=True)]
+        text, chunk = tuple(tokens[at:start]), tuple(tokens[start:end])
+        segments += [Segment(text), Segment(chunk, chunk=True)]
         at = end
-    pieces.append(Segment(tuple(tokens[at:])))
-    return [piece for piece in pieces if piece.tokens]
+    segments.append(Segment(tuple(tokens[at:])))
+    return [segment for segment in segments if segment.tokens]
+
+
+def _parsed(extra_args: Mapping[str, Any] | None) -> RequestArgs | None:
+    found = (extra_args or {}).get(ARGS)
+    return found if isinstance(found, RequestArgs) else None
 
 
 def _unflatten(flat: Any) -> list[tuple[Any, Any]]:

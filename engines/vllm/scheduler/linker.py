@@ -30,7 +30,7 @@ from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.request import Hits, TokenCounts
 from picbench.engines.vllm.frontend.hashing import hash_lead, hash_prompt
 from picbench.engines.vllm.frontend.limits import Limits
-from picbench.engines.vllm.frontend.request_args import RequestArgs, cut, read_args
+from picbench.engines.vllm.frontend.request_args import RequestArgs, cut, request_args
 from picbench.engines.vllm.scheduler import rewrite
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJob, ChunkJobs
 from picbench.engines.vllm.scheduler.pool import Pool
@@ -87,7 +87,6 @@ class Linker:
     def __init__(self, settings: PicSettings, limits: Limits, pool: Pool, jobs: ChunkJobs) -> None:
         self._settings = settings
         self._registry = Registry()
-        self._default = self._registry.parse(settings.algorithm)
         self._pool = pool
         self._jobs = jobs
         self._limits = limits
@@ -102,13 +101,10 @@ class Linker:
 
         Raises ConfigError if its arguments are wrong, or if it can never fit the engine.
         """
-        params = request.sampling_params
-        if params is None or request.prompt_token_ids is None:
-            return
-        args = read_args(params.extra_args, len(request.prompt_token_ids), self._registry)
+        args = request_args(request, self._registry)
         if args is None:
             return
-        algorithm = args.algorithm or self._default
+        algorithm = self._registry.parse(args.algorithm or self._settings.algorithm)
         if algorithm.reuse is Reuse.CHUNKS and args.spans:
             self._plan(request, args, algorithm)
             return

@@ -1,11 +1,14 @@
 """What a vLLM request may say about its chunks."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from picbench.engines.algorithms import Registry
 from picbench.engines.planning.policy import Segment
 from picbench.engines.vllm.frontend import request_args
-from picbench.engines.vllm.frontend.request_args import cut
+from picbench.engines.vllm.frontend.request_args import RequestArgs, cut
 from picbench.errors import ConfigError
 
 
@@ -63,3 +66,49 @@ def test_cut():
         Segment((6, 7)),
     ]
     assert cut(range(3), []) == [Segment((0, 1, 2))]
+
+
+def request(extra_args: dict[str, Any] | None, tokens: int = 10) -> Any:
+    from vllm import SamplingParams
+
+    params = SamplingParams(extra_args=extra_args)
+    return SimpleNamespace(sampling_params=params, prompt_token_ids=[1] * tokens)
+
+
+@pytest.mark.parametrize(
+    "extra_args",
+    [
+        {"other": 1, "pic": {"spans": [[1, 4]], "algorithm": "epic:k=8"}},
+        {"other": 1, "pic_spans": [1, 4], "pic_algorithm": "epic:k=8"},
+    ],
+)
+def test_a_request_is_parsed_once(extra_args, monkeypatch):
+    asked, registry = request(extra_args), Registry()
+    shared = asked.sampling_params
+    args = request_args.request_args(asked, registry)
+    assert args == RequestArgs(((1, 4),), "epic:k=8")
+    monkeypatch.setattr(request_args, "read_args", None)
+    assert request_args.request_args(asked, registry) is args
+    assert asked.sampling_params.extra_args["other"] == 1
+    assert request_args.describes_chunks(asked.sampling_params.extra_args)
+    assert shared.extra_args == extra_args
+
+
+def test_arguments_survive_the_way_to_another_process():
+    from vllm import SamplingParams
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    asked, registry = request({"pic": {"spans": [[1, 4], [4, 6]], "tag": "7"}}), Registry()
+    args = request_args.request_args(asked, registry)
+    sent = MsgpackEncoder().encode(asked.sampling_params)
+    received = request(None)
+    received.sampling_params = MsgpackDecoder(SamplingParams).decode(sent)
+    assert request_args.describes_chunks(received.sampling_params.extra_args)
+    assert request_args.request_args(received, registry) == args
+
+
+@pytest.mark.parametrize("missing", ["sampling_params", "prompt_token_ids"])
+def test_pooling_requests_and_embedded_prompts_have_no_arguments(missing):
+    asked = request({"pic": {"spans": [[1, 4]]}})
+    setattr(asked, missing, None)
+    assert request_args.request_args(asked, Registry()) is None
