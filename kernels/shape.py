@@ -19,6 +19,6 @@ class HeadShape:
         """Query heads to a KV head."""
         return self.num_heads // self.num_kv_heads
 
-    def part(self, kv_heads: int) -> "HeadShape":
-        """The shape of `kv_heads` of the KV heads and their query heads."""
+    def with_kv_heads(self, kv_heads: int) -> "HeadShape":
+        """The shape of `kv_heads` KV heads and their query heads."""
         return replace(self, num_heads=kv_heads * self.group, num_kv_heads=kv_heads)

@@ -71,7 +71,9 @@ class Gathered:
         kv_heads = _heads_a_pass(gather, shape)
         query_start, lengths = runs(gather.visible.clamp(min=1))
         table = torch.arange(gather.num_blocks, dtype=torch.int32).expand(len(lengths), -1)
-        launch = Launch.plan(gather.start, query_start, lengths, table, shape.part(kv_heads))
+        launch = Launch.plan(
+            gather.start, query_start, lengths, table, shape.with_kv_heads(kv_heads)
+        )
         return cls(gather, launch, kv_heads)
 
     def run(

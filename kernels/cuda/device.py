@@ -1,9 +1,11 @@
-"""What the GPU is and runs."""
+"""What the GPU runs, how it multiplies, and copies to it."""
 
 from functools import cache
 
+import numpy as np
 import torch
 import triton
+from torch import Tensor
 
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
@@ -38,3 +40,16 @@ def gluon_serves(shape: HeadShape, rope: RopeTable) -> bool:
     half = shape.dtype in (torch.float16, torch.bfloat16)
     whole = rope.rotary_dim == shape.head_size and shape.head_size in (64, 128)
     return half and whole and runs_gluon()
+
+
+def precision(dtype: torch.dtype) -> str:
+    """Triton's `input_precision` for this type: float32 exactly, not as TF32."""
+    return "ieee" if dtype == torch.float32 else "tf32"
+
+
+def upload(values: np.ndarray, device: torch.device) -> Tensor:
+    """The values on the device, by an asynchronous copy."""
+    host = torch.from_numpy(np.ascontiguousarray(values))
+    if device.type == "cuda":
+        host = host.pin_memory()
+    return host.to(device, non_blocking=True)

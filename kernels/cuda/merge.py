@@ -1,4 +1,4 @@
-"""Joins partial outputs of attention over disjoint sets of keys by their log-sum-exps."""
+"""Merges attention outputs of splits, disjoint sets of keys, by their log-sum-exps (Triton)."""
 
 import torch
 import triton
@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def merge_reference(partial: Tensor, lse: Tensor) -> Tensor:
-    """The joint output [heads, head_size] of parts [parts, heads, head_size], [parts, heads].
+    """The output [heads, head_size] of all splits.
 
-    A part whose log-sum-exp is -inf saw nothing and may hold anything; if all are, the output is 0.
+    `partial` [splits, heads, head_size] and `lse` [splits, heads] are those of each. A split whose
+    log-sum-exp is -inf saw nothing and may hold anything; if all did, the output is 0.
     """
     peak = lse.max(0).values.nan_to_num(neginf=0.0)
     weight = (lse - peak).exp().unsqueeze(-1)
@@ -18,11 +19,12 @@ def merge_reference(partial: Tensor, lse: Tensor) -> Tensor:
     return joint / total.where(total > 0, 1)
 
 
-def merge_parts(partial: Tensor, lse: Tensor, counts: Tensor, out: Tensor, parts: int) -> None:
-    """Joins up to `parts` parts of each request's output into `out` [requests, heads, head_size].
+def merge_splits(partial: Tensor, lse: Tensor, counts: Tensor, out: Tensor, splits: int) -> None:
+    """Merges up to `splits` splits of each request into `out` [requests, heads, head_size].
 
-    Request r owns parts [r * parts, (r + 1) * parts) of `partial` [parts, heads, head_size] and
-    `lse` [parts, heads], of which those are filled that got any of its counts[r] pieces of work.
+    Request r owns rows [r * splits, (r + 1) * splits) of `partial` [rows, heads, head_size] and
+    `lse` [rows, heads], float32. Those splits are filled that got any of its counts[r] key tiles;
+    `counts` [requests] is int32.
     """
     requests, heads, size = out.shape
     merge[(requests, heads)](
@@ -36,7 +38,7 @@ def merge_parts(partial: Tensor, lse: Tensor, counts: Tensor, out: Tensor, parts
         1,
         out.stride(0),
         out.stride(1),
-        parts,
+        splits,
         HEAD=size,
         TILE=8,
         num_warps=1,
@@ -50,8 +52,8 @@ def merge(
     starts: tl.tensor,
     counts: tl.tensor,
     out: tl.tensor,
-    part_stride: tl.tensor,
-    lse_part_stride: tl.tensor,
+    row_stride: tl.tensor,
+    lse_row_stride: tl.tensor,
     lse_head_stride: tl.tensor,
     out_stride: tl.tensor,
     out_head: tl.tensor,
@@ -59,12 +61,12 @@ def merge(
     HEAD: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """Writes out[request, head] = the joint output of the request's parts.
+    """Writes out[request, head], the output of all splits of the request; grid (requests, heads).
 
-    Grid (requests, heads). With `splits`, request r owns parts [r * splits, (r + 1) * splits),
-    of which those that got any of its counts[r] tiles are filled; else counts[r] parts from
-    starts[r] on. A request that counts nothing is left alone. `partial` [parts, heads, HEAD] may
-    be of any floating type, `lse` is float32 and strided.
+    With `splits`, request r owns rows [r * splits, (r + 1) * splits) of `partial` and `lse`, of
+    which those that got any of its counts[r] tiles are filled; else counts[r] rows from starts[r]
+    on. A request with a count of 0 is not written. `partial` [rows, heads, HEAD] may be of any
+    floating type, `lse` [rows, heads] is float32 and strided.
     """
     request = tl.program_id(0)
     head = tl.program_id(1)
@@ -78,29 +80,29 @@ def merge(
         start = tl.load(starts + request)
     dim = tl.arange(0, HEAD)
     lane = tl.arange(0, TILE)
-    highest = float("-inf")
-    total = 0.0
-    joint = tl.zeros([HEAD], tl.float32)
+    lse_max = float("-inf")
+    weight_sum = 0.0
+    acc = tl.zeros([HEAD], tl.float32)
     for first in range(0, count, TILE):
         filled = first + lane < count
-        part = (start + first + lane).to(tl.int64)
+        row = (start + first + lane).to(tl.int64)
         logs = tl.load(
-            lse + part * lse_part_stride + head * lse_head_stride,
+            lse + row * lse_row_stride + head * lse_head_stride,
             mask=filled,
             other=float("-inf"),
         )
-        at = partial + part[:, None] * part_stride + head * HEAD + dim[None, :]
-        parts = tl.load(at, mask=filled[:, None], other=0.0).to(tl.float32)
-        peak = tl.maximum(highest, tl.max(logs, 0))
+        at = partial + row[:, None] * row_stride + head * HEAD + dim[None, :]
+        outputs = tl.load(at, mask=filled[:, None], other=0.0).to(tl.float32)
+        peak = tl.maximum(lse_max, tl.max(logs, 0))
         safe = tl.where(peak == float("-inf"), 0.0, peak)
-        # Neither load waits for the other; what saw nothing weighs nothing, whatever it holds.
+        # Neither load waits for the other. Splits that saw nothing get weight 0, even if NaN.
         weight = tl.exp(logs - safe)
-        parts = tl.where(weight[:, None] > 0.0, parts, 0.0)
-        fade = tl.exp(highest - safe)
-        total = total * fade + tl.sum(weight, 0)
-        joint = joint * fade + tl.sum(parts * weight[:, None], 0)
-        highest = peak
-    result = joint / tl.where(total > 0.0, total, 1.0)
+        outputs = tl.where(weight[:, None] > 0.0, outputs, 0.0)
+        rescale = tl.exp(lse_max - safe)
+        weight_sum = weight_sum * rescale + tl.sum(weight, 0)
+        acc = acc * rescale + tl.sum(outputs * weight[:, None], 0)
+        lse_max = peak
+    result = acc / tl.where(weight_sum > 0.0, weight_sum, 1.0)
     tl.store(
         out + request.to(tl.int64) * out_stride + head * out_head + dim,
         result.to(out.dtype.element_ty),

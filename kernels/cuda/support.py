@@ -16,7 +16,7 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def require(shape: HeadShape) -> None:
-    """Raises ConfigError, in one line, where no kernel here serves these heads."""
+    """Raises ConfigError where no kernel here serves these heads."""
     if shape.head_size not in _HEAD_SIZES:
         raise ConfigError(
             f"heads of size {shape.head_size} are not supported on CUDA",
@@ -33,7 +33,7 @@ def describe(shape: HeadShape, rope: RopeTable, table: RequestTable) -> str:
     """One line that says which kernels serve these heads here."""
     one = "Gluon" if decode.covers(shape, rope, table) else "Triton"
     few = (
-        "a walk over the pages, or "
+        "paged prefill in place, or "
         if paged_prefill.covers(shape, rope) and not table.unrotated
         else ""
     )

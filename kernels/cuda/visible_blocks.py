@@ -1,4 +1,4 @@
-"""A request's slots as decode reads them: blocks in tiles that share a turn. Host side, numpy."""
+"""The blocks that a request's tokens see, in tiles that share a RoPE shift. Host side, numpy."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,88 +21,88 @@ class VisibleBlocks:
 
     `blocks` [tiles, width] int32 are indices into the request's block table, -1 where a tile is
     not full. Bit i of `seen` [tiles, width] int32 says whether slot i of the block is visible.
-    `turns` [tiles] int32 is what all keys of a tile share. Blocks from `tail` on are wholly
-    visible, have turn 0 and are not listed: they follow in tiles of their own, to any length.
+    `rope_shift` [tiles] int32 is that of all keys of a tile. Blocks from `tail` on are visible as a
+    whole with shift 0 and are not listed: they follow in tiles of their own, to any length.
     """
 
     blocks: Ints
     seen: Ints
-    turns: Ints
+    rope_shift: Ints
     tail: int
 
     @classmethod
-    def of(cls, kpos: Ints, turns: Ints, width: int) -> "VisibleBlocks":
-        """VisibleBlocks of a request whose prompt has these slots (`RequestTable.put`).
+    def of(cls, kpos: Ints, rope_shift: Ints, width: int) -> "VisibleBlocks":
+        """The blocks of a request whose prompt has these slots (`RequestTable.put`).
 
-        Raises EngineError where visible slots of one block differ in their turns.
+        Raises EngineError where visible slots of one block differ in their shifts.
         """
         visible = _paged(kpos) != GAP
-        turn = _block_turns(_paged(turns), visible)
-        if turn is None:
+        shift = _block_shifts(_paged(rope_shift), visible)
+        if shift is None:
             raise EngineError(
-                "keys of one block rest at different distances from their logical positions",
+                "keys of one block are cached at different distances from their logical positions",
                 hint="canonical and computed tokens must not share a block",
             )
-        return cls._gather(visible, turn, _tail(visible, turn), width)
+        return cls._gather(visible, shift, _tail(visible, shift), width)
 
     @classmethod
-    def closed(cls, kpos: Ints, turns: Ints, width: int) -> "VisibleBlocks | None":
-        """VisibleBlocks of these slots alone, behind which nothing is generated.
+    def of_prompt(cls, kpos: Ints, rope_shift: Ints, width: int) -> "VisibleBlocks | None":
+        """The visible blocks of these slots alone, without tokens generated after them.
 
-        None where visible slots of one block differ in their turns.
+        None where visible slots of one block differ in their shifts.
         """
         visible = _paged(kpos, GAP) != GAP
-        turn = _block_turns(_paged(turns), visible)
-        return None if turn is None else cls._gather(visible, turn, len(visible), width)
+        shift = _block_shifts(_paged(rope_shift), visible)
+        return None if shift is None else cls._gather(visible, shift, len(visible), width)
 
     @classmethod
     def of_unrotated(cls, kpos: Ints, width: int) -> "VisibleBlocks":
-        """VisibleBlocks of a request whose slots all have turns of their own; tiles have none."""
+        """The blocks of a request whose slots have a shift each; those of tiles are 0."""
         visible = _paged(kpos) != GAP
-        turn = np.zeros(len(visible), np.int32)
-        return cls._gather(visible, turn, _tail(visible, turn), width)
+        shift = np.zeros(len(visible), np.int32)
+        return cls._gather(visible, shift, _tail(visible, shift), width)
 
     @classmethod
-    def _gather(cls, visible: Bools, turn: Ints, tail: int, width: int) -> "VisibleBlocks":
+    def _gather(cls, visible: Bools, shift: Ints, tail: int, width: int) -> "VisibleBlocks":
         kept = np.flatnonzero(visible[:tail].any(1))
-        starts = _tile_starts(turn[kept], width)
+        starts = _tile_starts(shift[kept], width)
         blocks = np.full((len(starts), width), -1, np.int32)
         tile = np.searchsorted(starts, np.arange(len(kept)), side="right") - 1
         blocks[tile, np.arange(len(kept)) - np.array(starts, int)[tile]] = kept
         bits = (visible.astype(np.int32) << _LANES).sum(1, dtype=np.int32)
         seen = np.where(blocks >= 0, bits[blocks], 0).astype(np.int32)
-        return cls(blocks, seen, turn[kept[starts]], tail)
+        return cls(blocks, seen, shift[kept[starts]], tail)
 
     def slots(self, blocks: int) -> Ints:
-        """The request's slot at each place of the first `blocks` entries [blocks * 16], or -1."""
+        """The request's slots in the first `blocks` visible blocks [blocks * 16], -1 for none."""
         tail = np.arange(self.tail, self.tail + max(0, blocks - self.blocks.size))
-        entries = np.concatenate([self.blocks.flatten(), tail])[:blocks].astype(np.int32)
-        slots = entries[:, None] * BLOCK_SIZE + _LANES
-        return np.where(entries[:, None] >= 0, slots, -1).flatten().astype(np.int32)
+        listed = np.concatenate([self.blocks.flatten(), tail])[:blocks].astype(np.int32)
+        slots = listed[:, None] * BLOCK_SIZE + _LANES
+        return np.where(listed[:, None] >= 0, slots, -1).flatten().astype(np.int32)
 
 
-def _paged(slots: Ints, rest: int = 0) -> Ints:
-    # Generated tokens fill the rest of the last block: they are visible and have turn 0.
-    paged = np.full(-(-len(slots) // BLOCK_SIZE) * BLOCK_SIZE, rest, np.int32)
+def _paged(slots: Ints, fill: int = 0) -> Ints:
+    # Generated tokens fill the end of the last block: they are visible and have shift 0.
+    paged = np.full(-(-len(slots) // BLOCK_SIZE) * BLOCK_SIZE, fill, np.int32)
     paged[: len(slots)] = slots
     return paged.reshape(-1, BLOCK_SIZE)
 
 
-def _block_turns(turns: Ints, visible: Bools) -> Ints | None:
-    """The turn of each block's visible slots, 0 without any; None where those of one differ."""
-    first = turns[np.arange(len(turns)), visible.argmax(1)]
-    if ((turns != first[:, None]) & visible).any():
+def _block_shifts(rope_shift: Ints, visible: Bools) -> Ints | None:
+    """The shift of each block's visible slots, 0 without any; None where those of one differ."""
+    first = rope_shift[np.arange(len(rope_shift)), visible.argmax(1)]
+    if ((rope_shift != first[:, None]) & visible).any():
         return None
     return np.where(visible.any(1), first, 0).astype(np.int32)
 
 
-def _tail(visible: Bools, turn: Ints) -> int:
-    special = np.flatnonzero(~visible.all(1) | (turn != 0))
+def _tail(visible: Bools, shift: Ints) -> int:
+    special = np.flatnonzero(~visible.all(1) | (shift != 0))
     return int(special[-1]) + 1 if len(special) else 0
 
 
-def _tile_starts(turns: Ints, width: int) -> list[int]:
-    if not len(turns):
+def _tile_starts(rope_shift: Ints, width: int) -> list[int]:
+    if not len(rope_shift):
         return []
-    bounds = [0, *(np.flatnonzero(np.diff(turns)) + 1).tolist(), len(turns)]
+    bounds = [0, *(np.flatnonzero(np.diff(rope_shift)) + 1).tolist(), len(rope_shift)]
     return [start for first, last in pairwise(bounds) for start in range(first, last, width)]

@@ -9,9 +9,9 @@ from picbench.errors import ConfigError
 
 
 class CudaWorkspace:
-    """One buffer of a fixed size: a layer's rotated keys and values, or partial outputs, of link.
+    """One buffer of a fixed size: a layer's rotated keys and values of link, or partial outputs.
 
-    It holds nothing that outlives a call. One engine needs one, shared by all layers.
+    Its contents are valid during one call. One engine needs one, shared by all layers.
     """
 
     def __init__(self, max_bytes: int, device: torch.device | str) -> None:
@@ -35,7 +35,7 @@ class CudaWorkspace:
         return self._buffer[:wanted].view(dtype).view(shape)
 
     def floats(self, *shapes: tuple[int, ...]) -> list[Tensor]:
-        """Tensors of these shapes, float32, not initialised, one behind the other."""
+        """Tensors of these shapes, float32, not initialised, one after the other."""
         sizes = [prod(shape) for shape in shapes]
         if 4 * sum(sizes) > self.nbytes:
             raise ConfigError(
@@ -43,8 +43,8 @@ class CudaWorkspace:
                 hint="raise the workspace's size",
             )
         flat = self._buffer[: 4 * sum(sizes)].view(torch.float32)
-        parts = torch.split(flat, sizes)
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        split = torch.split(flat, sizes)
+        return [some.view(shape) for some, shape in zip(split, shapes, strict=True)]
 
     def heads(self, tokens: int, kv_heads: int, size: int, dtype: torch.dtype) -> int:
         """The most KV heads that fit at once for so many tokens: a divisor of `kv_heads`."""

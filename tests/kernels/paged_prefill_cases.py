@@ -1,37 +1,37 @@
-"""Requests in which queries walk over tiles of keys, for tests on the CPU and on the GPU."""
+"""Paged prefill of random requests, for tests on the CPU and on the GPU."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from picbench.kernels.cuda.prefill.paged.key_tiles import KeyTiles
-from picbench.kernels.cuda.prefill.paged.paged_prefill import Walk
-from picbench.kernels.cuda.prefill.paged.tile_schedule import rows
-from picbench.kernels.cuda.prefill.tiled import tokens_of
+from picbench.kernels.cuda.prefill.paged.paged_prefill import PagedPrefill
+from picbench.kernels.cuda.prefill.paged.tile_schedule import query_tiles
+from picbench.kernels.cuda.prefill.query_tile import tokens_of
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import GAP
 from picbench.measure.kernels.scene import Scene
 
 
-def tiles_of(kpos: Tensor, turns: Tensor) -> KeyTiles:
-    """Tiles of slots whose blocks have one turn each."""
-    tiles = KeyTiles.of(kpos.numpy(), turns.numpy())
+def tiles_of(kpos: Tensor, rope_shift: Tensor) -> KeyTiles:
+    """Key tiles of slots whose blocks have one RoPE shift each."""
+    tiles = KeyTiles.of(kpos.numpy(), rope_shift.numpy())
     assert tiles is not None
     return tiles
 
 
-def walk_of(scene: Scene, workspace_bytes: int = 16 << 20) -> Walk:
-    """All requests' computed tokens in one walk."""
+def paged_prefill_of(scene: Scene, workspace_bytes: int = 16 << 20) -> PagedPrefill:
+    """All requests' computed tokens in one step."""
     found, keys, at, first, base = [], [], [], 0, 0
     for request in scene.requests:
-        own = tiles_of(request.kpos, request.turns)
+        own = tiles_of(request.kpos, request.rope_shift)
         qpos = request.kpos[-request.computed :].numpy()
-        found.extend(rows(own, qpos, first, base, tokens_of(scene.shape.group)))
+        found.extend(query_tiles(own, qpos, first, base, tokens_of(scene.shape.group)))
         keys.append(own)
         at.append(qpos)
-        first, base = first + len(qpos), base + len(own.turns)
+        first, base = first + len(qpos), base + len(own.rope_shift)
     device = scene.table.device
-    return Walk.of(
+    return PagedPrefill.of(
         found,
         keys,
         list(scene.table),

@@ -1,4 +1,4 @@
-"""Decode of planned requests: one query each, over blocks whose keys rest anywhere."""
+"""Decode of planned requests: one query each, over keys that are cached at any position."""
 
 import math
 from dataclasses import dataclass
@@ -10,33 +10,31 @@ from torch import Tensor
 
 from picbench.errors import EngineError
 from picbench.kernels.cuda.decode import split_kv
-from picbench.kernels.cuda.decode.block_lookup import SPAN, resolve
+from picbench.kernels.cuda.decode.block_lookup import SPAN, look_up_blocks
 from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RequestTable
-from picbench.kernels.cuda.device import gluon_serves, multiprocessors
+from picbench.kernels.cuda.device import gluon_serves, multiprocessors, precision
 from picbench.kernels.cuda.layout import key_value
-from picbench.kernels.cuda.merge import merge_parts
-from picbench.kernels.cuda.prefill.tiled import precision
+from picbench.kernels.cuda.merge import merge_splits
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
 _LOG2E = math.log2(math.e)
 
-
 # Programs of either kernel that a multiprocessor of an H200 holds at once (up to 70 KiB of shared
 # memory each, for heads of 128).
 _RESIDENT = 3
 # What another split costs, as a share of the whole: its outputs are written, read and merged.
 _SPLIT_COST = 0.005
-# The longest group of query heads that share a KV head, for `decode_kernel`.
-_MOST_HEADS = 16
+# The most query heads that may share a KV head, for the Gluon kernel.
+_MAX_GROUP = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     """How the decode kernel is launched; what is None is chosen by shape and batch size.
 
-    With `gluon`, `decode_kernel` serves where it can, which chooses all but `splits` itself.
+    With `gluon`, the Gluon kernel serves where it can, which needs `splits` alone.
     """
 
     gluon: bool = True
@@ -76,29 +74,29 @@ class DecodeBatch:
         if table.unrotated and rope.rotary_dim != shape.head_size:
             raise EngineError(
                 f"keys of {shape.head_size} dimensions rotate only {rope.rotary_dim}",
-                hint="let keys rest rotated (keys_without_rope=False)",
+                hint="set `keys_without_rope=False`",
             )
         self.table, self.shape, self.rope = table, shape, rope
         self.tuning = tuning or Tuning()
         self.size = 0
         self.gluon = self.tuning.gluon and covers(shape, rope, table)
         device = table.blocks.device
-        entries = table.blocks.shape[1]
+        width = table.blocks.shape[1]
         ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
-        self.blocks = torch.zeros(max_batch, entries, **ints)
-        self.seen = torch.zeros(max_batch, entries, **ints)
+        self.blocks = torch.zeros(max_batch, width, **ints)
+        self.seen = torch.zeros(max_batch, width, **ints)
         self.tiles = torch.zeros(max_batch, **ints)
-        self.rows = torch.zeros(max_batch, **ints)
+        self.table_rows = torch.zeros(max_batch, **ints)
         self._resident = _RESIDENT * multiprocessors(device)
-        parts = max(n * self.splits(n) for n in range(1, max_batch + 1))
+        most = max(n * self.splits(n) for n in range(1, max_batch + 1))
         floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
-        self.partial = torch.empty(parts, shape.num_heads, shape.head_size, **floats)
-        self.lse = torch.empty(parts, shape.num_heads, **floats)
+        self.partial = torch.empty(most, shape.num_heads, shape.head_size, **floats)
+        self.lse = torch.empty(most, shape.num_heads, **floats)
 
     @property
     def nbytes(self) -> int:
-        """Device memory held, the row table's not counted."""
-        held = (self.blocks, self.seen, self.tiles, self.rows, self.partial, self.lse)
+        """Device memory held, the request table's not counted."""
+        held = (self.blocks, self.seen, self.tiles, self.table_rows, self.partial, self.lse)
         return sum(t.nbytes for t in held)
 
     def splits(self, requests: int) -> int:
@@ -106,28 +104,28 @@ class DecodeBatch:
         chosen = self.tuning.splits
         return chosen or choose_splits(requests * self.shape.num_kv_heads, self._resident)
 
-    def fill(self, block_table: Tensor, rows: Tensor, lengths: Tensor) -> None:
-        """Prepares a step of `len(rows)` requests; nothing is copied to or from the host.
+    def fill(self, block_table: Tensor, table_rows: Tensor, lengths: Tensor) -> None:
+        """Prepares a step of `len(table_rows)` requests; nothing is copied to or from the host.
 
-        `block_table` [requests, max_blocks], `rows` [requests] (of the row table) and `lengths`
-        [requests], the slots of each with this step's token, are int32 on the device. A length of
-        0 leaves a request out.
+        `block_table` [requests, max_blocks], `table_rows` [requests], rows of the request table,
+        and `lengths` [requests], the slots of each with this step's token, are int32 on the device.
+        A length of 0 leaves a request out.
         """
-        self.size = len(rows)
-        self.rows[: self.size].copy_(rows)
+        self.size = len(table_rows)
+        self.table_rows[: self.size].copy_(table_rows)
         table = self.table
-        entries = table.blocks.shape[1]
-        resolve[(self.size, triton.cdiv(entries, SPAN))](
+        width = table.blocks.shape[1]
+        look_up_blocks[(self.size, triton.cdiv(width, SPAN))](
             table.blocks,
             table.seen,
             table.bounds,
             block_table,
-            rows,
+            table_rows,
             lengths,
             self.blocks,
             self.seen,
             self.tiles,
-            entries,
+            width,
             block_table.stride(0),
             WIDTH=table.tile_blocks,
             SPAN=SPAN,
@@ -153,9 +151,9 @@ def decode(
         value,
         batch.blocks,
         batch.seen,
-        table.turns,
+        table.rope_shift,
         batch.tiles,
-        batch.rows,
+        batch.table_rows,
         batch.rope.cos_sin_cache,
         batch.partial,
         batch.lse,
@@ -165,26 +163,26 @@ def decode(
         key.stride(1),
         key.stride(2),
         batch.blocks.stride(0),
-        table.turns.stride(0),
+        table.rope_shift.stride(0),
         count,
         HEADS=shape.num_heads,
         GROUP=shape.group,
         **options,
     )
-    merge_parts(batch.partial, batch.lse, batch.tiles, out[: batch.size], count)
+    merge_splits(batch.partial, batch.lse, batch.tiles, out[: batch.size], count)
     return out
 
 
 def covers(shape: HeadShape, rope: RopeTable, table: RequestTable) -> bool:
-    """Whether `decode_kernel` serves these heads here."""
+    """Whether the Gluon kernel serves these heads here."""
     tiled = not table.unrotated and table.tile_blocks == TILE_BLOCKS
-    return tiled and shape.group <= _MOST_HEADS and gluon_serves(shape, rope)
+    return tiled and shape.group <= _MAX_GROUP and gluon_serves(shape, rope)
 
 
 def _gluon(batch: DecodeBatch) -> tuple[Any, dict[str, int]]:
     from picbench.kernels.cuda.decode import hopper_decode
 
-    return hopper_decode.attend_columns, {
+    return hopper_decode.decode_transposed, {
         "SIZE": batch.shape.head_size,
         "COLUMNS": max(8, triton.next_power_of_2(batch.shape.group)),
         "num_warps": 4,
@@ -193,7 +191,7 @@ def _gluon(batch: DecodeBatch) -> tuple[Any, dict[str, int]]:
 
 def _triton(batch: DecodeBatch) -> tuple[Any, dict[str, Any]]:
     shape, table = batch.shape, batch.table
-    kernel = split_kv.attend_unrotated if table.unrotated else split_kv.attend_turned
+    kernel = split_kv.decode_rotating_keys if table.unrotated else split_kv.decode_rotating_query
     return kernel, {
         "HEAD": shape.head_size,
         "PACKED": max(16, triton.next_power_of_2(shape.group)),
@@ -206,8 +204,8 @@ def _triton(batch: DecodeBatch) -> tuple[Any, dict[str, Any]]:
 
 
 def _stages(batch: DecodeBatch) -> int:
-    # One less than this many tiles of keys and values lie in shared memory (227 KiB), those of
-    # unrotated keys with cosines and sines in float32.
+    # One less than this many tiles of keys and values fill shared memory (227 KiB), with cosines
+    # and sines in float32 where keys are cached without RoPE.
     row_bytes = batch.shape.head_size * batch.shape.dtype.itemsize
     if batch.table.unrotated:
         return 2 if row_bytes <= 256 else 1

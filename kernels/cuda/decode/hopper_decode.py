@@ -1,16 +1,16 @@
-"""Decode on Hopper: `splits.attend_turned` with keys as the rows of products (Gluon).
+"""Decode on Hopper: `split_kv.decode_rotating_query` with keys as the rows of products (Gluon).
 
-A product of Hopper's tensor cores has 64 rows at least, and a KV head few queries. The scores are
-K Q^T and the output is V^T P^T here: keys and dimensions are the rows, queries the columns, eight
-at least. Keys and values are read where the copies left them, and a thread holds one score in 128
-of a tile. A warp issues 318 instructions a tile where `splits.attend_turned` takes 595 (Triton 3.6,
-heads of 128): 256 requests of 32k tokens run at 1.00 instead of 0.96 of FlashAttention-3's speed,
-in chunks of 150 tokens 64 do at 0.99 instead of 0.81 (one H200).
+A product of Hopper's tensor cores has at least 64 rows, and a KV head has few queries. So scores
+are K Q^T and the output is V^T P^T: keys and dimensions are the rows, queries the columns, at least
+eight. Keys and values are read from where the copies put them, and a thread holds one score in 128
+of a tile. A warp issues 318 instructions a tile where `split_kv` takes 595 (Triton 3.6, heads of
+128): 256 requests of 32k tokens run at 1.00 instead of 0.96 of FlashAttention-3's speed, in chunks
+of 150 tokens 64 do at 0.99 instead of 0.81 (one H200).
 
-Two tiles of keys and two of values are in use or under way. Keys are waited for while values of the
-same tile are still to come, and a buffer is filled again once the products that read it are done.
-With three of each a multiprocessor holds two programs instead of three: one request of 32k tokens
-gains 3 %, 64 and 256 stay within half a percent.
+Keys and values have two buffers each. Keys are waited for while values of the same tile are still
+in flight, and a buffer is filled again once the products that read it are done. With three buffers
+each a multiprocessor holds two programs instead of three: one request of 32k tokens gains 3 %, 64
+and 256 stay within half a percent.
 """
 
 from triton.experimental import gluon
@@ -35,13 +35,13 @@ _LN2 = gl.constexpr(0.6931471805599453)
 def _blocks_of(  # type: ignore[no-untyped-def]
     blocks: gl.tensor, bits: gl.tensor, tile: gl.tensor, last: gl.tensor, layout: gl.constexpr
 ):
-    """The cache blocks of a tile and the visible slots of each; none behind the last tile."""
+    """The cache blocks of a tile and the visible slots of each; none after the last tile."""
     at = gl.minimum(tile, last - 1) * _BLOCKS + gl.arange(0, _BLOCKS, layout=layout)
     return gl.load(blocks + at), gl.where(tile < last, gl.load(bits + at), 0)
 
 
 @gluon.jit
-def _fetch(
+def _load_tile(
     smem: gl.shared_memory_descriptor,
     base: gl.tensor,
     block: gl.tensor,
@@ -51,7 +51,7 @@ def _fetch(
     SIZE: gl.constexpr,
     SPREAD: gl.constexpr,
 ) -> None:
-    """Begins to copy the keys or values of a tile; hidden slots become zeros, whatever they hold.
+    """Begins to copy the keys or values of a tile; hidden slots become zeros, even if NaN.
 
     SPREAD is a layout of [blocks, slots, dimensions] in which a warp copies one block.
     """
@@ -70,7 +70,7 @@ def _fetch(
 
 
 @gluon.jit
-def _seen(  # type: ignore[no-untyped-def]
+def _load_seen(  # type: ignore[no-untyped-def]
     bits: gl.tensor, tile: gl.tensor, last: gl.tensor, layout: gl.constexpr
 ):
     """Which slots of a tile are visible."""
@@ -80,66 +80,66 @@ def _seen(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def _angle(  # type: ignore[no-untyped-def]
-    cos_sin: gl.tensor, turn: gl.tensor, dim: gl.tensor, SIZE: gl.constexpr
+def _cos_sin_of(  # type: ignore[no-untyped-def]
+    cos_sin: gl.tensor, shift: gl.tensor, dim: gl.tensor, SIZE: gl.constexpr
 ):
-    """Cosines and sines [SIZE / 2] of a signed turn."""
-    at = cos_sin + gl.abs(turn).to(gl.int64) * SIZE + dim
+    """Cosines and sines [SIZE / 2] of a signed RoPE shift."""
+    at = cos_sin + gl.abs(shift).to(gl.int64) * SIZE + dim
     sin = gl.load(at + SIZE // 2).to(gl.float32)
-    return gl.load(at).to(gl.float32), gl.where(turn < 0, -sin, sin)
+    return gl.load(at).to(gl.float32), gl.where(shift < 0, -sin, sin)
 
 
 @gluon.jit
-def _turn(
+def _rotate_query(
     q_smem: gl.shared_memory_descriptor,
     low: gl.tensor,
     high: gl.tensor,
     cos: gl.tensor,
     sin: gl.tensor,
 ) -> None:
-    """Turns the queries back."""
-    ahead = low * cos[None, :] + high * sin[None, :]
-    behind = high * cos[None, :] - low * sin[None, :]
+    """Rotates the queries by the opposite of the shift."""
+    low_rotated = low * cos[None, :] + high * sin[None, :]
+    high_rotated = high * cos[None, :] - low * sin[None, :]
     # One store: between two into the same buffer the compiler places a barrier.
-    turned = gl.join(ahead, behind).permute((0, 2, 1)).reshape(q_smem.shape)
-    q_smem.store(turned.to(q_smem.dtype))
+    rotated = gl.join(low_rotated, high_rotated).permute((0, 2, 1)).reshape(q_smem.shape)
+    q_smem.store(rotated.to(q_smem.dtype))
 
 
 @gluon.jit
-def _leave(
+def _store_split(
     partial: gl.tensor,
     lse: gl.tensor,
-    part: gl.tensor,
+    index: gl.tensor,
     kv_head: gl.tensor,
-    highest: gl.tensor,
-    total: gl.tensor,
-    out: gl.tensor,
+    col_max: gl.tensor,
+    col_sum: gl.tensor,
+    acc: gl.tensor,
     HEADS: gl.constexpr,
     SIZE: gl.constexpr,
     GROUP: gl.constexpr,
 ) -> None:
-    """Stores a split's output [SIZE, columns] and log-sum-exp (-inf if it saw nothing)."""
-    some = total > 0.0
-    nonzero = gl.where(some, total, 1.0)
-    member = gl.arange(0, out.shape[1], layout=highest.type.layout)
-    row = part.to(gl.int64) * HEADS + kv_head * GROUP + member
-    logs = gl.where(some, (highest + gl.log2(nonzero)) * _LN2, float("-inf"))
+    """Stores a split's output [SIZE, columns] and log-sum-exp, -inf if it saw nothing."""
+    some = col_sum > 0.0
+    nonzero = gl.where(some, col_sum, 1.0)
+    member = gl.arange(0, acc.shape[1], layout=col_max.type.layout)
+    row = index.to(gl.int64) * HEADS + kv_head * GROUP + member
+    logs = gl.where(some, (col_max + gl.log2(nonzero)) * _LN2, float("-inf"))
     gl.store(lse + row, logs, mask=member < GROUP)
-    dim = gl.arange(0, SIZE, layout=gl.SliceLayout(1, out.type.layout))
+    dim = gl.arange(0, SIZE, layout=gl.SliceLayout(1, acc.type.layout))
     at = partial + (row * SIZE)[None, :] + dim[:, None]
-    gl.store(at, out / nonzero[None, :], mask=(member < GROUP)[None, :])
+    gl.store(at, acc / nonzero[None, :], mask=(member < GROUP)[None, :])
 
 
 @gluon.jit(do_not_specialize=["splits"])
-def attend_columns(
+def decode_transposed(
     query: gl.tensor,
     key: gl.tensor,
     value: gl.tensor,
     blocks: gl.tensor,
     seen_bits: gl.tensor,
-    turns: gl.tensor,
+    rope_shift: gl.tensor,
     tiles: gl.tensor,
-    rows: gl.tensor,
+    table_rows: gl.tensor,
     cos_sin: gl.tensor,
     partial: gl.tensor,
     lse: gl.tensor,
@@ -148,15 +148,15 @@ def attend_columns(
     block_stride: gl.tensor,
     slot_stride: gl.tensor,
     head_stride: gl.tensor,
-    entry_stride: gl.tensor,
-    turn_stride: gl.tensor,
+    list_stride: gl.tensor,
+    shift_stride: gl.tensor,
     splits: gl.tensor,
     HEADS: gl.constexpr,
     SIZE: gl.constexpr,
     GROUP: gl.constexpr,
     COLUMNS: gl.constexpr,
 ) -> None:
-    """Partial attention as `splits.attend_turned` does it, with the same arguments; 4 warps.
+    """Partial attention as `split_kv.decode_rotating_query`, with the same arguments; 4 warps.
 
     For heads of 64 or 128 dimensions, all of them rotated, in half precision. COLUMNS is a power of
     two from 8 to 16 that is not less than GROUP.
@@ -165,9 +165,9 @@ def attend_columns(
     split = gl.program_id(1)
     request = gl.program_id(2)
     count = gl.load(tiles + request)
-    share = gl.cdiv(count, splits)
-    first = split * share
-    last = gl.minimum(first + share, count)
+    length = gl.cdiv(count, splits)
+    first = split * length
+    last = gl.minimum(first + length, count)
     if first >= last:
         return
 
@@ -177,7 +177,7 @@ def attend_columns(
     spread: gl.constexpr = gl.BlockedLayout(
         [1, across // 2, 8], [1, 32 // across, across], [4, 1, 1], [2, 1, 0]
     )
-    entries: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, spread))
+    block_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, spread))
     paired: gl.constexpr = gl.BlockedLayout([1, half // 16], [2, 16], [4, 1], [1, 0])
     joint: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     tile_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([_KEYS, SIZE], dtype)
@@ -188,70 +188,74 @@ def attend_columns(
     q_smem = gl.allocate_shared_memory(dtype, [COLUMNS, SIZE], q_layout)
     p_smem = gl.allocate_shared_memory(dtype, [COLUMNS, _KEYS], p_layout)
 
-    blocks += request.to(gl.int64) * entry_stride
-    seen_bits += request.to(gl.int64) * entry_stride
-    turns += gl.load(rows + request).to(gl.int64) * turn_stride
+    blocks += request.to(gl.int64) * list_stride
+    seen_bits += request.to(gl.int64) * list_stride
+    rope_shift += gl.load(table_rows + request).to(gl.int64) * shift_stride
     key += kv_head * head_stride
     value += kv_head * head_stride
-    block, bits = _blocks_of(blocks, seen_bits, first, last, entries)
-    block_1, bits_1 = _blocks_of(blocks, seen_bits, first + 1, last, entries)
-    block_2, bits_2 = _blocks_of(blocks, seen_bits, first + 2, last, entries)
-    _fetch(k_smem.index(0), key, block, bits, block_stride, slot_stride, SIZE, spread)
-    _fetch(v_smem.index(0), value, block, bits, block_stride, slot_stride, SIZE, spread)
-    _fetch(k_smem.index(1), key, block_1, bits_1, block_stride, slot_stride, SIZE, spread)
+    block, bits = _blocks_of(blocks, seen_bits, first, last, block_layout)
+    block_1, bits_1 = _blocks_of(blocks, seen_bits, first + 1, last, block_layout)
+    block_2, bits_2 = _blocks_of(blocks, seen_bits, first + 2, last, block_layout)
+    _load_tile(k_smem.index(0), key, block, bits, block_stride, slot_stride, SIZE, spread)
+    _load_tile(v_smem.index(0), value, block, bits, block_stride, slot_stride, SIZE, spread)
+    _load_tile(k_smem.index(1), key, block_1, bits_1, block_stride, slot_stride, SIZE, spread)
 
     member = gl.arange(0, COLUMNS, layout=gl.SliceLayout(1, paired))
     dim = gl.arange(0, half, layout=gl.SliceLayout(0, paired))
     at = query + request * query_stride + (kv_head * GROUP + member)[:, None] * SIZE + dim[None, :]
     low = gl.load(at, mask=(member < GROUP)[:, None], other=0.0).to(gl.float32)
     high = gl.load(at + half, mask=(member < GROUP)[:, None], other=0.0).to(gl.float32)
-    cos, sin = _angle(cos_sin, gl.load(turns + first), dim, SIZE)
-    _turn(q_smem, low, high, cos, sin)
+    cos, sin = _cos_sin_of(cos_sin, gl.load(rope_shift + first), dim, SIZE)
+    _rotate_query(q_smem, low, high, cos, sin)
     fence_async_shared()
-    cos, sin = _angle(cos_sin, gl.load(turns + gl.minimum(first + 1, last - 1)), dim, SIZE)
-    turn = gl.load(turns + gl.minimum(first + 2, last - 1))
+    cos, sin = _cos_sin_of(
+        cos_sin, gl.load(rope_shift + gl.minimum(first + 1, last - 1)), dim, SIZE
+    )
+    shift = gl.load(rope_shift + gl.minimum(first + 2, last - 1))
 
-    seen = _seen(seen_bits, first, last, gl.SliceLayout(1, joint))
-    highest = gl.full([COLUMNS], float("-inf"), gl.float32, gl.SliceLayout(0, joint))
-    total = gl.zeros([_KEYS, COLUMNS], gl.float32, joint)
-    out = gl.zeros([SIZE, COLUMNS], gl.float32, joint)
+    seen = _load_seen(seen_bits, first, last, gl.SliceLayout(1, joint))
+    col_max = gl.full([COLUMNS], float("-inf"), gl.float32, gl.SliceLayout(0, joint))
+    col_sum = gl.zeros([_KEYS, COLUMNS], gl.float32, joint)
+    acc = gl.zeros([SIZE, COLUMNS], gl.float32, joint)
     zero = gl.zeros([_KEYS, COLUMNS], gl.float32, joint)
     for tile in range(first, last):
         stage = (tile - first) & 1
-        # Copies still under way, in this order: values of this tile, keys of the next.
+        # In flight, in this order: values of this tile, keys of the next.
         async_copy.wait_group(2)
-        _fetch(
+        _load_tile(
             v_smem.index(stage ^ 1), value, block_1, bits_1, block_stride, slot_stride, SIZE, spread
         )
         product = warpgroup_mma(
             k_smem.index(stage), q_smem.permute((1, 0)), zero, use_acc=False, is_async=True
         )
-        next_seen = _seen(seen_bits, tile + 1, last, gl.SliceLayout(1, joint))
+        next_seen = _load_seen(seen_bits, tile + 1, last, gl.SliceLayout(1, joint))
         block_1, bits_1 = block_2, bits_2
-        block_2, bits_2 = _blocks_of(blocks, seen_bits, tile + 3, last, entries)
+        block_2, bits_2 = _blocks_of(blocks, seen_bits, tile + 3, last, block_layout)
         scores = warpgroup_mma_wait(0, [product]) * scale
         scores = gl.where(seen[:, None], scores, float("-inf"))
-        peak = gl.maximum(highest, gl.max(scores, 0))
-        # All warps are done with these keys: they have agreed on the highest score.
-        _fetch(k_smem.index(stage), key, block_1, bits_1, block_stride, slot_stride, SIZE, spread)
+        peak = gl.maximum(col_max, gl.max(scores, 0))
+        # All warps are done with these keys: the maximum was reduced across them.
+        _load_tile(
+            k_smem.index(stage), key, block_1, bits_1, block_stride, slot_stride, SIZE, spread
+        )
         safe = gl.where(peak == float("-inf"), 0.0, peak)
         weight = gl.exp2(scores - safe[None, :])
-        fade = gl.exp2(highest - safe)
-        # Each thread sums up its own keys' weights; all are added up at the end.
-        total = total * fade[None, :] + weight
-        out = out * fade[None, :]
-        highest, seen = peak, next_seen
+        rescale = gl.exp2(col_max - safe)
+        # Each thread sums up its own keys' weights; the threads' sums are added at the end.
+        col_sum = col_sum * rescale[None, :] + weight
+        acc = acc * rescale[None, :]
+        col_max, seen = peak, next_seen
         p_smem.store(weight.to(dtype).permute((1, 0)))
-        _turn(q_smem, low, high, cos, sin)
+        _rotate_query(q_smem, low, high, cos, sin)
         fence_async_shared()
-        # Behind the values of this tile: keys and values of the next, keys of the one after.
+        # In flight after these values: keys and values of the next tile, keys of the one after.
         async_copy.wait_group(3)
         sums = warpgroup_mma(
-            v_smem.index(stage).permute((1, 0)), p_smem.permute((1, 0)), out, is_async=True
+            v_smem.index(stage).permute((1, 0)), p_smem.permute((1, 0)), acc, is_async=True
         )
-        cos, sin = _angle(cos_sin, turn, dim, SIZE)
-        turn = gl.load(turns + gl.minimum(tile + 3, last - 1))
-        out = warpgroup_mma_wait(0, [sums])
+        cos, sin = _cos_sin_of(cos_sin, shift, dim, SIZE)
+        shift = gl.load(rope_shift + gl.minimum(tile + 3, last - 1))
+        acc = warpgroup_mma_wait(0, [sums])
     async_copy.wait_group(0)
-    part = request * splits + split
-    _leave(partial, lse, part, kv_head, highest, gl.sum(total, 0), out, HEADS, SIZE, GROUP)
+    index = request * splits + split
+    _store_split(partial, lse, index, kv_head, col_max, gl.sum(col_sum, 0), acc, HEADS, SIZE, GROUP)

@@ -1,26 +1,27 @@
-"""What decode must know of each request for as long as it lives, on the device."""
+"""The blocks that each running request sees, kept on the device for decode."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from picbench.errors import EngineError
-from picbench.kernels.cuda.visible_blocks import VisibleBlocks
+from picbench.kernels.cuda.visible_blocks import Ints, VisibleBlocks
 from picbench.kernels.paging import BLOCK_SIZE
 
-#: Blocks of a tile: decode reads that many slots * 16 at a time.
+#: Blocks of a tile: decode reads that many times 16 slots at once.
 TILE_BLOCKS = 4
 
 
 class RequestTable:
-    """Persistent rows, one a request: which blocks it sees, and how far their keys are turned.
+    """One row a request: its visible blocks (`VisibleBlocks`) and the RoPE shift of their keys.
 
-    A row is written once, when the request is admitted or planned anew, and holds for every length
-    that the request grows to. `unrotated` tables serve keys that rest unrotated, and hold a turn a
-    slot instead of one a tile.
+    A row is written when the request is admitted or planned anew, and holds for every length that
+    the request grows to. A table for keys cached without RoPE (`unrotated`) holds a shift a slot
+    instead of one a tile.
 
-    Attributes (int32): `blocks` and `seen` [rows, entries], `turns` [rows, tiles], or
-    [rows, entries * 16] if unrotated, `bounds` [rows, 2]: listed tiles, and the first block behind.
+    Attributes, all int32 on the device: `blocks` and `seen` [rows, max_tiles * tile_blocks],
+    `rope_shift` [rows, max_tiles], or [rows, max_tiles * tile_blocks * 16] if unrotated, and
+    `bounds` [rows, 2]: the number of listed tiles, and the first block of the tail.
     """
 
     def __init__(
@@ -36,54 +37,55 @@ class RequestTable:
         self.max_tiles = max_blocks + 1
         self.tile_blocks = tile_blocks
         self.unrotated = unrotated
-        entries = self.max_tiles * tile_blocks
-        turns = entries * BLOCK_SIZE if unrotated else self.max_tiles
+        listed = self.max_tiles * tile_blocks
+        shifts = listed * BLOCK_SIZE if unrotated else self.max_tiles
 
         def zeros(width: int) -> Tensor:
             return torch.zeros(max_requests, width, dtype=torch.int32, device=device)
 
-        self.blocks, self.seen = zeros(entries), zeros(entries)
-        self.turns, self.bounds = zeros(turns), zeros(2)
+        self.blocks, self.seen = zeros(listed), zeros(listed)
+        self.rope_shift, self.bounds = zeros(shifts), zeros(2)
 
     @property
     def nbytes(self) -> int:
         """Device memory held."""
-        return sum(t.nbytes for t in (self.blocks, self.seen, self.turns, self.bounds))
+        return sum(t.nbytes for t in (self.blocks, self.seen, self.rope_shift, self.bounds))
 
-    def put(self, row: int, kpos: Tensor, turns: Tensor) -> None:
-        """Describes the request in `row`: `kpos` and `turns` [slots] int32 on the CPU.
+    def put(self, row: int, kpos: Tensor, rope_shift: Tensor) -> None:
+        """Writes a request's `row`; `kpos` and `rope_shift` [slots] are int32 on the CPU.
 
-        `kpos` are logical positions in compute order, GAP for slots that nobody sees. Slots behind
-        the last one given are visible and have turn 0; an unrotated table wants every slot that
-        the request may ever have. Raises EngineError where the keys of one block differ in turns.
+        `kpos` are logical positions in compute order, GAP for slots that no query may see. Slots
+        after the last one given are visible and have shift 0; an unrotated table needs every slot
+        that the request may ever have. Raises EngineError where the visible keys of one block
+        differ in their shifts, and where the table is too small.
         """
         if self.unrotated:
-            entries = VisibleBlocks.of_unrotated(kpos.numpy(), self.tile_blocks)
-            flat = self._slot_turns(entries, turns.numpy())
+            visible = VisibleBlocks.of_unrotated(kpos.numpy(), self.tile_blocks)
+            shifts = self._slot_shifts(visible, rope_shift.numpy())
         else:
-            entries = VisibleBlocks.of(kpos.numpy(), turns.numpy(), self.tile_blocks)
-            flat = entries.turns
-        tiles = len(entries.blocks)
+            visible = VisibleBlocks.of(kpos.numpy(), rope_shift.numpy(), self.tile_blocks)
+            shifts = visible.rope_shift
+        tiles = len(visible.blocks)
         if tiles > self.max_tiles:
             raise EngineError(
                 f"{tiles} tiles of blocks exceed {self.max_tiles}",
-                hint="size the row table for the engine's max_model_len",
+                hint="size the request table for the engine's max_model_len",
             )
         for target, source in (
-            (self.blocks, entries.blocks.flatten()),
-            (self.seen, entries.seen.flatten()),
-            (self.turns, flat),
-            (self.bounds, np.array([tiles, entries.tail], np.int32)),
+            (self.blocks, visible.blocks.flatten()),
+            (self.seen, visible.seen.flatten()),
+            (self.rope_shift, shifts),
+            (self.bounds, np.array([tiles, visible.tail], np.int32)),
         ):
             self._write(target[row], source)
 
-    def _slot_turns(self, entries: VisibleBlocks, turns: np.ndarray) -> np.ndarray:
-        slots = entries.slots(self.blocks.shape[1])
-        inside = (slots >= 0) & (slots < len(turns))
-        return np.where(inside, turns[np.where(inside, slots, 0)], 0).astype(np.int32)
+    def _slot_shifts(self, visible: VisibleBlocks, rope_shift: Ints) -> Ints:
+        slots = visible.slots(self.blocks.shape[1])
+        inside = (slots >= 0) & (slots < len(rope_shift))
+        return np.where(inside, rope_shift[np.where(inside, slots, 0)], 0).astype(np.int32)
 
     @staticmethod
-    def _write(row: Tensor, values: np.ndarray) -> None:
+    def _write(row: Tensor, values: Ints) -> None:
         full = np.zeros(len(row), np.int32)
         full[: len(values)] = values
         host = torch.from_numpy(full)

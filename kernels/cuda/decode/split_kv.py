@@ -1,16 +1,17 @@
 """Decode: attention of one query a request, its keys divided into splits (Triton).
 
-A program serves one KV head and one split of a request: it walks over tiles of blocks, keeps a
-running softmax (Milakov and Gimelshein, arXiv 1805.02867) and leaves a partial output and the
-log-sum-exp of its scores; `merge` joins them. All query heads of the KV head are packed into one
+A program serves one KV head and one split of a request: it reads the split's tiles of blocks with
+an online softmax (Milakov and Gimelshein, arXiv 1805.02867) and writes a partial output and the
+log-sum-exp of its scores, which `merge` joins. All query heads of the KV head are packed into one
 tile, so that keys and values are read once.
 
-On Hopper `decode_kernel` serves most heads in the same way; this serves the rest, and other GPUs.
+`hopper_decode` does the same for most heads on Hopper; this serves other heads and other GPUs.
 
-The keys of a tile share a turn. Since <q, R(t) k> = <R(-t) q, k>, the query is turned back, once a
-tile, instead of every key forward. Unrotated keys have a turn each and are rotated themselves.
+The keys of a tile share a RoPE shift. Since <q, R(s) k> = <R(-s) q, k>, the query is re-rotated
+once a tile in place of every key (`decode_rotating_query`). Keys cached without RoPE have a shift
+each and are rotated themselves (`decode_rotating_keys`).
 
-Which blocks a tile reads is loaded a tile ahead and carried in registers: then no load of keys or
+The blocks of a tile are loaded a tile ahead and carried in registers: then no load of keys or
 values waits for another load, and the compiler keeps `num_stages` tiles of them in flight.
 """
 
@@ -21,99 +22,99 @@ _LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _share(  # type: ignore[no-untyped-def]
+def _split_tiles(  # type: ignore[no-untyped-def]
     tiles: tl.tensor, request: tl.tensor, split: tl.tensor, splits: tl.tensor
 ):
-    """First and last tile of this split."""
+    """First tile of this split, and the end of its tiles."""
     count = tl.load(tiles + request)
-    share = tl.cdiv(count, splits)
-    first = split * share
-    return first, tl.minimum(first + share, count)
+    length = tl.cdiv(count, splits)
+    first = split * length
+    return first, tl.minimum(first + length, count)
 
 
 @triton.jit
-def _slots(  # type: ignore[no-untyped-def]
+def _load_blocks(  # type: ignore[no-untyped-def]
     blocks: tl.tensor, bits: tl.tensor, tile: tl.tensor, last: tl.tensor, TILE: tl.constexpr
 ):
-    """The cache block of each lane of a tile, and whether its slot is seen.
+    """The cache block of each key of a tile, and whether its slot is visible.
 
-    Reading ahead ends at the split's last tile, which is then given again.
+    Reading ahead ends at the split's last tile, which is then returned again.
     """
     lane = tl.arange(0, TILE)
-    entry = tl.minimum(tile, last - 1) * (TILE // 16) + lane // 16
-    seen = tl.load(bits + entry) >> (lane % 16)
-    return tl.load(blocks + entry), (seen & 1) != 0
+    at = tl.minimum(tile, last - 1) * (TILE // 16) + lane // 16
+    seen = tl.load(bits + at) >> (lane % 16)
+    return tl.load(blocks + at), (seen & 1) != 0
 
 
 @triton.jit
-def _accumulate(  # type: ignore[no-untyped-def]
+def _softmax_step(  # type: ignore[no-untyped-def]
     scores: tl.tensor,
     seen: tl.tensor,
     value: tl.tensor,
-    highest: tl.tensor,
-    total: tl.tensor,
-    out: tl.tensor,
+    row_max: tl.tensor,
+    row_sum: tl.tensor,
+    acc: tl.tensor,
     PRECISION: tl.constexpr,
 ):
-    """One step of the running softmax; `scores` are in base 2."""
+    """One step of the online softmax; `scores` are in base 2."""
     scores = tl.where(seen[None, :], scores, float("-inf"))
-    peak = tl.maximum(highest, tl.max(scores, 1))
+    peak = tl.maximum(row_max, tl.max(scores, 1))
     safe = tl.where(peak == float("-inf"), 0.0, peak)
     weight = tl.exp2(scores - safe[:, None])
-    fade = tl.exp2(highest - safe)
-    total = total * fade + tl.sum(weight, 1)
+    rescale = tl.exp2(row_max - safe)
+    row_sum = row_sum * rescale + tl.sum(weight, 1)
     return (
         peak,
-        total,
-        tl.dot(weight.to(value.dtype), value, out * fade[:, None], input_precision=PRECISION),
+        row_sum,
+        tl.dot(weight.to(value.dtype), value, acc * rescale[:, None], input_precision=PRECISION),
     )
 
 
 @triton.jit
-def _leave(  # type: ignore[no-untyped-def]
+def _store_split(  # type: ignore[no-untyped-def]
     partial: tl.tensor,
     lse: tl.tensor,
-    part: tl.tensor,
+    index: tl.tensor,
     heads: tl.tensor,
     packed: tl.tensor,
-    highest: tl.tensor,
-    total: tl.tensor,
-    out: tl.tensor,
+    row_max: tl.tensor,
+    row_sum: tl.tensor,
+    acc: tl.tensor,
     HEADS: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """Stores a split's output and log-sum-exp (-inf if it saw nothing)."""
-    some = total > 0.0
-    nonzero = tl.where(some, total, 1.0)
-    logs = tl.where(some, (highest + tl.log2(nonzero)) * _LN2, float("-inf"))
-    row = part.to(tl.int64) * HEADS + heads
+    """Stores a split's output and log-sum-exp, -inf if it saw nothing."""
+    some = row_sum > 0.0
+    nonzero = tl.where(some, row_sum, 1.0)
+    logs = tl.where(some, (row_max + tl.log2(nonzero)) * _LN2, float("-inf"))
+    row = index.to(tl.int64) * HEADS + heads
     tl.store(lse + row, logs, mask=packed)
     at = partial + row[:, None] * HEAD + tl.arange(0, HEAD)[None, :]
-    tl.store(at, out / nonzero[:, None], mask=packed[:, None])
+    tl.store(at, acc / nonzero[:, None], mask=packed[:, None])
 
 
 @triton.jit
-def _cos_sin(  # type: ignore[no-untyped-def]
-    table: tl.tensor, turn: tl.tensor, dim: tl.tensor, ROTARY: tl.constexpr
+def _load_cos_sin(  # type: ignore[no-untyped-def]
+    table: tl.tensor, shift: tl.tensor, dim: tl.tensor, ROTARY: tl.constexpr
 ):
-    """Cosine and sine of a signed turn for each dimension; the identity behind ROTARY."""
+    """Cosine and sine of a signed RoPE shift by dimension; the identity from ROTARY on."""
     half: tl.constexpr = ROTARY // 2
-    row = table + tl.abs(turn).to(tl.int64) * ROTARY + dim % half
+    row = table + tl.abs(shift).to(tl.int64) * ROTARY + dim % half
     cos = tl.load(row, mask=dim < ROTARY, other=1.0).to(tl.float32)
     sin = tl.load(row + half, mask=dim < ROTARY, other=0.0).to(tl.float32)
-    return cos, tl.where(turn < 0, -sin, sin)
+    return cos, tl.where(shift < 0, -sin, sin)
 
 
 @triton.jit(do_not_specialize=["splits"])
-def attend_turned(
+def decode_rotating_query(
     query: tl.tensor,
     key: tl.tensor,
     value: tl.tensor,
     blocks: tl.tensor,
     seen_bits: tl.tensor,
-    turns: tl.tensor,
+    rope_shift: tl.tensor,
     tiles: tl.tensor,
-    rows: tl.tensor,
+    table_rows: tl.tensor,
     cos_sin: tl.tensor,
     partial: tl.tensor,
     lse: tl.tensor,
@@ -122,8 +123,8 @@ def attend_turned(
     block_stride: tl.tensor,
     slot_stride: tl.tensor,
     head_stride: tl.tensor,
-    entry_stride: tl.tensor,
-    turn_stride: tl.tensor,
+    list_stride: tl.tensor,
+    shift_stride: tl.tensor,
     splits: tl.tensor,
     HEADS: tl.constexpr,
     HEAD: tl.constexpr,
@@ -133,17 +134,19 @@ def attend_turned(
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Partial attention over keys that rest rotated, by tiles of one turn.
+    """Partial attention over keys cached with RoPE, in tiles of one shift.
 
-    Grid (KV heads, splits, requests). `blocks` and `seen_bits` [requests, entries] int32 are
-    cache blocks and their visible slots, TILE / 16 entries a tile; `tiles` [requests] counts
-    tiles. `turns` [rows, tiles] int32 is indexed by `rows` [requests]. `scale` includes log2(e).
-    `partial` [requests * splits, HEADS, HEAD] and `lse` [requests * splits, HEADS] are float32.
+    Grid (KV heads, splits, requests). `query` [requests, HEADS, HEAD], `key` and `value` (see
+    `layout.key_value`). `blocks` and `seen_bits` [requests, width] int32 are cache blocks and their
+    visible slots, TILE / 16 blocks a tile; `tiles` [requests] int32 counts tiles. `rope_shift`
+    [rows, max_tiles] int32 is that of the request table, `table_rows` [requests] int32 the row of
+    each request. `scale` includes log2(e). `partial` [requests * splits, HEADS, HEAD] and `lse`
+    [requests * splits, HEADS] are float32.
     """
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     request = tl.program_id(2)
-    first, last = _share(tiles, request, split, splits)
+    first, last = _split_tiles(tiles, request, split, splits)
     if first >= last:
         return
 
@@ -153,48 +156,48 @@ def attend_turned(
     member = tl.arange(0, PACKED)
     packed = member < GROUP
     heads = kv_head * GROUP + member
-    mate = tl.where(dim < half, dim + half, tl.where(dim < ROTARY, dim - half, dim))
+    paired_dim = tl.where(dim < half, dim + half, tl.where(dim < ROTARY, dim - half, dim))
     q_at = query + request * query_stride + heads[:, None] * HEAD
     q = tl.load(q_at + dim[None, :], mask=packed[:, None], other=0.0).to(tl.float32)
-    paired = tl.load(q_at + mate[None, :], mask=packed[:, None], other=0.0).to(tl.float32)
+    paired = tl.load(q_at + paired_dim[None, :], mask=packed[:, None], other=0.0).to(tl.float32)
     paired = paired * tl.where(dim < half, 1.0, -1.0)[None, :]
 
-    blocks += request.to(tl.int64) * entry_stride
-    seen_bits += request.to(tl.int64) * entry_stride
-    turns += tl.load(rows + request).to(tl.int64) * turn_stride
+    blocks += request.to(tl.int64) * list_stride
+    seen_bits += request.to(tl.int64) * list_stride
+    rope_shift += tl.load(table_rows + request).to(tl.int64) * shift_stride
     inside = kv_head * head_stride + (lane % 16) * slot_stride
-    highest = tl.full([PACKED], float("-inf"), tl.float32)
-    total = tl.zeros([PACKED], tl.float32)
-    out = tl.zeros([PACKED, HEAD], tl.float32)
-    block, seen = _slots(blocks, seen_bits, first, last, TILE)
-    cos, sin = _cos_sin(cos_sin, tl.load(turns + first), dim, ROTARY)
-    turn = tl.load(turns + tl.minimum(first + 1, last - 1))
+    row_max = tl.full([PACKED], float("-inf"), tl.float32)
+    row_sum = tl.zeros([PACKED], tl.float32)
+    acc = tl.zeros([PACKED, HEAD], tl.float32)
+    block, seen = _load_blocks(blocks, seen_bits, first, last, TILE)
+    cos, sin = _load_cos_sin(cos_sin, tl.load(rope_shift + first), dim, ROTARY)
+    shift = tl.load(rope_shift + tl.minimum(first + 1, last - 1))
     for tile in range(first, last):
         at = block.to(tl.int64) * block_stride + inside
         k = tl.load(key + at[None, :] + dim[:, None], mask=seen[None, :], other=0.0)
         v = tl.load(value + at[:, None] + dim[None, :], mask=seen[:, None], other=0.0)
-        next_block, next_seen = _slots(blocks, seen_bits, tile + 1, last, TILE)
-        next_cos, next_sin = _cos_sin(cos_sin, turn, dim, ROTARY)
-        turn = tl.load(turns + tl.minimum(tile + 2, last - 1))
-        turned = (q * cos[None, :] + paired * sin[None, :]).to(k.dtype)
-        scores = tl.dot(turned, k, input_precision=PRECISION) * scale
-        highest, total, out = _accumulate(scores, seen, v, highest, total, out, PRECISION)
+        next_block, next_seen = _load_blocks(blocks, seen_bits, tile + 1, last, TILE)
+        next_cos, next_sin = _load_cos_sin(cos_sin, shift, dim, ROTARY)
+        shift = tl.load(rope_shift + tl.minimum(tile + 2, last - 1))
+        rotated = (q * cos[None, :] + paired * sin[None, :]).to(k.dtype)
+        scores = tl.dot(rotated, k, input_precision=PRECISION) * scale
+        row_max, row_sum, acc = _softmax_step(scores, seen, v, row_max, row_sum, acc, PRECISION)
         block, seen, cos, sin = next_block, next_seen, next_cos, next_sin
 
-    part = request * splits + split
-    _leave(partial, lse, part, heads, packed, highest, total, out, HEADS, HEAD)
+    index = request * splits + split
+    _store_split(partial, lse, index, heads, packed, row_max, row_sum, acc, HEADS, HEAD)
 
 
 @triton.jit(do_not_specialize=["splits"])
-def attend_unrotated(
+def decode_rotating_keys(
     query: tl.tensor,
     key: tl.tensor,
     value: tl.tensor,
     blocks: tl.tensor,
     seen_bits: tl.tensor,
-    turns: tl.tensor,
+    rope_shift: tl.tensor,
     tiles: tl.tensor,
-    rows: tl.tensor,
+    table_rows: tl.tensor,
     cos_sin: tl.tensor,
     partial: tl.tensor,
     lse: tl.tensor,
@@ -203,8 +206,8 @@ def attend_unrotated(
     block_stride: tl.tensor,
     slot_stride: tl.tensor,
     head_stride: tl.tensor,
-    entry_stride: tl.tensor,
-    turn_stride: tl.tensor,
+    list_stride: tl.tensor,
+    shift_stride: tl.tensor,
     splits: tl.tensor,
     HEADS: tl.constexpr,
     HEAD: tl.constexpr,
@@ -214,14 +217,14 @@ def attend_unrotated(
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """`attend_turned` for keys that have a turn each and are rotated when they are read.
+    """`decode_rotating_query` for keys cached without RoPE, which are rotated as they are read.
 
-    `turns` [rows, slots] int32 holds the turn of each slot, 16 an entry; ROTARY is HEAD.
+    `rope_shift` [rows, slots] int32 is the shift of each slot, 16 a block; ROTARY is HEAD.
     """
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     request = tl.program_id(2)
-    first, last = _share(tiles, request, split, splits)
+    first, last = _split_tiles(tiles, request, split, splits)
     if first >= last:
         return
 
@@ -236,31 +239,31 @@ def attend_unrotated(
     q_low = tl.load(q_at, mask=packed[:, None], other=0.0)
     q_high = tl.load(q_at + half, mask=packed[:, None], other=0.0)
 
-    blocks += request.to(tl.int64) * entry_stride
-    seen_bits += request.to(tl.int64) * entry_stride
-    turns += tl.load(rows + request).to(tl.int64) * turn_stride + lane
+    blocks += request.to(tl.int64) * list_stride
+    seen_bits += request.to(tl.int64) * list_stride
+    rope_shift += tl.load(table_rows + request).to(tl.int64) * shift_stride + lane
     inside = kv_head * head_stride + (lane % 16) * slot_stride
-    highest = tl.full([PACKED], float("-inf"), tl.float32)
-    total = tl.zeros([PACKED], tl.float32)
-    out = tl.zeros([PACKED, HEAD], tl.float32)
-    block, seen = _slots(blocks, seen_bits, first, last, TILE)
-    turn = tl.load(turns + first * TILE, mask=seen, other=0)
+    row_max = tl.full([PACKED], float("-inf"), tl.float32)
+    row_sum = tl.zeros([PACKED], tl.float32)
+    acc = tl.zeros([PACKED, HEAD], tl.float32)
+    block, seen = _load_blocks(blocks, seen_bits, first, last, TILE)
+    shift = tl.load(rope_shift + first * TILE, mask=seen, other=0)
     for tile in range(first, last):
         at = block.to(tl.int64) * block_stride + inside
         k_low = tl.load(key + at[None, :] + low[:, None], mask=seen[None, :], other=0.0)
         k_high = tl.load(key + at[None, :] + low[:, None] + half, mask=seen[None, :], other=0.0)
         v = tl.load(value + at[:, None] + dim[None, :], mask=seen[:, None], other=0.0)
-        angle = cos_sin + turn.to(tl.int64)[None, :] * ROTARY + low[:, None]
+        angle = cos_sin + shift.to(tl.int64)[None, :] * ROTARY + low[:, None]
         cos = tl.load(angle).to(tl.float32)
         sin = tl.load(angle + half).to(tl.float32)
-        next_block, next_seen = _slots(blocks, seen_bits, tile + 1, last, TILE)
-        turn = tl.load(turns + tl.minimum(tile + 1, last - 1) * TILE, mask=next_seen, other=0)
-        ahead = (k_low * cos - k_high * sin).to(k_low.dtype)
-        behind = (k_high * cos + k_low * sin).to(k_low.dtype)
-        scores = tl.dot(q_low, ahead, input_precision=PRECISION)
-        scores = tl.dot(q_high, behind, scores, input_precision=PRECISION) * scale
-        highest, total, out = _accumulate(scores, seen, v, highest, total, out, PRECISION)
+        next_block, next_seen = _load_blocks(blocks, seen_bits, tile + 1, last, TILE)
+        shift = tl.load(rope_shift + tl.minimum(tile + 1, last - 1) * TILE, mask=next_seen, other=0)
+        k_low_rotated = (k_low * cos - k_high * sin).to(k_low.dtype)
+        k_high_rotated = (k_high * cos + k_low * sin).to(k_low.dtype)
+        scores = tl.dot(q_low, k_low_rotated, input_precision=PRECISION)
+        scores = tl.dot(q_high, k_high_rotated, scores, input_precision=PRECISION) * scale
+        row_max, row_sum, acc = _softmax_step(scores, seen, v, row_max, row_sum, acc, PRECISION)
         block, seen = next_block, next_seen
 
-    part = request * splits + split
-    _leave(partial, lse, part, heads, packed, highest, total, out, HEADS, HEAD)
+    index = request * splits + split
+    _store_split(partial, lse, index, heads, packed, row_max, row_sum, acc, HEADS, HEAD)

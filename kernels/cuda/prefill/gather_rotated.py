@@ -1,4 +1,4 @@
-"""Copies keys and values of requests into pages in logical order, keys rotated (Triton)."""
+"""Copies keys and values into pages in logical order, keys rotated on the way (Triton)."""
 
 import torch
 import triton
@@ -17,12 +17,17 @@ _TILE = 16
 
 
 def gather(
-    kv_cache: Tensor, slots: Tensor, turns: Tensor, rope: RopeTable, key: Tensor, value: Tensor
+    kv_cache: Tensor,
+    slots: Tensor,
+    rope_shift: Tensor,
+    rope: RopeTable,
+    key: Tensor,
+    value: Tensor,
 ) -> None:
-    """Fills the first len(slots) places of `key` and `value`, both [pages, PAGE, kv_heads, size].
+    """Fills the first n keys of `key` and `value`, both [pages, PAGE, kv_heads, size].
 
-    `slots` [n] int64 are flat cache slots, n a multiple of PAGE; `turns` [n] int32 says how far
-    each key is still to be rotated. Places with a negative slot get zeros. `kv_cache` may be a
+    `slots` [n] int64 are flat cache slots, n a multiple of PAGE; `rope_shift` [n] int32 is by how
+    much each key is still to be rotated. Keys with a negative slot are zeros. `kv_cache` may be a
     slice of some KV heads of a layer's cache; `key` and `value` have as many heads.
     """
     key_cache, value_cache = key_value(kv_cache)
@@ -31,7 +36,7 @@ def gather(
         key_cache,
         value_cache,
         slots,
-        turns,
+        rope_shift,
         rope.cos_sin_cache,
         key,
         value,
@@ -48,13 +53,13 @@ def gather(
 
 
 def gather_reference(
-    kv_cache: Tensor, slots: Tensor, turns: Tensor, rope: RopeTable
+    kv_cache: Tensor, slots: Tensor, rope_shift: Tensor, rope: RopeTable
 ) -> tuple[Tensor, Tensor]:
     """`gather` in plain torch: keys and values [n, kv_heads, head_size] of slots >= 0."""
     key_cache, value_cache = key_value(kv_cache)
     block, offset = slots // BLOCK_SIZE, slots % BLOCK_SIZE
-    cos, sin = rope.cos_sin_cache[turns.abs().long()].float().chunk(2, dim=-1)
-    rows = torch.cat([cos, sin * turns.sign().unsqueeze(-1)], dim=-1)
+    cos, sin = rope.cos_sin_cache[rope_shift.abs().long()].float().chunk(2, dim=-1)
+    rows = torch.cat([cos, sin * rope_shift.sign().unsqueeze(-1)], dim=-1)
     return rotate(key_cache[block, offset], rows), value_cache[block, offset]
 
 
@@ -63,7 +68,7 @@ def _gather(
     key_cache: tl.tensor,
     value_cache: tl.tensor,
     slots: tl.tensor,
-    turns: tl.tensor,
+    rope_shift: tl.tensor,
     cos_sin: tl.tensor,
     key: tl.tensor,
     value: tl.tensor,
@@ -80,21 +85,21 @@ def _gather(
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     head = tl.program_id(1)
     slot = tl.load(slots + place)
-    turn = tl.load(turns + place)
+    shift = tl.load(rope_shift + place)
     there = (slot >= 0)[:, None]
     dim = tl.arange(0, SIZE)
     rotates = (dim < ROTARY)[None, :]
-    mate = tl.where(dim < half, dim + half, tl.where(dim < ROTARY, dim - half, dim))[None, :]
+    paired_dim = tl.where(dim < half, dim + half, tl.where(dim < ROTARY, dim - half, dim))[None, :]
     sign = tl.where(dim < half, -1.0, 1.0)[None, :]
     at = (slot // BLOCK) * block_stride + (slot % BLOCK) * slot_stride + head * head_stride
     own = tl.load(key_cache + at[:, None] + dim[None, :], mask=there, other=0.0)
-    paired = tl.load(key_cache + at[:, None] + mate, mask=there, other=0.0).to(tl.float32)
-    row = cos_sin + tl.abs(turn).to(tl.int64)[:, None] * ROTARY + (dim % half)[None, :]
+    paired = tl.load(key_cache + at[:, None] + paired_dim, mask=there, other=0.0).to(tl.float32)
+    row = cos_sin + tl.abs(shift).to(tl.int64)[:, None] * ROTARY + (dim % half)[None, :]
     cos = tl.load(row, mask=there & rotates, other=1.0).to(tl.float32)
     sin = tl.load(row + half, mask=there & rotates, other=0.0).to(tl.float32)
-    sin = tl.where((turn < 0)[:, None], -sin, sin)
-    turned = own.to(tl.float32) * cos + paired * (sign * sin)
+    sin = tl.where((shift < 0)[:, None], -sin, sin)
+    rotated = own.to(tl.float32) * cos + paired * (sign * sin)
     to = (place[:, None] * heads + head) * SIZE + dim[None, :]
-    tl.store(key + to, turned.to(key.dtype.element_ty))
+    tl.store(key + to, rotated.to(key.dtype.element_ty))
     moved = tl.load(value_cache + at[:, None] + dim[None, :], mask=there, other=0.0)
     tl.store(value + to, moved)

@@ -1,13 +1,14 @@
 """Link and prefill of planned requests: new tokens anywhere in the prompt see all before them.
 
-Few queries walk over the pages where keys rest (`walk`). For more, once a layer, the keys and
-values that they see are copied into the workspace in logical order, keys rotated (`gather`). Every
-run of queries at consecutive positions is then an ordinary causal sequence over a prefix of that
-copy, and the runs of a request share it. FlashAttention-3 serves long runs; where short ones
-prevail, or it is not there, `tiles` serves them.
+Two ways, chosen by cost. Few queries read keys from the pages in which they are cached
+(`PagedPrefill`). For more (`GatheredPrefill`), once a layer, the keys and values that they see are
+copied into the workspace in logical order, keys rotated. Every run of queries at consecutive
+positions is then an ordinary causal sequence over a prefix of that copy, and the runs of a request
+share it. FlashAttention-3 serves long runs; where short ones prevail, or it is not there,
+`TiledPrefill` serves them.
 
-The copy is what few queries would pay for: 256 of them at the end of 32k keys take 1.24 of
-FlashAttention-3's time over a plain request with it, and 1.07 by a walk (one H200).
+Few queries would mostly pay for the copy: 256 of them at the end of 32k keys take 1.24 of
+FlashAttention-3's time over a plain request with it, and 1.07 in place (one H200).
 """
 
 import math
@@ -18,14 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from picbench.kernels.cuda.device import upload
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.cuda.prefill.gather_rotated import PAGE, gather
-from picbench.kernels.cuda.prefill.logical_order import Ints, LogicalOrder, runs
+from picbench.kernels.cuda.prefill.logical_order import LogicalOrder, runs
 from picbench.kernels.cuda.prefill.paged import paged_prefill
 from picbench.kernels.cuda.prefill.paged.key_tiles import KeyTiles
-from picbench.kernels.cuda.prefill.paged.paged_prefill import Walk
-from picbench.kernels.cuda.prefill.paged.tile_schedule import Row, rows
-from picbench.kernels.cuda.prefill.tiled import ROWS, Tiles, tile_rows, tokens_of, upload
+from picbench.kernels.cuda.prefill.paged.paged_prefill import PagedPrefill
+from picbench.kernels.cuda.prefill.paged.tile_schedule import QueryTile, query_tiles
+from picbench.kernels.cuda.prefill.query_tile import ROWS, tokens_of
+from picbench.kernels.cuda.prefill.tiled import TiledPrefill, tile_work
+from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
@@ -33,11 +37,11 @@ from picbench.kernels.shape import HeadShape
 
 # Time per key and 128 rows, FlashAttention-3's over a copy being 1, and that of the copy per key
 # (one H200).
-_TILES_COST, _WALK_COST, _COPY_COST = 1.3, 1.2, 2.7
+_TILES_COST, _PAGED_COST, _COPY_COST = 1.3, 1.2, 2.7
 
-# Rows of queries beyond which keys are copied. For 2,048 queries in runs a walk took 0.85 of the
-# copy's time over 32k keys and 1.10 over 16k (one H200); the host would work out each row.
-_MOST_ROWS = 32
+# Query tiles beyond which keys are copied. For 2,048 queries in runs paged prefill took 0.85 of the
+# copy's time over 32k keys and 1.10 over 16k (one H200); the host would schedule each tile.
+_MAX_QUERY_TILES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +60,16 @@ class LinkRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """Attention over copies: `slots` [n] int64 and `turns` [n] int32 fill the workspace's pages.
+class GatheredPrefill:
+    """Attention over keys and values that are copied into the workspace, keys rotated.
 
-    The queries are cut into `work`. `kv_heads` are served in one pass.
+    `slots` [n] int64 and `rope_shift` [n] int32 say what is copied (`gather`); `work` attends, to
+    `kv_heads` KV heads in one pass.
     """
 
     slots: Tensor
-    turns: Tensor
-    work: flash.Runs | Tiles
+    rope_shift: Tensor
+    work: flash.Runs | TiledPrefill
     rope: RopeTable
     shape: HeadShape
     workspace: CudaWorkspace
@@ -80,7 +85,7 @@ class Gathered:
             key, value = self.workspace.pages(
                 pages, PAGE, self.kv_heads, shape.head_size, shape.dtype
             )
-            gather(kv_cache[:, some], self.slots, self.turns, self.rope, key, value)
+            gather(kv_cache[:, some], self.slots, self.rope_shift, self.rope, key, value)
             self.work.attend(query[:, heads], key, value, scale, out[:, heads])
 
 
@@ -93,7 +98,7 @@ class LinkBatch:
 
     first: int
     last: int
-    form: Gathered | Walk
+    prefill: GatheredPrefill | PagedPrefill
 
     @classmethod
     def build(
@@ -109,42 +114,43 @@ class LinkBatch:
         """Prepares requests whose queries follow each other in the packed batch.
 
         `block_table` [requests, max_blocks] int32 is the step's, on the device. With `copied` keys
-        are copied even where a walk costs less. Raises ConfigError if the keys of one KV head do
-        not fit the workspace.
+        are copied even where paged prefill costs less. Raises ConfigError if the keys of one KV
+        head do not fit the workspace.
         """
         step = _Step.of(requests, block_table, rope, shape, workspace)
-        form: Gathered | Walk | None = None
+        prefill: GatheredPrefill | PagedPrefill | None = None
         if not copied and paged_prefill.covers(shape, rope):
-            form = _walk(step)
-        form = form or _gathered(step)
-        return cls(requests[0].start, requests[-1].stop, form)
+            prefill = _paged(step)
+        prefill = prefill or _gathered(step)
+        return cls(requests[0].start, requests[-1].stop, prefill)
 
     @property
     def served_by(self) -> str:
-        """What attends: `walk`, `FA3` or `tiles`."""
-        if isinstance(self.form, Walk):
-            return "walk"
-        return "FA3" if isinstance(self.form.work, flash.Runs) else "tiles"
+        """What attends: `paged`, `FA3` or `tiles`."""
+        if isinstance(self.prefill, PagedPrefill):
+            return "paged"
+        return "FA3" if isinstance(self.prefill.work, flash.Runs) else "tiles"
 
 
 def link(query: Tensor, kv_cache: Tensor, batch: LinkBatch, scale: float, out: Tensor) -> Tensor:
-    """Attention of the batch's part of `query` [tokens, num_heads, head_size] over the cache.
+    """Attention of the batch's queries in `query` [tokens, num_heads, head_size] over the cache.
 
     Queries are rotated by their logical positions, and all keys of the step must have been stored.
-    Fills the same part of `out`, which has the shape of `query`; a query that sees nothing gets
+    Fills the same rows of `out`, which has the shape of `query`; a query that sees nothing gets
     zeros. Slots that no query sees may hold anything, NaN included.
     """
     some = slice(batch.first, batch.last)
-    batch.form.attend(query[some], kv_cache, scale, out[some])
+    batch.prefill.attend(query[some], kv_cache, scale, out[some])
     return out
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step's requests, and what attending to copies of their keys costs.
+    """A step's requests, and the cost of attending to copies of their keys.
 
-    `seen` is how many keys each request's queries see, `pages` how many pages a copy of them takes;
-    `by_runs` is infinite where FlashAttention-3 does not serve these heads.
+    `seen[i]` [queries] int32 is how many keys each query of request i sees, `pages[i]` how many
+    pages a copy of them takes. `by_tiles` and `by_runs` are costs of attention in key reads of
+    FlashAttention-3; `by_runs` is infinite where that does not serve these heads.
     """
 
     requests: Sequence[LinkRequest]
@@ -180,30 +186,32 @@ class _Step:
 
     @property
     def few(self) -> bool:
-        """Whether a walk may cost less than the copy, and its rows are few enough to work out."""
+        """Whether paged prefill may cost less than the copy, with few enough tiles to schedule."""
         tokens = tokens_of(self.shape.group)
-        rows = sum(-(-len(counts) // tokens) for counts in self.seen)
-        # A walk reads at least the keys that tiles read.
-        least = _WALK_COST * self.by_tiles / _TILES_COST
-        return rows <= _MOST_ROWS and least <= self.copy_cost
+        count = sum(-(-len(counts) // tokens) for counts in self.seen)
+        # Paged prefill reads at least the keys that `TiledPrefill` reads.
+        least = _PAGED_COST * self.by_tiles / _TILES_COST
+        return count <= _MAX_QUERY_TILES and least <= self.copy_cost
 
 
-def _gathered(step: _Step) -> Gathered:
+def _gathered(step: _Step) -> GatheredPrefill:
     requests, seen, pages, shape = step.requests, step.seen, step.pages, step.shape
     device = step.block_table.device
-    slots, turns = _places(requests, pages, step.block_table)
+    slots, rope_shift = _slots(requests, pages, step.block_table)
     tokens = sum(pages) * PAGE
     kv_heads = step.workspace.heads(tokens, shape.num_kv_heads, shape.head_size, shape.dtype)
-    work: flash.Runs | Tiles
+    work: flash.Runs | TiledPrefill
     if step.by_runs < step.by_tiles:
-        work = _sequences(requests, seen, pages, device).scheduled(shape.part(kv_heads), PAGE)
+        work = _sequences(requests, seen, pages, device).scheduled(
+            shape.with_kv_heads(kv_heads), PAGE
+        )
     else:
         work = _tiles(requests, seen, pages, shape, kv_heads, device)
-    return Gathered(slots, turns, work, step.rope, shape, step.workspace, kv_heads)
+    return GatheredPrefill(slots, rope_shift, work, step.rope, shape, step.workspace, kv_heads)
 
 
-def _walk(step: _Step) -> Walk | None:
-    """The walk, unless a copy costs less or keys rest unrotated."""
+def _paged(step: _Step) -> PagedPrefill | None:
+    """Paged prefill, unless a copy costs less or keys are cached without RoPE."""
     if not step.few:
         return None
     keys = []
@@ -212,25 +220,28 @@ def _walk(step: _Step) -> Walk | None:
         if tiles is None:
             return None
         keys.append(tiles)
-    found = list(_rows(step.requests, keys, tokens_of(step.shape.group)))
-    if _WALK_COST * paged_prefill.visited(found) > step.copy_cost:
+    found = list(_query_tiles(step.requests, keys, tokens_of(step.shape.group)))
+    if _PAGED_COST * paged_prefill.keys_read(found) > step.copy_cost:
         return None
     qpos = np.concatenate([request.qpos.numpy() for request in step.requests])
     tables = [step.block_table[request.index] for request in step.requests]
-    return Walk.of(found, keys, tables, qpos, step.rope, step.shape, step.workspace)
+    return PagedPrefill.of(found, keys, tables, qpos, step.rope, step.shape, step.workspace)
 
 
-def _rows(requests: Sequence[LinkRequest], keys: Sequence[KeyTiles], tokens: int) -> Iterator[Row]:
+def _query_tiles(
+    requests: Sequence[LinkRequest], keys: Sequence[KeyTiles], tokens: int
+) -> Iterator[QueryTile]:
     base = 0
     for request, own in zip(requests, keys, strict=True):
         first = request.start - requests[0].start
-        yield from rows(own, request.qpos.numpy(), first, base, tokens)
-        base += len(own.turns)
+        yield from query_tiles(own, request.qpos.numpy(), first, base, tokens)
+        base += len(own.rope_shift)
 
 
-def _places(
+def _slots(
     requests: Sequence[LinkRequest], pages: Sequence[int], block_table: Tensor
 ) -> tuple[Tensor, Tensor]:
+    """Cache slot (-1: none) and RoPE shift of each key of the copy [pages * PAGE]."""
     total = sum(pages) * PAGE
     host = np.zeros((3, total), np.int32)
     host[0] = -1
@@ -238,13 +249,13 @@ def _places(
     for request, count in zip(requests, pages, strict=True):
         used = min(count * PAGE, len(request.order.slots))
         host[0, at : at + used] = request.order.slots[:used]
-        host[1, at : at + used] = request.order.turns[:used]
+        host[1, at : at + used] = request.order.rope_shift[:used]
         host[2, at : at + count * PAGE] = request.index
         at += count * PAGE
-    order, turns, index = upload(host, block_table.device)
+    order, rope_shift, index = upload(host, block_table.device)
     blocks = block_table[index.long(), order.clamp(min=0).long() // BLOCK_SIZE].long()
     slots = blocks * BLOCK_SIZE + order % BLOCK_SIZE
-    return torch.where(order < 0, -1, slots), turns.contiguous()
+    return torch.where(order < 0, -1, slots), rope_shift.contiguous()
 
 
 def _sequences(
@@ -284,13 +295,13 @@ def _tiles(
     shape: HeadShape,
     kv_heads: int,
     device: torch.device,
-) -> Tiles:
-    rows, base = [], 0
+) -> TiledPrefill:
+    work, base = [], 0
     for request, counts, count in zip(requests, seen, pages, strict=True):
         first = request.start - requests[0].start
-        rows.append(tile_rows(counts, first, base * PAGE, tokens_of(shape.group)))
+        work.append(tile_work(counts, first, base * PAGE, tokens_of(shape.group)))
         base += count
-    return Tiles.of(np.concatenate(rows), np.concatenate(seen), shape, kv_heads, device)
+    return TiledPrefill.of(np.concatenate(work), np.concatenate(seen), shape, kv_heads, device)
 
 
 def _run_keys(seen: Sequence[Ints], group: int) -> float:
@@ -300,9 +311,9 @@ def _run_keys(seen: Sequence[Ints], group: int) -> float:
 
 
 def _tile_keys(seen: Sequence[Ints], group: int) -> int:
-    """Keys that `tiles` reads."""
+    """Keys that `TiledPrefill` reads."""
     tokens = tokens_of(group)
-    return sum(int(tile_rows(counts, 0, 0, tokens)[:, 5].sum()) for counts in seen)
+    return sum(int(tile_work(counts, 0, 0, tokens)[:, 5].sum()) for counts in seen)
 
 
 def _flash_keys(queries: Ints, lengths: Ints, group: int) -> int:

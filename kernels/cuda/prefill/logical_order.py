@@ -3,40 +3,38 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.paging import GAP
-
-Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class LogicalOrder:
     """The visible slots of a request by logical position, good for every step of its prefill.
 
-    `slots`, `positions` and `turns` [visible] int32: the request's slot, its logical position,
-    and how far its key is still to be rotated.
+    `slots`, `positions` and `rope_shift` [visible] int32: the request's slot, its logical position,
+    and by how much its key is still to be rotated.
     """
 
     slots: Ints
     positions: Ints
-    turns: Ints
+    rope_shift: Ints
 
     @classmethod
-    def of(cls, kpos: Tensor, turns: Tensor) -> "LogicalOrder":
-        """Sorts the slots described by `kpos` and `turns`, CPU int32 in compute order."""
+    def of(cls, kpos: Tensor, rope_shift: Tensor) -> "LogicalOrder":
+        """Sorts the slots of `kpos` and `rope_shift` [slots], CPU int32 in compute order."""
         positions = kpos.numpy()
         order = np.argsort(positions, kind="stable")
         order = order[: int(np.searchsorted(positions[order], GAP))]
-        return cls(order.astype(np.int32), positions[order], turns.numpy()[order])
+        return cls(order.astype(np.int32), positions[order], rope_shift.numpy()[order])
 
     def by_slot(self) -> tuple[Ints, Ints]:
-        """Positions and turns of all slots up to the last visible one; hidden ones stand at GAP."""
+        """Positions (GAP: hidden) and RoPE shifts of all slots up to the last visible one."""
         count = int(self.slots.max(initial=-1)) + 1
-        positions, turns = np.full(count, GAP, np.int32), np.zeros(count, np.int32)
-        positions[self.slots], turns[self.slots] = self.positions, self.turns
-        return positions, turns
+        positions, rope_shift = np.full(count, GAP, np.int32), np.zeros(count, np.int32)
+        positions[self.slots], rope_shift[self.slots] = self.positions, self.rope_shift
+        return positions, rope_shift
 
     def seen(self, qpos: Ints) -> Ints:
         """How many keys each query sees: those at its logical position and before it.

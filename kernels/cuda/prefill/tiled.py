@@ -1,9 +1,10 @@
 """Causal attention of scattered queries over keys in logical order (Triton).
 
-A tile is some consecutive queries of a request, each of which sees a prefix of the request's keys
-of its own length. Keys that all of them see need no mask; the rest is masked row by row. So runs
-of few queries share a tile, where FlashAttention would give each run a tile of its own. Where
-tiles are too few to fill the device, each is cut into pieces of its keys, which `merge` joins.
+A query tile is some consecutive queries of a request, each of which sees a prefix of the request's
+keys of its own length. Keys that all of them see need no mask; the others are masked row by row. So
+short runs of queries share a tile, where FlashAttention would give each run a tile of its own.
+Where query tiles are too few to fill the device, their keys are split and `merge` joins the outputs
+(Flash-Decoding, Dao et al., 2023).
 """
 
 import math
@@ -15,64 +16,63 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from picbench.kernels.cuda.merge import merge_parts
-from picbench.kernels.cuda.prefill.logical_order import Ints
+from picbench.kernels.cuda.device import precision, upload
+from picbench.kernels.cuda.merge import merge_splits
+from picbench.kernels.cuda.prefill.query_tile import tokens_of
+from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.shape import HeadShape
 
-#: Query rows (tokens times packed heads) of a tile.
-ROWS = 128
-
-# Keys are read so many at a time, and pieces begin at multiples of it.
+# Keys are read so many at a time, and splits begin at multiples of it.
 _STEP = 128
-# Programs below which tiles are cut into pieces: two for each multiprocessor of an H200, which
-# holds one at a time.
+# Programs below which keys are split: two for each multiprocessor of an H200, which holds one at a
+# time.
 _PROGRAMS = 264
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """Tiles of queries, on the device: `table` [n, 7] int32, `seen` [tokens] int32.
+class TiledPrefill:
+    """A step's query tiles on the device.
 
-    A row of `table` is the first query, the count of queries, the place of the request's first
-    key, the first key of this piece, the end of its keys that all queries see, the end of those
-    that any sees, and the number of the piece. Query i sees seen[i] keys. If tiles are cut,
-    `counts` [tokens] int32 is the number of pieces of each query's tile and `partial` [tokens *
-    pieces, heads, size] and `lse` [tokens * pieces, heads] hold their outputs, in float32.
+    `work` [n, 7] int32 has a row a program: first query, number of queries, index of the request's
+    first key, then, counted from that key, the first key of the split, the end of its keys that all
+    queries see and the end of those that any sees, and the number of the split. Query i sees the
+    first seen[i] keys of its request; `seen` [queries] is int32. With `splits` > 1, `split_counts`
+    [queries] int32 is the number of splits of each query's tile, and `partial` [queries * splits,
+    heads, head_size] and `lse` [queries * splits, heads], float32, hold their outputs.
     """
 
-    table: Tensor
+    work: Tensor
     seen: Tensor
-    pieces: int
-    counts: Tensor
+    splits: int
+    split_counts: Tensor
     partial: Tensor
     lse: Tensor
 
     @classmethod
     def of(
         cls, tiles: Ints, seen: Ints, shape: HeadShape, kv_heads: int, device: torch.device
-    ) -> "Tiles":
-        """Tiles from the rows of `tile_rows`, served `kv_heads` KV heads at a time."""
-        table, pieces = cut(tiles, kv_heads)
+    ) -> "TiledPrefill":
+        """Query tiles from the rows of `tile_work`, served `kv_heads` KV heads at a time."""
+        work, splits = split_work(tiles, kv_heads)
         # The longest first: the last programs to start are then the shortest.
-        order = np.argsort(table[:, 3] - table[:, 5], kind="stable")
+        order = np.argsort(work[:, 3] - work[:, 5], kind="stable")
         counts = np.zeros(len(seen), np.int32)
-        for row in table:
-            counts[row[0] : row[0] + row[1]] = np.maximum(
-                counts[row[0] : row[0] + row[1]], row[6] + 1
-            )
-        parts = len(seen) * pieces if pieces > 1 else 0
+        for row in work:
+            own = slice(row[0], row[0] + row[1])
+            counts[own] = np.maximum(counts[own], row[6] + 1)
+        outputs = len(seen) * splits if splits > 1 else 0
         heads = kv_heads * shape.group
         return cls(
-            upload(table[order], device),
+            upload(work[order], device),
             upload(seen, device),
-            pieces,
+            splits,
             upload(counts, device),
-            torch.empty(parts, heads, shape.head_size, dtype=torch.float32, device=device),
-            torch.empty(parts, heads, dtype=torch.float32, device=device),
+            torch.empty(outputs, heads, shape.head_size, dtype=torch.float32, device=device),
+            torch.empty(outputs, heads, dtype=torch.float32, device=device),
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
-        """Attention of `query` [tokens, heads, size] over [..., places, kv_heads, size].
+        """Attention of `query` [queries, heads, size] over [..., keys, kv_heads, size].
 
         Fills `out`, which has the shape of `query`.
         """
@@ -80,14 +80,14 @@ class Tiles:
         kv_heads = key.shape[-2]
         group = heads // kv_heads
         keys, stages = _keys_and_stages(size * key.itemsize)
-        _attend[(kv_heads, len(self.table))](
+        _attend[(kv_heads, len(self.work))](
             query,
             key,
             value,
             out,
             self.partial,
             self.lse,
-            self.table,
+            self.work,
             self.seen,
             scale * math.log2(math.e),
             query.stride(0),
@@ -95,70 +95,52 @@ class Tiles:
             out.stride(0),
             out.stride(1),
             kv_heads,
-            self.pieces,
+            self.splits,
             SIZE=size,
             GROUP=group,
             PADDED=triton.next_power_of_2(group),
             TOKENS=tokens_of(group),
             KEYS=keys,
-            CUT=self.pieces > 1,
+            SPLIT=self.splits > 1,
             PRECISION=precision(query.dtype),
             num_warps=8,
             num_stages=stages,
         )
-        if self.pieces > 1:
-            merge_parts(self.partial, self.lse, self.counts, out, self.pieces)
+        if self.splits > 1:
+            merge_splits(self.partial, self.lse, self.split_counts, out, self.splits)
 
 
-def tokens_of(group: int) -> int:
-    """Queries of a tile where `group` query heads share a KV head."""
-    return max(1, ROWS // int(triton.next_power_of_2(group)))
+def tile_work(seen: Ints, first: int, first_key: int, tokens: int) -> Ints:
+    """Rows of `TiledPrefill.work`, not split, for queries from `first` on that see seen[i] keys.
 
-
-def tile_rows(seen: Ints, first: int, place: int, tokens: int) -> Ints:
-    """Uncut rows of `Tiles.table` for a request's queries, from `first` on, that see seen[i] keys.
-
-    `place` is where the request's keys begin, `tokens` what a tile holds.
+    `first_key` is the index of the request's first key, `tokens` the size of a tile in queries.
     """
     starts = np.arange(0, len(seen), tokens)
     least = np.minimum.reduceat(seen, starts)
     most = np.maximum.reduceat(seen, starts)
     counts = np.minimum(len(seen) - starts, tokens)
-    nothing = np.zeros_like(starts)
-    rows = [starts + first, counts, nothing + place, nothing, least // _STEP * _STEP, most, nothing]
+    zeros = np.zeros_like(starts)
+    rows = [starts + first, counts, zeros + first_key, zeros, least // _STEP * _STEP, most, zeros]
     return np.stack(rows, axis=1).astype(np.int32)
 
 
-def cut(rows: Ints, kv_heads: int) -> tuple[Ints, int]:
-    """Cuts tiles into pieces of about equal length where they are few; the most pieces of a tile.
+def split_work(tiles: Ints, kv_heads: int) -> tuple[Ints, int]:
+    """Splits the keys of query tiles about evenly where tiles are few; the most splits of a tile.
 
-    A tile whose queries see nothing keeps one piece, so that its output is written.
+    A tile whose queries see nothing keeps one split, so that its output is written.
     """
-    if len(rows) * kv_heads >= _PROGRAMS:
-        return rows, 1
-    total = int(rows[:, 5].sum()) * kv_heads
+    if len(tiles) * kv_heads >= _PROGRAMS:
+        return tiles, 1
+    total = int(tiles[:, 5].sum()) * kv_heads
     length = max(1024, -(-total // _PROGRAMS // _STEP) * _STEP)
-    pieces = np.maximum(-(-rows[:, 5] // length), 1)
-    table = np.repeat(rows, pieces, axis=0)
-    piece = np.concatenate([np.arange(count) for count in pieces])
-    table[:, 3] = piece * length
-    table[:, 5] = np.minimum(table[:, 5], table[:, 3] + length)
-    table[:, 4] = np.clip(table[:, 4], table[:, 3], table[:, 5] // _STEP * _STEP)
-    table[:, 6] = piece
-    return table, int(pieces.max())
-
-
-def precision(dtype: torch.dtype) -> str:
-    """How the matrix units multiply this type: float32 exactly, not as TF32."""
-    return "ieee" if dtype == torch.float32 else "tf32"
-
-
-def upload(values: np.ndarray, device: torch.device) -> Tensor:
-    """The values on the device, by an asynchronous copy."""
-    host = torch.from_numpy(np.ascontiguousarray(values))
-    if device.type == "cuda":
-        host = host.pin_memory()
-    return host.to(device, non_blocking=True)
+    splits = np.maximum(-(-tiles[:, 5] // length), 1)
+    work = np.repeat(tiles, splits, axis=0)
+    split = np.concatenate([np.arange(count) for count in splits])
+    work[:, 3] = split * length
+    work[:, 5] = np.minimum(work[:, 5], work[:, 3] + length)
+    work[:, 4] = np.clip(work[:, 4], work[:, 3], work[:, 5] // _STEP * _STEP)
+    work[:, 6] = split
+    return work, int(splits.max())
 
 
 def _keys_and_stages(row_bytes: int) -> tuple[int, int]:
@@ -168,7 +150,7 @@ def _keys_and_stages(row_bytes: int) -> tuple[int, int]:
     return (64, 2) if row_bytes <= 512 else (16, 2)
 
 
-@triton.jit(do_not_specialize=["pieces"])
+@triton.jit(do_not_specialize=["splits"])
 def _attend(
     query: tl.tensor,
     key: tl.tensor,
@@ -176,7 +158,7 @@ def _attend(
     out: tl.tensor,
     partial: tl.tensor,
     lse: tl.tensor,
-    table: tl.tensor,
+    work: tl.tensor,
     seen: tl.tensor,
     scale: tl.tensor,
     query_stride: tl.tensor,
@@ -184,23 +166,24 @@ def _attend(
     out_stride: tl.tensor,
     out_head: tl.tensor,
     kv_heads: tl.tensor,
-    pieces: tl.tensor,
+    splits: tl.tensor,
     SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     PADDED: tl.constexpr,
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
-    CUT: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
+    """One row of `TiledPrefill.work` a program; grid (KV heads, n). `scale` includes log2(e)."""
     kv_head = tl.program_id(0)
-    table += tl.program_id(1) * 7
-    first = tl.load(table)
-    count = tl.load(table + 1)
-    place = tl.load(table + 2).to(tl.int64)
-    begin = tl.load(table + 3)
-    whole = tl.load(table + 4)
-    end = tl.load(table + 5)
+    work += tl.program_id(1) * 7
+    first = tl.load(work)
+    count = tl.load(work + 1)
+    first_key = tl.load(work + 2).to(tl.int64)
+    begin = tl.load(work + 3)
+    whole = tl.load(work + 4)
+    end = tl.load(work + 5)
     row = tl.arange(0, TOKENS * PADDED)
     dim = tl.arange(0, SIZE)[None, :]
     lane = tl.arange(0, KEYS)
@@ -210,21 +193,21 @@ def _attend(
     at = token * query_stride + head * query_head
     q = tl.load(query + at[:, None] + dim, mask=wanted[:, None], other=0.0)
     sees = tl.load(seen + token, mask=wanted, other=0)
-    step = place * 0 + kv_heads * SIZE  # int64
-    from_ = ((place + lane) * step + kv_head * SIZE)[:, None] + dim
-    highest = tl.full([TOKENS * PADDED], float("-inf"), tl.float32)
-    total = tl.zeros([TOKENS * PADDED], tl.float32)
-    joint = tl.zeros([TOKENS * PADDED, SIZE], tl.float32)
+    step = first_key * 0 + kv_heads * SIZE  # int64
+    from_ = ((first_key + lane) * step + kv_head * SIZE)[:, None] + dim
+    row_max = tl.full([TOKENS * PADDED], float("-inf"), tl.float32)
+    row_sum = tl.zeros([TOKENS * PADDED], tl.float32)
+    acc = tl.zeros([TOKENS * PADDED, SIZE], tl.float32)
     for start in range(begin, whole, KEYS):
         k = tl.load(key + from_ + start * step)
         v = tl.load(value + from_ + start * step)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        peak = tl.maximum(highest, tl.max(scores, 1) * scale)
+        peak = tl.maximum(row_max, tl.max(scores, 1) * scale)
         weight = tl.exp2(scores * scale - peak[:, None])
-        fade = tl.exp2(highest - peak)
-        total = total * fade + tl.sum(weight, 1)
-        joint = tl.dot(weight.to(v.dtype), v, joint * fade[:, None], input_precision=PRECISION)
-        highest = peak
+        rescale = tl.exp2(row_max - peak)
+        row_sum = row_sum * rescale + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
+        row_max = peak
     for start in range(whole, end, KEYS):
         there = (start + lane < end)[:, None]
         k = tl.load(key + from_ + start * step, mask=there, other=0.0)
@@ -232,18 +215,18 @@ def _attend(
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         shown = ((start + lane)[None, :] < sees[:, None]) & (start + lane < end)[None, :]
         scores = tl.where(shown, scores, float("-inf"))
-        peak = tl.maximum(highest, tl.max(scores, 1))
+        peak = tl.maximum(row_max, tl.max(scores, 1))
         safe = tl.where(peak == float("-inf"), 0.0, peak)
         weight = tl.exp2(scores - safe[:, None])
-        fade = tl.exp2(highest - safe)
-        total = total * fade + tl.sum(weight, 1)
-        joint = tl.dot(weight.to(v.dtype), v, joint * fade[:, None], input_precision=PRECISION)
-        highest = peak
-    result = joint / tl.where(total > 0.0, total, 1.0)[:, None]
-    if CUT:
-        part = (token * pieces + tl.load(table + 6)) * (kv_heads * GROUP) + head
-        some = total > 0.0
-        logs = tl.where(some, highest + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
+        rescale = tl.exp2(row_max - safe)
+        row_sum = row_sum * rescale + tl.sum(weight, 1)
+        acc = tl.dot(weight.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
+        row_max = peak
+    result = acc / tl.where(row_sum > 0.0, row_sum, 1.0)[:, None]
+    if SPLIT:
+        part = (token * splits + tl.load(work + 6)) * (kv_heads * GROUP) + head
+        some = row_sum > 0.0
+        logs = tl.where(some, row_max + tl.log2(tl.where(some, row_sum, 1.0)), float("-inf"))
         tl.store(lse + part, logs * 0.6931471805599453, mask=wanted)
         tl.store(partial + part[:, None] * SIZE + dim, result, mask=wanted[:, None])
     else:

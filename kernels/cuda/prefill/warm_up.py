@@ -1,7 +1,7 @@
-"""Compiles what serving launches before the first request waits for it.
+"""Compiles the kernels of link before the first request is served.
 
-Triton compiles a kernel when it is first launched: seconds for the first request whose chunks are
-linked. The engine's graphs have decoding compiled when they are captured; linking is in no graph.
+Triton compiles a kernel when it is first launched, which takes seconds. Decode is compiled when the
+engine captures its CUDA graphs; link is in no graph.
 """
 
 import torch
@@ -15,8 +15,7 @@ from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
-#: Keys of the requests that are linked: so few that their queries' work is not cut, and so many
-#: that it is.
+#: Keys of the requests that are linked: so few that they are not split, and so many that they are.
 KEYS = (2 * BLOCK_SIZE, 2112)
 
 
@@ -26,7 +25,7 @@ def warm_up_link(
     """Link made-up requests, one for each way in which kernels are launched; their outputs.
 
     The made-up cache lies in memory as vLLM's does for FlashAttention, slots in front of heads. In
-    another order (VLLM_KV_CACHE_LAYOUT) a walk is compiled when it is first needed.
+    another order (VLLM_KV_CACHE_LAYOUT) paged prefill is compiled when it is first needed.
     """
     size = (-(-max(KEYS) // BLOCK_SIZE), BLOCK_SIZE, shape.num_kv_heads, 2 * shape.head_size)
     cache = torch.zeros(size, dtype=shape.dtype, device=device).transpose(1, 2)

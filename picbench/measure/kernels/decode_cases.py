@@ -14,14 +14,14 @@ from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.per_chunk_flash import PartBatch, decode_parts, parts_of
+from picbench.measure.kernels.per_chunk_flash import SegmentBatch, decode_segments, segments_of
 from picbench.measure.kernels.scene import Scene, Slots, draw, planned, relative_error, rope_table
 
 # Relative error in bfloat16 against float64.
 _TOLERANCE = 1e-2
 # What vLLM 0.32 uses under CUDA graphs (flash_attn_max_num_splits_for_cuda_graph).
 _STOCK_SPLITS = 32
-_PART_BLOCKS = 128
+_SEGMENT_BLOCKS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +93,24 @@ def own_arm(
         len(query), scene.table.shape[1], "cuda", unrotated=unrotated, tile_blocks=tile_blocks
     )
     for row, slots in enumerate(scene.requests):
-        table.put(row, slots.kpos, slots.kpos if unrotated else slots.turns)
+        table.put(row, slots.kpos, slots.kpos if unrotated else slots.rope_shift)
     batch = DecodeBatch(table, len(query), scene.shape, scene.rope, tuning)
     rows = torch.arange(len(query), dtype=torch.int32, device="cuda")
     batch.fill(scene.table, rows, scene.lengths)
     return lambda: decode(query, scene.kv_cache, batch, scene.scale, out)
 
 
-def parts_arm(scene: Scene, query: Tensor, out: Tensor) -> Callable[[], Tensor]:
+def segments_arm(scene: Scene, query: Tensor, out: Tensor) -> Callable[[], Tensor]:
     """FlashAttention-3 over a sequence for each chunk, merged."""
-    parts: dict[int, Any] = {}
+    segments: dict[int, Any] = {}
     for slots in scene.requests:
-        if id(slots) not in parts:
-            parts[id(slots)] = parts_of(slots.kpos.numpy(), slots.turns.numpy(), _PART_BLOCKS)
-    own = [parts[id(slots)] for slots in scene.requests]
-    batch = PartBatch.build(own, scene.table, scene.shape, scene.rope)
-    return lambda: decode_parts(query, scene.kv_cache, batch, scene.scale, out)
+        if id(slots) not in segments:
+            segments[id(slots)] = segments_of(
+                slots.kpos.numpy(), slots.rope_shift.numpy(), _SEGMENT_BLOCKS
+            )
+    own = [segments[id(slots)] for slots in scene.requests]
+    batch = SegmentBatch.build(own, scene.table, scene.shape, scene.rope)
+    return lambda: decode_segments(query, scene.kv_cache, batch, scene.scale, out)
 
 
 def arms(case: DecodeCase, seed: int) -> dict[str, Callable[[], object]]:
@@ -120,18 +122,18 @@ def arms(case: DecodeCase, seed: int) -> dict[str, Callable[[], object]]:
         "turned": own_arm(scene, query, out),
         "unrotated": own_arm(scene, query, out, unrotated=True),
     }
-    unrotated = _with_turns(scene)
+    unrotated = _without_rope(scene)
     _check("turned", scene, query, own_arm(scene, query, out))
     _check("unrotated", unrotated, query, own_arm(scene, query, out, unrotated=True))
     if flash.covers(case.shape):
-        found["parts"] = parts_arm(scene, query, out)
-        _check("parts", scene, query, parts_arm(scene, query, out))
+        found["parts"] = segments_arm(scene, query, out)
+        _check("parts", scene, query, segments_arm(scene, query, out))
         found["fa3"] = stock_arm(scene, query, out, _STOCK_SPLITS)
         found["fa3_auto"] = stock_arm(scene, query, out, 0)
     return found
 
 
-def _with_turns(scene: Scene) -> Scene:
+def _without_rope(scene: Scene) -> Scene:
     made: dict[int, Slots] = {}
     for slots in scene.requests:
         made.setdefault(id(slots), Slots(slots.kpos, slots.kpos, slots.computed))

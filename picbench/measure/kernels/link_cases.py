@@ -63,8 +63,8 @@ def slots_of(case: LinkCase) -> Slots:
     return planned(_even(case.context - text, count), linked=_LINKED, text=text)
 
 
-def _even(total: int, parts: int) -> list[int]:
-    return [total * (i + 1) // parts - total * i // parts for i in range(parts)]
+def _even(total: int, count: int) -> list[int]:
+    return [total * (i + 1) // count - total * i // count for i in range(count)]
 
 
 def arms(case: LinkCase, seed: int) -> tuple[dict[str, Callable[[], object]], str]:
@@ -75,7 +75,7 @@ def arms(case: LinkCase, seed: int) -> tuple[dict[str, Callable[[], object]], st
     query = scene.queries(slots.computed, seed)
     out = torch.empty_like(query)
     workspace = CudaWorkspace(WORKSPACE_BYTES, "cuda")
-    order = LogicalOrder.of(slots.kpos, slots.turns)
+    order = LogicalOrder.of(slots.kpos, slots.rope_shift)
     qpos = slots.kpos[-slots.computed :]
     request = LinkRequest(0, 0, slots.computed, order, qpos)
     batch = LinkBatch.build([request], scene.table, rope, case.shape, workspace)

@@ -1,7 +1,8 @@
-"""Decode by FlashAttention-3: one sequence for each part of a request whose keys share a turn.
+"""Decode by FlashAttention-3: one sequence for each segment of keys that share a RoPE shift.
 
-The query is copied once a part, turned back, and the parts' outputs are merged by their
-log-sum-exps. It wants parts of whole visible blocks (the last one may end early).
+The query is copied once a segment and re-rotated by the opposite of the shift, and the segments'
+outputs are merged by their log-sum-exps. Segments are whole visible blocks (the last one of a run
+may end early).
 """
 
 from collections.abc import Sequence
@@ -25,55 +26,55 @@ from picbench.kernels.shape import HeadShape
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class KeySegment:
     """Blocks first .. last of a request, of which the first `slots` slots are visible."""
 
     first: int
     last: int
     slots: int
-    turn: int
+    shift: int
 
 
-def parts_of(kpos: Ints, turns: Ints, most: int) -> list[Part]:
-    """Cuts a request's slots [slots] int32 into parts of at most `most` blocks.
+def segments_of(kpos: Ints, rope_shift: Ints, most: int) -> list[KeySegment]:
+    """Cuts a request's slots [slots] int32 into segments of at most `most` blocks.
 
-    Raises EngineError where a hidden slot stands before a visible one of the same part.
+    Raises EngineError where a hidden slot precedes a visible one of the same block.
     """
     count = -(-len(kpos) // BLOCK_SIZE)
     shape = (count, BLOCK_SIZE)
     padded = np.full(count * BLOCK_SIZE, GAP, np.int32)
     padded[: len(kpos)] = kpos
     visible = padded.reshape(shape) != GAP
-    turn = np.zeros(count * BLOCK_SIZE, np.int32)
-    turn[: len(turns)] = turns
-    turn = turn.reshape(shape)[np.arange(count), visible.argmax(1)]
-    found: list[Part] = []
+    shift = np.zeros(count * BLOCK_SIZE, np.int32)
+    shift[: len(rope_shift)] = rope_shift
+    shift = shift.reshape(shape)[np.arange(count), visible.argmax(1)]
+    found: list[KeySegment] = []
     for block in range(count):
         seen = int(visible[block].sum())
         if seen == 0:
             continue
         if not visible[block, :seen].all():
-            raise EngineError("hidden slots stand before visible ones in a block")
+            raise EngineError("hidden slots precede visible ones in a block")
         last = found[-1] if found else None
         if (
             last is not None
             and last.last == block
-            and last.turn == turn[block]
+            and last.shift == shift[block]
             and last.slots == (block - last.first) * BLOCK_SIZE
             and block - last.first < most
         ):
-            found[-1] = Part(last.first, block + 1, last.slots + seen, last.turn)
+            found[-1] = KeySegment(last.first, block + 1, last.slots + seen, last.shift)
         else:
-            found.append(Part(block, block + 1, seen, int(turn[block])))
+            found.append(KeySegment(block, block + 1, seen, int(shift[block])))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class PartBatch:
-    """The parts of a decode step's requests; `owner` [parts] int32 says whose each is."""
+class SegmentBatch:
+    """The segments of a decode step's requests; `owner` [segments] int32 is the request of each."""
 
     owner: Tensor
-    turns: Tensor
+    rope_shift: Tensor
     starts: Tensor
     counts: Tensor
     sequences: flash.Runs
@@ -85,24 +86,24 @@ class PartBatch:
     @classmethod
     def build(
         cls,
-        parts: Sequence[Sequence[Part]],
+        segments: Sequence[Sequence[KeySegment]],
         block_table: Tensor,
         shape: HeadShape,
         rope: RopeTable,
-    ) -> "PartBatch":
-        """Prepares requests with these parts; `block_table` [requests, max_blocks] int32."""
+    ) -> "SegmentBatch":
+        """Prepares requests with these segments; `block_table` [requests, max_blocks] int32."""
         device = block_table.device
-        flat = [(i, part) for i, own in enumerate(parts) for part in own]
-        counts = np.array([len(own) for own in parts], np.int32)
+        flat = [(i, segment) for i, own in enumerate(segments) for segment in own]
+        counts = np.array([len(own) for own in segments], np.int32)
         starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int32)
 
         def ints(values: Any) -> Tensor:
             return torch.as_tensor(np.asarray(values, np.int32), device=device)
 
         owner = ints([i for i, _ in flat])
-        first = ints([part.first for _, part in flat])
-        lengths = ints([part.slots for _, part in flat])
-        width = max(part.last - part.first for _, part in flat)
+        first = ints([segment.first for _, segment in flat])
+        lengths = ints([segment.slots for _, segment in flat])
+        width = max(segment.last - segment.first for _, segment in flat)
         index = first[:, None] + torch.arange(width, device=device)
         index = index.clamp(max=block_table.shape[1] - 1)
         table = block_table[owner.long()[:, None], index.long()].contiguous()
@@ -117,7 +118,7 @@ class PartBatch:
         size = (total, shape.num_heads, shape.head_size)
         return cls(
             owner=owner,
-            turns=ints([part.turn for _, part in flat]),
+            rope_shift=ints([segment.shift for _, segment in flat]),
             starts=ints(starts),
             counts=ints(counts),
             sequences=sequences,
@@ -128,17 +129,17 @@ class PartBatch:
         )
 
 
-def decode_parts(
-    query: Tensor, kv_cache: Tensor, batch: PartBatch, scale: float, out: Tensor
+def decode_segments(
+    query: Tensor, kv_cache: Tensor, batch: SegmentBatch, scale: float, out: Tensor
 ) -> Tensor:
     """Attention of `query` [requests, num_heads, head_size] over the cache, into `out`."""
     shape = batch.shape
     heads, size = shape.num_heads, shape.head_size
     key, value = key_value(kv_cache)
-    _turn_queries[(len(batch.owner), heads)](
+    _rotate_queries[(len(batch.owner), heads)](
         query,
         batch.owner,
-        batch.turns,
+        batch.rope_shift,
         batch.rope.cos_sin_cache,
         batch.query,
         query.stride(0),
@@ -168,30 +169,30 @@ def decode_parts(
 
 
 @triton.jit
-def _turn_queries(
+def _rotate_queries(
     query: tl.tensor,
     owner: tl.tensor,
-    turns: tl.tensor,
+    rope_shift: tl.tensor,
     cos_sin: tl.tensor,
-    turned: tl.tensor,
+    rotated: tl.tensor,
     query_stride: tl.tensor,
     heads: tl.tensor,
     SIZE: tl.constexpr,
     ROTARY: tl.constexpr,
 ) -> None:
-    part = tl.program_id(0).to(tl.int64)
+    segment = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     half: tl.constexpr = ROTARY // 2
     dim = tl.arange(0, SIZE)
     rotates = dim < ROTARY
-    mate = tl.where(dim < half, dim + half, tl.where(rotates, dim - half, dim))
-    turn = tl.load(turns + part)
-    at = query + tl.load(owner + part).to(tl.int64) * query_stride + head * SIZE
+    paired_dim = tl.where(dim < half, dim + half, tl.where(rotates, dim - half, dim))
+    shift = tl.load(rope_shift + segment)
+    at = query + tl.load(owner + segment).to(tl.int64) * query_stride + head * SIZE
     own = tl.load(at + dim).to(tl.float32)
-    paired = tl.load(at + mate).to(tl.float32) * tl.where(dim < half, 1.0, -1.0)
-    row = cos_sin + tl.abs(turn).to(tl.int64) * ROTARY + dim % half
+    paired = tl.load(at + paired_dim).to(tl.float32) * tl.where(dim < half, 1.0, -1.0)
+    row = cos_sin + tl.abs(shift).to(tl.int64) * ROTARY + dim % half
     cos = tl.load(row, mask=rotates, other=1.0).to(tl.float32)
     sin = tl.load(row + half, mask=rotates, other=0.0).to(tl.float32)
-    sin = tl.where(turn < 0, -sin, sin)
+    sin = tl.where(shift < 0, -sin, sin)
     result = own * cos + paired * sin
-    tl.store(turned + (part * heads + head) * SIZE + dim, result.to(turned.dtype.element_ty))
+    tl.store(rotated + (segment * heads + head) * SIZE + dim, result.to(rotated.dtype.element_ty))

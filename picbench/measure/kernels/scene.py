@@ -15,13 +15,13 @@ from picbench.kernels.shape import HeadShape
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """A request's slots in compute order: `kpos` and `turns` [slots] int32 on the CPU.
+    """A request's slots in compute order: `kpos` and `rope_shift` [slots] int32 on the CPU.
 
     `computed` counts the last slots, which the request computes itself.
     """
 
     kpos: Tensor
-    turns: Tensor
+    rope_shift: Tensor
     computed: int
 
     @property
@@ -45,9 +45,9 @@ def planned(
 ) -> Slots:
     """A request of chunks, then `text` tokens; the first `linked` tokens of each are recomputed.
 
-    Chunks were compiled behind `anchor` tokens. Blocks without a visible slot are left out.
+    Chunks were compiled after `anchor` tokens. Blocks without a visible slot are left out.
     """
-    kpos, turns, computed, start = [], [], [], 0
+    kpos, rope_shift, computed, start = [], [], [], 0
     for length in chunks:
         own = torch.arange(start, start + length, dtype=torch.int32)
         computed.append(own[:linked])
@@ -55,13 +55,13 @@ def planned(
         canonical[min(linked, length) : length] = own[linked:]
         canonical = canonical[min(linked, length) // BLOCK_SIZE * BLOCK_SIZE :]
         kpos.append(canonical)
-        turns.append(torch.full_like(canonical, start - anchor))
+        rope_shift.append(torch.full_like(canonical, start - anchor))
         start += length
     computed.append(torch.arange(start, start + text, dtype=torch.int32))
     own = torch.cat(computed)
     positions = torch.cat([*kpos, own])
-    turn = torch.cat([*turns, torch.zeros_like(own)])
-    return Slots(positions, positions.clone() if unrotated else turn, len(own))
+    shift = torch.cat([*rope_shift, torch.zeros_like(own)])
+    return Slots(positions, positions.clone() if unrotated else shift, len(own))
 
 
 def plain(length: int, new: int) -> Slots:
@@ -106,7 +106,7 @@ class Scene:
             self.kv_cache,
             self.table[index],
             request.kpos.to(device),
-            request.turns.to(device),
+            request.rope_shift.to(device),
             qpos.to(device),
             self.rope,
             self.scale,

@@ -1,4 +1,4 @@
-"""Decode's entries list each visible slot once, in tiles of one turn."""
+"""Visible blocks list each visible slot once, in tiles of one RoPE shift."""
 
 import numpy as np
 import pytest
@@ -25,30 +25,30 @@ def slots(draw: st.DrawFn) -> Slots:
 
 @given(request=slots(), grown=st.integers(0, 200), width=st.sampled_from([1, 4]))
 def test_every_visible_slot_is_read_once(request: Slots, grown: int, width: int) -> None:
-    kpos, turns = request.kpos.numpy(), request.turns.numpy()
-    entries = VisibleBlocks.of(kpos, turns, width)
+    kpos, rope_shift = request.kpos.numpy(), request.rope_shift.numpy()
+    visible = VisibleBlocks.of(kpos, rope_shift, width)
     length = len(kpos) + grown
-    read = entries.slots(length // BLOCK_SIZE + 1 + entries.blocks.size).reshape(-1, BLOCK_SIZE)
+    read = visible.slots(length // BLOCK_SIZE + 1 + visible.blocks.size).reshape(-1, BLOCK_SIZE)
     bits = np.full(len(read), (1 << BLOCK_SIZE) - 1)
-    bits[: entries.seen.size] = entries.seen.flatten()
+    bits[: visible.seen.size] = visible.seen.flatten()
     shown = (bits[:, None] >> np.arange(BLOCK_SIZE)) & 1 == 1
     found = read[shown & (read >= 0) & (read < length)]
-    visible = np.flatnonzero(np.append(kpos, np.zeros(grown)) != GAP)
-    assert np.sort(found).tolist() == visible.tolist()
+    wanted = np.flatnonzero(np.append(kpos, np.zeros(grown)) != GAP)
+    assert np.sort(found).tolist() == wanted.tolist()
 
 
 @given(request=slots())
-def test_a_tile_has_one_turn(request: Slots) -> None:
-    turns = request.turns.numpy()
-    entries = VisibleBlocks.of(request.kpos.numpy(), turns, 4)
-    for blocks, turn in zip(entries.blocks, entries.turns, strict=True):
+def test_a_tile_has_one_shift(request: Slots) -> None:
+    rope_shift = request.rope_shift.numpy()
+    visible = VisibleBlocks.of(request.kpos.numpy(), rope_shift, 4)
+    for blocks, shift in zip(visible.blocks, visible.rope_shift, strict=True):
         for block in blocks[blocks >= 0]:
             inside = slice(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
             shown = request.kpos.numpy()[inside] != GAP
-            assert (turns[inside][shown] == turn).all()
+            assert (rope_shift[inside][shown] == shift).all()
 
 
-def test_turns_that_differ_within_a_block_are_refused() -> None:
+def test_shifts_that_differ_within_a_block_are_refused() -> None:
     table = RequestTable(1, 4, "cpu")
     kpos = torch.arange(16, dtype=torch.int32)
     with pytest.raises(EngineError, match="different distances"):
@@ -59,4 +59,4 @@ def test_a_request_that_the_table_cannot_hold_is_refused() -> None:
     table = RequestTable(1, 1, "cpu")
     request = planned([20] * 4, linked=0, text=1)
     with pytest.raises(EngineError, match="exceed"):
-        table.put(0, request.kpos, request.turns)
+        table.put(0, request.kpos, request.rope_shift)

@@ -1,8 +1,8 @@
-"""Link without a copy of the keys: rows of queries walk over the pages where keys rest.
+"""Paged prefill in place: query tiles read keys from the pages in which they are cached.
 
-The queries are turned back for each run of tiles that share a turn (`walk_kernel`), where `gather`
-turns every key forward and copies it. It pays where queries are few: a copy of 32k keys takes a
-third of the time in which 256 queries attend to them.
+A query tile is re-rotated whenever the RoPE shift of its next key tile differs
+(`hopper_prefill`), where `gather_rotated` rotates every key and copies it. That is faster where
+queries are few: a copy of 32k keys takes a third of the time in which 256 queries attend to them.
 """
 
 import math
@@ -14,37 +14,43 @@ import torch
 import triton
 from torch import Tensor
 
-from picbench.kernels.cuda.device import gluon_serves, multiprocessors
+from picbench.kernels.cuda.device import gluon_serves, multiprocessors, upload
 from picbench.kernels.cuda.layout import key_value
-from picbench.kernels.cuda.merge import merge_parts
+from picbench.kernels.cuda.merge import merge_splits
 from picbench.kernels.cuda.prefill.paged.key_tiles import KEYS, KeyTiles
-from picbench.kernels.cuda.prefill.paged.tile_schedule import Row, Visits
-from picbench.kernels.cuda.prefill.tiled import ROWS, upload
+from picbench.kernels.cuda.prefill.paged.tile_schedule import QueryTile, TileSchedule
+from picbench.kernels.cuda.prefill.query_tile import ROWS
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
-# The longest group of query heads that share a KV head: half the rows are one token's then.
-_MOST_HEADS = ROWS // 2
+# The most query heads that may share a KV head: a query then takes half the rows of a tile.
+_MAX_GROUP = ROWS // 2
 
 
 def covers(shape: HeadShape, rope: RopeTable) -> bool:
     """Whether the kernel serves these heads here."""
-    return shape.group <= _MOST_HEADS and gluon_serves(shape, rope)
+    return shape.group <= _MAX_GROUP and gluon_serves(shape, rope)
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
-    """The work of a step on the device (see `walk_kernel`), good for layers of one shape."""
+class PagedPrefill:
+    """A step's work on the device, good for all layers of one shape; all tensors are int32.
+
+    `work` and `key_tiles` are those of `TileSchedule`, `split_counts` [queries] its `splits` and
+    `splits` the largest of them. `slots` [tiles, 128] are cache slots; with `kpos`, `rope_shift`
+    and `shown` they are otherwise those of `KeyTiles`, all requests' in a row. `qpos` [queries] are
+    the queries' logical positions, -1 for padding.
+    """
 
     work: Tensor
-    visits: Tensor
-    counts: Tensor
-    parts: int
+    key_tiles: Tensor
+    split_counts: Tensor
+    splits: int
     slots: Tensor
     kpos: Tensor
-    turns: Tensor
+    rope_shift: Tensor
     shown: Tensor
     qpos: Tensor
     rope: RopeTable
@@ -54,30 +60,42 @@ class Walk:
     @classmethod
     def of(
         cls,
-        rows: Sequence[Row],
+        query_tiles: Sequence[QueryTile],
         keys: Sequence[KeyTiles],
         tables: Sequence[Tensor],
         qpos: np.ndarray,
         rope: RopeTable,
         shape: HeadShape,
         workspace: CudaWorkspace,
-    ) -> "Walk":
-        """Work on `rows`; request i has keys[i] in the blocks tables[i] [blocks] int32.
+    ) -> "PagedPrefill":
+        """Schedules `query_tiles`; request i has keys[i] in the blocks tables[i] [blocks] int32.
 
-        `qpos` [queries] int32 are the logical positions of all queries; GAP, a pad's, sees nothing.
+        `qpos` [queries] int32 are the logical positions of all queries, GAP for padding.
         """
         device = tables[0].device
         programs = max(1, multiprocessors(device) // shape.num_kv_heads)
-        visits = Visits.of(rows, len(qpos), programs, _most_parts(len(qpos), shape, workspace))
-        names = ("slots", "kpos", "turns", "shown")
+        room = _max_splits(len(qpos), shape, workspace)
+        schedule = TileSchedule.of(query_tiles, len(qpos), programs, room)
+        names = ("slots", "kpos", "rope_shift", "shown")
         joined = [np.concatenate([getattr(one, name) for one in keys]) for name in names]
-        work, tiles, counts, at, slots, kpos, turns, shown = _upload(
-            [visits.work, visits.tiles, visits.parts, np.where(qpos == GAP, -1, qpos), *joined],
-            device,
+        seen = np.where(qpos == GAP, -1, qpos)
+        work, key_tiles, counts, at, slots, kpos, rope_shift, shown = _upload(
+            [schedule.work, schedule.key_tiles, schedule.splits, seen, *joined], device
         )
-        _resolve(slots, keys, tables)
+        _look_up_slots(slots, keys, tables)
         return cls(
-            work, tiles, counts, visits.most, slots, kpos, turns, shown, at, rope, shape, workspace
+            work,
+            key_tiles,
+            counts,
+            schedule.max_splits,
+            slots,
+            kpos,
+            rope_shift,
+            shown,
+            at,
+            rope,
+            shape,
+            workspace,
         )
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
@@ -87,7 +105,7 @@ class Walk:
         shape = self.shape
         key, value = key_value(kv_cache)
         partial, lse = self._partial(len(query))
-        hopper_prefill.attend_walk[(shape.num_kv_heads, len(self.work))](
+        hopper_prefill.attend_paged[(shape.num_kv_heads, len(self.work))](
             query,
             key,
             value,
@@ -95,10 +113,10 @@ class Walk:
             partial,
             lse,
             self.work,
-            self.visits,
+            self.key_tiles,
             self.slots,
             self.kpos,
-            self.turns,
+            self.rope_shift,
             self.shown,
             self.rope.cos_sin_cache,
             self.qpos,
@@ -111,44 +129,44 @@ class Walk:
             key.stride(1),
             key.stride(2),
             shape.num_kv_heads,
-            self.parts,
+            self.splits,
             SIZE=shape.head_size,
             GROUP=shape.group,
             PADDED=triton.next_power_of_2(shape.group),
-            CUT=self.parts > 1,
+            SPLIT=self.splits > 1,
             FLAT=key.stride(0) == BLOCK_SIZE * key.stride(1),
             num_warps=4,
         )
-        if self.parts > 1:
-            merge_parts(partial, lse, self.counts, out, self.parts)
+        if self.splits > 1:
+            merge_splits(partial, lse, self.split_counts, out, self.splits)
 
     def _partial(self, queries: int) -> tuple[Tensor, Tensor]:
         shape = self.shape
-        count = queries * self.parts if self.parts > 1 else 0
+        count = queries * self.splits if self.splits > 1 else 0
         heads, size = shape.num_heads, shape.head_size
         partial, lse = self.workspace.floats((count, heads, size), (count, heads))
         return partial, lse
 
 
-def visited(rows: Sequence[Row]) -> int:
-    """Keys that rows of queries read."""
-    return KEYS * sum(row.count for row in rows)
+def keys_read(query_tiles: Sequence[QueryTile]) -> int:
+    """Number of keys that query tiles read."""
+    return KEYS * sum(tile.count for tile in query_tiles)
 
 
-def _most_parts(queries: int, shape: HeadShape, workspace: CudaWorkspace) -> int:
-    """Into how many parts queries may be cut for their outputs to fit the workspace."""
-    part = 4 * shape.num_heads * (shape.head_size + 1)
-    return max(1, workspace.nbytes // (part * queries))
+def _max_splits(queries: int, shape: HeadShape, workspace: CudaWorkspace) -> int:
+    """The most splits of each query whose partial outputs fit the workspace."""
+    split_bytes = 4 * shape.num_heads * (shape.head_size + 1)
+    return max(1, workspace.nbytes // (split_bytes * queries))
 
 
-def _resolve(slots: Tensor, keys: Sequence[KeyTiles], tables: Sequence[Tensor]) -> None:
-    """Replaces requests' own slots [tiles, 128] by those of the cache; -1 stays."""
+def _look_up_slots(slots: Tensor, keys: Sequence[KeyTiles], tables: Sequence[Tensor]) -> None:
+    """Replaces the requests' own slots [tiles, 128] by those of the cache; -1 stays."""
     start = 0
     for table, one in zip(tables, keys, strict=True):
-        own = slots[start : start + len(one.turns)]
+        own = slots[start : start + len(one.rope_shift)]
         blocks = table[own.clamp(min=0).long() // BLOCK_SIZE]
         own.copy_(torch.where(own < 0, -1, blocks * BLOCK_SIZE + own % BLOCK_SIZE))
-        start += len(one.turns)
+        start += len(one.rope_shift)
 
 
 def _upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:

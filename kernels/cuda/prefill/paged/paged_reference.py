@@ -1,55 +1,55 @@
-"""What `walk_kernel` must compute, part by part, in float64 and plain torch, on any device."""
+"""What `hopper_prefill` must compute, split by split, in float64 and plain torch, on any device."""
 
 import torch
 from torch import Tensor
 
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge_reference
-from picbench.kernels.cuda.prefill.paged.paged_prefill import Walk
-from picbench.kernels.cuda.prefill.tiled import tokens_of
+from picbench.kernels.cuda.prefill.paged.paged_prefill import PagedPrefill
+from picbench.kernels.cuda.prefill.query_tile import tokens_of
 from picbench.kernels.cuda.reference import rotate
 from picbench.kernels.paging import BLOCK_SIZE
 
 
-def walk_reference(query: Tensor, kv_cache: Tensor, walk: Walk, scale: float) -> Tensor:
-    """Attention of `query` [queries, num_heads, head_size], float64, by the same visits.
+def paged_reference(query: Tensor, kv_cache: Tensor, step: PagedPrefill, scale: float) -> Tensor:
+    """Attention of `query` [queries, num_heads, head_size], float64, by the same schedule.
 
-    Only visits that need a mask get one, and only the first keys of the others count.
+    Only key tiles that need a mask are masked by position; of the others the first `shown` count.
     """
     heads, size = query.shape[1:]
-    partial = query.new_zeros(len(query), walk.parts, heads, size, dtype=torch.float64)
-    lse = partial.new_full((len(query), walk.parts, heads), float("-inf"))
-    half = tokens_of(walk.shape.group) // 2
-    for first, queries, begin, masked, common, visits, part in walk.work.tolist():
+    partial = query.new_zeros(len(query), step.splits, heads, size, dtype=torch.float64)
+    lse = partial.new_full((len(query), step.splits, heads), float("-inf"))
+    half = tokens_of(step.shape.group) // 2
+    for first, queries, begin, masked, common, count, split in step.work.tolist():
         for i in range(queries):
-            mine = range(begin, begin + (common if i < half else visits))
-            sums, logs = _attend(query[first + i], kv_cache, walk, first + i, mine, masked, scale)
-            partial[first + i, part], lse[first + i, part] = sums, logs
-    joint = [merge_reference(sums, logs) for sums, logs in zip(partial, lse, strict=True)]
+            own = range(begin, begin + (common if i < half else count))
+            found = _attend(query[first + i], kv_cache, step, first + i, own, masked, scale)
+            partial[first + i, split], lse[first + i, split] = found
+    joint = [merge_reference(outputs, logs) for outputs, logs in zip(partial, lse, strict=True)]
     return torch.stack(joint)
 
 
 def _attend(
     query: Tensor,
     kv_cache: Tensor,
-    walk: Walk,
+    step: PagedPrefill,
     index: int,
-    visits: range,
+    scheduled: range,
     masked: int,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Output [heads, size] and log-sum-exps [heads] of one query over some visits."""
+    """Output [heads, size] and log-sum-exps [heads] of one query over some key tiles."""
     scores, values = [], []
-    for number, visit in enumerate(visits):
-        tile = int(walk.visits[visit])
-        slots = walk.slots[tile].long()
+    for number, place in enumerate(scheduled):
+        tile = int(step.key_tiles[place])
+        slots = step.slots[tile].long()
         key, value = (half[slots // BLOCK_SIZE, slots % BLOCK_SIZE] for half in key_value(kv_cache))
-        back = rotate(query.double()[None], -walk.turns[tile : tile + 1], walk.rope)[0]
+        back = rotate(query.double()[None], -step.rope_shift[tile : tile + 1], step.rope)[0]
         grouped = back.view(key.shape[1], -1, key.shape[2])
         found = torch.einsum("kgd,skd->kgs", grouped, key.double()) * scale
-        seen = walk.kpos[tile] <= walk.qpos[index]
+        seen = step.kpos[tile] <= step.qpos[index]
         if number >= masked:
-            seen = torch.arange(len(slots), device=slots.device) < walk.shown[tile]
+            seen = torch.arange(len(slots), device=slots.device) < step.shown[tile]
         scores.append(found.flatten(0, 1).masked_fill(~seen, float("-inf")))
         values.append(torch.where((slots >= 0)[:, None, None], value.double(), 0.0))
     if not scores:

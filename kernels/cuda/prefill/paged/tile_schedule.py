@@ -1,4 +1,4 @@
-"""Which tiles of keys the queries of a step visit, cut into parts that fill the GPU. Host side."""
+"""Which key tiles each query tile of a step reads, split so that the GPU is full. Host side."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,95 +6,104 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from picbench.kernels.cuda.prefill.logical_order import Ints
 from picbench.kernels.cuda.prefill.paged.key_tiles import KeyTiles
+from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.paging import GAP
 
-#: About what starting and ending a program takes, in visits. Chosen among 1 to 3 by the time of
-#: whole kernels, not measured by itself.
+#: Time to start and end a program, in key tiles. Chosen among 1 to 3 by the time of whole kernels,
+#: not measured by itself.
 START = 2.5
 
-# Parts that a row of queries may be cut into.
-_CUTS = (1, 2, 3, 4, 6, 8, 12)
+# Numbers of splits that are tried for a step's longest query tile.
+_SPLITS = (1, 2, 3, 4, 6, 8, 12)
 
 
 @dataclass(frozen=True, slots=True)
-class Visits:
-    """Programs and the tiles that they visit, counted from the first tile of the step.
+class QueryTile:
+    """Consecutive queries that one program serves, and the key tiles that they read.
 
-    `work` [n, 7] int32, longest first: first query, count of queries, first visit, counts of visits
-    that need a mask, of those that the first half of the rows makes, of all, and number of the
-    part. `tiles` int32 are the visits, `parts` [queries] int32 into how many parts each query's
-    are cut.
-    """
-
-    work: Ints
-    tiles: Ints
-    parts: Ints
-
-    @classmethod
-    def of(
-        cls, rows: Sequence["Row"], queries: int, programs: int, most: int = max(_CUTS)
-    ) -> "Visits":
-        """Cuts rows so that `programs` of them run at once, none into more than `most` parts."""
-        cuts = _cut(np.array([row.count for row in rows]), programs, most)
-        parts = np.zeros(queries, np.int32)
-        work: list[tuple[int, ...]] = []
-        begin = 0
-        for row, count in zip(rows, cuts, strict=True):
-            parts[row.first : row.first + row.queries] = count
-            work.extend(row.parts(begin, int(count)))
-            begin += row.count
-        table = np.array(work, np.int32)
-        table = table[np.argsort(-table[:, 5], kind="stable")]
-        return cls(table, np.concatenate([row.tiles for row in rows]), parts)
-
-    @property
-    def most(self) -> int:
-        """The most parts of a query."""
-        return int(self.parts.max())
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Consecutive queries that one program serves, and the tiles that they visit.
-
-    The first `masked` of `tiles` are seen in part; the rest as a whole, by both halves of the
-    queries, or those behind the first `common` by the second half alone.
+    `key_tiles` [n] int32 are numbers of key tiles, counted from the first one of the step. The
+    first `masked` are visible in part and need a mask. Of the others, which are visible as a whole,
+    those up to `common` are read by both halves of the queries, the rest by the second half alone.
     """
 
     first: int
     queries: int
-    tiles: Ints
+    key_tiles: Ints
     masked: int
     common: int
 
     @property
     def count(self) -> int:
-        """Number of visits."""
-        return len(self.tiles)
+        """Number of key tiles."""
+        return len(self.key_tiles)
 
-    def parts(self, begin: int, count: int) -> Iterator[tuple[int, ...]]:
-        """Rows of `Visits.work` for `count` parts of these visits, which begin at `begin`."""
-        for part in range(count):
-            start, stop = (self.count * i // count for i in (part, part + 1))
-            inside = stop - start
-            masked = min(max(self.masked - start, 0), inside)
-            common = min(max(self.common - start, 0), inside)
-            yield self.first, self.queries, begin + start, masked, common, inside, part
+    def split(self, begin: int, splits: int) -> Iterator[tuple[int, ...]]:
+        """Rows of `TileSchedule.work`, one a split; the key tiles begin at `begin`."""
+        for split in range(splits):
+            start, stop = (self.count * i // splits for i in (split, split + 1))
+            count = stop - start
+            masked = min(max(self.masked - start, 0), count)
+            common = min(max(self.common - start, 0), count)
+            yield self.first, self.queries, begin + start, masked, common, count, split
 
 
-def rows(keys: KeyTiles, qpos: Ints, first: int, base: int, tokens: int) -> Iterator[Row]:
-    """Rows of `tokens` queries each, from `first` on, that stand at the positions `qpos`.
+@dataclass(frozen=True, slots=True)
+class TileSchedule:
+    """The programs of a step.
 
-    `base` is the number of the request's first tile. A query at GAP, a pad, sees nothing.
+    `work` [n, 7] int32 has a row a program, longest first: first query, number of queries, first
+    index into `key_tiles`, number of key tiles that need a mask, number read by the first half of
+    the queries, number of all, and number of the split. `key_tiles` int32 are the key tiles of all
+    query tiles; `splits` [queries] int32 is the number of splits of each query.
+    """
+
+    work: Ints
+    key_tiles: Ints
+    splits: Ints
+
+    @classmethod
+    def of(
+        cls,
+        query_tiles: Sequence[QueryTile],
+        queries: int,
+        programs: int,
+        max_splits: int = max(_SPLITS),
+    ) -> "TileSchedule":
+        """Splits the query tiles of `queries` queries for a GPU that runs `programs` at once."""
+        counts = np.array([tile.count for tile in query_tiles])
+        splits = np.zeros(queries, np.int32)
+        work: list[tuple[int, ...]] = []
+        begin = 0
+        for tile, count in zip(query_tiles, _splits(counts, programs, max_splits), strict=True):
+            splits[tile.first : tile.first + tile.queries] = count
+            work.extend(tile.split(begin, int(count)))
+            begin += tile.count
+        table = np.array(work, np.int32)
+        table = table[np.argsort(-table[:, 5], kind="stable")]
+        return cls(table, np.concatenate([tile.key_tiles for tile in query_tiles]), splits)
+
+    @property
+    def max_splits(self) -> int:
+        """The largest number of splits of a query."""
+        return int(self.splits.max())
+
+
+def query_tiles(
+    keys: KeyTiles, qpos: Ints, first: int, base: int, tokens: int
+) -> Iterator[QueryTile]:
+    """Cuts the queries at positions `qpos` [n] into tiles of `tokens`.
+
+    `first` is the number of the first query, `base` that of the request's first key tile.
+    A padding query (GAP) sees nothing.
     """
     for start in range(0, len(qpos), tokens):
-        some = qpos[start : start + tokens]
-        yield _row(keys, np.where(some == GAP, -1, some), first + start, base, tokens // 2)
+        own = qpos[start : start + tokens]
+        seen = np.where(own == GAP, -1, own)
+        yield _query_tile(keys, seen, first + start, base, tokens // 2)
 
 
-def _row(keys: KeyTiles, qpos: Ints, first: int, base: int, half: int) -> Row:
+def _query_tile(keys: KeyTiles, qpos: Ints, first: int, base: int, half: int) -> QueryTile:
     early, late = qpos[:half], qpos[half:]
     least = late.min(initial=GAP)
     whole = keys.highest <= qpos.min()
@@ -102,29 +111,28 @@ def _row(keys: KeyTiles, qpos: Ints, first: int, base: int, half: int) -> Row:
     partial = ~whole & ~second & (keys.lowest <= qpos.max())
     kinds = [np.flatnonzero(kind) for kind in (partial, whole, second)]
     counts = [len(kind) for kind in kinds]
-    tiles = (np.concatenate(kinds) + base).astype(np.int32)
-    return Row(first, len(qpos), tiles, counts[0], counts[0] + counts[1])
+    key_tiles = (np.concatenate(kinds) + base).astype(np.int32)
+    return QueryTile(first, len(qpos), key_tiles, counts[0], counts[0] + counts[1])
 
 
-def _cut(counts: Ints, programs: int, most: int) -> Ints:
-    """Parts of each row: those with which `programs` at a time are done first."""
-    uncut = np.ones(len(counts), int)
+def _splits(counts: Ints, programs: int, max_splits: int) -> Ints:
+    """Splits of each query tile of counts[i] key tiles that `programs` at once finish first."""
     if len(counts) >= 4 * programs:
-        return uncut
+        return np.ones(len(counts), int)
     longest = int(counts.max(initial=1))
     choices = [
-        np.clip(-(-counts // max(1, -(-longest // cuts))), 1, most)
-        for cuts in _CUTS
-        if cuts <= most
+        np.clip(-(-counts // max(1, -(-longest // splits))), 1, max_splits)
+        for splits in _SPLITS
+        if splits <= max_splits
     ]
-    return min(choices, key=lambda parts: _makespan(counts, parts, programs))
+    return min(choices, key=lambda splits: _makespan(counts, splits, programs))
 
 
-def _makespan(counts: Ints, parts: Ints, programs: int) -> float:
-    """When the last part is done, if they are started longest first (Graham, 1969)."""
-    pieces = np.repeat(counts / parts, parts) + START
+def _makespan(counts: Ints, splits: Ints, programs: int) -> float:
+    """When the last split ends if the longest start first (Graham, 1969), in key tiles."""
+    times = np.repeat(counts / splits, splits) + START
     free = [0.0] * programs
     heapify(free)
-    for piece in -np.sort(-pieces):
-        heapreplace(free, free[0] + float(piece))
+    for time in -np.sort(-times):
+        heapreplace(free, free[0] + float(time))
     return max(free)

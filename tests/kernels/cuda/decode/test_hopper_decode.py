@@ -1,6 +1,7 @@
 """Decode on Hopper: what it serves, and that it compiles; what it computes, device/test_decode.py.
 
-Gluon has no interpreter. `splits.attend_turned`, which reads the same tables, runs in Triton's.
+Gluon has no interpreter. `split_kv.decode_rotating_query`, which reads the same tables, runs in
+Triton's.
 """
 
 import pytest
@@ -56,7 +57,7 @@ def test_what_the_kernel_serves(
 def test_the_engine_says_what_serves() -> None:
     rope = rope_table(128, 16, "cpu")
     served = describe(LLAMA, rope, table())
-    assert served.startswith("decode: Gluon split-KV; link: a walk over the pages, or gather")
+    assert served.startswith("decode: Gluon split-KV; link: paged prefill in place, or gather")
     apart = describe(LLAMA, rope, table(unrotated=True))
     assert apart.startswith("decode: Triton split-KV; link: gather")
 
@@ -73,11 +74,13 @@ def test_other_devices_are_served_by_triton() -> None:
     ids=["bf16", "fp16", "group of 16"],
 )
 def test_kernel_compiles_for_hopper_without_a_gpu(kind: str, size: int, group: int) -> None:
-    ints = ["blocks", "seen_bits", "turns", "tiles", "rows"]
+    ints = ["blocks", "seen_bits", "rope_shift", "tiles", "table_rows"]
     types = dict.fromkeys(ints, "*i32") | dict.fromkeys(["partial", "lse", "cos_sin"], "*fp32")
     types |= dict.fromkeys(["query", "key", "value"], f"*{kind}")
     types |= {"scale": "fp32", "splits": "i32"}
     fixed = {"HEADS": 32, "SIZE": size, "GROUP": group, "COLUMNS": max(8, group)}
-    shared = compiled("picbench.kernels.cuda.decode.hopper_decode", "attend_columns", types, fixed)
+    shared = compiled(
+        "picbench.kernels.cuda.decode.hopper_decode", "decode_transposed", types, fixed
+    )
     # Three programs, and 1 KiB of the system's for each, must fit 228 KiB of a multiprocessor.
     assert 3 * (shared + 1024) <= 228 * 1024

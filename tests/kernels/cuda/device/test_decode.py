@@ -36,7 +36,7 @@ def decoded(
     table = RequestTable(count + 2, scene.table.shape[1] + 4, device, unrotated=unrotated)
     rows = torch.arange(count, dtype=torch.int32, device=device).flip(0) + 1
     for row, slots in zip(rows.tolist(), scene.requests, strict=True):
-        table.put(row, slots.kpos, slots.turns)
+        table.put(row, slots.kpos, slots.rope_shift)
     lengths = scene.lengths
     if skip >= 0:
         lengths[skip] = 0
@@ -128,12 +128,12 @@ def test_generated_tokens_need_no_new_row(
     prompt = planned([40, 30], linked=16, text=5)
     more = torch.arange(75, 75 + 100, dtype=torch.int32)
     grown = Slots(
-        torch.cat([prompt.kpos, more]), torch.cat([prompt.turns, torch.zeros_like(more)]), 1
+        torch.cat([prompt.kpos, more]), torch.cat([prompt.rope_shift, torch.zeros_like(more)]), 1
     )
     scene = draw([grown], shape, rope, device=device, poison=True)
     short = Scene(shape, rope, (prompt,), scene.table, scene.kv_cache)
     table = RequestTable(1, scene.table.shape[1], device)
-    table.put(0, prompt.kpos, prompt.turns)
+    table.put(0, prompt.kpos, prompt.rope_shift)
     batch = DecodeBatch(table, 1, shape, rope, Tuning(splits=2))
     row = torch.zeros(1, dtype=torch.int32, device=device)
     for now in (short, scene):
@@ -149,8 +149,8 @@ def test_a_row_is_written_anew(device: str, dtype: torch.dtype, tolerance: float
     scene = draw([plain(50, 1)], shape, rope_table(64, 300, device), device=device, poison=True)
     table = RequestTable(1, 16, device)
     old = planned([60, 60, 60], linked=16, text=3)
-    table.put(0, old.kpos, old.turns)
-    table.put(0, scene.requests[0].kpos, scene.requests[0].turns)
+    table.put(0, old.kpos, old.rope_shift)
+    table.put(0, scene.requests[0].kpos, scene.requests[0].rope_shift)
     batch = DecodeBatch(table, 1, shape, scene.rope)
     batch.fill(scene.table, torch.zeros(1, dtype=torch.int32, device=device), scene.lengths)
     query = scene.queries(1)

@@ -7,9 +7,10 @@ import torch
 from picbench.kernels.cuda.merge import merge, merge_reference
 from picbench.kernels.cuda.prefill import flash, logical_order
 from picbench.kernels.cuda.prefill.gather_rotated import PAGE
-from picbench.kernels.cuda.prefill.tiled import Tiles, tile_rows, tokens_of
+from picbench.kernels.cuda.prefill.query_tile import tokens_of
+from picbench.kernels.cuda.prefill.tiled import TiledPrefill, tile_work
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.per_chunk_flash import PartBatch, decode_parts, parts_of
+from picbench.measure.kernels.per_chunk_flash import SegmentBatch, decode_segments, segments_of
 from picbench.measure.kernels.scene import draw, plain, planned, relative_error, rope_table
 
 
@@ -25,7 +26,7 @@ needs_flash = pytest.mark.skipif(not flash.available(), reason="FlashAttention-3
 
 @needs_flash
 @pytest.mark.parametrize("most", [2, 128])
-def test_decode_by_parts(shape: HeadShape, tolerance: float, most: int) -> None:
+def test_decode_by_segments(shape: HeadShape, tolerance: float, most: int) -> None:
     rope = rope_table(shape.head_size, 400, "cuda")
     requests = [
         planned([40, 100, 16], linked=16, text=21),
@@ -33,10 +34,10 @@ def test_decode_by_parts(shape: HeadShape, tolerance: float, most: int) -> None:
         plain(70, 1),
     ]
     scene = draw(requests, shape, rope, device="cuda", poison=True)
-    parts = [parts_of(s.kpos.numpy(), s.turns.numpy(), most) for s in requests]
+    segments = [segments_of(s.kpos.numpy(), s.rope_shift.numpy(), most) for s in requests]
     query = scene.queries(len(requests))
-    batch = PartBatch.build(parts, scene.table, shape, rope)
-    out = decode_parts(query, scene.kv_cache, batch, scene.scale, torch.full_like(query, 7))
+    batch = SegmentBatch.build(segments, scene.table, shape, rope)
+    out = decode_segments(query, scene.kv_cache, batch, scene.scale, torch.full_like(query, 7))
     for i, slots in enumerate(requests):
         expected = scene.expected(i, query[i : i + 1], torch.tensor([slots.end]))
         assert relative_error(out[i : i + 1], expected) <= tolerance
@@ -52,8 +53,8 @@ def test_tiles_equal_flash(shape: HeadShape, tolerance: float) -> None:
     starts, lengths = (torch.from_numpy(part).cuda() for part in runs)
     table = torch.arange(3, dtype=torch.int32, device="cuda").expand(len(lengths), -1)
     sequences = flash.Runs(starts, lengths, table.contiguous(), 133, 316)
-    rows = tile_rows(seen.astype(np.int32), 0, 0, tokens_of(shape.group))
-    tiles = Tiles.of(rows, seen.astype(np.int32), shape, shape.num_kv_heads, query.device)
+    rows = tile_work(seen.astype(np.int32), 0, 0, tokens_of(shape.group))
+    tiles = TiledPrefill.of(rows, seen.astype(np.int32), shape, shape.num_kv_heads, query.device)
     found, expected = torch.empty_like(query), torch.empty_like(query)
     tiles.attend(query, key, value, 0.1, found)
     sequences.attend(query, key, value, 0.1, expected)

@@ -34,7 +34,7 @@ def linked(
 ) -> Tensor:
     found, start = [], before
     for index, slots in enumerate(scene.requests):
-        order = LogicalOrder.of(slots.kpos, slots.turns)
+        order = LogicalOrder.of(slots.kpos, slots.rope_shift)
         stop = start + slots.computed
         found.append(LinkRequest(index, start, stop, order, slots.kpos[-slots.computed :]))
         start = stop
@@ -66,7 +66,7 @@ def requests(unrotated: bool = False) -> list[Slots]:
 
 @pytest.fixture(params=[False, True] if ON_GPU else [True], ids=lambda copied: f"copied={copied}")
 def copied(request: pytest.FixtureRequest) -> bool:
-    """Whether keys are copied where a walk costs less; on the CPU they always are."""
+    """Whether keys are copied where paged prefill costs less; on the CPU they always are."""
     return bool(request.param)
 
 
@@ -137,17 +137,17 @@ def test_gather_equals_its_reference(device: str, dtype: torch.dtype) -> None:
     scene = draw([plain(300, 1)], shape, rope, device=device)
     slots = torch.full((2 * PAGE,), -1, dtype=torch.int64, device=device)
     slots[:200] = torch.randperm(300, device=device)[:200]
-    turns = torch.randint(-299, 300, (2 * PAGE,), device=device).int()
+    rope_shift = torch.randint(-299, 300, (2 * PAGE,), device=device).int()
     key, value = torch.full((2, 2, PAGE, 2, 64), float("nan"), dtype=dtype, device=device)
-    gather(scene.kv_cache, slots, turns, rope, key, value)
-    wanted = gather_reference(scene.kv_cache, slots[:200], turns[:200], rope)
+    gather(scene.kv_cache, slots, rope_shift, rope, key, value)
+    wanted = gather_reference(scene.kv_cache, slots[:200], rope_shift[:200], rope)
     for found, expected in zip((key, value), wanted, strict=True):
         flat = found.flatten(0, 1)
         assert relative_error(flat[:200], expected.double()) <= 1e-3
         assert torch.equal(flat[200:], torch.zeros_like(flat[200:]))
 
 
-def test_unturned_keys_are_copied_bit_for_bit(device: str, dtype: torch.dtype) -> None:
+def test_keys_without_a_shift_are_copied_bit_for_bit(device: str, dtype: torch.dtype) -> None:
     shape = HeadShape(4, 2, 64, dtype)
     scene = draw([plain(128, 1)], shape, rope_table(64, 300, device), device=device)
     slots = torch.arange(128, device=device)

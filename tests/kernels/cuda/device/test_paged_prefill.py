@@ -1,11 +1,11 @@
-"""The walk over pages against the float64 reference, over poisoned caches, on a Hopper GPU."""
+"""Paged prefill against the float64 reference, over poisoned caches, on a Hopper GPU."""
 
 import pytest
 import torch
-from paged_prefill_cases import expected, walk_of
+from paged_prefill_cases import expected, paged_prefill_of
 
 from picbench.kernels.cuda.device import runs_gluon
-from picbench.kernels.cuda.prefill.paged.paged_reference import walk_reference
+from picbench.kernels.cuda.prefill.paged.paged_reference import paged_reference
 from picbench.kernels.paging import GAP
 from picbench.kernels.shape import HeadShape
 from picbench.measure.kernels.scene import (
@@ -40,7 +40,7 @@ CASES = {
 
 def attended(scene: Scene, workspace_bytes: int = 64 << 20) -> tuple[torch.Tensor, torch.Tensor]:
     query = scene.queries(sum(slots.computed for slots in scene.requests))
-    work = walk_of(scene, workspace_bytes)
+    work = paged_prefill_of(scene, workspace_bytes)
     work.workspace._buffer.fill_(255)
     out = torch.full_like(query, float("nan"))
     work.attend(query, scene.kv_cache, scene.scale, out)
@@ -52,14 +52,14 @@ def attended(scene: Scene, workspace_bytes: int = 64 << 20) -> tuple[torch.Tenso
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_walks(case: str, shape: HeadShape, head_major: bool) -> None:
+def test_computed_tokens(case: str, shape: HeadShape, head_major: bool) -> None:
     rope = rope_table(shape.head_size, 10_000, "cuda")
     scene = draw(CASES[case], shape, rope, device="cuda", head_major=head_major, poison=True)
     query, out = attended(scene)
     assert relative_error(out, expected(scene, query)) <= TOLERANCE[shape.dtype]
 
 
-def test_uncut_work_where_the_workspace_is_small() -> None:
+def test_no_splits_where_the_workspace_is_small() -> None:
     shape = HeadShape(32, 8, 128, torch.bfloat16)
     scene = draw(CASES["chunks"], shape, rope_table(128, 10_000, "cuda"), device="cuda")
     query, out = attended(scene, 1 << 10)
@@ -80,5 +80,5 @@ def test_outputs_equal_those_of_its_own_reference() -> None:
     shape = HeadShape(8, 2, 64, torch.float16)
     scene = draw(CASES["odd"], shape, rope_table(64, 1000, "cuda"), device="cuda", poison=True)
     query, out = attended(scene)
-    work = walk_of(scene)
-    assert relative_error(out, walk_reference(query, scene.kv_cache, work, scene.scale)) <= 2e-3
+    work = paged_prefill_of(scene)
+    assert relative_error(out, paged_reference(query, scene.kv_cache, work, scene.scale)) <= 2e-3

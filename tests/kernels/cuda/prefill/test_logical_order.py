@@ -32,7 +32,7 @@ def test_a_query_sees_the_keys_up_to_its_position(
     for query, count in zip(queries, seen, strict=True):
         wanted = {i for i, position in enumerate(kpos) if position <= query}
         assert set(order.slots[:count].tolist()) == wanted
-    assert (order.turns == order.positions + 5).all()
+    assert (order.rope_shift == order.positions + 5).all()
 
 
 def test_padding_queries_see_one_key_at_most() -> None:

@@ -1,10 +1,10 @@
-"""Tiles of queries cover every key that each query sees, once."""
+"""Query tiles cover every key that each query sees, once."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.kernels.cuda.prefill.tiled import cut, tile_rows
+from picbench.kernels.cuda.prefill.tiled import split_work, tile_work
 
 
 @given(
@@ -12,13 +12,13 @@ from picbench.kernels.cuda.prefill.tiled import cut, tile_rows
     kv_heads=st.integers(1, 8),
     tokens=st.sampled_from([1, 16, 32]),
 )
-def test_pieces_cover_the_keys_of_a_tile(seen: list[int], kv_heads: int, tokens: int) -> None:
+def test_splits_cover_the_keys_of_a_tile(seen: list[int], kv_heads: int, tokens: int) -> None:
     counts = np.sort(np.array(seen, np.int32))
-    table, pieces = cut(tile_rows(counts, 7, 3, tokens), kv_heads)
-    assert (table[:, 2] == 3).all()
-    assert table[:, 6].max() == pieces - 1
+    work, splits = split_work(tile_work(counts, 7, 3, tokens), kv_heads)
+    assert (work[:, 2] == 3).all()
+    assert work[:, 6].max() == splits - 1
     for start in range(0, len(counts), tokens):
-        mine = table[table[:, 0] == start + 7]
+        mine = work[work[:, 0] == start + 7]
         some = counts[start : start + tokens]
         assert (mine[:, 1] == len(some)).all()
         assert mine[:, 6].tolist() == list(range(len(mine)))

@@ -1,4 +1,4 @@
-"""Walks over tiles of keys: what is visited is exactly what is seen, and the kernel compiles."""
+"""Paged prefill: queries read the key tiles that they see, and the kernel compiles."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from hopper import compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_prefill_cases import expected, tiles_of, walk_of
+from paged_prefill_cases import expected, paged_prefill_of, tiles_of
 
 from picbench.kernels.cuda import device
 from picbench.kernels.cuda.prefill import link
@@ -16,9 +16,9 @@ from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.cuda.prefill.paged import hopper_prefill, paged_prefill
 from picbench.kernels.cuda.prefill.paged.key_tiles import KEYS, LOOSE, KeyTiles
-from picbench.kernels.cuda.prefill.paged.paged_reference import walk_reference
-from picbench.kernels.cuda.prefill.paged.tile_schedule import Visits, rows
-from picbench.kernels.cuda.prefill.tiled import Tiles
+from picbench.kernels.cuda.prefill.paged.paged_reference import paged_reference
+from picbench.kernels.cuda.prefill.paged.tile_schedule import TileSchedule, query_tiles
+from picbench.kernels.cuda.prefill.tiled import TiledPrefill
 from picbench.kernels.cuda.prefill.warm_up import warm_up_link
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE, GAP
@@ -36,21 +36,21 @@ requests = st.builds(
 
 @given(requests)
 def test_each_visible_slot_is_in_one_tile(slots: Slots) -> None:
-    tiles = tiles_of(slots.kpos, slots.turns)
+    tiles = tiles_of(slots.kpos, slots.rope_shift)
     seen = tiles.slots[tiles.slots >= 0]
     assert sorted(seen) == torch.nonzero(slots.kpos != GAP).flatten().tolist()
-    kpos, turns = slots.kpos.numpy(), slots.turns.numpy()
-    for own, at, turn in zip(tiles.slots, tiles.kpos, tiles.turns, strict=True):
+    kpos, rope_shift = slots.kpos.numpy(), slots.rope_shift.numpy()
+    for own, at, shift in zip(tiles.slots, tiles.kpos, tiles.rope_shift, strict=True):
         real = own >= 0
         assert (at[real] == kpos[own[real]]).all() and (at[~real] == GAP).all()
-        assert (turns[own[real]] == turn).all()
+        assert (rope_shift[own[real]] == shift).all()
         blocks = own.reshape(-1, BLOCK_SIZE)
         assert all(len(set(block[block >= 0] // BLOCK_SIZE)) <= 1 for block in blocks)
 
 
 @given(requests)
 def test_whole_tiles_show_their_first_keys(slots: Slots) -> None:
-    tiles = tiles_of(slots.kpos, slots.turns)
+    tiles = tiles_of(slots.kpos, slots.rope_shift)
     whole = tiles.highest != GAP
     for at, shown, highest in zip(
         tiles.kpos[whole], tiles.shown[whole], tiles.highest[whole], strict=True
@@ -67,29 +67,29 @@ def test_whole_tiles_show_their_first_keys(slots: Slots) -> None:
     st.sampled_from([1, 4, 16]),
     st.sampled_from([1, 3, 12]),
 )
-def test_visits_are_what_each_query_sees(
+def test_each_query_reads_the_tiles_that_it_sees(
     several: list[Slots], tokens: int, programs: int, most: int
 ) -> None:
     found, kpos, qpos, base = [], [], [], 0
     for slots in several:
-        keys = tiles_of(slots.kpos, slots.turns)
+        keys = tiles_of(slots.kpos, slots.rope_shift)
         at = slots.kpos[-slots.computed :].numpy()
-        found.extend(rows(keys, at, sum(map(len, qpos)), base, tokens))
+        found.extend(query_tiles(keys, at, sum(map(len, qpos)), base, tokens))
         kpos.append((keys, base))
         qpos.append(at)
-        base += len(keys.turns)
+        base += len(keys.rope_shift)
     at = np.concatenate(qpos)
-    visits = Visits.of(found, len(at), programs, most)
-    assert visits.most <= most
+    schedule = TileSchedule.of(found, len(at), programs, most)
+    assert schedule.max_splits <= most
     made: dict[int, list[tuple[int, bool]]] = {i: [] for i in range(len(at))}
     counted = np.zeros(len(at), int)
-    for first, queries, begin, masked, common, count, part in visits.work.tolist():
-        assert 0 <= masked <= common <= count and part < visits.parts[first]
+    for first, queries, begin, masked, common, count, split in schedule.work.tolist():
+        assert 0 <= masked <= common <= count and split < schedule.splits[first]
         counted[first : first + queries] += 1
         for i in range(queries):
             mine = range(common if i < tokens // 2 else count)
-            made[first + i] += [(int(visits.tiles[begin + n]), n < masked) for n in mine]
-    assert (counted == visits.parts).all()
+            made[first + i] += [(int(schedule.key_tiles[begin + n]), n < masked) for n in mine]
+    assert (counted == schedule.splits).all()
     start = 0
     for slots, (keys, begin) in zip(several, kpos, strict=True):
         for i in range(start, start + slots.computed):
@@ -106,15 +106,15 @@ def test_visits_are_what_each_query_sees(
     st.sampled_from([(4, 2), (7, 1), (3, 3)]),
     st.sampled_from([1 << 22, 1 << 12]),
 )
-def test_visits_and_turns_give_the_reference(
+def test_schedule_and_shifts_give_the_reference(
     several: list[Slots], heads: tuple[int, int], room: int
 ) -> None:
     shape = HeadShape(*heads, 16, torch.float32)
     rope = rope_table(16, 4096, "cpu")
     scene = draw(several, shape, rope, device="cpu", poison=True)
     query = scene.queries(sum(slots.computed for slots in several))
-    work = walk_of(scene, room)
-    found = walk_reference(query, scene.kv_cache, work, scene.scale)
+    work = paged_prefill_of(scene, room)
+    found = paged_reference(query, scene.kv_cache, work, scene.scale)
     assert relative_error(found, expected(scene, query)) < 1e-6
 
 
@@ -124,36 +124,36 @@ def test_pads_see_nothing() -> None:
     shape = HeadShape(4, 2, 16, torch.float32)
     scene = draw([slots], shape, rope_table(16, 64, "cpu"), device="cpu", poison=True)
     query = scene.queries(18)
-    work = walk_of(scene)
-    found = walk_reference(query, scene.kv_cache, work, scene.scale)
+    work = paged_prefill_of(scene)
+    found = paged_reference(query, scene.kv_cache, work, scene.scale)
     assert not found[:8].any()
     assert relative_error(found, expected(scene, query)) < 1e-6
 
 
-def test_keys_that_rest_unrotated_are_not_walked_over() -> None:
+def test_keys_cached_without_rope_have_no_tiles() -> None:
     slots = planned([100], linked=4, text=9, unrotated=True)
-    assert KeyTiles.of(slots.kpos.numpy(), slots.turns.numpy()) is None
+    assert KeyTiles.of(slots.kpos.numpy(), slots.rope_shift.numpy()) is None
 
 
-def test_parts_are_cut_until_the_gpu_is_full() -> None:
+def test_query_tiles_are_split_until_the_gpu_is_full() -> None:
     slots = plain(32768, 256)
-    keys = tiles_of(slots.kpos, slots.turns)
-    tail = list(rows(keys, np.arange(32512, 32768, dtype=np.int32), 0, 0, 32))
-    assert len(Visits.of(tail, 256, 16).work) == 16
-    assert len(Visits.of(tail[:1], 32, 16).work) == 12
-    assert len(Visits.of(tail * 10, 256, 16).work) == 80
+    keys = tiles_of(slots.kpos, slots.rope_shift)
+    tail = list(query_tiles(keys, np.arange(32512, 32768, dtype=np.int32), 0, 0, 32))
+    assert len(TileSchedule.of(tail, 256, 16).work) == 16
+    assert len(TileSchedule.of(tail[:1], 32, 16).work) == 12
+    assert len(TileSchedule.of(tail * 10, 256, 16).work) == 80
 
 
 @pytest.mark.parametrize(
-    ("new", "context", "served"), [(256, 32768, "walk"), (2048, 32768, "tiles")]
+    ("new", "context", "served"), [(256, 32768, "paged"), (2048, 32768, "tiles")]
 )
-def test_few_queries_walk_and_many_have_keys_copied(
+def test_few_queries_are_prefilled_in_place_and_many_have_keys_copied(
     monkeypatch: pytest.MonkeyPatch, new: int, context: int, served: str
 ) -> None:
     monkeypatch.setattr(device, "runs_gluon", lambda: True)
     shape = HeadShape(32, 8, 128, torch.bfloat16)
     slots = plain(context, new)
-    order = LogicalOrder.of(slots.kpos, slots.turns)
+    order = LogicalOrder.of(slots.kpos, slots.rope_shift)
     request = LinkRequest(0, 0, new, order, slots.kpos[-new:])
     table = torch.arange(slots.blocks, dtype=torch.int32)[None]
     rope = rope_table(128, context, "cpu")
@@ -163,11 +163,11 @@ def test_few_queries_walk_and_many_have_keys_copied(
     assert again.served_by == "tiles"
 
 
-def test_a_walk_that_cannot_pay_is_not_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paged_prefill_that_cannot_pay_is_not_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "runs_gluon", lambda: True)
-    monkeypatch.setattr(KeyTiles, "of", lambda *_: pytest.fail("tiles of keys were worked out"))
+    monkeypatch.setattr(KeyTiles, "of", lambda *_: pytest.fail("key tiles were made"))
     slots = plain(2048, 1024)
-    order = LogicalOrder.of(slots.kpos, slots.turns)
+    order = LogicalOrder.of(slots.kpos, slots.rope_shift)
     request = LinkRequest(0, 0, 1024, order, slots.kpos[-1024:])
     table = torch.arange(slots.blocks, dtype=torch.int32)[None]
     shape, room = HeadShape(32, 8, 128, torch.bfloat16), CudaWorkspace(64 << 20, "cpu")
@@ -185,17 +185,17 @@ class Launches(list[dict[str, object]]):
 
     def _launch(self, *arguments: Any, **fixed: object) -> None:
         aligned = [a.data_ptr() % 16 for a in arguments if isinstance(a, torch.Tensor)]
-        # The last one, `parts`, is not specialised.
+        # The last one, `splits`, is not specialised.
         ints = [(a == 1, a % 16) for a in arguments[:-1] if isinstance(a, int)]
         self.append({**fixed, "aligned": aligned, "ints": ints})
 
 
-def test_every_way_to_launch_a_walk_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_to_launch_paged_prefill_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     launches = Launches()
     monkeypatch.setattr(device, "runs_gluon", lambda: True)
-    monkeypatch.setattr(hopper_prefill, "attend_walk", launches)
-    monkeypatch.setattr(paged_prefill, "merge_parts", lambda *_: None)
-    monkeypatch.setattr(Tiles, "attend", lambda *_: None)
+    monkeypatch.setattr(hopper_prefill, "attend_paged", launches)
+    monkeypatch.setattr(paged_prefill, "merge_splits", lambda *_: None)
+    monkeypatch.setattr(TiledPrefill, "attend", lambda *_: None)
     monkeypatch.setattr(link, "gather", lambda *_: None)
     shape = HeadShape(32, 8, 128, torch.bfloat16)
     rope, room = rope_table(128, 4096, "cpu"), CudaWorkspace(64 << 20, "cpu")
@@ -203,26 +203,26 @@ def test_every_way_to_launch_a_walk_is_warmed_up(monkeypatch: pytest.MonkeyPatch
     def launched(slots: Slots, *, head_major: bool = False) -> dict[str, object]:
         scene = draw([slots], shape, rope, device="cpu", head_major=head_major)
         query = scene.queries(slots.computed)
-        walk_of(scene).attend(query, scene.kv_cache, 1.0, torch.empty_like(query))
+        paged_prefill_of(scene).attend(query, scene.kv_cache, 1.0, torch.empty_like(query))
         return launches.pop()
 
     served = [launched(plain(40, 8)), launched(plain(4000, 64))]
-    assert [made["CUT"] for made in served] == [False, True]
+    assert [made["SPLIT"] for made in served] == [False, True]
     assert launched(plain(40, 8), head_major=True) not in served
     warm_up_link(rope, shape, room, torch.device("cpu"))
     assert list(launches) == served
 
 
 @pytest.mark.parametrize(
-    ("kind", "size", "cut"), [("bf16", 128, True), ("fp16", 64, False)], ids=["bf16", "fp16"]
+    ("kind", "size", "split"), [("bf16", 128, True), ("fp16", 64, False)], ids=["bf16", "fp16"]
 )
-def test_kernel_compiles_for_hopper_without_a_gpu(kind: str, size: int, cut: bool) -> None:
-    ints = ["work", "visits", "slots", "kpos", "turns", "shown", "qpos"]
+def test_kernel_compiles_for_hopper_without_a_gpu(kind: str, size: int, split: bool) -> None:
+    ints = ["work", "schedule", "slots", "kpos", "rope_shift", "shown", "qpos"]
     types = dict.fromkeys(ints, "*i32") | dict.fromkeys(["partial", "lse", "cos_sin"], "*fp32")
     types |= dict.fromkeys(["query", "key", "value", "out"], f"*{kind}")
-    types |= {"scale": "fp32", "kv_heads": "i32", "parts": "i32"}
-    fixed = {"SIZE": size, "GROUP": 4, "PADDED": 4, "CUT": cut, "FLAT": cut}
+    types |= {"scale": "fp32", "kv_heads": "i32", "splits": "i32"}
+    fixed = {"SIZE": size, "GROUP": 4, "PADDED": 4, "SPLIT": split, "FLAT": split}
     shared = compiled(
-        "picbench.kernels.cuda.prefill.paged.hopper_prefill", "attend_walk", types, fixed
+        "picbench.kernels.cuda.prefill.paged.hopper_prefill", "attend_paged", types, fixed
     )
     assert shared <= 232_448  # 227 KiB, what a program may have of an H200's multiprocessor
