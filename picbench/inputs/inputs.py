@@ -10,9 +10,8 @@ from picbench.run.config import RunConfig
 from picbench.workloads import models
 from picbench.workloads.sample import Sample
 from picbench.workloads.traffic.draw import Stream, times
-from picbench.workloads.traffic.file import read_requests
+from picbench.workloads.traffic.request_file import check_tokens, read_requests
 from picbench.workloads.traffic.settings import Traffic
-from picbench.workloads.traffic.verify import check_tokens
 
 
 def load(config: RunConfig) -> Workload:

@@ -12,10 +12,10 @@ from tokenizers import Tokenizer
 from picbench.output.run_directory import write_json
 from picbench.output.sample_row import hash_tokens
 from picbench.workloads.testbed import MAX_TOKENS, answer, rows
-from picbench.workloads.testbed.lm.coder import Coder
 from picbench.workloads.testbed.lm.files import device_name
 from picbench.workloads.testbed.lm.judge import tokens_of
 from picbench.workloads.testbed.testbed_prompt import dataset
+from picbench.workloads.testbed.testbed_tokenizer import Coder
 
 #: Rows of a batch on a GPU and elsewhere.
 _AT_ONCE = {"cuda": 100, "cpu": 4}

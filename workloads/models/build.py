@@ -2,25 +2,68 @@
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from picbench.errors import ConfigError
-from picbench.workloads.models.build_tokenizer import (
-    BOS,
-    EOS,
-    PAD,
-    SPECIAL,
-    VOCABULARY,
-    write_tokenizer,
-)
 from picbench.workloads.models.english import TEXT
 from picbench.workloads.models.shapes import Shape
-from picbench.workloads.sources.cache_files import cache_directory
+from picbench.workloads.sources.cache_files import write_model
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+#: Special tokens; a token's id is its place here.
+SPECIAL = ("<pad>", "<s>", "</s>")
+PAD, BOS, EOS = range(len(SPECIAL))
+
+#: How many tokens there are.
+VOCABULARY = 2048
+
+
+def train() -> "Tokenizer":
+    """Return a tokenizer of `VOCABULARY` tokens; any text survives a round trip.
+
+    Training is deterministic: the same release of `tokenizers` makes the same merges.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.train_from_iterator(
+        [TEXT],
+        trainers.BpeTrainer(
+            vocab_size=VOCABULARY,
+            min_frequency=1,
+            special_tokens=list(SPECIAL),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    bos = SPECIAL[BOS]
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, BOS)]
+    )
+    return made
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Write the tokenizer's two files as `transformers` reads them."""
+    train().save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL[BOS],
+        "eos_token": SPECIAL[EOS],
+        "pad_token": SPECIAL[PAD],
+        "clean_up_tokenization_spaces": False,
+    }
+    text = json.dumps(settings, indent=2) + "\n"
+    (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
 
 #: Raised whenever the same shape is to be written differently.
 _FORMAT = 1
@@ -33,32 +76,7 @@ def materialise(shape: Shape, directory: Path | None = None) -> Path:
     in one step, so that runs at the same time, or one that is killed, leave no half a model.
     Raises ConfigError when the folder cannot be written.
     """
-    parent = cache_directory("models") if directory is None else directory
-    target = parent / f"{shape.name}-{_fingerprint(shape)}"
-    if target.is_dir():
-        return target
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=parent, prefix=f".{shape.name}-") as scratch:
-            made = Path(scratch) / "model"
-            made.mkdir()
-            _write(shape, made)
-            _publish(made, target)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write the model {shape.name!r} to {parent}: {error.strerror or error}",
-            hint="set XDG_CACHE_HOME to a folder that can be written",
-        ) from error
-    return target
-
-
-def _publish(made: Path, target: Path) -> None:
-    try:
-        made.rename(target)
-    except OSError:
-        # Another process was faster: what it wrote is the same.
-        if not target.is_dir():
-            raise
+    return write_model(shape.name, _fingerprint(shape), partial(_write, shape), directory)
 
 
 def _write(shape: Shape, directory: Path) -> None:

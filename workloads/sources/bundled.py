@@ -1,10 +1,8 @@
 """The rows that come with picbench: generated, not shipped, and the same on every machine."""
 
-import hashlib
-import json
 from pathlib import Path
 
-from picbench.workloads.sources.cache_files import cache_directory, write_whole
+from picbench.workloads.sources.cache_files import write_rows
 
 #: What `data` says to use them.
 BUNDLED = "bundled"
@@ -21,10 +19,4 @@ def bundled_file(dataset: str, directory: Path | None = None) -> Path:
     """
     from picbench.workloads.synthetic.generate import rows
 
-    lines = [json.dumps(row, ensure_ascii=False) for row in rows(dataset, count=COUNT)]
-    content = ("\n".join(lines) + "\n").encode()
-    parent = directory or cache_directory("rows")
-    file = parent / f"{dataset}-{hashlib.sha256(content).hexdigest()[:16]}.jsonl"
-    if not file.exists():
-        write_whole(file, content)
-    return file
+    return write_rows(dataset, rows(dataset, count=COUNT), directory)

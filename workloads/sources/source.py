@@ -19,8 +19,8 @@ class RowSource:
 def locate(data: str, dataset: str, *, offline: bool = False) -> RowSource:
     """Return where the rows of `dataset` are that `data` names.
 
-    ``bundled`` names the rows that picbench generates, ``hub`` those of the hub (`hub/archive.py`
-    has its forms); `offline` takes the latter from the hub's cache only. All else is a folder or
+    ``bundled`` names the rows that picbench generates, ``hub`` those of the hub (`hub.parse` has
+    its forms); `offline` takes the latter from the hub's cache only. All else is a folder or
     a file. Raises ConfigError where there is nothing.
     """
     if data == BUNDLED:

@@ -8,12 +8,10 @@ from picbench.errors import ConfigError
 from picbench.workloads.names import closest
 from picbench.workloads.synthetic.example import Example, Level, Make
 from picbench.workloads.synthetic.rows import (
-    hotpotqa_rows,
     multi_news_rows,
-    musique_rows,
     needle_rows,
+    qa_rows,
     samsum_rows,
-    wikimqa_rows,
 )
 from picbench.workloads.synthetic.world.invented_names import SPLITS, Split
 
@@ -22,9 +20,9 @@ SEED = 0
 
 _MAKERS: MappingProxyType[str, Make] = MappingProxyType(
     {
-        "musique": musique_rows.make,
-        "2wikimqa": wikimqa_rows.make,
-        "hotpotqa": hotpotqa_rows.make,
+        "musique": qa_rows.musique,
+        "2wikimqa": qa_rows.wikimqa,
+        "hotpotqa": qa_rows.hotpotqa,
         "samsum": samsum_rows.make,
         "multi_news": multi_news_rows.make,
         "needle": needle_rows.make,

@@ -20,12 +20,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from picbench.workloads.testbed import testbed_tokenizer as tokenization
-from picbench.workloads.testbed.lm.batches import Batches
 from picbench.workloads.testbed.lm.files import LINK_ROWS, load, save_model, save_training
 from picbench.workloads.testbed.lm.llama import Llama, LlamaShape
 from picbench.workloads.testbed.lm.lowrank import adapt, deltas
 from picbench.workloads.testbed.lm.recipes import LINKS_EACH, RECIPES, Recipe
-from picbench.workloads.testbed.lm.trainer import Trainer
+from picbench.workloads.testbed.lm.trainer import Batches, Trainer
 
 
 def train(

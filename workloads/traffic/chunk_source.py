@@ -1,6 +1,9 @@
 """Build a corpus from what was asked for."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -8,9 +11,15 @@ from picbench.errors import ConfigError
 from picbench.workloads.load import load_samples
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sources.bundled import BUNDLED
+from picbench.workloads.sources.cache_files import write_rows
 from picbench.workloads.sources.source import locate
-from picbench.workloads.traffic.bundled_chunks import topic_file
 from picbench.workloads.traffic.corpus import SYNTHETIC, Corpus, from_samples, from_tokens
+
+#: The largest context that the generators of questions make, in passages; see `Level.count`.
+_LARGEST = {"musique": 20, "2wikimqa": 10, "hotpotqa": 10}
+
+#: Attempts at a question for each one that is wanted; not every attempt finds a new one.
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +97,50 @@ def _plain_ids(tokenizer: Tokenizer) -> list[int]:
     known: Any = cast(Any, tokenizer)
     special = set(known.all_special_ids)
     return [token for token in range(len(known)) if token not in special]
+
+
+def topic_file(
+    dataset: str, *, topics: int, passages: int, questions: int, directory: Path | None = None
+) -> Path:
+    """Generate rows with `questions` questions about each of `topics` contexts, into a file.
+
+    A context has `passages` passages, or what its first question needs. All questions but the
+    first ask for a single fact. Rows of one context follow each other. The file is in
+    LongBench's schema, in `directory` (default: the user's cache). Raises ConfigError for data
+    sets that have no such questions.
+    """
+    if dataset not in _LARGEST:
+        raise ConfigError(
+            f"`dataset` {dataset}: traffic over bundled rows asks questions over passages",
+            hint=f"one of {', '.join(_LARGEST)}, or name rows with `data`",
+        )
+    if not 2 <= passages <= _LARGEST[dataset]:
+        raise ConfigError(
+            f"`passages` {passages}: contexts of {dataset} have 2 to {_LARGEST[dataset]}",
+            hint="use `passages` in that range, or another `dataset`",
+        )
+    topic = partial(_about_topic, dataset, passages, questions)
+    rows = chain.from_iterable(map(topic, range(topics)))
+    return write_rows(f"{dataset}-topics", rows, directory)
+
+
+def _about_topic(
+    dataset: str, passages: int, questions: int, index: int
+) -> Iterator[dict[str, Any]]:
+    from picbench.workloads.synthetic.example import Level
+    from picbench.workloads.synthetic.generate import example
+    from picbench.workloads.synthetic.reply import extract
+
+    scale = (passages - 2) / (_LARGEST[dataset] - 2)
+    level = Level(scale=scale, more=_TRIES * questions, simple=1.0)
+    made = example(dataset, "test", index, level=level)
+    name = f"testbed-{dataset}-topic-{index}"
+    row = made.row(dataset, name)
+    yield row
+    for number, further in enumerate(made.more[: questions - 1], start=1):
+        changed = {
+            "input": further.input,
+            "answers": [extract(further.reply)],
+            "_id": f"{name}-{number}",
+        }
+        yield row | changed | {"gold_passages": None, "qtype": "1-hop"}

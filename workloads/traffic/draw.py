@@ -1,15 +1,14 @@
 """Draw requests: topics, chunks around them, copies, arrival times."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from random import Random
 
 from picbench.errors import ConfigError
 from picbench.workloads.sample import Sample, SampleSegment
-from picbench.workloads.traffic.arrivals import arrival_times
 from picbench.workloads.traffic.corpus import Corpus
-from picbench.workloads.traffic.popularity import pick, zipf
-from picbench.workloads.traffic.settings import Traffic
+from picbench.workloads.traffic.settings import Process, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +137,32 @@ def _renew(
             total += len(segments[place].tokens)
         renewed.append(replace(sample, segments=tuple(segments)))
     return renewed, tuple(preload)
+
+
+def arrival_times(rng: Random, count: int, rate: float, process: Process) -> tuple[float, ...]:
+    """Arrival times in seconds from the start, in order, `rate` a second on average.
+
+    ``poisson`` draws independent exponential gaps, ``uniform`` spaces arrivals evenly from 0 on.
+    """
+    if process == "uniform":
+        return tuple(number / rate for number in range(count))
+    return tuple(accumulate(rng.expovariate(rate) for _ in range(count)))
+
+
+def zipf(count: int, exponent: float) -> tuple[float, ...]:
+    """Weights of `count` things, most popular first; they sum to 1, and exponent 0 is uniform."""
+    weights = [float(rank) ** -exponent for rank in range(1, count + 1)]
+    total = sum(weights)
+    return tuple(weight / total for weight in weights)
+
+
+def pick(
+    rng: Random, weights: Sequence[float], count: int, without: Collection[int] = ()
+) -> list[int]:
+    """Draw `count` indices by weight, in the order of the draw, none twice and none in `without`.
+
+    Each index waits for an exponential time with its weight as rate, and those that wait least
+    are taken: the distribution of drawing one after another without putting back.
+    """
+    waits = [(rng.expovariate(weight), index) for index, weight in enumerate(weights)]
+    return [index for _, index in sorted(waits) if index not in without][:count]

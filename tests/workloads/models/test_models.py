@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from picbench.errors import ConfigError
 from picbench.workloads import models
 from picbench.workloads.models import ModelSpec, build, load_tokenizer, resolve
-from picbench.workloads.models.build import materialise
-from picbench.workloads.models.build_tokenizer import BOS, VOCABULARY, train
+from picbench.workloads.models.build import BOS, VOCABULARY, materialise, train
 from picbench.workloads.models.shapes import LLAMA_8B, MISTRAL_7B, SHAPES, TINY, YI_CODER_9B, Shape
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sources.cache_files import cache_directory

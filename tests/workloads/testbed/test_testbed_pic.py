@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from picbench.workloads.testbed.lm.decode import generate
-from picbench.workloads.testbed.lm.judge import with_chunks_of
+from picbench.workloads.testbed.lm.judge import generate, with_chunks_of
 from picbench.workloads.testbed.lm.llama import Llama, LlamaShape
 from picbench.workloads.testbed.lm.pic import (
     ARMS,

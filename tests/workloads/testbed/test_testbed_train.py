@@ -19,8 +19,7 @@ from picbench.workloads.testbed.lm.lowrank import adapt, deltas, merge
 from picbench.workloads.testbed.lm.muon import Muon
 from picbench.workloads.testbed.lm.packing import Packer, Shares, Stage
 from picbench.workloads.testbed.lm.pic import NAIVE, PromptTokens, collate, expand, visible
-from picbench.workloads.testbed.lm.recipes import LINKS_EACH, RECIPES, Recipe
-from picbench.workloads.testbed.lm.schedule import Schedule
+from picbench.workloads.testbed.lm.recipes import LINKS_EACH, RECIPES, Recipe, Schedule
 from picbench.workloads.testbed.testbed_tokenizer import LINKS, ids_of
 from picbench.workloads.testbed.train import train
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.workloads.traffic.arrivals import arrival_times
+from picbench.workloads.traffic.draw import arrival_times
 
 COUNT = 20_000
 

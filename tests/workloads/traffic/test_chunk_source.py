@@ -7,8 +7,7 @@ import pytest
 
 from picbench.errors import ConfigError
 from picbench.workloads.prompts.tokens import Tokenizer
-from picbench.workloads.traffic.bundled_chunks import topic_file
-from picbench.workloads.traffic.chunk_source import ChunkSource, build
+from picbench.workloads.traffic.chunk_source import ChunkSource, build, topic_file
 
 
 @pytest.mark.parametrize("dataset", ["musique", "hotpotqa", "2wikimqa"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.workloads.traffic.popularity import pick, zipf
+from picbench.workloads.traffic.draw import pick, zipf
 
 DRAWS = 20_000
 

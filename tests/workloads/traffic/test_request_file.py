@@ -13,9 +13,13 @@ from picbench.errors import ConfigError, DataError
 from picbench.workloads.sample import SampleSegment
 from picbench.workloads.traffic.corpus import from_tokens
 from picbench.workloads.traffic.draw import Stream, draw
-from picbench.workloads.traffic.file import Header, read_requests, write_requests
+from picbench.workloads.traffic.request_file import (
+    Header,
+    check_tokens,
+    read_requests,
+    write_requests,
+)
 from picbench.workloads.traffic.settings import Traffic
-from picbench.workloads.traffic.verify import check_tokens
 
 CORPUS = from_tokens(range(10, 500), 0, pool=9, chunk_tokens=20, max_tokens=4)
 HEADER = Header(dataset="synthetic", synthetic=True, settings={"seed": 3})

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from random import Random
 
 from picbench.workloads.synthetic.example import Example, Exchange, Level
+from picbench.workloads.synthetic.world.entities import Form
 from picbench.workloads.synthetic.world.fillers import aside
 from picbench.workloads.synthetic.world.invented_names import Split
 from picbench.workloads.synthetic.world.passages import WORDS, Passage, numbered
-from picbench.workloads.synthetic.world.relation import Form
 from picbench.workloads.synthetic.world.world import World
 
 #: Fewest and most articles.

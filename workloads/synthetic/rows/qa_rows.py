@@ -1,16 +1,31 @@
-"""What the three question-answering generators have in common."""
+"""Questions over passages, in the manner of MuSiQue, 2WikiMultihopQA and HotpotQA."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from random import Random
 
 from picbench.workloads.synthetic.example import Example, Exchange, Level
+from picbench.workloads.synthetic.world.entities import StatedFacts
 from picbench.workloads.synthetic.world.invented_names import Split
 from picbench.workloads.synthetic.world.passage_plan import PassagePlan
 from picbench.workloads.synthetic.world.passages import Passage, numbered
-from picbench.workloads.synthetic.world.questions import Question, chain
-from picbench.workloads.synthetic.world.stated import StatedFacts
+from picbench.workloads.synthetic.world.plant import (
+    plant_bridge_comparison,
+    plant_chain,
+    plant_comparison,
+    plant_kinship,
+    plant_same,
+)
+from picbench.workloads.synthetic.world.questions import (
+    Question,
+    bridge_comparison,
+    chain,
+    comparison,
+    kinship,
+    same,
+)
 
 # Multiples of the golden ratio spread evenly over the unit interval.
 _GOLDEN = 0.618033988749895
@@ -26,7 +41,7 @@ class Sort:
 
 
 @dataclass(frozen=True, slots=True)
-class Generator:
+class PassageQuestions:
     """Makes contexts of `least` to `most` passages and asks questions of these sorts."""
 
     sorts: tuple[Sort, ...]
@@ -73,3 +88,38 @@ class Generator:
 def _gold(passages: Sequence[Passage], question: Question) -> tuple[int, ...]:
     needed = set(question.facts)
     return tuple(i for i, passage in enumerate(passages) if needed & set(passage.facts))
+
+
+def _same(rng: Random, stated: StatedFacts) -> Question | None:
+    return same(rng, stated, wanted=rng.random() < 0.5)
+
+
+def _hops(share: float, hops: int) -> Sort:
+    return Sort(share, partial(plant_chain, hops=hops), partial(chain, hops=hops))
+
+
+#: Two to four hops over up to twenty passages.
+musique = PassageQuestions((_hops(0.5, 2), _hops(0.3, 3), _hops(0.2, 4)), least=6, most=20)
+
+#: Bridge, inference and comparison.
+wikimqa = PassageQuestions(
+    (
+        _hops(0.5, 2),
+        Sort(0.38, plant_kinship, kinship),
+        Sort(0.06, plant_comparison, comparison),
+        Sort(0.06, plant_bridge_comparison, bridge_comparison),
+    ),
+    least=6,
+    most=10,
+)
+
+#: Two gold passages among ten; spans, yes or no.
+hotpotqa = PassageQuestions(
+    (
+        _hops(0.9, 2),
+        Sort(0.05, plant_comparison, comparison),
+        Sort(0.05, plant_same, _same),
+    ),
+    least=8,
+    most=10,
+)

@@ -11,8 +11,7 @@ from types import MappingProxyType
 
 from picbench.workloads.synthetic.example import Example, Exchange, Level
 from picbench.workloads.synthetic.world import invented_names
-from picbench.workloads.synthetic.world.invented_names import Split
-from picbench.workloads.synthetic.world.lists import phrases
+from picbench.workloads.synthetic.world.invented_names import Split, phrases
 
 #: Fewest and most examples of a context.
 EXAMPLES = (5, 16)

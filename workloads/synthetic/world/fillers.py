@@ -8,8 +8,8 @@ from random import Random
 from string import Formatter
 from types import MappingProxyType
 
-from picbench.workloads.synthetic.world.lists import phrases, words
-from picbench.workloads.synthetic.world.relation import ORGANISATION, PERSON, WORK, Form
+from picbench.workloads.synthetic.world.entities import ORGANISATION, PERSON, WORK, Form
+from picbench.workloads.synthetic.world.invented_names import phrases, words
 
 _WORDS = MappingProxyType(
     {

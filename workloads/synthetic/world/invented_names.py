@@ -9,10 +9,18 @@ from random import Random
 from typing import Literal, get_args
 from zlib import crc32
 
-from picbench.workloads.synthetic.world.lists import words
-
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text."""
+    return tuple(text.split())
+
+
+def phrases(text: str) -> tuple[str, ...]:
+    """The phrases of a text, which vertical bars separate."""
+    return tuple(text.split("|"))
 
 
 def _words(heads: str, tails: str) -> tuple[str, ...]:

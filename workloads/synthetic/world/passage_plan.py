@@ -2,13 +2,19 @@
 
 from random import Random
 
+from picbench.workloads.synthetic.world.entities import (
+    PERSON,
+    WORK,
+    Entity,
+    Fact,
+    Form,
+    StatedFacts,
+)
 from picbench.workloads.synthetic.world.invented_names import Split
 from picbench.workloads.synthetic.world.passages import Manner, Passage, mention, write, write_on
 from picbench.workloads.synthetic.world.questions import Question
-from picbench.workloads.synthetic.world.relation import PERSON, WORK, Form
 from picbench.workloads.synthetic.world.relations import RELATIONS_OF
-from picbench.workloads.synthetic.world.stated import StatedFacts
-from picbench.workloads.synthetic.world.world import Entity, Fact, World
+from picbench.workloads.synthetic.world.world import World
 
 _FORMS: tuple[Form, ...] = (*PERSON * 3, *WORK, "town", "town", "company", "university", "studio")
 # How likely a newcomer is one that facts mention, or else resembles an entity with a passage; that

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
 
+from picbench.workloads.synthetic.world.entities import PERSON, WORK, Entity, Fact, Form
 from picbench.workloads.synthetic.world.fillers import aside, remark
-from picbench.workloads.synthetic.world.relation import PERSON, WORK, Form
 from picbench.workloads.synthetic.world.relations import RELATIONS
-from picbench.workloads.synthetic.world.world import Entity, Fact
 
 #: Fewest and most words of a body, which makes 60 to 200 tokens with the title.
 WORDS = (46, 95)

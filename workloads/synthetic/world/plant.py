@@ -2,6 +2,14 @@
 
 from random import Random
 
+from picbench.workloads.synthetic.world.entities import (
+    ORGANISATION,
+    PERSON,
+    WORK,
+    Entity,
+    Fact,
+    Form,
+)
 from picbench.workloads.synthetic.world.passage_plan import PassagePlan
 from picbench.workloads.synthetic.world.questions import (
     Question,
@@ -11,9 +19,7 @@ from picbench.workloads.synthetic.world.questions import (
     kinship,
     same,
 )
-from picbench.workloads.synthetic.world.relation import ORGANISATION, PERSON, WORK, Form
 from picbench.workloads.synthetic.world.relations import KINSHIP, RELATIONS, RELATIONS_OF
-from picbench.workloads.synthetic.world.world import Entity, Fact
 
 _STARTS: tuple[Form, ...] = (*PERSON, *WORK, "town", "company", "university", "studio")
 _MAKERS: tuple[tuple[Form, str], ...] = (
@@ -89,7 +95,7 @@ def plant_same(rng: Random, plan: PassagePlan) -> Question:
     first = plan.world.add(form)
     second, third = (plan.world.add(form, year=first.year) for _ in range(2))
     shared = plan.state(first, relation).object
-    plan.world.tell(second, relation, shared)
+    plan.world.add_fact(second, relation, shared)
     plan.state(second, relation)
     while plan.state(third, relation).object.name == shared.name:
         third = plan.world.add(form)
@@ -102,11 +108,11 @@ def _onward(rng: Random, plan: PassagePlan, subject: Entity, last: bool) -> Fact
         [
             noun
             for noun in RELATIONS_OF[subject.form]
-            if not plan.world.knows(subject, noun)
+            if not plan.world.has_fact(subject, noun)
             and (last or all(form in RELATIONS_OF for form in RELATIONS[noun].objects))
         ]
     )
-    plan.world.news(subject, noun)
+    plan.world.new_fact(subject, noun)
     return plan.state(subject, noun)
 
 

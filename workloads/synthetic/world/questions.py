@@ -8,10 +8,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from picbench.workloads.synthetic.reply import compose
-from picbench.workloads.synthetic.world.relation import PERSON, WORK
+from picbench.workloads.synthetic.world.entities import PERSON, WORK, Entity, Fact, StatedFacts
 from picbench.workloads.synthetic.world.relations import KINSHIP, RELATIONS
-from picbench.workloads.synthetic.world.stated import StatedFacts
-from picbench.workloads.synthetic.world.world import Entity, Fact
 
 _TRIES = 60
 _KINDS = (PERSON, WORK, ("town",), ("company",), ("university",), ("studio",))

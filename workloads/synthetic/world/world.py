@@ -6,14 +6,19 @@ ways, a capital lies in its country, parents and teachers are older than childre
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
 from picbench.workloads.synthetic.world import invented_names
-from picbench.workloads.synthetic.world.invented_names import Split
-from picbench.workloads.synthetic.world.lists import words
-from picbench.workloads.synthetic.world.relation import ORGANISATION, PERSON, WORK, Form
+from picbench.workloads.synthetic.world.entities import (
+    ORGANISATION,
+    PERSON,
+    WORK,
+    Entity,
+    Fact,
+    Form,
+)
+from picbench.workloads.synthetic.world.invented_names import Split, words
 from picbench.workloads.synthetic.world.relations import RELATIONS
 
 TRADES = words(
@@ -32,27 +37,6 @@ _YEARS = MappingProxyType(
     }
 )
 _FRESH = 1000
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Entity:
-    """A thing with a name. `year` is when it was born, founded or released."""
-
-    name: str
-    form: Form
-    year: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """`relation` of `subject` is `object`."""
-
-    subject: Entity
-    relation: str
-    object: Entity
-
-    def __str__(self) -> str:
-        return f"{self.relation} of {self.subject.name} is {self.object.name}"
 
 
 class World:
@@ -82,16 +66,16 @@ class World:
     def fact(self, subject: Entity, relation: str) -> Fact:
         """Return the fact that answers "what is the `relation` of `subject`?"."""
         known = self._facts.get((subject, relation))
-        return known or self.tell(subject, relation, self._object(subject, relation))
+        return known or self.add_fact(subject, relation, self._object(subject, relation))
 
-    def news(self, subject: Entity, relation: str) -> Fact:
+    def new_fact(self, subject: Entity, relation: str) -> Fact:
         """Return a fact that must not be known yet and whose object is new too."""
         linked, self._linked = self._linked, 0.0
         fact = self.fact(subject, relation)
         self._linked = linked
         return fact
 
-    def tell(self, subject: Entity, relation: str, found: Entity) -> Fact:
+    def add_fact(self, subject: Entity, relation: str, found: Entity) -> Fact:
         """Make `found` the `relation` of `subject`, of which there must be none yet."""
         fact = self._facts[subject, relation] = Fact(subject, relation, found)
         self._kin |= {(subject, found), (found, subject)}
@@ -101,7 +85,7 @@ class World:
             self._facts[found, "country"] = Fact(found, "country", subject)
         return fact
 
-    def knows(self, subject: Entity, relation: str) -> bool:
+    def has_fact(self, subject: Entity, relation: str) -> bool:
         """Whether `subject` has this relation already."""
         return (subject, relation) in self._facts
 

@@ -6,15 +6,23 @@ from itertools import cycle, islice
 from statistics import fmean
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from picbench.workloads.synthetic.generate import DATASETS, rows
 from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
-from picbench.workloads.testbed.lm.coder import Coder
-from picbench.workloads.testbed.lm.decode import generate
-from picbench.workloads.testbed.lm.llama import Llama
-from picbench.workloads.testbed.lm.pic import PromptTokens, ReuseArm, collate, expand
+from picbench.workloads.testbed.lm.llama import Cache, Llama
+from picbench.workloads.testbed.lm.pic import (
+    PaddedBatch,
+    PromptTokens,
+    ReuseArm,
+    collate,
+    expand,
+    visible,
+)
 from picbench.workloads.testbed.testbed_prompt import dataset, prompt
+from picbench.workloads.testbed.testbed_tokenizer import Coder
 
 #: Rows of a batch on a GPU and elsewhere: masks take memory with the square of the length.
 _AT_ONCE = {"cuda": 200, "cpu": 4}
@@ -97,3 +105,46 @@ def with_chunks_of(tokens: PromptTokens, other: PromptTokens) -> PromptTokens:
     """Chunks of the same lengths, filled with what another request has in its chunks."""
     foreign = cycle(token for chunk in other.chunks for token in chunk)
     return tokens._replace(chunks=[list(islice(foreign, len(c))) for c in tokens.chunks])
+
+
+@torch.no_grad()
+def generate(
+    model: Llama,
+    layout: PaddedBatch,
+    limit: int,
+    stop: int,
+    anchored: bool = False,
+) -> list[list[int]]:
+    """Return the tokens that each row goes on with, up to `stop` or `limit` of them."""
+    mask = visible(layout, anchored)
+    hidden, caches = model(layout.ids, layout.positions, mask)
+    rows = torch.arange(len(layout.ids), device=layout.ids.device)
+    last = layout.filled.sum(1) - 1
+    token = model.logits(hidden[rows, last]).argmax(-1)
+    seen = (layout.filled & ~layout.hidden)[:, None, None, :]
+    return _continue(model, token, layout.positions[rows, last], seen, caches, limit, stop)
+
+
+def _continue(
+    model: Llama,
+    token: Tensor,
+    position: Tensor,
+    seen: Tensor,
+    caches: list[Cache],
+    limit: int,
+    stop: int,
+) -> list[list[int]]:
+    said = [token]
+    done = token == stop
+    while len(said) < limit and not bool(done.all()):
+        position = position + 1
+        seen = torch.cat((seen, torch.ones_like(seen[..., :1])), -1)
+        hidden, caches = model(token[:, None], position[:, None], seen, caches)
+        token = model.logits(hidden[:, -1]).argmax(-1)
+        said.append(token)
+        done |= token == stop
+    return [_until(row, stop) for row in torch.stack(said, 1).tolist()]
+
+
+def _until(row: list[int], stop: int) -> list[int]:
+    return row[: row.index(stop)] if stop in row else row

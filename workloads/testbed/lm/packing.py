@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from picbench.workloads.synthetic.example import Example, Level
 from picbench.workloads.synthetic.generate import DATASETS, example
 from picbench.workloads.synthetic.world.passages import Manner
-from picbench.workloads.testbed.lm.coder import Coder
 from picbench.workloads.testbed.testbed_prompt import prompt
+from picbench.workloads.testbed.testbed_tokenizer import Coder
 
 #: Tokens of the largest context of each data set.
 _LARGEST = MappingProxyType(

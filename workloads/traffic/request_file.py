@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from picbench.errors import ConfigError, DataError
+from picbench.workloads.prompts.tokens import Tokenizer, begin, encode
 from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.traffic.draw import Stream
 
@@ -120,7 +121,7 @@ def _content(segment: SampleSegment) -> dict[str, Any]:
 
 
 def _read_header(line: bytes, path: Path) -> Header:
-    from picbench.workloads.traffic.file_schema import HeaderSchema
+    from picbench.workloads.traffic.request_file_schema import HeaderSchema
 
     try:
         found = HeaderSchema.model_validate_json(line)
@@ -166,7 +167,7 @@ class _Reader:
 
     def _take(self, line: bytes, where: str) -> None:
         from picbench.workloads.sources.row_schema import first_problem
-        from picbench.workloads.traffic.file_schema import ChunkSchema, LineSchema
+        from picbench.workloads.traffic.request_file_schema import ChunkSchema, LineSchema
 
         try:
             found = LineSchema.validate_json(line)
@@ -200,3 +201,24 @@ class _Reader:
 
 
 _HINT = "a line is a chunk or a request; see picbench traffic"
+
+
+def check_tokens(stream: Stream, tokenizer: Tokenizer, path: Path) -> None:
+    """Raise ConfigError unless `tokenizer` turns every text of `stream` into the ids beside it.
+
+    Parts without text, random tokens, are passed over.
+    """
+    segments = tuple(dict.fromkeys(segment for segment in _segments(stream) if segment.text))
+    for segment, ids in zip(segments, encode(tokenizer, [s.text for s in segments]), strict=True):
+        if segment.tokens not in (ids, begin(tokenizer, ids)):
+            raise ConfigError(
+                f"`requests` {path}: its token ids are not those of `model`'s tokenizer "
+                f"(first seen at {segment.text[:40]!r})",
+                hint="make the file anew for this model: picbench traffic `model`",
+            )
+
+
+def _segments(stream: Stream) -> Iterator[SampleSegment]:
+    yield from stream.preload
+    for sample in stream.samples:
+        yield from sample.segments

@@ -1,0 +1,174 @@
+"""Rows of the real data sets from the Hugging Face hub, at a revision that is pinned."""
+
+import hashlib
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from picbench.errors import ConfigError, DataError, PicBenchError
+from picbench.workloads.sources.cache_files import cache_directory, write_whole
+
+HUB = "hub"
+
+_PREFIX = HUB + ":"
+_KIND = "dataset"
+_ELSEWHERE = "`data=bundled` has rows without a network, `data=DIR` takes files of your own"
+_TEXT = "`data=DIR` with text files makes needle's rows, `data=bundled` has some"
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A zip file with LongBench's row files in a data set repository of the hub.
+
+    `revision` is a commit, a branch or a tag. `sha256` is what the file's content must hash to;
+    None where that is not known beforehand.
+    """
+
+    repository: str
+    revision: str
+    file: str = "data.zip"
+    sha256: str | None = None
+
+
+#: LongBench v1 (its second version holds other tasks); 200 rows for each data set here.
+LONGBENCH = Archive(
+    repository="zai-org/LongBench",
+    revision="5e628be450b7e67fb7ae6e201bd6d8f7056f7672",
+    sha256="cb45b11a4133c6bc1d6a44b0f8e701335ff1e543195db1103472e575857f7f64",
+)
+
+
+def is_hub(data: str) -> bool:
+    """Tell whether `data` names the hub rather than a folder or a file."""
+    return data == HUB or data.startswith(_PREFIX)
+
+
+def parse(data: str) -> Archive:
+    """Read ``hub``, LongBench at its pinned revision, or ``hub:OWNER/NAME[@REVISION]``.
+
+    The second form takes another repository with a ``data.zip`` like LongBench's, whose content
+    nobody vouches for. Raises ConfigError where no repository is named.
+    """
+    if data == HUB:
+        return LONGBENCH
+    repository, _, revision = data.removeprefix(_PREFIX).partition("@")
+    owner, _, name = repository.partition("/")
+    if not owner or not name or "/" in name:
+        raise ConfigError(
+            f"`data` {data}: no such form", hint="`data=hub` or hub:OWNER/NAME[@REVISION]"
+        )
+    return Archive(repository, revision or "main")
+
+
+def download(archive: Archive, *, offline: bool) -> Path:
+    """Return the archive's path in the hub's cache; its folder is named by the commit.
+
+    Nothing is asked of the network under `offline`, under the variable HF_HUB_OFFLINE, or when
+    the archive's content is pinned and in the cache. Raises ConfigError where it cannot be had.
+    """
+    from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
+
+    alone = offline or is_offline_mode()
+    try:
+        cached = try_to_load_from_cache(
+            archive.repository, archive.file, repo_type=_KIND, revision=archive.revision
+        )
+        if isinstance(cached, str) and (alone or archive.sha256):
+            return Path(cached)
+        if alone:
+            raise _absent(archive, "`offline` or HF_HUB_OFFLINE forbids to fetch it")
+        _ask(archive)
+        found = hf_hub_download(
+            archive.repository, archive.file, repo_type=_KIND, revision=archive.revision
+        )
+        return Path(found)
+    except PicBenchError:
+        raise
+    # Errors of the HTTP library below huggingface_hub, which changed between its releases, too.
+    except Exception as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise ConfigError(f"{_name(archive)}: {reason}", hint=_ELSEWHERE) from error
+
+
+def _ask(archive: Archive) -> None:
+    """Ask the hub for the file once; the download itself would try for 23 s without a network."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+
+    url = hf_hub_url(archive.repository, archive.file, repo_type=_KIND, revision=archive.revision)
+    try:
+        get_hf_file_metadata(url)
+    except HfHubHTTPError:
+        raise
+    except Exception as error:
+        raise _absent(archive, "the hub cannot be reached") from error
+
+
+def checksum(archive: Archive, path: Path) -> str:
+    """Return the SHA-256 of the file in hex; DataError unless it is the archive's own."""
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if archive.sha256 not in (None, found):
+        raise DataError(
+            f"{path}: its SHA-256 is {found}, {archive.repository} is pinned to {archive.sha256}",
+            hint=f"delete {path.parents[2]} to download it again",
+        )
+    return found
+
+
+def _absent(archive: Archive, why: str) -> ConfigError:
+    return ConfigError(
+        f"{_name(archive)} is not in the hub's cache on this machine, and {why}", hint=_ELSEWHERE
+    )
+
+
+def _name(archive: Archive) -> str:
+    return f"`data=hub`: {archive.file} of {archive.repository} at {archive.revision[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where rows from the hub came from, for the manifest.
+
+    `revision` is the commit that was read, `sha256` the hash of `file`, and `pinned` says that
+    picbench knew the hash beforehand.
+    """
+
+    repository: str
+    revision: str
+    file: str
+    sha256: str
+    pinned: bool
+
+
+def hub_rows(archive: Archive, dataset: str, *, offline: bool) -> tuple[Path, Origin]:
+    """Return a file with the rows of `dataset`, in LongBench's schema, and where they are from.
+
+    The file is unpacked once, into the user's cache. Raises ConfigError where the archive cannot
+    be had or has no such data set, DataError where its content is wrong.
+    """
+    if dataset == "needle":
+        raise ConfigError("`data=hub`: the hub has no rows for 'needle'", hint=_TEXT)
+    path = download(archive, offline=offline)
+    sha256 = checksum(archive, path)
+    file = cache_directory("hub") / sha256[:16] / f"{dataset}.jsonl"
+    if not file.exists():
+        write_whole(file, _member(path, dataset))
+    revision = path.parent.name  # The hub's cache has a folder for every commit.
+    return file, Origin(archive.repository, revision, archive.file, sha256, bool(archive.sha256))
+
+
+def _member(path: Path, dataset: str) -> bytes:
+    wanted = f"{dataset}.jsonl"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if PurePosixPath(name).name == wanted]
+            if not names:
+                raise ConfigError(
+                    f"`data=hub`: {path} has no {wanted}", hint="`data=bundled` or `data=DIR`"
+                )
+            return archive.read(names[0])
+    except zipfile.BadZipFile as error:
+        raise DataError(
+            f"{path}: {error}", hint=f"delete {path.parents[2]} to download it again"
+        ) from error
