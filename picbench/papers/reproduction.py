@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from picbench.papers.measured import Measured, read_run
+from picbench.output.run_reader import read_run
+from picbench.papers.measured_runs import MeasuredRun
 from picbench.papers.paper_report import Report
 from picbench.papers.paper_settings import FIGURES, Settings, points
+from picbench.papers.planned_runs import PlannedRun, plan_runs
 from picbench.papers.published import read_published
-from picbench.papers.runs import Planned, plan_runs
 from picbench.run.progress import Progress
 from picbench.run.services import Services
 from picbench.run.sweep import sweep
@@ -40,7 +41,7 @@ def reproduce(
 
 
 def _run_missing(
-    planned: Sequence[Planned], output: Path, services: Services, display: Display
+    planned: Sequence[PlannedRun], output: Path, services: Services, display: Display
 ) -> None:
     jobs = [run.job for run in planned if run.job is not None]
     if not jobs:
@@ -50,8 +51,9 @@ def _run_missing(
             pass
 
 
-def _by_experiment(planned: Sequence[Planned]) -> dict[str, list[Measured]]:
-    found: dict[str, list[Measured]] = {}
+def _by_experiment(planned: Sequence[PlannedRun]) -> dict[str, list[MeasuredRun]]:
+    found: dict[str, list[MeasuredRun]] = {}
     for run in planned:
-        found.setdefault(run.point.experiment, []).append(read_run(run))
+        measured = MeasuredRun(run.point, run.facts, read_run(run.directory))
+        found.setdefault(run.point.experiment, []).append(measured)
     return found

@@ -1,15 +1,18 @@
 """A paper's tables: its printed values beside ours."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from picbench.papers.measured import Measured, Spread, arms_of, by_label
+from picbench.errors import InvalidRun
+from picbench.output.ledger_series import HELD
+from picbench.output.summary import Percentiles
+from picbench.papers.measured_runs import MeasuredRun, SeedSpread, arms_of, by_label
 from picbench.papers.published import Published
-from picbench.papers.sheet import Cell, Sheet
+from picbench.papers.report_table import Cell, ReportTable
 
 
-def workload_table(runs: Sequence[Measured], published: Published) -> Sheet:
+def workload_table(runs: Sequence[MeasuredRun], published: Published) -> ReportTable:
     """MEPIC's Table 1: how long prompts are and how much of them is reused."""
-    return Sheet(
+    return ReportTable(
         "table1",
         "Table 1: the workloads",
         (
@@ -31,23 +34,23 @@ def workload_table(runs: Sequence[Measured], published: Published) -> Sheet:
     )
 
 
-def _workload_row(label: str, runs: Sequence[Measured], published: Published) -> list[Cell]:
+def _workload_row(label: str, runs: Sequence[MeasuredRun], published: Published) -> list[Cell]:
     paper = published.workload(label)
     return [
         label,
         runs[0].facts.requests,
         paper.get("tokens"),
-        Spread.of(run.facts.mean_tokens for run in runs).text(0),
+        SeedSpread.of(run.facts.mean_tokens for run in runs).text(0),
         paper.get("reuse_pct"),
-        Spread.of(100 * run.facts.reuse for run in runs).text(1),
+        SeedSpread.of(100 * run.facts.reuse for run in runs).text(1),
         paper.get("recomputed"),
-        Spread.of(run.facts.fresh_tokens for run in runs).text(0),
+        SeedSpread.of(run.facts.fresh_tokens for run in runs).text(0),
     ]
 
 
-def result_table(runs: Sequence[Measured], published: Published) -> Sheet:
+def result_table(runs: Sequence[MeasuredRun], published: Published) -> ReportTable:
     """MEPIC's Table 2: latency, peak occupancy, score."""
-    return Sheet(
+    return ReportTable(
         "table2",
         "Table 2: total latency, peak KV occupancy, score",
         (
@@ -74,7 +77,9 @@ def result_table(runs: Sequence[Measured], published: Published) -> Sheet:
     )
 
 
-def _result_row(label: str, runs: Sequence[Measured], arm: str, published: Published) -> list[Cell]:
+def _result_row(
+    label: str, runs: Sequence[MeasuredRun], arm: str, published: Published
+) -> list[Cell]:
     def printed(metric: str) -> str:
         found = published.result(label, metric, arm)
         return "-" if found is None else f"{found[0]:.2f} ± {found[1]:.2f}"
@@ -83,22 +88,22 @@ def _result_row(label: str, runs: Sequence[Measured], arm: str, published: Publi
         label,
         arm,
         printed("latency_s"),
-        Spread.of(run.arms[arm]["makespan_s"] for run in runs).text(),
+        SeedSpread.of(run.arm(arm).makespan_s for run in runs).text(),
         printed("peak_pct"),
-        Spread.of(run.share(arm, "peak_referenced") for run in runs).text(),
-        Spread.of(run.share(arm, "peak_resident") for run in runs).text(),
+        SeedSpread.of(run.share(arm, "peak_referenced") for run in runs).text(),
+        SeedSpread.of(run.share(arm, "peak_resident") for run in runs).text(),
         printed("score"),
         _score(runs, arm).text(),
     ]
 
 
-def load_table(runs: Sequence[Measured], name: str, title: str, varies: str) -> Sheet:
+def load_table(runs: Sequence[MeasuredRun], name: str, title: str, varies: str) -> ReportTable:
     """What every arm did at every point of an experiment."""
-    columns: dict[str, Callable[[Measured, str], float | None]] = {
-        "makespan s": lambda run, arm: run.arms[arm]["makespan_s"],
-        "TTFT p50 s": lambda run, arm: run.arms[arm]["ttft_ms"]["p50"] / 1e3,
-        "TTFT p95 s": lambda run, arm: run.arms[arm]["ttft_ms"]["p95"] / 1e3,
-        "tokens/s": lambda run, arm: run.arms[arm]["throughput_tok_s"],
+    columns: dict[str, Callable[[MeasuredRun, str], float | None]] = {
+        "makespan s": lambda run, arm: run.arm(arm).makespan_s,
+        "TTFT p50 s": lambda run, arm: _seconds(run.arm(arm).ttft_ms, "p50"),
+        "TTFT p95 s": lambda run, arm: _seconds(run.arm(arm).ttft_ms, "p95"),
+        "tokens/s": lambda run, arm: run.arm(arm).throughput_tok_s,
         "peak referenced %": lambda run, arm: run.share(arm, "peak_referenced"),
         "mean referenced %": lambda run, arm: run.share(arm, "mean_referenced"),
         "peak resident %": lambda run, arm: run.share(arm, "peak_resident"),
@@ -107,12 +112,12 @@ def load_table(runs: Sequence[Measured], name: str, title: str, varies: str) -> 
         [
             label,
             arm,
-            *(Spread.of(value(r, arm) for r in group).text() for value in columns.values()),
+            *(SeedSpread.of(value(r, arm) for r in group).text() for value in columns.values()),
         ]
         for label, group in by_label(runs).items()
         for arm in arms_of(group)
     ]
-    return Sheet(
+    return ReportTable(
         name,
         title,
         (varies, "arm", *columns),
@@ -121,9 +126,9 @@ def load_table(runs: Sequence[Measured], name: str, title: str, varies: str) -> 
     )
 
 
-def text_table(name: str, figure: str, published: Published) -> Sheet:
+def text_table(name: str, figure: str, published: Published) -> ReportTable:
     """What the paper's text says of a figure, for comparison."""
-    return Sheet(
+    return ReportTable(
         name,
         "What the paper's text says of this figure",
         ("quantity", "paper"),
@@ -133,10 +138,10 @@ def text_table(name: str, figure: str, published: Published) -> Sheet:
 
 
 def ratio_table(
-    runs: Sequence[Measured], name: str, varies: str, subject: str, reference: str
-) -> Sheet:
+    runs: Sequence[MeasuredRun], name: str, varies: str, subject: str, reference: str
+) -> ReportTable:
     """How many times fewer blocks one arm references at its peak than another."""
-    return Sheet(
+    return ReportTable(
         name,
         f"Peak referenced KV: {reference} over {subject}",
         (
@@ -153,13 +158,13 @@ def ratio_table(
     )
 
 
-def _ratio_rows(runs: Sequence[Measured], subject: str, reference: str) -> Iterator[list[Cell]]:
+def _ratio_rows(runs: Sequence[MeasuredRun], subject: str, reference: str) -> Iterator[list[Cell]]:
     for label, group in by_label(runs).items():
-        ratios = Spread.of(run.peak(reference) / run.peak(subject) for run in group)
+        ratios = SeedSpread.of(run.peak(reference) / run.peak(subject) for run in group)
         yield [
             label,
-            Spread.of(run.peak(subject) for run in group).text(0),
-            Spread.of(run.peak(reference) for run in group).text(0),
+            SeedSpread.of(run.peak(subject) for run in group).text(0),
+            SeedSpread.of(run.peak(reference) for run in group).text(0),
             ratios.text(),
             min(ratios.values),
             max(ratios.values),
@@ -167,6 +172,55 @@ def _ratio_rows(runs: Sequence[Measured], subject: str, reference: str) -> Itera
         ]
 
 
-def _score(runs: Sequence[Measured], arm: str) -> Spread:
-    scores = [run.arms[arm]["score"] for run in runs]
-    return Spread.of(score["mean"] for score in scores if score["meaningful"])
+def difference_table(
+    runs: Sequence[MeasuredRun], name: str, varies: str, subject: str, reference: str
+) -> ReportTable:
+    """Blocks by kind at the moment of each arm's peak, and the difference of every kind.
+
+    Raises InvalidRun unless the kinds sum to the peaks exactly.
+    """
+    return ReportTable(
+        name,
+        f"Blocks by kind at the peak: {reference} less {subject}",
+        (varies, "seed", "arm", *HELD, "sum"),
+        [row for run in runs for row in _difference_rows(run, subject, reference)],
+        (
+            "Blocks of 16 tokens that running requests hold. chunk: shared KV of chunks; linked: "
+            "recomputed tokens of chunks; private: a request's own copies; decode: replies.",
+        ),
+    )
+
+
+def difference(subject: Mapping[str, float], reference: Mapping[str, float]) -> dict[str, float]:
+    """Blocks that `reference` holds and `subject` does not, by kind; their sum is exact.
+
+    Counts are multiples of 1/16, which floats hold exactly.
+    """
+    return {kind: reference[kind] - subject[kind] for kind in HELD}
+
+
+def _difference_rows(run: MeasuredRun, subject: str, reference: str) -> Iterator[list[Cell]]:
+    peaks = {arm: run.data.ledger[arm].at_peak() for arm in (reference, subject)}
+    for arm, blocks in peaks.items():
+        if sum(blocks.values()) != run.peak(arm):
+            raise InvalidRun(
+                f"arm {arm}: the ledger's kinds sum to {sum(blocks.values())} blocks, its peak is "
+                f"{run.peak(arm)}",
+                hint="report this with the run directory",
+            )
+        yield _difference_row(run, arm, blocks)
+    yield _difference_row(run, "difference", difference(peaks[subject], peaks[reference]))
+
+
+def _difference_row(run: MeasuredRun, arm: str, blocks: Mapping[str, float]) -> list[Cell]:
+    total = sum(blocks.values())
+    return [run.point.label, run.point.seed, arm, *(blocks[kind] for kind in HELD), total]
+
+
+def _score(runs: Sequence[MeasuredRun], arm: str) -> SeedSpread:
+    scores = [run.arm(arm).score for run in runs]
+    return SeedSpread.of(score.mean for score in scores if score.meaningful)
+
+
+def _seconds(percentiles: Percentiles | None, name: str) -> float | None:
+    return None if percentiles is None else float(getattr(percentiles, name)) / 1e3

@@ -1,60 +1,46 @@
 """What the runs of an experiment measured, read back from their directories."""
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from picbench.output.ledger_series import Series, read_series
-from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY
+from picbench.output.run_reader import Run
+from picbench.output.summary import ArmSummary
 from picbench.papers.paper_settings import Point
-from picbench.papers.runs import Planned
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """One run: its point, the facts about its requests, summary and ledger by arm, manifest."""
+class MeasuredRun:
+    """A complete run of a point, and the facts about its requests."""
 
     point: Point
     facts: TrafficFacts
-    arms: Mapping[str, Mapping[str, Any]]
-    series: Mapping[str, Series]
-    manifest: Mapping[str, Any]
+    data: Run
+
+    def arm(self, name: str) -> ArmSummary:
+        """What an arm did."""
+        return self.data.summary[name]
 
     def peak(self, arm: str) -> float:
         """Most blocks that running requests of an arm held at a time."""
-        return float(self.arms[arm]["blocks"]["peak_referenced"])
+        return self.arm(arm).blocks.peak_referenced
 
     def share(self, arm: str, occupancy: str) -> float:
         """A field of the arm's `Occupancy`, in percent of the pool."""
-        blocks = self.arms[arm]["blocks"]
-        return 100.0 * float(blocks[occupancy]) / float(blocks["pool"])
-
-
-def read_run(planned: Planned) -> Measured:
-    """Read the run of a point, which must be complete."""
-    path = planned.directory
-    return Measured(
-        planned.point,
-        planned.facts,
-        _json(path / SUMMARY)["arms"],
-        read_series(path / MEMORY),
-        _json(path / MANIFEST),
-    )
+        blocks = self.arm(arm).blocks
+        return 100.0 * float(getattr(blocks, occupancy)) / blocks.pool
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SeedSpread:
     """Mean and sample standard deviation over runs; no deviation of a single one."""
 
     values: tuple[float, ...]
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> "Spread":
+    def of(cls, values: Iterable[float | None]) -> "SeedSpread":
         """The spread of the values that are there."""
         return cls(tuple(value for value in values if value is not None))
 
@@ -76,19 +62,14 @@ class Spread:
         return text if self.deviation is None else f"{text} ± {self.deviation:,.{digits}f}"
 
 
-def by_label(runs: Iterable[Measured]) -> dict[str, list[Measured]]:
+def by_label(runs: Iterable[MeasuredRun]) -> dict[str, list[MeasuredRun]]:
     """Runs of the same workload under different seeds, in the order of the settings."""
-    found: dict[str, list[Measured]] = {}
+    found: dict[str, list[MeasuredRun]] = {}
     for run in runs:
         found.setdefault(run.point.label, []).append(run)
     return found
 
 
-def arms_of(runs: Sequence[Measured]) -> list[str]:
+def arms_of(runs: Sequence[MeasuredRun]) -> list[str]:
     """The arms, in the order of the settings."""
-    return list(runs[0].arms)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_bytes())
-    return found
+    return list(runs[0].data.summary)

@@ -10,7 +10,7 @@ Cell = str | float | int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class ReportTable:
     """A table: `name` for files, `title` above it, `notes` below.
 
     Cells are numbers, text, or None where nothing was measured.

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from picbench.engines.ledger import KINDS, summarise
 from picbench.output.ledger_series import HELD, Series, read_series
 from picbench.output.run_directory import RunDirectory
-from picbench.papers.measured import Spread
-from picbench.papers.sheet import Sheet
+from picbench.papers.measured_runs import SeedSpread
+from picbench.papers.report_table import ReportTable
 
 EXACT = st.integers(0, 16 * 50).map(lambda slots: slots / 16)
 
 
 def test_spread_by_hand() -> None:
-    assert Spread.of([1.0, None, 3.0]).text() == "2.00 ± 1.41"
-    assert Spread.of([5.0]).text(1) == "5.0"
-    assert Spread.of([None]).text() == "-"
-    assert Spread.of([]).mean is None
+    assert SeedSpread.of([1.0, None, 3.0]).text() == "2.00 ± 1.41"
+    assert SeedSpread.of([5.0]).text(1) == "5.0"
+    assert SeedSpread.of([None]).text() == "-"
+    assert SeedSpread.of([]).mean is None
 
 
 def test_series_are_what_the_run_wrote(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_kinds_at_the_peak_sum_to_the_peak_exactly(steps: list[dict[str, float]]
 
 
 def test_a_sheet_is_written_three_ways(tmp_path: Path) -> None:
-    sheet = Sheet("t", "A title", ("a", "b"), [["x", 1234.5], [None, 2.0]], ("A note.",))
+    sheet = ReportTable("t", "A title", ("a", "b"), [["x", 1234.5], [None, 2.0]], ("A note.",))
     sheet.write(tmp_path / "new")
     assert (tmp_path / "new" / "t.md").read_text() == (
         "### A title\n\n| a | b |\n| --- | --- |\n| x | 1,234.50 |\n| - | 2 |\n\nA note.\n"
@@ -56,4 +56,4 @@ def test_a_sheet_is_written_three_ways(tmp_path: Path) -> None:
     content = json.loads((tmp_path / "new" / "t.json").read_text())
     assert content["rows"] == [{"a": "x", "b": 1234.5}, {"a": None, "b": 2.0}]
     with pytest.raises(ValueError):
-        Sheet("t", "", ("a",), [["x", "y"]]).write(tmp_path)
+        ReportTable("t", "", ("a",), [["x", "y"]]).write(tmp_path)

@@ -1,6 +1,5 @@
 """Running an experiment's points, each into a directory of its own, and finding them again."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 from picbench.errors import ConfigError
 from picbench.inputs.traffic_file import write_traffic
 from picbench.output.run_directory import MANIFEST
+from picbench.output.run_reader import read_run
 from picbench.papers.paper_settings import Point, Settings
 from picbench.run.config import parse_config
 from picbench.run.job import Job, prepare
@@ -17,9 +17,12 @@ from picbench.run.services import Services
 from picbench.workloads import models
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
+#: Settings by which a run is recognised; its files may have moved.
+_DECISIVE = ("algo", "model", "kv_blocks", "context", "max_running")
+
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRun:
     """A point, the facts about its requests, and its run; None where that is already complete."""
 
     point: Point
@@ -30,7 +33,7 @@ class Planned:
 
 def plan_runs(
     settings: Settings, points: Sequence[Point], output: Path, services: Services
-) -> list[Planned]:
+) -> list[PlannedRun]:
     """Write every point's request file below `output` and prepare the runs that are missing.
 
     A complete run is kept, one that was killed is begun anew. ConfigError for one with other
@@ -42,14 +45,14 @@ def plan_runs(
 
 def _plan(
     settings: Settings, point: Point, output: Path, services: Services, model: models.ModelSpec
-) -> Planned:
+) -> PlannedRun:
     requests = output / "requests" / f"{point.name}.jsonl"
     written = write_traffic(requests, point.traffic, model)
     directory = output / "runs" / point.name
     wanted = _flags(settings, requests, directory) | {"context": settings.context or model.context}
     if _is_complete(directory, wanted, written.fingerprint):
-        return Planned(point, written.facts, directory, None)
-    return Planned(point, written.facts, directory, prepare(parse_config(wanted), services.load))
+        return PlannedRun(point, written.facts, directory, None)
+    return PlannedRun(point, written.facts, directory, prepare(parse_config(wanted), services.load))
 
 
 def _flags(settings: Settings, requests: Path, directory: Path) -> dict[str, Any]:
@@ -65,9 +68,9 @@ def _flags(settings: Settings, requests: Path, directory: Path) -> dict[str, Any
 
 def _is_complete(directory: Path, wanted: dict[str, Any], fingerprint: str) -> bool:
     """Whether a run is there and is the one that is wanted; an unfinished one is removed."""
-    manifest = _manifest(directory)
-    if manifest is None:
+    if not (directory / MANIFEST).exists():
         return False
+    manifest = read_run(directory).manifest
     config = manifest["config"] | {"algo": tuple(manifest["config"]["algo"])}
     same = manifest["workload"]["request_file"] == fingerprint and all(
         config[name] == value for name, value in wanted.items() if name in _DECISIVE
@@ -80,15 +83,3 @@ def _is_complete(directory: Path, wanted: dict[str, Any], fingerprint: str) -> b
         return True
     shutil.rmtree(directory)
     return False
-
-
-#: Settings by which a run is known again; files may have moved since.
-_DECISIVE = ("algo", "model", "kv_blocks", "context", "max_running")
-
-
-def _manifest(directory: Path) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads((directory / MANIFEST).read_bytes())
-    except FileNotFoundError:
-        return None
-    return found

@@ -1,0 +1,103 @@
+"""A run directory comes back as it was written."""
+
+import io
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from harness_fakes import Harness, make_sample
+
+from picbench.engines.request import Hits, TokenCounts
+from picbench.errors import ConfigError
+from picbench.output.run_directory import MANIFEST, MEMORY, SAMPLES, SUMMARY, RunDirectory
+from picbench.output.run_reader import read_run
+from picbench.output.sample_row import SampleRow
+from picbench.run.config import parse_config
+from picbench.run.job import prepare
+from picbench.run.progress import PlainProgress
+from picbench.run.session import execute
+
+
+def row(sample: str, text: str = "yes") -> SampleRow:
+    tokens, hits = TokenCounts(prompt=9, reused=4), Hits(chunk=2, tiers={"host": 1})
+    return SampleRow(
+        arm="mepic",
+        sample=sample,
+        round=0,
+        timed=True,
+        prompt_sha256="0",
+        text=text,
+        tokens=tokens,
+        hits=hits,
+    )
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory.create(tmp_path / "run")
+    directory.write_manifest({"status": "running"})
+    return directory
+
+
+def test_rows_come_back_as_they_were_written(directory: RunDirectory) -> None:
+    written = [row("a"), row("b", "two\nlines, é, \u2028 and \ud800"), row("c")]
+    directory.append(written[:2])
+    directory.append(written[2:])
+    assert read_run(directory.path).rows == written
+
+
+@pytest.mark.parametrize("lost", [1, 2, 20])
+def test_a_torn_last_line_costs_that_row_alone(directory: RunDirectory, lost: int) -> None:
+    directory.append([row("a"), row("b")])
+    file = directory.path / SAMPLES
+    file.write_bytes(file.read_bytes()[:-lost])
+    assert [r.sample for r in read_run(directory.path).rows] == ["a"]
+
+
+def test_a_run_comes_back_whole(tmp_path: Path) -> None:
+    harness = Harness([make_sample(n) for n in range(3)], arrivals=(0.0, 0.5, 1.0))
+    values = {"algo": ("full", "mepic"), "dataset": "fake", "output": str(tmp_path / "run")}
+    job = prepare(parse_config({**values, "slo": "ttft=500"}), harness.load)
+    finished = execute(job, harness.launch, PlainProgress(6, io.StringIO()))
+    run = read_run(finished.path)
+    assert run.manifest["fingerprint"] == job.fingerprint
+    assert run.summary == finished.arms
+    assert len(run.rows) == 6
+    assert run.ledger["mepic"].referenced.max() == run.summary["mepic"].blocks.peak_referenced
+
+
+def test_an_unfinished_run_has_its_manifest_and_rows(directory: RunDirectory) -> None:
+    directory.append([row("a")])
+    run = read_run(directory.path)
+    assert run.manifest == {"status": "running"}
+    assert run.rows == [row("a")]
+    for name in ("summary", "ledger"):
+        with pytest.raises(ConfigError, match="run: not a run directory"):
+            getattr(run, name)
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '"text"'])
+def test_what_is_no_run_directory_is_a_plain_error(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(ConfigError, match="not a run directory"):
+        read_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "content"),
+    [
+        (SAMPLES, "rows", json.dumps(asdict(row("a")) | {"colour": 1}) + "\n"),
+        (SAMPLES, "rows", '{"arm": "full"}\n'),
+        (SUMMARY, "summary", '{"arms": {"full": {"requests": 1}}}'),
+        (SUMMARY, "summary", "{}"),
+        (MEMORY, "ledger", "{}"),
+    ],
+)
+def test_other_contents_are_plain_errors(
+    directory: RunDirectory, file: str, name: str, content: str
+) -> None:
+    (directory.path / file).write_text(content)
+    with pytest.raises(ConfigError, match="run: not a run directory"):
+        getattr(read_run(directory.path), name)
