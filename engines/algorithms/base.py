@@ -1,4 +1,8 @@
-"""What an algorithm is: a name, options, and a treatment for each chunk of a prompt."""
+"""The interface of an algorithm: a name, options, and a policy for each chunk of a prompt.
+
+Every algorithm states the same three things: how its chunks are compiled (their `anchor`), which
+tokens are linked, and whether requests share the chunks' blocks or copy them.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, Field, dataclass, field, fields
@@ -9,24 +13,28 @@ from picbench.engines.planning.policy import Anchor, ChunkPolicy, Pad
 
 
 class Reuse(Enum):
-    """What of earlier requests an algorithm reuses at all."""
+    """What an algorithm reuses of earlier requests."""
 
     NOTHING = "nothing"
     PREFIX = "prefix"
     CHUNKS = "chunks"
 
 
-def option(default: Any, text: str, choices: tuple[Any, ...]) -> Any:
-    """A dataclass field that the command line can set: ``name:field=value``."""
-    return field(default=default, metadata={"help": text, "choices": choices})
+def option(default: Any, text: str, choices: tuple[Any, ...], *, named: bool = False) -> Any:
+    """A dataclass field that users can set: ``name:field=value``.
+
+    Specs leave out default values, but always name a field that is `named`, and name it first.
+    """
+    metadata = {"help": text, "choices": choices, "named": named}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
 class Algorithm(ABC):
-    """A policy over chunks, as a frozen dataclass whose fields are its options.
+    """A frozen dataclass whose fields are its options.
 
-    A subclass names itself, says in a line what it does, and treats chunks. Register it under the
-    entry-point group ``picbench.algorithms``; the name of the entry point is what users type.
+    A subclass sets `name` and `summary` and implements `plan_chunk`. Register it in the entry-point
+    group ``picbench.algorithms``; the name of the entry point is what users type.
     """
 
     name: ClassVar[str]
@@ -35,7 +43,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
-        """Treat the chunk at `index` (0 is the prompt's first chunk), of `length` tokens."""
+        """The policy for the chunk at `index` (0 is the prompt's first), of `length` tokens."""
 
     @property
     def pads(self) -> Pad:
@@ -44,9 +52,10 @@ class Algorithm(ABC):
 
     @property
     def spec(self) -> str:
-        """The algorithm in the notation of the command line, without default options."""
-        parts = [f"{f.name}={getattr(self, f.name)}" for f in self.options() if self._is_set(f)]
-        return ":".join([self.name, *parts])
+        """The notation that `parse` reads, ``name:option=value``."""
+        listed = [f for f in self.options() if _is_named(f) or self._is_set(f)]
+        listed.sort(key=_is_named, reverse=True)
+        return ":".join([self.name, *(f"{f.name}={getattr(self, f.name)}" for f in listed)])
 
     @classmethod
     def options(cls) -> tuple[Field[Any], ...]:
@@ -57,26 +66,29 @@ class Algorithm(ABC):
         return option.default is MISSING or getattr(self, option.name) != option.default
 
 
+def _is_named(option: Field[Any]) -> bool:
+    return bool(option.metadata.get("named"))
+
+
 @dataclass(frozen=True)
 class ChunkAlgorithm(Algorithm):
-    """An algorithm that compiles chunks; adds the options that all of these share."""
+    """An algorithm that compiles chunks, with their common options; requests share blocks."""
 
     pad: str = option("masked", "how chunks fill whole blocks", ("masked", "paper"))
-    anchored: str = option("off", "compile chunks behind the prompt's first text", ("off", "on"))
+    anchored: str = option("off", "compile chunks after the prompt's first text", ("off", "on"))
 
     @property
     def anchor(self) -> Anchor:
-        """What chunks are compiled behind."""
+        """What chunks are compiled after."""
         return Anchor.PREFIX if self.anchored == "on" else Anchor.NONE
 
 
 @dataclass(frozen=True)
 class CopyingAlgorithm(ChunkAlgorithm):
-    """A chunk algorithm whose publication copies chunk KV into every request.
+    """A chunk algorithm that was published with a copy of chunk KV for every request.
 
-    ``copy=private`` is that form: chunk KV lives in a tier outside the KV pool, and every request
-    gets blocks of its own. ``copy=shared`` maps the same blocks into all requests, so that copying
-    is the only difference between the two.
+    ``copy=private`` is that form: chunk KV is kept in a tier outside the KV pool, and every request
+    gets blocks of its own. With ``copy=shared`` requests share blocks, and nothing else differs.
     """
 
     copy: str = option(

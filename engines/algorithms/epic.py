@@ -1,4 +1,4 @@
-"""EPIC's LegoLink-k (arXiv 2410.15332, ICML 2025): recompute the first k tokens of chunks."""
+"""EPIC's LegoLink-k (arXiv 2410.15332, ICML 2025): the first k tokens of chunks recomputed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,33 +9,31 @@ from picbench.engines.planning.policy import Anchor, ChunkPolicy
 
 @dataclass(frozen=True)
 class Epic(CopyingAlgorithm):
-    """Recompute the first k tokens of each chunk but the prompt's first.
+    """Recompute the first k tokens of every chunk but the prompt's first.
 
-    k = 0 recomputes nothing; chunks are then compiled behind BOS tokens that are discarded, so
-    that the attention sink of each chunk falls on them (LegoLink-0).
+    Compiled: each chunk alone; for k = 0 (LegoLink-0) after BOS tokens that are then discarded, so
+    that the chunk's attention sink falls on them. Linked: the first k tokens of chunks 2, 3, ...
+    Shared: nothing, every request copies chunk KV; with ``copy=shared`` all chunk blocks that hold
+    a token which is not linked.
 
-    As published, every request copies the chunks' KV. There it overwrites the first k tokens of
-    its copy; here they get slots of their own in whole blocks, and blocks that they replace as a
-    whole are not copied: the same blocks for k = 16 and its multiples, at most one more a chunk
-    for others.
+    The paper overwrites the first k tokens in the request's copy. Here they get slots of their own
+    in whole blocks, and blocks that they replace as a whole are not copied: the same number of
+    blocks for k = 16 and its multiples, at most one more a chunk for others.
     """
 
     name: ClassVar[str] = "epic"
     summary: ClassVar[str] = "EPIC LegoLink-k: recompute the first k tokens of chunks 2, 3, ..."
 
     k: int = option(
-        16, "tokens recomputed at the start of a chunk; 0: BOS anchors", (0, 1, 2, 4, 8, 16, 32, 64)
+        16,
+        "tokens recomputed at the start of a chunk; 0: BOS anchors",
+        (0, 1, 2, 4, 8, 16, 32, 64),
+        named=True,
     )
 
     @property
-    def spec(self) -> str:
-        """As in the base class, with k always named."""
-        rest = super().spec.split(":")[1:]
-        return ":".join(["epic", f"k={self.k}", *(o for o in rest if not o.startswith("k="))])
-
-    @property
     def anchor(self) -> Anchor:
-        """BOS tokens for k = 0, unless the prompt's first text serves as anchor."""
+        """BOS tokens for k = 0, unless chunks are compiled after the prompt's first text."""
         if self.k == 0 and self.anchored == "off":
             return Anchor.BOS
         return super().anchor

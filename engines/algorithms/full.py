@@ -1,4 +1,4 @@
-"""Full recompute: nothing is reused; the accuracy that every other algorithm is held to."""
+"""Full recompute: the accuracy to which every other algorithm is compared."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,10 @@ from picbench.engines.planning.policy import ChunkPolicy
 
 @dataclass(frozen=True)
 class Full(Algorithm):
-    """Compute every token of every prompt."""
+    """Reuse nothing.
+
+    Compiled: nothing. Linked: all tokens. Shared: nothing.
+    """
 
     name: ClassVar[str] = "full"
     summary: ClassVar[str] = "compute every token of every prompt"

@@ -1,4 +1,4 @@
-"""MEPIC (arXiv 2512.16822): share chunk blocks in place, recompute each chunk's first block."""
+"""MEPIC (arXiv 2512.16822): shared chunk blocks, the first block of each chunk recomputed."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,7 +10,14 @@ from picbench.engines.planning.policy import ChunkPolicy
 
 @dataclass(frozen=True)
 class Mepic(ChunkAlgorithm):
-    """Recompute the first block of every chunk; an equal prefix hits it, like any prompt block."""
+    """Recompute the first block of every chunk.
+
+    Compiled: each chunk alone. Linked: the first 16 tokens of every chunk; with an equal prefix
+    their block is a cache hit, as any block of text. Shared: all other chunk blocks.
+
+    ``pad=paper`` is the paper's alignment of segments (section on segment alignment); by default
+    pads are invisible.
+    """
 
     name: ClassVar[str] = "mepic"
     summary: ClassVar[str] = "MEPIC: shared chunk blocks, first block of each chunk recomputed"

@@ -1,4 +1,4 @@
-"""Naive reuse: canonical chunk KV as it is; the lower bound on work and on accuracy."""
+"""Naive reuse of chunk KV: the lower bound on work and on accuracy."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,10 @@ from picbench.engines.planning.policy import ChunkPolicy
 
 @dataclass(frozen=True)
 class Naive(ChunkAlgorithm):
-    """Recompute nothing inside chunks."""
+    """Reuse chunks as they were compiled.
+
+    Compiled: each chunk alone. Linked: nothing. Shared: all chunk blocks.
+    """
 
     name: ClassVar[str] = "naive"
     summary: ClassVar[str] = "reuse chunks, recompute nothing inside them"

@@ -1,4 +1,4 @@
-"""Prefix caching as vLLM does it: what a user has without position-independent caching."""
+"""Prefix caching by vLLM: what users have without position-independent caching."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,7 +9,10 @@ from picbench.engines.planning.policy import ChunkPolicy
 
 @dataclass(frozen=True)
 class Prefix(Algorithm):
-    """Reuse the longest common prefix of earlier prompts."""
+    """Reuse the longest prefix in common with an earlier prompt.
+
+    Compiled: nothing. Linked: all tokens after the common prefix. Shared: the prefix's blocks.
+    """
 
     name: ClassVar[str] = "prefix"
     summary: ClassVar[str] = "vLLM's own prefix caching"

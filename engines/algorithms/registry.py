@@ -1,4 +1,4 @@
-"""Finding algorithms by name and reading the command line's notation.
+"""Algorithms by name, and their notation.
 
 ``epic:k=16:pad=paper`` is an algorithm and its options. Any installed package can add one through
 the entry-point group ``picbench.algorithms``.
@@ -17,9 +17,9 @@ GROUP = "picbench.algorithms"
 
 
 class Registry:
-    """The algorithms that are installed when it is first asked.
+    """The algorithms that are installed at its first use.
 
-    Searching the installed packages takes milliseconds, so whoever parses per request keeps one.
+    Searching the installed packages takes milliseconds, so keep one to parse for every request.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Registry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all algorithms: picbench's own in alphabetical order, then others'."""
+        """Names of all algorithms, in alphabetical order: picbench's own, then others."""
         return tuple(self._points)
 
     def describe(self) -> list[tuple[str, str, str]]:
@@ -98,11 +98,11 @@ def _value(option: Field[Any], spec: str, text: str) -> Any:
 
 
 def _options_text(kind: type[Algorithm]) -> str:
-    parts = [
+    texts = [
         f"{o.name}={'|'.join(map(str, o.metadata['choices']))} (default {o.default})"
         for o in kind.options()
     ]
-    return ", ".join(parts)
+    return ", ".join(texts)
 
 
 def _suggest(name: str, known: tuple[str, ...]) -> str:
