@@ -36,12 +36,12 @@ test: check
 check: lint types
 
 # On a GPU host, with a Python that has torch, vLLM and picbench: correctness first, and no
-# measurement behind a check that fails. Steps that are done are not repeated; see --list.
+# measurement after a check that fails. Steps that are done are not repeated; see --list.
 # COMMIT says which code it is, where the checkout cannot.
 GPU_PYTHON ?= $(BIN)/python
 
 gpu-check:
-	$(GPU_PYTHON) -m picbench.gpu check --output results/gpu $(if $(COMMIT),--commit $(COMMIT))
+	$(GPU_PYTHON) -m picbench measure all --output results/gpu $(if $(COMMIT),--commit $(COMMIT))
 
 lint: install tree
 	$(BIN)/ruff check .

@@ -9,9 +9,9 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import Any, Protocol
 
-from picbench.arms.server import Batch, Failure, Group, Reset
+from picbench.arms.server import Batch, Call, Failure, Group, Reset
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Request, Result
@@ -64,8 +64,8 @@ def open_engine(config: EngineConfig) -> AbstractContextManager[EngineLike]:
 def serve(connection: Connection) -> None:
     """Build the engine, send its description, answer each Group by a Batch, each Reset by None.
 
-    The first message received builds the engine. An error of start-up crosses as a PicBenchError
-    object. Ends on None or when the parent is gone.
+    A Call is answered by what its function returns. The first message received builds the engine.
+    An error of start-up crosses as a PicBenchError object. Ends on None or when the parent is gone.
     """
     try:
         build: Build = connection.recv()
@@ -111,10 +111,12 @@ def _answer(engine: EngineLike, connection: Connection) -> None:
         connection.send(_obey(engine, message))
 
 
-def _obey(engine: EngineLike, message: Group | Reset) -> Batch | PicBenchError | None:
+def _obey(engine: EngineLike, message: Group | Reset | Call) -> Any:
     if isinstance(message, Group):
         return run_group(engine, message)
     try:
+        if isinstance(message, Call):
+            return message.function(engine)
         engine.reset()
     except Exception as error:
         traceback.print_exc()

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from picbench.arms.arm_process import Build, open_engine
 from picbench.arms.environment import arm_environment
-from picbench.arms.server import Batch, Group, Reset
+from picbench.arms.server import Batch, Call, Group, Reset
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request
 from picbench.errors import EngineError, PicBenchError
@@ -69,6 +69,11 @@ class Remote:
         """See Server."""
         self._send(Reset())
         self._receive()
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        """Call a function with the engine, in the engine's process."""
+        self._send(Call(function))
+        return self._receive()
 
     def close(self) -> None:
         """See Server."""

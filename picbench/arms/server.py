@@ -1,8 +1,8 @@
 """What an arm's engine looks like to the run protocol, wherever it runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Request, Result
@@ -44,6 +44,13 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class Reset:
     """Drop all cached KV."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of a module, to be called with the engine; its answer crosses back."""
+
+    function: Callable[[Any], Any]
 
 
 class Server(Protocol):

@@ -4,7 +4,7 @@ import click
 
 from picbench.cli.guard import GuardedGroup
 from picbench.cli.listing import listing
-from picbench.cli.measure import kernels
+from picbench.cli.measure import measure
 from picbench.cli.reproduce import reproduce
 from picbench.cli.run import run
 from picbench.cli.traffic import traffic
@@ -26,5 +26,5 @@ main.add_command(run)
 main.add_command(traffic)
 main.add_command(warm)
 main.add_command(reproduce)
-main.add_command(kernels)
+main.add_command(measure)
 main.add_command(listing)

@@ -1,18 +1,75 @@
-"""`picbench kernels`: attention kernels without an engine."""
+"""`picbench measure`: kernels, the chunk store, tiers and engines, one by one or all on a GPU."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
 from picbench.cli.guard import traced
 
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_FOLDER = click.Path(path_type=Path, file_okay=False)
 
-@click.group()
-def kernels() -> None:
-    """Attention kernels by themselves."""
+_COMMIT = click.option("--commit", metavar="NAME", help="What to call the code [this checkout's].")
+_DEVICE = click.option("--device", default="cuda", show_default=True, help="cuda or cpu.")
+_EAGER = click.option("--eager", is_flag=True, help="Neither compile nor capture CUDA graphs.")
+_MODEL = click.option("--model", default="shape:llama-3.1-8b", show_default=True)
+_ON_CPU = click.option("--output", type=_FOLDER, default=Path("results/cpu"), show_default=True)
+_ON_GPU = click.option("--output", type=_FOLDER, default=Path("results/gpu"), show_default=True)
+_REPEATS = click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+_SEED = click.option("--seed", type=int, default=0, show_default=True, help="For inputs and order.")
 
 
-@kernels.command()
+class _Step(click.Command):
+    """A measurement, with --debug; its errors name its own flags."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.params.append(click.Option(["--debug"], is_flag=True, help="Show tracebacks."))
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command."""
+        with traced(context.params.pop("debug")):
+            return super().invoke(context)
+
+
+class _Steps(click.Group):
+    """A group of measurements."""
+
+    command_class = _Step
+    group_class = type
+
+
+@click.group(cls=_Steps)
+def measure() -> None:
+    """Measure and check parts of picbench by themselves."""
+
+
+@measure.command(name="all")
+@_ON_GPU
+@_COMMIT
+@click.option("--only", multiple=True, metavar="STEP", help="Run these steps and no others.")
+@click.option("--redo", is_flag=True, help="Repeat steps that are done.")
+@click.option("--list", "listing", is_flag=True, help="Show the steps; run none.")
+@click.option("--runs", type=_FOLDER, default=Path("runs/gpu"), show_default=True, help="Scratch.")
+def every(
+    output: Path, commit: str | None, only: Sequence[str], redo: bool, listing: bool, runs: Path
+) -> int:
+    """Run every check on a GPU, then every measurement; continue where an earlier call stopped."""
+    from picbench.measure.steps import run_steps, steps
+    from picbench.output import provenance
+
+    found = steps(output, runs, commit)
+    if listing:
+        for step in found:
+            click.echo(f"{step.name:12} {step.summary}")
+        return 0
+    return run_steps(found, runs, only, commit or provenance.checkout(), redo=redo)
+
+
+@measure.command()
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
@@ -22,29 +79,29 @@ def kernels() -> None:
 )
 @click.option(
     "--output",
-    metavar="DIR",
-    default="runs/kernels",
+    type=_FOLDER,
+    default=Path("runs/kernels"),
     show_default=True,
     help="Where tables go. Cases that are in them, from the same commit, are not timed again on a "
     "GPU.",
 )
 @click.option("--rounds", type=click.IntRange(5), default=21, show_default=True, help="Of a case.")
-@click.option("--seed", type=int, default=0, show_default=True, help="For inputs and order.")
-@click.option("--commit", metavar="NAME", help="What to call the code, without a checkout.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def bench(
-    *, device: str, output: str, rounds: int, seed: int, commit: str | None, debug: bool
-) -> int:
-    """Check the kernels, then time them against the library's that they stand beside.
+@click.option("--seconds", type=float, default=20.0, show_default=True, help="Of a case on a CPU.")
+@click.option("--threads", type=click.IntRange(1), help="Of a CPU [all cores].")
+@click.option(
+    "--work",
+    multiple=True,
+    type=click.Choice(("decode", "link", "prefill", "chunked")),
+    help="Only cases of these kinds; a GPU has decode and link, a CPU all but link.",
+)
+@_SEED
+@_COMMIT
+def kernels(device: str, output: Path, threads: int | None, seconds: float, **options: Any) -> None:
+    """Check the kernels, then time them against those that vLLM itself uses.
 
-    On a GPU that is FlashAttention-3, on CPU vLLM's own attention. A kernel whose output is wrong
+    On a GPU that is FlashAttention-3, on a CPU vLLM's own attention. A kernel whose output is wrong
     is not timed: the command ends with exit code 3. Prints a table.
     """
-    with traced(debug):
-        return _bench(device, Path(output), rounds, seed, commit)
-
-
-def _bench(device: str, output: Path, rounds: int, seed: int, commit: str | None) -> int:
     from picbench.workloads.models.extras import engine_packages
 
     with engine_packages():
@@ -54,10 +111,177 @@ def _bench(device: str, output: Path, rounds: int, seed: int, commit: str | None
     if here is CUDA:
         from picbench.measure.kernels.gpu_attention import bench as on_cuda
 
-        on_cuda(output, rounds, seed, commit=commit)
+        on_cuda(output, **options)
         click.echo((output / "kernels.md").read_text(encoding="utf-8"))
-        return 0
+        return
+    import torch
+
     from picbench.measure.kernels.cpu_attention import bench as on_cpu
 
-    click.echo(on_cpu(output / "attention.json", rounds, seed))
-    return 0
+    torch.set_num_threads(threads or torch.get_num_threads())
+    click.echo(on_cpu(output, seconds=seconds, **options))
+
+
+@measure.command(name="chunk-store")
+@_ON_CPU
+@click.option("--repeats", type=click.IntRange(2), default=300, show_default=True)
+def chunk_store(output: Path, repeats: int) -> None:
+    """What looking up, using, evicting and planning chunks costs the scheduler."""
+    from picbench.measure import chunk_store as measuring
+
+    click.echo(measuring.measure_all(repeats, output))
+
+
+@measure.command()
+@click.option("--tiers", required=True, help="Tiers to measure, each alone, as for picbench run.")
+@click.option("--sizes", default="1MiB,4MiB,16MiB,32MiB", show_default=True, help="Value sizes.")
+@click.option("--batch", default="64MiB", show_default=True, help="Bytes in flight at a time.")
+@click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1))
+@_SEED
+@click.option("--output", type=_FILE, help="JSON file to write.")
+def tiers(**options: Any) -> None:
+    """How fast tiers store and fetch chunks."""
+    from picbench.measure import tiers as measuring
+
+    click.echo(measuring.measure_all(**options))
+
+
+@measure.command()
+@click.option("--model", default="testbed", show_default=True, help="A Llama.")
+@click.option("--dtype", type=click.Choice(("float32", "bfloat16", "float16")), default="float32")
+@_EAGER
+@click.option("--synchronous", is_flag=True, help="Schedule no step ahead.")
+@click.option("--keys-without-rope", is_flag=True, help="Cache all keys without RoPE.")
+@click.option("--tensor-parallel", type=click.IntRange(1), default=1, help="GPUs of the engine.")
+def oracle(**settings: Any) -> int:
+    """Compare a GPU engine with the oracle; exit 1 where they differ."""
+    from picbench.measure.engine import oracle_check
+
+    _exact_float32()
+    return 0 if oracle_check.measure(**settings) else 1
+
+
+@measure.command(name="engine-comparison")
+@_ON_GPU
+@_COMMIT
+@_MODEL
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+def engine_comparison(output: Path, commit: str | None, model: str, repeats: int) -> None:
+    """Time the engine against stock vLLM on one GPU."""
+    from picbench.measure.engine import comparison
+
+    comparison.measure(model, repeats, commit, output)
+
+
+@measure.command()
+@_ON_GPU
+@_COMMIT
+@_DEVICE
+@click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="bfloat16")
+@click.option(
+    "--rows",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    help="Of each set. The card is about 200: other numbers are shown beside it and not judged.",
+)
+@_EAGER
+def accuracy(
+    output: Path, commit: str | None, device: str, dtype: str, rows: int, eager: bool
+) -> None:
+    """Score the testbed model in the engine; exit 3 where its card says something else."""
+    from picbench.measure import accuracy as measuring
+
+    _exact_float32()
+    measuring.measure(device, dtype, rows, eager, commit, output)
+
+
+@measure.command()
+@_ON_GPU
+@_COMMIT
+@_DEVICE
+@_MODEL
+@_REPEATS
+@click.option("--longest", type=click.IntRange(2), default=98, show_default=True, help="Chunks.")
+def context(
+    output: Path, commit: str | None, device: str, model: str, repeats: int, longest: int
+) -> None:
+    """TTFT against the length of the context, 1k to 50k tokens."""
+    from picbench.measure.engine import context as measuring
+
+    measuring.measure(model, device, repeats, longest, commit, output)
+    click.echo((output / "context.md").read_text(encoding="utf-8"))
+
+
+@measure.command()
+@_ON_GPU
+@_COMMIT
+@_DEVICE
+@_MODEL
+@_REPEATS
+@click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="GPUs.")
+@click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True)
+def scaling(
+    output: Path,
+    commit: str | None,
+    device: str,
+    model: str,
+    repeats: int,
+    workers: int,
+    concurrency: int,
+) -> None:
+    """Throughput of an engine on several GPUs against one."""
+    from picbench.measure.engine import scaling as measuring
+
+    measuring.measure(model, device, workers, concurrency, repeats, commit, output)
+    click.echo((output / f"scaling-{workers}.md").read_text(encoding="utf-8"))
+
+
+@measure.command()
+@_ON_GPU
+@_COMMIT
+@click.option("--throughput", type=_FOLDER, help="Run directory.")
+@click.option("--memory", type=_FOLDER, help="Run directory.")
+def load(output: Path, commit: str | None, throughput: Path | None, memory: Path | None) -> None:
+    """A table of runs under load, and the ratios that it comes to."""
+    from picbench.measure import load as table
+
+    table.write(throughput, memory, commit, output)
+    click.echo((output / "load.md").read_text(encoding="utf-8"))
+
+
+@measure.group(cls=_Steps)
+def agreement() -> None:
+    """Compare vLLM's replies with those of Hugging Face's own model."""
+
+
+@agreement.command()
+@click.option("--dtype", type=click.Choice(("float32", "bfloat16")), required=True)
+@click.option("--model", type=_FOLDER, help="The model folder [the testbed's].")
+@click.option("--rows", type=click.IntRange(1), default=200, help="Rows of every data set.")
+@click.option("--dataset", "datasets", multiple=True, help="Only these; repeat the flag for more.")
+@click.option("--output", type=_FILE, required=True, help="The file to write.")
+def replies(
+    dtype: str, model: Path | None, rows: int, datasets: tuple[str, ...], output: Path
+) -> None:
+    """Collect greedy replies of LlamaForCausalLM, on a GPU if there is one."""
+    from picbench.measure.replies import collect
+    from picbench.workloads.testbed import DATASETS, model_path
+
+    collect(model or model_path(), dtype, datasets or DATASETS, rows, output)
+
+
+@agreement.command()
+@click.argument("runs", type=_FOLDER, nargs=-1, required=True)
+@click.option("--replies", "files", type=_FILE, multiple=True, required=True)
+@click.option("--output", type=_FOLDER, required=True, help="The folder to write to.")
+def compare(runs: tuple[Path, ...], files: tuple[Path, ...], output: Path) -> None:
+    """Compare run directories of the arm full with files of replies; exit 3 where they differ."""
+    from picbench.measure.agreement import measure
+
+    click.echo(measure(runs, files, output))
+
+
+def _exact_float32() -> None:
+    """Triton multiplies float32 in TensorFloat-32 unless told otherwise when it is imported."""
+    os.environ["TRITON_F32_DEFAULT"] = "ieee"

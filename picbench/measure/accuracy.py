@@ -14,8 +14,8 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.errors import InvalidRun
 from picbench.inputs.workload import Workload, load_workload
-from picbench.measure.gpu_provenance import facts_of
-from picbench.output.run_directory import write_json
+from picbench.measure.report import save
+from picbench.output import markdown, provenance
 from picbench.run.config import parse_config
 from picbench.run.protocol import to_request
 from picbench.run.sizing import blocks
@@ -57,7 +57,8 @@ def measure(
         engine.warm_up()
         about = engine.describe()
         scores = [score for workload in workloads for score in _scores(engine, workload)]
-    facts = facts_of(device, commit) | {"dtype": about["dtype"], "eager": eager}
+    facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
+    facts |= {"dtype": about["dtype"], "eager": eager}
     write(scores, facts, output)
     check(scores)
 
@@ -71,12 +72,9 @@ def check(scores: Sequence[Score]) -> None:
 
 def write(scores: Sequence[Score], facts: Mapping[str, Any], output: Path) -> None:
     """Write ``accuracy-DTYPE.json`` and ``.md``."""
-    output.mkdir(parents=True, exist_ok=True)
-    base = output / f"accuracy-{facts['dtype']}"
     results = [asdict(score) | {"difference": score.difference} for score in scores]
     document = {"schema": 1, "provenance": facts, "rows": "synthetic", "results": results}
-    write_json(base.with_suffix(".json"), document)
-    base.with_suffix(".md").write_text(render(scores, facts), encoding="utf-8")
+    save(output / f"accuracy-{facts['dtype']}", document, render(scores, facts))
 
 
 def render(scores: Sequence[Score], facts: Mapping[str, Any]) -> str:
@@ -87,7 +85,6 @@ def render(scores: Sequence[Score], facts: Mapping[str, Any]) -> str:
         [arm, *(_cell(found[arm, dataset]) for dataset in datasets)]
         for arm in dict.fromkeys(score.arm for score in scores)
     ]
-    table = [["arm", *datasets], ["---"] * (len(datasets) + 1), *rows]
     worst = max(abs(score.difference) for score in scores)
     return "\n".join(
         [
@@ -99,7 +96,7 @@ def render(scores: Sequence[Score], facts: Mapping[str, Any]) -> str:
             "(word F1; rouge-l of samsum and multi_news): picbench's engine / torch in bfloat16 "
             "without any engine. One fixed set of rows, decoded once: no spread to report.",
             "",
-            *(f"| {' | '.join(line)} |" for line in table),
+            markdown.table(["arm", *datasets], rows),
             "",
             f"Largest difference: {worst:.3f}.",
             "",

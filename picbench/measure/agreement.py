@@ -7,8 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from picbench.errors import ConfigError, IncomparableRuns
-from picbench.output.run_directory import MANIFEST, read_rows, write_json
+from picbench.errors import ConfigError, IncomparableRuns, InvalidRun
+from picbench.measure.report import save
+from picbench.output import markdown
+from picbench.output.run_directory import MANIFEST, read_rows
 
 ARM = "full"
 #: How far apart two mean scores may be.
@@ -87,8 +89,21 @@ def read_replies(file: Path) -> list[Side]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{file}: not a file of replies",
-            hint="python -m picbench.agreement replies --output FILE makes one",
+            hint="picbench measure agreement replies --output FILE makes one",
         ) from error
+
+
+def measure(runs: Iterable[Path], files: Iterable[Path], output: Path) -> str:
+    """Compare run directories with files of replies, write the result, and say that they agree.
+
+    Raises InvalidRun where they do not.
+    """
+    references = [side for file in files for side in read_replies(file)]
+    found = write([read_run(folder) for folder in runs], references, output)
+    if apart := [one for one in found if abs(one.difference) > TOLERANCE]:
+        names = ", ".join(f"{one.dataset} in {one.dtype}" for one in apart)
+        raise InvalidRun(f"vLLM and Hugging Face differ by more than {TOLERANCE}: {names}")
+    return f"{len(found)} comparisons, all within {TOLERANCE}: {output / 'agreement.md'}"
 
 
 def compare(runs: Iterable[Side], references: Iterable[Side]) -> list[Agreement]:
@@ -107,20 +122,16 @@ def write(runs: Sequence[Side], references: Sequence[Side], folder: Path) -> lis
         "vllm": [{"dataset": run.dataset, **run.made_by} for run in runs],
         "hugging_face": list({side.dtype: dict(side.made_by) for side in references}.values()),
     }
-    folder.mkdir(parents=True, exist_ok=True)
     results = [asdict(one) | {"difference": one.difference} for one in found]
-    write_json(
-        folder / "agreement.json",
-        {"schema": 1, "model": "testbed", "rows": "synthetic", "results": results, **made_by},
-    )
-    (folder / "agreement.md").write_text(_page(found, runs, references), encoding="utf-8")
+    document = {"schema": 1, "model": "testbed", "rows": "synthetic", "results": results}
+    save(folder / "agreement", document | made_by, _page(found, runs, references))
     return found
 
 
 def _compare(run: Side, reference: Side | None) -> Agreement:
     name = f"{run.dataset} in {run.dtype}"
     if reference is None:
-        raise IncomparableRuns(f"no replies to {name}", hint="name their file by --replies")
+        raise IncomparableRuns(f"no replies to {name}", hint="name their file by `replies`")
     prompts = [
         {sample: reply.prompt for sample, reply in side.replies.items()}
         for side in (run, reference)
@@ -155,9 +166,9 @@ One fixed set of rows, decoded once: no spread to report.
       picbench run --algo full --dataset $d --dtype $t --limit {rows} --output runs/$d-$t
     done; done
     for t in {dtypes}; do
-      python -m picbench.agreement replies --dtype $t --rows {rows} --output runs/replies-$t.json
+      picbench measure agreement replies --dtype $t --rows {rows} --output runs/replies-$t.json
     done
-    python -m picbench.agreement compare runs/*-*/ \\
+    picbench measure agreement compare runs/*-*/ \\
       {flags} \\
       --output results/testbed
 
@@ -179,8 +190,7 @@ def _page(found: Sequence[Agreement], runs: Sequence[Side], references: Sequence
         flags=" ".join(f"--replies runs/replies-{dtype}.json" for dtype in dtypes),
     )
     header = ("data set", "type", "rows", "vLLM", "Hugging Face", "difference", "same")
-    lines = [header, ("---",) * len(header), *map(_cells, found)]
-    return about + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"{about}{markdown.table(header, map(_cells, found))}\n"
 
 
 def _cells(one: Agreement) -> tuple[str, ...]:

@@ -1,21 +1,15 @@
 """What the chunk cache costs a request on the scheduler's side.
 
-    python -m picbench.measure.chunk_store [--out DIR]
-
 A request for 64 resident chunks is looked up and accounted for (`lookup`, `use`), while a pool
 knows 100, 1,000 or 10,000 chunks; then a chunk is evicted as a whole (`evict`). Laying out the
 request's plan (`plan`) does not depend on what is known, and is measured beside. vLLM's own block
 pool is used, without an engine around it.
 """
 
-import argparse
-import json
-import os
-import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +24,8 @@ from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.scheduler.evictions import ChunkEvictions, listen
 from picbench.engines.vllm.scheduler.pool import Pool
-from picbench.measure.kernels.facts import commit, cpu_model
+from picbench.measure.report import save
+from picbench.output import markdown, provenance
 
 KNOWN = (100, 1_000, 10_000)
 CHUNKS = 64
@@ -87,42 +82,27 @@ def measure_plan(repeats: int, seed: int = 0) -> list[Timing]:
     return [_timing(name, 0, CHUNKS, LONG, found) for name, found in each.items()]
 
 
-def render(timings: Sequence[Timing], facts: dict[str, str]) -> str:
+def measure_all(repeats: int, output: Path) -> str:
+    """Measure everything, write ``chunk-store.json`` and ``chunk-store.md``, return the page."""
+    timings = [t for known in KNOWN for t in measure(known, repeats)]
+    timings += measure_plan(max(3, repeats // 20))
+    facts = provenance.facts("cpu", "cores", "python", "vllm", "commit")
+    facts["cpu"] += f", {facts.pop('cores')} cores"
+    page = render(timings, facts)
+    save(output / "chunk-store", {**facts, "timings": [asdict(t) for t in timings]}, page)
+    return page
+
+
+def render(timings: Sequence[Timing], facts: Mapping[str, str]) -> str:
     """The timings as a Markdown page."""
-    lines = [
-        "# What the chunk cache costs a request",
-        "",
+    head = ("operation", "chunks known", "chunks of the request", "tokens a chunk", "ms", "n")
+    return (
+        "# What the chunk cache costs a request\n\n"
         f"{facts['cpu']}, Python {facts['python']}, vLLM {facts['vllm']}, commit "
-        f"{facts['commit']}. Milliseconds on one core, median (5 % - 95 %).",
-        "`python -m picbench.measure.chunk_store --out results/cpu`",
-        "",
-        "| operation | chunks known | chunks of the request | tokens a chunk | ms | n |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for t in timings:
-        spread = f"{t.median:.3f} ({t.low:.3f} - {t.high:.3f})"
-        known = str(t.known) if t.known else "-"
-        lines.append(
-            f"| {t.operation} | {known} | {t.chunks} | {t.chunk_tokens} | {spread} | {t.n} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print, and write ``coordinator.json`` and ``coordinator.md``."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, help="folder for the results")
-    parser.add_argument("--repeats", type=int, default=300)
-    options = parser.parse_args(argv)
-    timings = [t for known in KNOWN for t in measure(known, options.repeats)]
-    timings += measure_plan(max(3, options.repeats // 20))
-    facts = _facts()
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        content = {**facts, "timings": [asdict(t) for t in timings]}
-        (options.out / "coordinator.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-        (options.out / "coordinator.md").write_text(render(timings, facts), "utf-8")
-    print(render(timings, facts))
+        f"{facts['commit']}. Milliseconds on one core, median (5 % - 95 %).\n"
+        "`picbench measure chunk-store --output results/cpu`\n\n"
+        f"{markdown.table(head, map(_cells, timings), right=1)}\n"
+    )
 
 
 def _filled(known: int) -> Bench:
@@ -175,16 +155,7 @@ def _timing(operation: str, known: int, chunks: int, tokens: int, found: Sequenc
     return Timing(operation, known, chunks, tokens, median, low, high, len(found))
 
 
-def _facts() -> dict[str, str]:
-    import vllm
-
-    return {
-        "cpu": f"{cpu_model()}, {os.cpu_count()} cores",
-        "python": platform.python_version(),
-        "vllm": vllm.__version__,
-        "commit": commit(),
-    }
-
-
-if __name__ == "__main__":
-    main()
+def _cells(t: Timing) -> list[str]:
+    spread = f"{t.median:.3f} ({t.low:.3f} - {t.high:.3f})"
+    counts = (str(t.known) if t.known else "-", str(t.chunks), str(t.chunk_tokens))
+    return [t.operation, *counts, spread, str(t.n)]

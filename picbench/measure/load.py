@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from picbench.errors import ConfigError, IncomparableRuns
-from picbench.measure.kernels.gpu_facts import update
+from picbench.measure.report import update_summary
+from picbench.output import markdown
 from picbench.output.figures.occupancy import draw_occupancy
 from picbench.output.ledger_series import Series, read_series
 from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY
@@ -73,7 +74,7 @@ def read_load(folder: Path) -> Load:
         )
     if not opened:
         raise IncomparableRuns(
-            f"{folder}: requests waited for each other, which is no load", hint="use --rate"
+            f"{folder}: requests waited for each other, which is no load", hint="use `rate`"
         )
     return Load(manifest, arms, series)
 
@@ -87,7 +88,7 @@ def write(throughput: Path | None, memory: Path | None, commit: str | None, outp
     named = {"throughput": throughput, "memory": memory}
     loads = {name: read_load(folder) for name, folder in named.items() if folder is not None}
     if not loads:
-        raise ConfigError("no run is given", hint="name one by --throughput or --memory")
+        raise ConfigError("no run is given", hint="name one by `throughput` or `memory`")
     if "memory" in loads:
         _check_saturated(loads["memory"])
     output.mkdir(parents=True, exist_ok=True)
@@ -95,7 +96,7 @@ def write(throughput: Path | None, memory: Path | None, commit: str | None, outp
     (output / "load.md").write_text(page, encoding="utf-8")
     panels = {name: load.series for name, load in loads.items()}
     draw_occupancy(panels, _about(loads, commit), output / "load")
-    update(output / "summary.json", ratios(loads))
+    update_summary(output, ratios(loads))
 
 
 def ratios(loads: Mapping[str, Load]) -> dict[str, float]:
@@ -112,6 +113,7 @@ def ratios(loads: Mapping[str, Load]) -> dict[str, float]:
 def render(loads: Mapping[str, Load], commit: str | None) -> str:
     """The page, in Markdown."""
     found = ratios(loads)
+    rows = [row for name, load in loads.items() for row in _rows(name, load)]
     head = (
         "run",
         "arm",
@@ -131,9 +133,7 @@ def render(loads: Mapping[str, Load], commit: str | None) -> str:
         "",
         *(f"- {name}: {_workload(load)}" for name, load in loads.items()),
         "",
-        f"| {' | '.join(head)} |",
-        "| --- | --- |" + " ---: |" * (len(head) - 2),
-        *(f"| {' | '.join(row)} |" for name, load in loads.items() for row in _rows(name, load)),
+        markdown.table(head, rows, right=2),
         "",
         *(_MEANING[name].format(ratio) for name, ratio in found.items()),
         "",
@@ -207,5 +207,5 @@ def _check_saturated(load: Load) -> None:
     if share < SATURATED:
         raise IncomparableRuns(
             f"private copies filled the pool for {share:.0%} of the time: it was not saturated",
-            hint="raise --rate, or lower --kv-blocks",
+            hint="raise `rate`, or lower `kv_blocks`",
         )

@@ -9,9 +9,11 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
+from picbench.errors import ConfigError
 from picbench.output.run_directory import write_json
 from picbench.output.sample_row import hash_tokens
-from picbench.workloads.testbed import MAX_TOKENS, answer, rows
+from picbench.workloads.names import closest
+from picbench.workloads.testbed import DATASETS, MAX_TOKENS, answer, rows
 from picbench.workloads.testbed.lm.files import device_name
 from picbench.workloads.testbed.lm.judge import tokens_of
 from picbench.workloads.testbed.testbed_prompt import dataset
@@ -21,7 +23,7 @@ from picbench.workloads.testbed.testbed_tokenizer import Coder
 _AT_ONCE = {"cuda": 100, "cpu": 4}
 
 
-class Model:
+class HuggingFaceModel:
     """Hugging Face's Llama with the testbed's weights."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
@@ -69,7 +71,10 @@ class Model:
 
 def collect(folder: Path, dtype: str, datasets: Sequence[str], count: int, output: Path) -> None:
     """Write the replies to the first `count` rows of each data set, and what made them, as JSON."""
-    model = Model(folder, getattr(torch, dtype))
+    for name in datasets:
+        if name not in DATASETS:
+            raise ConfigError(f"`dataset` {name}: no such data set", hint=closest(name, DATASETS))
+    model = HuggingFaceModel(folder, getattr(torch, dtype))
     found = [reply for name in datasets for reply in model.replies(name, count)]
     versions = {
         package.__name__: package.__version__ for package in (torch, transformers, tokenizers)

@@ -1,7 +1,7 @@
-"""The steps of `make gpu-check`: checks first, and no measurement behind a check that fails.
+"""The steps of `picbench measure all`: checks first, and no measurement after a check that fails.
 
 Each step takes minutes and can be run alone. One that is done leaves a note with the commit that it
-was done at, so that the same command goes on where it was stopped.
+was done at, so that the same command continues where it was stopped.
 """
 
 import json
@@ -49,6 +49,12 @@ LOADS = {
         "rate": 10,
         "max-tokens": 128,
     },
+}
+
+_ON_ONE_GPU = {
+    "kernels": "kernels against FlashAttention-3",
+    "engine-comparison": "the engine against stock vLLM",
+    "context": "TTFT from 1k to 50k tokens",
 }
 
 Command = tuple[str, ...]
@@ -111,7 +117,7 @@ def _run(step: CheckStep, note: Path, commit: str) -> None:
     for command in step.commands:
         if subprocess.run(command, check=False).returncode != 0:
             raise InvalidRun(
-                f"step {step.name} failed: {' '.join(command)}", hint="nothing behind it was run"
+                f"step {step.name} failed: {' '.join(command)}", hint="nothing after it was run"
             )
     took = time.monotonic() - began
     note.parent.mkdir(parents=True, exist_ok=True)
@@ -127,6 +133,7 @@ def _checks(output: Path, commit: str | None) -> Iterator[CheckStep]:
         "kernels against float64, on the GPU",
         ((*pytest, "tests/kernels/cuda/device"),),
     )
+    where = ("--output", str(output), *_named(commit))
     oracle = _oracle(model_path())
     for dtype in ("float32", "bfloat16"):
         eager = ("--eager",) if dtype == "float32" else ()
@@ -138,7 +145,7 @@ def _checks(output: Path, commit: str | None) -> Iterator[CheckStep]:
         yield CheckStep(
             f"accuracy-{dtype}",
             f"six data sets against the testbed's card, {dtype}",
-            (_own("accuracy", output, commit, "--dtype", dtype),),
+            (_measure("accuracy", *where, "--dtype", dtype),),
         )
     # The testbed model's heads cannot be divided among four.
     several = {2: oracle, 4: _oracle(models.resolve("shape:small").path)}
@@ -152,30 +159,26 @@ def _checks(output: Path, commit: str | None) -> Iterator[CheckStep]:
 
 
 def _oracle(model: Path | str) -> Command:
-    return _python("picbench.measure.oracle_check", "--model", str(model))
+    return _measure("oracle", "--model", str(model))
 
 
 def _measurements(output: Path, runs: Path, commit: str | None) -> Iterator[CheckStep]:
     where = ("--output", str(output), *_named(commit))
-    kernels = _python("picbench", "kernels", "bench", *where)
-    yield CheckStep("kernels", "kernels against FlashAttention-3", (kernels,))
-    folder = ("--model", str(models.resolve(SHAPE).path), "--name", SHAPE)
-    race = _python("picbench.measure.engine_comparison", *where)
-    yield CheckStep("race", "the engine against stock vLLM", ((*race, *folder),))
-    yield CheckStep("context", "TTFT from 1k to 50k tokens", (_own("context", output, commit),))
+    for name, summary in _ON_ONE_GPU.items():
+        yield CheckStep(name, summary, (_measure(name, *where),))
     for name, settings in LOADS.items():
         commands = tuple(_load(name, settings, runs))
         yield CheckStep(f"load-{name}", f"under load: {name}", commands, scratch=runs / name)
-    folders = [part for name in LOADS for part in (f"--{name}", str(runs / name))]
-    yield CheckStep("load", "both loads in a table", (_own("load", output, commit, *folders),))
+    folders = [word for name in LOADS for word in (f"--{name}", str(runs / name))]
+    yield CheckStep("load", "both loads in a table", (_measure("load", *where, *folders),))
     for gpus in (2, 4):
-        scaling = _own("scaling", output, commit, "--workers", str(gpus))
+        scaling = _measure("scaling", *where, "--workers", str(gpus))
         yield CheckStep(f"scaling-{gpus}", f"throughput on {gpus} GPUs", (scaling,), gpus)
 
 
 def _load(name: str, settings: dict[str, int], runs: Path) -> Iterator[Command]:
     requests = str(runs / f"{name}.jsonl")
-    flags = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+    flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     cli = _python("picbench")
     yield (*cli, "traffic", "--out", requests, "--dataset", "2wikimqa", "--model", SHAPE, *flags)
     yield (
@@ -186,8 +189,8 @@ def _load(name: str, settings: dict[str, int], runs: Path) -> Iterator[Command]:
     )
 
 
-def _own(command: str, output: Path, commit: str | None, *more: str) -> Command:
-    return (*_python("picbench.gpu", command), "--output", str(output), *_named(commit), *more)
+def _measure(*words: str) -> Command:
+    return _python("picbench", "measure", *words)
 
 
 def _named(commit: str | None) -> tuple[str, ...]:
@@ -202,4 +205,4 @@ def _check_names(found: Sequence[CheckStep], only: Sequence[str]) -> None:
     names = [step.name for step in found]
     for name in only:
         if name not in names:
-            raise ConfigError(f"--only {name}: no such step", hint=closest(name, names))
+            raise ConfigError(f"`only` {name}: no such step", hint=closest(name, names))

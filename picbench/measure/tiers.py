@@ -1,34 +1,27 @@
 """How fast tiers take and give chunks.
 
-    python -m picbench.measure.tiers \\
-        --tiers host:1GiB,disk:/tmp/tiers:1GiB,redis://127.0.0.1:6379/0:1GiB --output tiers.json
-
-Every tier stands alone in a stack, so that what is timed is what the engine waits for: copying and
+Every tier is alone in a stack, so that what is timed is what the engine waits for: copying and
 sealing, the call with its deadline, checking. A round stores a batch of new values, waits, fetches
 it, checks the bytes, and deletes it. Values are random bytes. What was just written is read back
 from memory wherever the system caches it, so disk reads are not the device's.
 """
 
-import json
-import os
-import platform
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import click
 import numpy as np
 
 from picbench.engines.chunk_cache.tiers.options import parse_size
 from picbench.engines.chunk_cache.tiers.spec import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
 from picbench.engines.chunk_cache.tiers.tier import TierSpec
-from picbench.errors import ConfigError, InvalidRun, PicBenchError
+from picbench.errors import ConfigError, InvalidRun
+from picbench.output import markdown, provenance
+from picbench.output.run_directory import write_json
 
 T = TypeVar("T")
 
@@ -45,7 +38,7 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TierSpeeds:
     """A tier under batches of `values` values of `nbytes` bytes; `rounds` is n."""
 
     tier: str
@@ -56,7 +49,7 @@ class Row:
     fetch: Speed
 
 
-def measure(spec: TierSpec, nbytes: int, batch: int, rounds: int, seed: int) -> Row:
+def measure(spec: TierSpec, nbytes: int, batch: int, rounds: int, seed: int) -> TierSpeeds:
     """Time one tier with values of one size, `batch` bytes at a time; the first round is dropped.
 
     Raises InvalidRun if the tier does not keep or give back what was stored.
@@ -69,7 +62,7 @@ def measure(spec: TierSpec, nbytes: int, batch: int, rounds: int, seed: int) -> 
     finally:
         stack.close()
     stores, fetches = zip(*times, strict=True)
-    return Row(
+    return TierSpeeds(
         tier=spec.kind,
         nbytes=nbytes,
         values=values,
@@ -79,31 +72,34 @@ def measure(spec: TierSpec, nbytes: int, batch: int, rounds: int, seed: int) -> 
     )
 
 
-def table(rows: Sequence[Row]) -> str:
-    """The rows in Markdown: medians, in brackets slowest and fastest."""
-    lines = [
-        "| tier | value MiB | batch | n | store GiB/s | fetch GiB/s |",
-        "| --- | --- | --- | --- | --- | --- |",
+def measure_all(
+    tiers: str, sizes: str, batch: str, rounds: int, seed: int, output: Path | None
+) -> str:
+    """Measure all tiers with all sizes; write JSON to `output`, if any, and return a table."""
+    rows = [
+        measure(spec, _size(size), _size(batch), rounds, seed)
+        for spec in parse_tiers(tiers)
+        for size in sizes.split(",")
     ]
-    for row in rows:
-        size = f"{row.nbytes / 2**20:g}"
-        speeds = [_text(row.store), _text(row.fetch)]
-        cells = [row.tier, size, str(row.values), str(row.rounds), *speeds]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    if output is not None:
+        facts = provenance.facts("machine", "cores", "load", "python")
+        facts["versions"] = provenance.facts("numpy", "xxhash")
+        facts |= {"seed": seed, "values": "random bytes"}
+        output.parent.mkdir(parents=True, exist_ok=True)
+        document = {"schema": 1, "provenance": facts, "rows": [asdict(row) for row in rows]}
+        write_json(output, document)
+    return table(rows)
 
 
-def provenance(seed: int) -> dict[str, Any]:
-    """Hardware and versions of this run."""
-    return {
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "load": list(os.getloadavg()),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("numpy", "xxhash")},
-        "seed": seed,
-        "values": "random bytes",
-    }
+def table(rows: Sequence[TierSpeeds]) -> str:
+    """The rows in Markdown: medians, in brackets slowest and fastest."""
+    head = ("tier", "value MiB", "batch", "n", "store GiB/s", "fetch GiB/s")
+    return markdown.table(head, map(_cells, rows))
+
+
+def _cells(row: TierSpeeds) -> list[str]:
+    counts = (f"{row.nbytes / 2**20:g}", str(row.values), str(row.rounds))
+    return [row.tier, *counts, _text(row.store), _text(row.fetch)]
 
 
 def _round(
@@ -118,7 +114,7 @@ def _round(
     if not all(kept) or any(f is None or f.data != p for f, p in zip(found, payloads, strict=True)):
         raise InvalidRun(
             f"{spec.text} did not keep a batch: {stack.counters()}",
-            hint="give it a capacity of some batches in --tiers, or a longer deadline",
+            hint="give it a capacity of some batches in `tiers`, or a longer deadline",
         )
     return store, fetch
 
@@ -141,34 +137,5 @@ def _text(speed: Speed) -> str:
 def _size(text: str) -> int:
     size = parse_size(text)
     if not size:
-        raise ConfigError(f"--sizes {text}: not a size", hint="write 1MiB,32MiB")
+        raise ConfigError(f"`sizes` {text}: not a size", hint="write 1MiB,32MiB")
     return size
-
-
-@click.command()
-@click.option("--tiers", required=True, help="Tiers to measure, each alone, as for picbench run.")
-@click.option("--sizes", default="1MiB,4MiB,16MiB,32MiB", show_default=True, help="Value sizes.")
-@click.option("--batch", default="64MiB", show_default=True, help="Bytes in flight at a time.")
-@click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1))
-@click.option("--seed", default=0, show_default=True)
-@click.option("--output", type=click.Path(path_type=Path), help="JSON file to write.")
-def main(tiers: str, sizes: str, batch: str, rounds: int, seed: int, output: Path | None) -> None:
-    """Measure put and get throughput of tiers."""
-    try:
-        rows = [
-            measure(spec, _size(size), _size(batch), rounds, seed)
-            for spec in parse_tiers(tiers)
-            for size in sizes.split(",")
-        ]
-    except PicBenchError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-    if output is not None:
-        document = {"schema": 1, "provenance": provenance(seed), "rows": [asdict(r) for r in rows]}
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(document, indent=1) + "\n")
-    click.echo(table(rows))
-
-
-if __name__ == "__main__":
-    main()

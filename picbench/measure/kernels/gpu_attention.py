@@ -1,14 +1,11 @@
 """Checks and times the CUDA kernels on the GPU of this machine.
 
-    python -m picbench.kernels.bench.gpu --output results/gpu
-
 Writes kernels.json and kernels.md, and the kernels' figures of summary.json. Cases that an earlier
 run with the same versions and commit has measured are kept, so that it can be interrupted.
 """
 
 import json
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -18,18 +15,16 @@ from typing import Any
 import click
 import torch
 
-from picbench.errors import ConfigError, PicBenchError
+from picbench.errors import ConfigError
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.shape import HeadShape
 from picbench.measure.kernels import decode_cases, link_cases
-from picbench.measure.kernels.facts import commit as checkout
-from picbench.measure.kernels.gpu_facts import provenance, update
-from picbench.measure.kernels.gpu_report import report
-from picbench.measure.kernels.timing import Spread, interleave, paired
+from picbench.measure.kernels.timing import interleave, paired
+from picbench.measure.report import Spread, save, update_summary
+from picbench.output import markdown, provenance
 
 # Llama-3.1-8B's and Mistral-7B's.
 SHAPE = HeadShape(32, 8, 128, torch.bfloat16)
-KINDS = ("decode", "link")
 
 
 def measure_decode(case: decode_cases.DecodeCase, rounds: int, seed: int) -> dict[str, Any]:
@@ -78,31 +73,17 @@ def summarise(results: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items() if values}
 
 
-@click.command(help=__doc__)
-@click.option("--output", type=click.Path(path_type=Path), default=Path("results/gpu"))
-@click.option("--only", multiple=True, type=click.Choice(KINDS), default=KINDS)
-@click.option("--rounds", type=click.IntRange(min=5), default=21, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
-@click.option("--commit", default=None, help="Default: this checkout's.")
-def main(output: Path, only: Sequence[str], rounds: int, seed: int, commit: str | None) -> None:
-    """Runs the command."""
-    try:
-        bench(output, rounds, seed, only=only, commit=commit)
-    except PicBenchError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
-
-
 def bench(
     output: Path,
     rounds: int,
     seed: int,
     *,
-    only: Sequence[str] = KINDS,
+    work: Sequence[str] = (),
     commit: str | None = None,
 ) -> None:
-    """Check and time what was not measured before; write kernels.json, kernels.md and figures.
+    """Check and time what was not measured before, or of it only some `work`.
 
+    Writes kernels.json, kernels.md and figures.
     Raises ConfigError without FlashAttention-3, InvalidRun where an output is wrong.
     """
     if not flash.covers(SHAPE):
@@ -110,45 +91,101 @@ def bench(
             "the reference, FlashAttention-3, does not run here",
             hint="install picbench[cuda] on a Hopper GPU",
         )
-    run = provenance(commit or checkout(), rounds, seed) | {
+    run = provenance.facts(*provenance.GPU, device="cuda", commit=commit) | {
+        "rounds": rounds,
+        "seed": seed,
         "workspace_bytes": link_cases.WORKSPACE_BYTES,
         "weights": "none: random queries, keys and values",
     }
-    output.mkdir(parents=True, exist_ok=True)
     path = output / "kernels.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     results = kept["results"] if kept.get("provenance") == run else []
     known = {row["case"] for row in results}
-    for name, work in _work(only, rounds, seed):
-        if name in known:
+    for name, time_case in _work(rounds, seed):
+        if name in known or (work and name.split()[0] not in work):
             continue
         click.echo(name, err=True)
-        results.extend({"case": name} | row for row in work())
+        results.append({"case": name} | time_case())
         torch.cuda.empty_cache()
         document = {"schema": 1, "provenance": run, "results": results}
-        path.write_text(json.dumps(document, indent=1) + "\n")
-        (output / "kernels.md").write_text(report(document))
-    update(output / "summary.json", summarise(results))
+        save(output / "kernels", document, report(document))
+    update_summary(output, summarise(results))
 
 
-def _work(
-    only: Sequence[str], rounds: int, seed: int
-) -> Iterator[tuple[str, Callable[[], list[dict[str, Any]]]]]:
-    if "decode" in only:
-        for case in decode_cases.cases(SHAPE):
-            name = f"decode {case.requests} x {case.context} in {case.chunk}"
-            yield name, partial(_one, measure_decode, case, rounds, seed)
-    if "link" in only:
-        for one in link_cases.cases(SHAPE):
-            name = f"link {one.form} {one.new} over {one.context}"
-            yield name, partial(_one, measure_link, one, rounds, seed)
+def _work(rounds: int, seed: int) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    for case in decode_cases.cases(SHAPE):
+        name = f"decode {case.requests} x {case.context} in {case.chunk}"
+        yield name, partial(measure_decode, case, rounds, seed)
+    for one in link_cases.cases(SHAPE):
+        name = f"link {one.form} {one.new} over {one.context}"
+        yield name, partial(measure_link, one, rounds, seed)
 
 
-def _one(
-    measure: Callable[[Any, int, int], dict[str, Any]], case: Any, rounds: int, seed: int
-) -> list[dict[str, Any]]:
-    return [measure(case, rounds, seed)]
+def report(document: dict[str, Any]) -> str:
+    """The Markdown page of a run: what was measured where, and a table a kernel."""
+    run = document["provenance"]
+    results = document["results"]
+    return (
+        "# CUDA kernels against FlashAttention-3\n\n"
+        "One layer's attention, random keys, values and queries, CUDA graphs replayed in random "
+        "order within a round.\nTimes are medians; ratios are medians paired within a round, "
+        "quartiles in brackets. Every measured kernel was\nchecked on the measured inputs before: "
+        "relative error against float64 under 1e-2.\n\n"
+        f"{run['gpu']}, driver {run['driver']}, CUDA {run['cuda']}, torch {run['torch']}, Triton "
+        f"{run['triton']}, vLLM {run['vllm']} (FlashAttention-3),\n32 heads, 8 KV heads, head size "
+        f"128, bfloat16, blocks of 16, seed {run['seed']}, {run['rounds']} rounds, commit "
+        f"{run['commit']}.\n\n"
+        "## Decode\n\n"
+        "Requests of chunks whose first blocks were recomputed; FlashAttention-3 reads as many\n"
+        "keys of plain requests, with vLLM's settings under CUDA graphs. Speed against it: more\n"
+        "is better. `turned`: keys rest rotated as their chunk was compiled, the query is turned\n"
+        "back (served). `unrotated`: keys rest unrotated and are rotated when they are read.\n"
+        "`parts`: FlashAttention-3 over a sequence for each chunk, outputs merged.\n\n"
+        f"{_decode_table(results)}\n\n"
+        "## Link and prefill\n\n"
+        "Time of all that attention needs, copies of keys too, against FlashAttention-3 over a\n"
+        "plain request with as many new tokens at its end: less is better. `runs`: blocks of 16\n"
+        "new tokens at the head of each chunk and a question; they see about half of the keys\n"
+        "that a tail of as many tokens sees. `tail`: all new tokens at the end. Served by a walk\n"
+        "over the pages where keys rest, or over gathered keys by FlashAttention-3 (FA3) or our\n"
+        "tiles. Workspace: "
+        f"{run['workspace_bytes'] >> 20} MiB.\n\n"
+        f"{_link_table(results)}\n"
+    )
 
 
-if __name__ == "__main__":
-    main()
+def _decode_table(results: Sequence[dict[str, Any]]) -> str:
+    return markdown.table(
+        ("requests", "context", "chunk", "FA3 ms", "FA3 TB/s", "turned", "unrotated", "parts"),
+        [
+            [
+                *(str(row[name]) for name in ("requests", "context", "chunk")),
+                f"{row['ms']['fa3']['median']:.3f}",
+                f"{row['bytes'] / row['ms']['fa3']['median'] / 1e9:.2f}",
+                *(_spread(row["speed_vs_fa3"][arm]) for arm in ("turned", "unrotated", "parts")),
+            ]
+            for row in _of(results, "decode")
+        ],
+    )
+
+
+def _link_table(results: Sequence[dict[str, Any]]) -> str:
+    return markdown.table(
+        ("form", "new", "context", "served by", "FA3 ms", "ours ms", "ours / FA3"),
+        [
+            [
+                *(str(row[name]) for name in ("form", "new", "context", "served_by")),
+                *(f"{row['ms'][arm]['median']:.3f}" for arm in ("fa3", "link")),
+                _spread(row["time_vs_fa3"]),
+            ]
+            for row in _of(results, "link")
+        ],
+    )
+
+
+def _of(results: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [row for row in results if row["kind"] == kind]
+
+
+def _spread(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['q25']:.2f}-{ratio['q75']:.2f})"

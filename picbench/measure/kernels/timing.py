@@ -1,32 +1,15 @@
 """Times arms on the device: captured once as CUDA graphs, replayed interleaved."""
 
 import random
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
+
+from picbench.measure.report import Spread
 
 _WARMUP = 3
 #: Seconds' worth of launches that one sample holds at least, as a fraction of a millisecond.
 _SAMPLE_MS = 0.4
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median, quartiles, smallest value and count of a sample."""
-
-    median: float
-    q25: float
-    q75: float
-    best: float
-    n: int
-
-    @classmethod
-    def of(cls, sample: Sequence[float]) -> "Spread":
-        """Summarises two values or more."""
-        q25, median, q75 = statistics.quantiles(sample, n=4, method="inclusive")
-        return cls(median, q25, q75, min(sample), len(sample))
 
 
 def interleave(

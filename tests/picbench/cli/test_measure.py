@@ -1,4 +1,4 @@
-"""`picbench kernels bench`: which benchmark it runs, and where its tables go."""
+"""`picbench measure kernels`: which benchmark it runs, and where its tables go."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ from picbench.measure.kernels import cpu_attention
 
 def bench(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
-        main(["kernels", "bench", *flags])
+        main(["measure", "kernels", *flags])
     captured = capsys.readouterr()
     return int(str(ended.value.code)), captured.out, captured.err
 
@@ -22,20 +22,21 @@ def test_on_cpu_vllms_own_attention_is_the_measure(
 ) -> None:
     asked: list[object] = []
 
-    def measured(output: Path, rounds: int, seed: int) -> str:
-        asked.extend((output, rounds, seed))
+    def measured(output: Path, **options: object) -> str:
+        asked.extend((output, options))
         return "the table"
 
     monkeypatch.setattr(cpu_attention, "bench", measured)
     flags = ("--output", str(tmp_path), "--rounds", "7", "--seed", "3")
     assert bench(capsys, *flags)[:2] == (0, "the table\n")
-    assert asked == [tmp_path / "attention.json", 7, 3]
+    options = {"rounds": 7, "seconds": 20.0, "seed": 3, "work": (), "commit": None}
+    assert asked == [tmp_path, options]
 
 
 def test_a_wrong_kernel_ends_with_its_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wrong(*_: object) -> str:
+    def wrong(*_: object, **__: object) -> str:
         raise InvalidRun("unrotated is wrong")
 
     monkeypatch.setattr(cpu_attention, "bench", wrong)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from picbench.cli import main
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.measure.agreement import Side, compare, read_replies, read_run, write
-from picbench.measure.agreement_commands import main
 from picbench.output.run_directory import RunDirectory
 from picbench.output.sample_row import SampleRow
 from picbench.workloads.testbed import model_path, rows
@@ -116,16 +116,27 @@ def test_the_command_fails_where_scores_differ(
     tmp_path: Path, scores: tuple[float, ...], code: int
 ) -> None:
     file = replies(tmp_path / "replies.json", scores)
-    arguments = ["compare", str(run(tmp_path / "run")), "--replies", str(file)]
-    found = CliRunner().invoke(main, [*arguments, "--output", str(tmp_path / "out")])
+    flags = ["--replies", str(file), "--output", str(tmp_path / "out")]
+    folder = str(run(tmp_path / "run"))
+    found = CliRunner().invoke(main, ["measure", "agreement", "compare", folder, *flags])
     assert found.exit_code == code
     assert (tmp_path / "out" / "agreement.md").exists()
 
 
+def test_replies_to_an_unknown_data_set_are_a_usage_error(tmp_path: Path) -> None:
+    output = tmp_path / "replies.json"
+    flags = ["--dtype", "float32", "--dataset", "musik", "--output", str(output)]
+    found = CliRunner().invoke(main, ["measure", "agreement", "replies", *flags])
+    assert found.exit_code == 2
+    assert "--dataset musik: no such data set" in found.stderr
+    assert not output.exists()
+
+
 def test_hugging_face_replies_as_the_testbed_does(tmp_path: Path) -> None:
     output = tmp_path / "replies.json"
-    arguments = ["replies", "--dtype", "float32", "--rows", "2", "--dataset", "multi_news"]
-    assert CliRunner().invoke(main, [*arguments, "--output", str(output)]).exit_code == 0
+    flags = ["--dtype", "float32", "--rows", "2", "--dataset", "multi_news"]
+    arguments = ["measure", "agreement", "replies", *flags, "--output", str(output)]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
     (side,) = read_replies(output)
     judge = Judge(*load(model_path(), torch.device("cpu")))
     items = judge.items(rows("multi_news", count=2))

@@ -1,4 +1,4 @@
-"""The coordinator's benchmark measures what it says: lookups that hit, and whole evictions."""
+"""The chunk store's measurement times what it says: lookups that hit, and whole evictions."""
 
 from picbench.measure.chunk_store import measure, measure_plan, render
 

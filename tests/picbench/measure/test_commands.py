@@ -1,4 +1,4 @@
-"""`python -m picbench.gpu`: flags on their way to the measurements, and exit codes."""
+"""`picbench measure`: flags on their way to the measurements, and exit codes."""
 
 import subprocess
 import sys
@@ -9,17 +9,32 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from picbench.cli import main
 from picbench.errors import IncomparableRuns
-from picbench.measure import accuracy, context, load, scaling, steps
-from picbench.measure.commands import main
+from picbench.measure import accuracy, load, steps
+from picbench.measure.engine import comparison, context, oracle_check, scaling
 from picbench.measure.steps import CheckStep
 from picbench.output import provenance
+
+STEPS = (
+    "kernels",
+    "chunk-store",
+    "tiers",
+    "oracle",
+    "engine-comparison",
+    "accuracy",
+    "context",
+    "load",
+    "scaling",
+    "agreement",
+    "all",
+)
 
 Note = Callable[[Any, str], list[tuple[Any, ...]]]
 
 
 def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(main, arguments)
+    return CliRunner().invoke(main, ["measure", *arguments])
 
 
 def verdict(result: Result) -> str:
@@ -61,22 +76,22 @@ def note(monkeypatch: pytest.MonkeyPatch) -> Note:
 
 
 def test_the_list_names_every_step_and_runs_none(log: Path) -> None:
-    result = invoke("check", "--list")
+    result = invoke("all", "--list")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == ["good         says good", "bad          says bad"]
     assert not log.exists()
 
 
 def test_a_check_that_fails_ends_in_exit_code_3(log: Path, tmp_path: Path) -> None:
-    result = invoke("check", "--runs", str(tmp_path / "runs"))
+    result = invoke("all", "--runs", str(tmp_path / "runs"))
     assert result.exit_code == 3
     assert verdict(result).startswith("picbench: step bad failed: ")
-    assert verdict(result).endswith("(nothing behind it was run)")
+    assert verdict(result).endswith("(nothing after it was run)")
     assert log.read_text() == "good bad "
 
 
 def test_steps_are_chosen_and_repeated_by_flags(log: Path, tmp_path: Path) -> None:
-    flags = ("check", "--runs", str(tmp_path / "runs"), "--only", "good")
+    flags = ("all", "--runs", str(tmp_path / "runs"), "--only", "good")
     assert [invoke(*flags).exit_code for _ in range(2)] == [0, 0]
     assert log.read_text() == "good "
     assert invoke(*flags, "--redo").exit_code == 0
@@ -84,7 +99,7 @@ def test_steps_are_chosen_and_repeated_by_flags(log: Path, tmp_path: Path) -> No
 
 
 def test_an_unknown_step_is_a_usage_error(log: Path, tmp_path: Path) -> None:
-    result = invoke("check", "--runs", str(tmp_path / "runs"), "--only", "goods")
+    result = invoke("all", "--runs", str(tmp_path / "runs"), "--only", "goods")
     assert result.exit_code == 2
     assert verdict(result) == "picbench: --only goods: no such step (did you mean 'good'?)"
 
@@ -94,8 +109,8 @@ def test_results_and_runs_go_where_they_should(
 ) -> None:
     seen: list[tuple[Any, ...]] = []
     monkeypatch.setattr(steps, "steps", lambda *given: seen.append(given) or [])
-    assert invoke("check", "--output", "o", "--runs", "r", "--commit", "c").exit_code == 0
-    assert invoke("check").exit_code == 0
+    assert invoke("all", "--output", "o", "--runs", "r", "--commit", "c").exit_code == 0
+    assert invoke("all").exit_code == 0
     assert seen == [
         (Path("o"), Path("r"), "c"),
         (Path("results/gpu"), Path("runs/gpu"), None),
@@ -130,6 +145,33 @@ def test_scaling_gets_its_flags_and_shows_its_page(note: Note, tmp_path: Path) -
     assert calls == [("m", "cuda", 4, 9, 3, "c", tmp_path)]
 
 
+def test_the_comparison_gets_its_flags(note: Note, tmp_path: Path) -> None:
+    calls = note(comparison, "measure")
+    flags = ("--model", "m", "--repeats", "2", "--commit", "c", "--output", str(tmp_path))
+    assert invoke("engine-comparison", *flags).exit_code == 0
+    assert calls == [("m", 2, "c", tmp_path)]
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_an_engine_that_differs_from_the_oracle_ends_in_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, agrees: bool
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(oracle_check, "measure", lambda **given: asked.append(given) or agrees)
+    result = invoke("oracle", "--model", "m", "--eager", "--tensor-parallel", "2")
+    assert result.exit_code == (0 if agrees else 1)
+    assert asked == [
+        {
+            "model": "m",
+            "dtype": "float32",
+            "eager": True,
+            "synchronous": False,
+            "keys_without_rope": False,
+            "tensor_parallel": 2,
+        }
+    ]
+
+
 def test_load_takes_one_run_or_two_and_shows_its_page(note: Note, tmp_path: Path) -> None:
     calls = note(load, "write")
     output = ("--output", str(tmp_path))
@@ -160,7 +202,7 @@ def test_a_load_that_says_nothing_ends_in_exit_code_3(monkeypatch: pytest.Monkey
         (["scaling", "--requests", "1"], "No such option"),
         (["load"], "no run is given (name one by --throughput or --memory)"),
         (["load", "--memory", "nowhere"], "nowhere: not a run directory"),
-        (["chek"], "No such command 'chek'"),
+        (["al"], "No such command 'al'"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
@@ -174,10 +216,11 @@ def test_wrong_usage_is_one_line_and_exit_code_2(
 
 
 def test_the_module_runs_and_its_help_imports_nothing_heavy() -> None:
-    command = [sys.executable, "-X", "importtime", "-m", "picbench.gpu", "--help"]
+    command = [sys.executable, "-X", "importtime", "-m", "picbench", "measure", "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    for name in ("check", "accuracy", "context", "scaling", "load"):
+    for name in STEPS:
         assert f"\n  {name} " in done.stdout
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "click" in imported
-    assert not imported & {"torch", "vllm", "numpy", "pydantic", "transformers", "pyarrow"}
+    heavy = {"torch", "vllm", "numpy", "pydantic", "transformers", "pyarrow", "matplotlib"}
+    assert not imported & heavy

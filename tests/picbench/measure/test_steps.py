@@ -10,7 +10,6 @@ import click
 import pytest
 
 import picbench.cli
-import picbench.measure.commands as own
 from picbench.arms.arm import parse_arms
 from picbench.engines.chunk_cache.tiers.spec import parse_tiers
 from picbench.errors import ConfigError, InvalidRun
@@ -18,12 +17,17 @@ from picbench.measure.load import PREFIX, PRIVATE, SUBJECT
 from picbench.measure.steps import CheckStep, Command, run_steps, steps
 from picbench.output import provenance
 
-#: The command groups whose flags can be looked at without running anything.
-GROUPS = {"picbench": picbench.cli.main, "picbench.gpu": own.main}
-
 #: Steps that say whether the engine is right, and are followed by those that say how fast.
 CHECKS = ("kernels-ok", "engine-float32", "accuracy-float32", "engine-bfloat16")
-MEASUREMENTS = ("kernels", "race", "context", "load-throughput", "load-memory", "load", "scaling-2")
+MEASUREMENTS = (
+    "kernels",
+    "engine-comparison",
+    "context",
+    "load-throughput",
+    "load-memory",
+    "load",
+    "scaling-2",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -124,10 +128,10 @@ def test_only_named_steps_run_and_in_the_order_of_all(tmp_path: Path, log: Path)
 @pytest.mark.parametrize(
     "end", ["raise SystemExit(1)", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
 )
-def test_nothing_runs_behind_a_command_that_fails(tmp_path: Path, log: Path, end: str) -> None:
+def test_nothing_runs_after_a_command_that_fails(tmp_path: Path, log: Path, end: str) -> None:
     with pytest.raises(InvalidRun, match="step second failed: ") as error:
         run(three(log, end), tmp_path)
-    assert (error.value.exit_code, error.value.hint) == (3, "nothing behind it was run")
+    assert (error.value.exit_code, error.value.hint) == (3, "nothing after it was run")
     assert said(log) == ["a", "b"]
     assert notes(tmp_path) == ["first.done"]
 
@@ -139,7 +143,7 @@ def test_a_later_call_goes_on_at_the_step_that_failed(tmp_path: Path, log: Path)
     assert said(log) == ["a", "b", "b", "c", "d"]
 
 
-def test_what_an_attempt_left_behind_is_removed_first(tmp_path: Path, log: Path) -> None:
+def test_what_an_attempt_left_is_removed_first(tmp_path: Path, log: Path) -> None:
     scratch = tmp_path / "runs" / "made"
     make = say(log, "made", f"import os; os.makedirs({str(scratch / 'inside')!r})")
     step = CheckStep("once", "makes a folder that may not be there", (make,), scratch=scratch)
@@ -168,7 +172,7 @@ def test_as_many_gpus_as_a_step_needs_are_enough(
 
 
 def test_an_unknown_step_stops_all_of_them(tmp_path: Path, log: Path) -> None:
-    with pytest.raises(ConfigError, match="--only secnd: no such step") as error:
+    with pytest.raises(ConfigError, match="`only` secnd: no such step") as error:
         run(three(log), tmp_path, "first", "secnd")
     assert error.value.hint == "did you mean 'second'?"
     assert said(log) == []
@@ -209,9 +213,11 @@ def test_steps_have_names_of_their_own(tmp_path: Path, found: dict[str, CheckSte
 
 
 def test_all_flags_of_picbench_exist(found: dict[str, CheckStep]) -> None:
-    ours = [c for step in found.values() for c in step.commands if c[2] in GROUPS]
+    ours = [c for step in found.values() for c in step.commands if c[2] == "picbench"]
     assert all(flags(command) for command in ours)
-    assert {command[3] for command in ours} >= {"accuracy", "context", "run", "load", "scaling"}
+    assert {command[3] for command in ours} == {"measure", "traffic", "run"}
+    measured = {command[4] for command in ours if command[3] == "measure"}
+    assert measured >= {"oracle", "accuracy", "context", "load", "scaling", "engine-comparison"}
 
 
 def test_what_is_tested_is_there(found: dict[str, CheckStep]) -> None:
@@ -225,7 +231,9 @@ def test_what_is_tested_is_there(found: dict[str, CheckStep]) -> None:
 def test_the_name_of_the_code_reaches_what_is_written(
     tmp_path: Path, found: dict[str, CheckStep]
 ) -> None:
-    for name in ("accuracy-float32", "kernels", "race", "context", "load", "scaling-2"):
+    for name in ("accuracy-float32", *MEASUREMENTS):
+        if name.startswith("load-"):
+            continue
         [command] = found[name].commands
         assert command[command.index("--commit") + 1] == "abc"
         assert command[command.index("--output") + 1] == str(tmp_path / "out")
@@ -248,7 +256,7 @@ def test_the_table_reads_the_runs_that_were_made(
 
 def flags(command: Command) -> dict[str, Any]:
     """What a command of picbench is called with; a usage error for a flag that it does not have."""
-    found: click.Command = GROUPS[command[2]]
+    found: click.Command = picbench.cli.main
     rest = list(command[3:])
     while isinstance(found, click.Group):
         found = found.commands[rest.pop(0)]

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from picbench.measure.tiers import main
+from picbench.cli import main
 
 
 def test_a_table_and_a_file(tmp_path: Path) -> None:
     output = tmp_path / "out" / "tiers.json"
     tiers = f"host:4MiB,disk:{tmp_path}:4MiB"
-    options = ["--sizes", "4KiB,64KiB", "--batch", "128KiB", "--rounds", "2"]
-    result = CliRunner().invoke(main, ["--tiers", tiers, *options, "--output", str(output)])
+    options = ["--tiers", tiers, "--sizes", "4KiB,64KiB", "--batch", "128KiB", "--rounds", "2"]
+    result = CliRunner().invoke(main, ["measure", "tiers", *options, "--output", str(output)])
     assert result.exit_code == 0, result.output
     assert len(result.output.splitlines()) == 2 + 4
     rows = json.loads(output.read_text())["rows"]
@@ -22,7 +22,7 @@ def test_a_table_and_a_file(tmp_path: Path) -> None:
 
 
 def test_a_tier_that_loses_values_is_no_measurement() -> None:
-    arguments = ["--tiers", "host:64KiB", "--sizes", "48KiB", "--batch", "96KiB"]
-    result = CliRunner().invoke(main, arguments)
+    flags = ["--tiers", "host:64KiB", "--sizes", "48KiB", "--batch", "96KiB"]
+    result = CliRunner().invoke(main, ["measure", "tiers", *flags])
     assert result.exit_code == 3
-    assert "--tiers" in result.output
+    assert "of some batches in --tiers" in result.output

@@ -81,3 +81,34 @@ def test_a_driver_that_hangs_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(subprocess, "run", hang)
     assert provenance.gpus() == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "driver"),
+    [
+        (("NVIDIA H200, 580.1, 1 MiB",), "580.1"),
+        (("NVIDIA H200, 580.1, 1 MiB",) * 2, "580.1"),
+        ((), "unknown"),
+    ],
+)
+def test_a_host_has_one_driver_for_all_of_its_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: tuple[str, ...], driver: str
+) -> None:
+    answer(tmp_path, monkeypatch, "; ".join(f"echo '{row}'" for row in rows) or "true")
+    assert provenance.facts("driver", device="cuda") == {"driver": driver}
+
+
+def test_facts_are_given_by_name_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "B", "driver": "1"}] * 2)
+    names = ("gpu", "driver", "click", "commit")
+    found = provenance.facts(*names, device="cuda", commit="abc")
+    assert list(found) == list(names)
+    assert (found["gpu"], found["commit"]) == ("B", "abc")
+    here = provenance.facts(*names)
+    assert (here["gpu"], here["driver"]) == (provenance.cpu_model(), "none")
+    assert here["commit"] == provenance.checkout()
+
+
+def test_code_outside_a_checkout_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "_git", lambda *_: None)
+    assert provenance.facts("commit") == {"commit": "none: not in a checkout"}

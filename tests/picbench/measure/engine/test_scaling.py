@@ -11,8 +11,8 @@ from harness_fakes import GPU_FACTS
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Hits, Request, Result, Timings, TokenCounts
-from picbench.measure import scaling as measuring
-from picbench.measure.scaling import render, scaling, serve, write
+from picbench.measure.engine import scaling as measuring
+from picbench.measure.engine.scaling import render, scaling, serve, write
 
 FACTS = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "concurrency": 3, "repeats": 3}
 
@@ -100,12 +100,12 @@ def test_the_engines_differ_in_nothing_but_their_gpus(
 ) -> None:
     started: dict[str, EngineConfig] = {}
 
-    def compete(arms: dict[str, EngineConfig], measures: dict[str, Any], repeats: int) -> Any:
+    def run(arms: dict[str, EngineConfig], measures: dict[str, Any], repeats: int) -> Any:
         started.update(arms)
         assert (list(measures), repeats) == (["serve"], 7)
         return {name: {"tokens_per_s": [float(name)], "ttft_ms": [1.0]} for name in arms}
 
-    monkeypatch.setattr(measuring, "compete", compete)
+    monkeypatch.setattr(measuring, "run_interleaved", run)
     measuring.measure("testbed", "cpu", 4, 9, 7, "abc", tmp_path)
     assert {name: config.tensor_parallel for name, config in started.items()} == {"1": 1, "4": 4}
     one, four = started.values()

@@ -1,9 +1,9 @@
 """TTFT against the length of the context: the form of EPIC's Figure 9 (arXiv 2410.15332).
 
 Prompts are chunks of 512 random tokens and a question of 80, one request at a time. Two engines
-are up at once and measured in turns: stock vLLM with prefix caching, and picbench. `full` is a
-prompt of which stock vLLM knows nothing; `prefix` the same chunks in another order, which is what
-prefix caching makes of them; the other arms have seen the chunks, too, in another order.
+are up at once and measured in alternation: stock vLLM with prefix caching, and picbench. For `full`
+nothing of the prompt is cached; `prefix` sends the same chunks in another order, of which a prefix
+cache reuses nothing; the other arms have their chunks cached, too, from another order.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,15 +15,14 @@ from typing import Any
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
-from picbench.measure.engine_pairs import Found, Measure, compete
-from picbench.measure.engine_report import spread
-from picbench.measure.gpu_provenance import facts_of
-from picbench.measure.random_tokens import Tokens
+from picbench.measure.engine.interleaved import Found, Measure, run_interleaved
+from picbench.measure.engine.random_tokens import random_tokens
+from picbench.measure.report import save, spread
+from picbench.output import markdown, provenance
 from picbench.output.figures.context_curves import draw_context
-from picbench.output.run_directory import write_json
 from picbench.workloads import models
 
-#: Tokens of a chunk, as in the paper, and of the question behind all chunks.
+#: Tokens of a chunk, as in the paper, and of the question after all chunks.
 CHUNK, QUESTION = 512, 80
 
 #: Chunks of a prompt: 1k to 50k tokens.
@@ -41,28 +40,27 @@ def ttft(engine: Engine, name: str, *, chunks: int) -> dict[str, float]:
 def _stock(engine: Engine, name: str, count: int) -> Iterator[tuple[str, float]]:
     chunks = _draw(name, count)
     yield f"full {count}", _served(engine, "prefix", chunks, f"{name} full")
-    yield f"prefix {count}", _served(engine, "prefix", _turned(chunks), f"{name} prefix")
+    yield f"prefix {count}", _served(engine, "prefix", _rotated_left(chunks), f"{name} prefix")
 
 
 def _pic(engine: Engine, name: str, count: int) -> Iterator[tuple[str, float]]:
     chunks = _draw(name, count)
     for arm in ARMS:
         _served(engine, arm, chunks, f"{name} {arm} before")
-        yield f"{arm} {count}", _served(engine, arm, _turned(chunks), f"{name} {arm}")
+        yield f"{arm} {count}", _served(engine, arm, _rotated_left(chunks), f"{name} {arm}")
 
 
 def _draw(name: str, count: int) -> list[Chunk]:
-    tokens = Tokens(1000)
-    return [Chunk(tokens=tokens.draw(CHUNK, f"{name} {i}")) for i in range(count)]
+    return [Chunk(tokens=random_tokens(CHUNK, f"{name} {i}")) for i in range(count)]
 
 
-def _turned(chunks: Sequence[Chunk]) -> list[Chunk]:
+def _rotated_left(chunks: Sequence[Chunk]) -> list[Chunk]:
     """Another order for certain: orders that begin alike would share what follows from it."""
     return [*chunks[1:], chunks[0]]
 
 
 def _served(engine: Engine, algorithm: str, chunks: Sequence[Chunk], name: str) -> float:
-    question = Text(tokens=Tokens(1000).draw(QUESTION, name))
+    question = Text(tokens=random_tokens(QUESTION, name))
     request = Request([*chunks, question], algorithm)
     [result] = engine.generate([request], max_tokens=1, ignore_eos=True)
     return result.timings.ttft * 1e3
@@ -86,9 +84,8 @@ def curves(found: Found) -> dict[str, dict[int, list[float]]]:
 def write(found: Found, facts: Mapping[str, Any], output: Path) -> None:
     """Write ``context.json``, ``context.md`` and the figure."""
     lines = curves(found)
-    output.mkdir(parents=True, exist_ok=True)
-    write_json(output / "context.json", {"schema": 1, "provenance": facts, "ttft_ms": lines})
-    (output / "context.md").write_text(render(lines, facts), encoding="utf-8")
+    document = {"schema": 1, "provenance": facts, "ttft_ms": lines}
+    save(output / "context", document, render(lines, facts))
     draw_context(lines, _caption(facts), output / "context")
 
 
@@ -99,7 +96,6 @@ def render(lines: Mapping[str, Mapping[int, Sequence[float]]], facts: Mapping[st
         [f"{tokens:,}", *(spread(lines[arm].get(tokens), 1) for arm in lines)]
         for tokens in sorted({tokens for line in lines.values() for tokens in line})
     ]
-    table = [head, ["---:"] * len(head), *rows]
     return "\n".join(
         [
             "# Time to the first token against the length of the context",
@@ -108,7 +104,7 @@ def render(lines: Mapping[str, Mapping[int, Sequence[float]]], facts: Mapping[st
             "",
             "Milliseconds from the request's arrival; median (lowest - highest).",
             "",
-            *(f"| {' | '.join(line)} |" for line in table),
+            markdown.table(head, rows, right=0),
             "",
         ]
     )
@@ -126,7 +122,7 @@ def _caption(facts: Mapping[str, Any]) -> str:
 def measure(
     model: str, device: str, repeats: int, longest: int, commit: str | None, output: Path
 ) -> None:
-    """Race both engines over all lengths up to `longest` chunks, and write what was found."""
+    """Measure both engines at all lengths up to `longest` chunks, and write what was found."""
     found_model = models.resolve(model)
     counts = [count for count in CHUNKS if count <= longest]
     context = counts[-1] * CHUNK + QUESTION + 16
@@ -141,8 +137,8 @@ def measure(
         tiers="",
     )
     arms = {"stock": replace(config, stock=True, algorithm="prefix"), "picbench": config}
-    found = compete(arms, measures(counts), repeats)
-    facts = facts_of(device, commit) | {
+    found = run_interleaved(arms, measures(counts), repeats)
+    facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit) | {
         "model": found_model.label,
         "dtype": config.dtype,
         "repeats": repeats,

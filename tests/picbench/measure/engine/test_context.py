@@ -11,8 +11,17 @@ from harness_fakes import GPU_FACTS
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Hits, Request, Result, Text, Timings, TokenCounts
-from picbench.measure import context
-from picbench.measure.context import ARMS, CHUNK, QUESTION, curves, measures, render, ttft, write
+from picbench.measure.engine import context
+from picbench.measure.engine.context import (
+    ARMS,
+    CHUNK,
+    QUESTION,
+    curves,
+    measures,
+    render,
+    ttft,
+    write,
+)
 
 FACTS = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "repeats": 3}
 
@@ -127,11 +136,11 @@ def competed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """What the engines would have been started with and asked; none is."""
     noted: dict[str, Any] = {}
 
-    def compete(arms: Any, measures: Any, repeats: int) -> Any:
+    def run(arms: Any, measures: Any, repeats: int) -> Any:
         noted.update(arms=arms, measures=measures, repeats=repeats)
         return FOUND
 
-    monkeypatch.setattr(context, "compete", compete)
+    monkeypatch.setattr(context, "run_interleaved", run)
     yield noted
 
 

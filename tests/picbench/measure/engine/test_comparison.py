@@ -1,8 +1,8 @@
-"""A race's ratios and page, from measurements made up for the purpose."""
+"""The comparison's ratios and page, from measurements made up for the purpose."""
 
 import pytest
 
-from picbench.measure.engine_report import ratios, render
+from picbench.measure.engine.comparison import ratios, render
 
 FOUND = {
     "stock": {

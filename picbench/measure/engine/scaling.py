@@ -12,12 +12,10 @@ from typing import Any
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
-from picbench.measure.engine_pairs import Found, compete
-from picbench.measure.engine_report import spread
-from picbench.measure.gpu_provenance import facts_of
-from picbench.measure.kernels.gpu_facts import update
-from picbench.measure.random_tokens import Tokens
-from picbench.output.run_directory import write_json
+from picbench.measure.engine.interleaved import Found, run_interleaved
+from picbench.measure.engine.random_tokens import random_tokens
+from picbench.measure.report import save, spread, update_summary
+from picbench.output import markdown, provenance
 from picbench.workloads import models
 
 #: Distinct chunks, chunks of a request, tokens of a chunk and of a question, and of a reply.
@@ -28,16 +26,15 @@ ROUNDS = 2
 
 
 def serve(engine: Engine, name: str, *, concurrency: int) -> dict[str, float]:
-    """Serve requests in a closed loop. All turns have the same chunks: but the first they are warm.
+    """Serve requests in a closed loop, over the same chunks in every repeat.
 
-    Measures' first turns are for warming up.
+    Chunks are warm in all repeats but the first, which is not kept.
     """
-    tokens = Tokens(1000)
-    pool = [Chunk(tokens=tokens.draw(CHUNK, f"chunk {i}")) for i in range(POOL)]
+    pool = [Chunk(tokens=random_tokens(CHUNK, f"chunk {i}")) for i in range(POOL)]
     draw = random.Random("requests")
     picked = [draw.sample(pool, CHUNKS) for _ in range(ROUNDS * concurrency)]
     asked = [
-        Request([*chunks, Text(tokens=tokens.draw(QUESTION, f"{name} {i}"))], "mepic")
+        Request([*chunks, Text(tokens=random_tokens(QUESTION, f"{name} {i}"))], "mepic")
         for i, chunks in enumerate(picked)
     ]
     began = time.perf_counter()
@@ -56,7 +53,7 @@ def measure(
     commit: str | None,
     output: Path,
 ) -> None:
-    """Measure one GPU and several in turns; write a page and the summary's figure."""
+    """Measure one GPU and several in alternation; write a page and the summary's figure."""
     found_model = models.resolve(model)
     config = EngineConfig(
         model=str(found_model.path),
@@ -69,8 +66,8 @@ def measure(
         tiers="",
     )
     arms = {"1": config, str(workers): replace(config, tensor_parallel=workers)}
-    found = compete(arms, {"serve": partial(serve, concurrency=concurrency)}, repeats)
-    facts = facts_of(device, commit) | {
+    found = run_interleaved(arms, {"serve": partial(serve, concurrency=concurrency)}, repeats)
+    facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit) | {
         "model": found_model.label,
         "dtype": config.dtype,
         "concurrency": concurrency,
@@ -82,12 +79,9 @@ def measure(
 def write(found: Found, facts: Mapping[str, Any], output: Path) -> None:
     """Write ``scaling-N.json``, ``scaling-N.md`` and ``tpN_scaling``; N GPUs against one."""
     workers = max(found, key=int)
-    output.mkdir(parents=True, exist_ok=True)
     document = {"schema": 1, "provenance": facts, "found": found}
-    write_json(output / f"scaling-{workers}.json", document)
-    page = output / f"scaling-{workers}.md"
-    page.write_text(render(found, facts), encoding="utf-8")
-    update(output / "summary.json", {f"tp{workers}_scaling": scaling(found)})
+    save(output / f"scaling-{workers}", document, render(found, facts))
+    update_summary(output, {f"tp{workers}_scaling": scaling(found)})
 
 
 def scaling(found: Found) -> float:
@@ -98,6 +92,10 @@ def scaling(found: Found) -> float:
 
 def render(found: Found, facts: Mapping[str, Any]) -> str:
     """The page, in Markdown."""
+    rows = [
+        (name, spread(figures["tokens_per_s"], 0), spread(figures["ttft_ms"], 0))
+        for name, figures in found.items()
+    ]
     lines = [
         "# One engine on several GPUs",
         "",
@@ -107,12 +105,7 @@ def render(found: Found, facts: Mapping[str, Any]) -> str:
         f"warm chunks of {CHUNK} tokens each, questions of {QUESTION}, replies of {REPLY} tokens; "
         f"both engines are up and take turns; median (lowest - highest), n={facts['repeats']}.",
         "",
-        "| GPUs | tokens generated a second | TTFT p50, ms |",
-        "| ---: | ---: | ---: |",
-        *(
-            f"| {name} | {spread(figures['tokens_per_s'], 0)} | {spread(figures['ttft_ms'], 0)} |"
-            for name, figures in found.items()
-        ),
+        markdown.table(("GPUs", "tokens generated a second", "TTFT p50, ms"), rows, right=0),
         "",
         f"Throughput: {scaling(found):.2f} times that of one GPU.",
         "",

@@ -1,6 +1,6 @@
-"""Engines in turns, each in a process of its own; and what engines do before they are measured."""
+"""Engines in alternation, each in its own process; and what engines do before being measured."""
 
-import multiprocessing
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from failing_measures import gone, wrong
+from harness_fakes import FakeEngine
 
+from picbench.arms.remote import Remote, launch
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.vllm.device import CPU, find
 from picbench.errors import ConfigError, EngineError
-from picbench.measure import engine_pairs
-from picbench.measure.context import ARMS, ttft
-from picbench.measure.engine_pairs import Found, compete
+from picbench.measure.engine import interleaved
+from picbench.measure.engine.context import ARMS, ttft
+from picbench.measure.engine.interleaved import Found, run_interleaved
 
 pytestmark = pytest.mark.engine
 
@@ -30,31 +33,34 @@ def config(llama: Path) -> EngineConfig:
 
 
 @pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    """No test leaves a process behind."""
-    yield
-    assert multiprocessing.active_children() == []
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Remote]]:
+    """The arms that were started, none of which is left after the test."""
+    found: list[Remote] = []
+
+    def begin(name: str, config: EngineConfig, log: Path) -> Remote:
+        found.append(launch(name, config, log))
+        return found[-1]
+
+    monkeypatch.setattr(interleaved, "launch", begin)
+    yield found
+    assert all(remote._process.poll() is not None for remote in found)
 
 
 @dataclass
-class Pipe:
-    """An arm's end of a pipe; `order` is shared, to see who was asked what and when."""
+class LocalArm:
+    """Calls measures with its own name in place of an engine, and notes which, in `order`."""
 
     name: str
     order: list[tuple[str, str]]
-    asked: Any = None
 
-    def send(self, asked: Any) -> None:
-        self.asked = asked
-
-    def recv(self) -> Mapping[str, float]:
-        measure, name = self.asked
+    def call(self, function: Any) -> Any:
+        _, name = function.args
         self.order.append((self.name, name))
-        return measure(self.name, name)  # type: ignore[no-any-return]
+        return function(self.name)
 
 
 @dataclass
-class EvictionListener:
+class Keeping:
     """An engine that keeps what it answers."""
 
     engine: Engine
@@ -71,21 +77,13 @@ class EvictionListener:
 
 
 def place(engine: str, name: str) -> dict[str, float]:
-    """The number of the turn, and a figure that one arm alone has."""
+    """The number of the repeat, and a figure that one arm alone has."""
     turn = float(name.split()[-1])
     return {"turn": turn} | ({"ours": -turn} if engine == "b" else {})
 
 
-def refused(engine: str, name: str) -> ConfigError:
-    return ConfigError(f"{engine} cannot serve {name}")
-
-
-def gone(engine: str, name: str) -> dict[str, float]:
-    raise EOFError
-
-
-def reset(engine: str, name: str) -> dict[str, float]:
-    raise ConnectionResetError
+def refused(engine: str, name: str) -> dict[str, float]:
+    raise ConfigError(f"{engine} cannot serve {name}")
 
 
 @pytest.fixture
@@ -94,19 +92,19 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
 
     @contextmanager
-    def started(arms: Mapping[str, Any]) -> Iterator[Mapping[str, Pipe]]:
-        yield {name: Pipe(name, found) for name in arms}
+    def started(arms: Mapping[str, Any]) -> Iterator[Mapping[str, LocalArm]]:
+        yield {name: LocalArm(name, found) for name in arms}
 
-    monkeypatch.setattr(engine_pairs, "_started", started)
+    monkeypatch.setattr(interleaved, "_started", started)
     return found
 
 
 def between(measures: Mapping[str, Any], repeats: int) -> Found:
     config = EngineConfig("m")
-    return compete({"a": config, "b": config}, measures, repeats)
+    return run_interleaved({"a": config, "b": config}, measures, repeats)
 
 
-def test_arms_take_turns_and_the_first_one_is_not_kept(order: list[tuple[str, str]]) -> None:
+def test_arms_alternate_and_the_first_repeat_is_not_kept(order: list[tuple[str, str]]) -> None:
     found = between({"x": place, "y": place}, 2)
     assert order == [(arm, f"{label} {n}") for label in "xy" for n in range(3) for arm in "ab"]
     assert found == {
@@ -115,7 +113,7 @@ def test_arms_take_turns_and_the_first_one_is_not_kept(order: list[tuple[str, st
     }
 
 
-def test_an_error_of_an_engine_is_raised_and_nobody_is_asked_again(
+def test_an_error_of_an_engine_is_raised_and_no_other_is_asked(
     order: list[tuple[str, str]],
 ) -> None:
     with pytest.raises(ConfigError, match="a cannot serve x 0"):
@@ -123,10 +121,26 @@ def test_an_error_of_an_engine_is_raised_and_nobody_is_asked_again(
     assert order == [("a", "x 0")]
 
 
-@pytest.mark.parametrize("end", [gone, reset])
-def test_an_engine_that_is_gone_is_named(order: list[tuple[str, str]], end: Any) -> None:
-    with pytest.raises(EngineError, match="a: the engine's process ended"):
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [(gone, "a: the engine's process ended with exit code 9"), (wrong, "a: ValueError: not x 0")],
+)
+def test_an_engine_that_fails_is_named(
+    monkeypatch: pytest.MonkeyPatch, started: list[Remote], end: Any, said: str
+) -> None:
+    # The child process must find the fakes.
+    folder = str(Path(__file__).parents[2])
+    path = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{path}" if path else folder)
+
+    def begin(name: str, config: EngineConfig, log: Path) -> Remote:
+        started.append(Remote(name, FakeEngine, log))
+        return started[-1]
+
+    monkeypatch.setattr(interleaved, "launch", begin)
+    with pytest.raises(EngineError, match=said):
         between({"x": end}, 2)
+    assert len(started) == 2
 
 
 def test_two_real_engines_are_up_at_once_and_end(
@@ -134,7 +148,7 @@ def test_two_real_engines_are_up_at_once_and_end(
 ) -> None:
     stock = replace(config, stock=True, algorithm="prefix")
     measures = {"short": partial(ttft, chunks=1), "long": partial(ttft, chunks=2)}
-    found = compete({"stock": stock, "picbench": config}, measures, 2)
+    found = run_interleaved({"stock": stock, "picbench": config}, measures, 2)
     assert list(found) == ["stock", "picbench"]
     assert list(found["stock"]) == ["full 1", "prefix 1", "full 2", "prefix 2"]
     assert list(found["picbench"]) == [f"{arm} {n}" for n in (1, 2) for arm in ARMS]
@@ -149,16 +163,16 @@ def test_two_real_engines_are_up_at_once_and_end(
 def test_an_engine_that_cannot_start_says_why_and_none_is_left(config: EngineConfig) -> None:
     wrong = replace(config, algorithm="mepik")
     with pytest.raises(ConfigError, match="unknown algorithm 'mepik'"):
-        compete({"bad": wrong, "good": config}, {}, 1)
+        run_interleaved({"bad": wrong, "good": config}, {}, 1)
 
 
 def test_what_is_timed_has_its_chunks_cached_and_nothing_else(config: EngineConfig) -> None:
     """A question of 80 tokens is new, and what an arm recomputes of its chunks."""
     with Engine(config) as engine:
-        heard = EvictionListener(engine)
+        kept = Keeping(engine)
         for turn in range(2):
-            ttft(heard, f"2 chunks {turn}", chunks=2)  # type: ignore[arg-type]
-    timed = heard.results[1::2]
+            ttft(kept, f"2 chunks {turn}", chunks=2)  # type: ignore[arg-type]
+    timed = kept.results[1::2]
     assert [result.hits.prefix for result in timed] == [0] * 2 * len(ARMS)
     assert all(result.counts.compiled == 0 for result in timed)
     assert all(r.counts.reused + r.counts.linked + 80 == r.counts.prompt for r in timed)
@@ -167,10 +181,10 @@ def test_what_is_timed_has_its_chunks_cached_and_nothing_else(config: EngineConf
 
 def test_stock_vllm_finds_nothing_of_a_prompt_in_another_order(config: EngineConfig) -> None:
     with Engine(replace(config, stock=True, algorithm="prefix")) as engine:
-        heard = EvictionListener(engine)
+        kept = Keeping(engine)
         for turn in range(3):
-            ttft(heard, f"2 chunks {turn}", chunks=2)  # type: ignore[arg-type]
-    assert [result.counts.reused for result in heard.results] == [0] * 6
+            ttft(kept, f"2 chunks {turn}", chunks=2)  # type: ignore[arg-type]
+    assert [result.counts.reused for result in kept.results] == [0] * 6
 
 
 @pytest.fixture

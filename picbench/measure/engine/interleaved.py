@@ -1,0 +1,67 @@
+"""Engines that are up at once, each in a process of its own, and measured in alternation.
+
+Whatever drifts (clock, temperature, neighbours) affects all of them alike, and one engine computes
+while the others wait.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from picbench.arms.remote import Remote, launch
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+
+#: Takes an engine and a name that no other repeat has; gives figures by name. It runs in the
+#: engine's process, so it must be a function of a module.
+Measure = Callable[[Engine, str], Mapping[str, float]]
+
+#: Figures by arm and name, repeat by repeat.
+Found = dict[str, dict[str, list[float]]]
+
+
+def run_interleaved(
+    arms: Mapping[str, EngineConfig], measures: Mapping[str, Measure], repeats: int
+) -> Found:
+    """All measurements of all arms, measure by measure; the first repeat of each is a warm-up.
+
+    Raises the error of an engine that cannot start or fails.
+    """
+    found: Found = {name: {} for name in arms}
+    with _started(arms) as engines:
+        for label, measure in measures.items():
+            print(label, flush=True)
+            for repeat in range(repeats + 1):
+                for name, engine in engines.items():
+                    figures = engine.call(partial(_apply, measure, f"{label} {repeat}"))
+                    if repeat:
+                        _note(found[name], figures)
+    return found
+
+
+@contextmanager
+def _started(arms: Mapping[str, EngineConfig]) -> Iterator[Mapping[str, Remote]]:
+    engines: dict[str, Remote] = {}
+    with TemporaryDirectory(prefix="picbench-") as logs:
+        try:
+            for name, config in arms.items():
+                engines[name] = launch(name, config, Path(logs) / f"{name}.log")
+            for name, engine in engines.items():
+                print(name, engine.ready(), flush=True)
+            yield engines
+            for engine in engines.values():
+                engine.close()
+        finally:
+            for engine in engines.values():
+                engine.kill()
+
+
+def _apply(measure: Measure, name: str, engine: Engine) -> Mapping[str, float]:
+    return measure(engine, name)
+
+
+def _note(found: dict[str, list[float]], figures: Mapping[str, float]) -> None:
+    for key, value in figures.items():
+        found.setdefault(key, []).append(value)

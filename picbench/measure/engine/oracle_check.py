@@ -1,0 +1,109 @@
+"""Compares a GPU engine with the oracle.
+
+Prompts are random tokens of the model's vocabulary from a fixed seed. The last line says whether
+every request agreed with the oracle.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Request, Result, Text
+from picbench.measure.engine.random_tokens import random_tokens
+from picbench.workloads import models
+
+#: Largest difference in log-probability that passes, by type.
+TOLERANCE = {"float32": 2e-3, "bfloat16": 0.35, "float16": 0.08}
+
+LENGTHS = {"A": 150, "B": 35, "C": 81, "D": 400}
+ORDERS = ("ABCD", "DCBA", "ABA", "C")
+
+
+@dataclass(frozen=True, slots=True)
+class OracleCase:
+    """A request, the oracle's rule for it, and what it tests."""
+
+    name: str
+    request: Request
+    rule: Any
+
+
+def cases(vocabulary: int) -> Iterator[OracleCase]:
+    """Plain prompts and each algorithm over chunks in several orders."""
+    from picbench.engines.oracle import epic, full, mepic, naive
+
+    rules = {"naive": naive(), "epic:k=16": epic(16), "mepic": mepic(), "full": full()}
+    draw = partial(random_tokens, vocabulary=vocabulary)
+    for order in ORDERS:
+        for algorithm, rule in rules.items():
+            chunks = [Chunk(tokens=draw(LENGTHS[name], name)) for name in order]
+            question = Text(tokens=draw(19, f"{order} {algorithm}"))
+            segments = [Text(tokens=draw(21, "system")), *chunks, question]
+            yield OracleCase(f"{algorithm} {order}", Request(segments, algorithm=algorithm), rule)
+    for length in (5, 333):
+        request = Request([Text(tokens=draw(length, f"plain {length}"))])
+        yield OracleCase(f"plain {length}", request, full())
+
+
+def check(config: EngineConfig, tolerance: float) -> bool:
+    """Run all cases cold, one by one, then warm and together; print a line for each."""
+    from picbench.engines.oracle import Oracle
+
+    oracle = Oracle(config.model)
+    found = list(cases(oracle.model.config.vocab_size))
+    requests = [case.request for case in found]
+    options: dict[str, Any] = {"max_tokens": 6, "logprobs": 8, "ignore_eos": True}
+    with Engine(config) as engine:
+        print(engine.describe())
+        cold = engine.generate(requests, concurrency=1, **options)
+        warm = engine.generate(requests, **options)
+    good = True
+    for case, *results in zip(found, cold, warm, strict=True):
+        for name, result in zip(("cold", "warm"), results, strict=True):
+            error, same = _compare(oracle, case, result)
+            right = error < tolerance and (same or config.dtype != "float32")
+            good &= right
+            verdict = "ok" if right else "WRONG"
+            print(f"{verdict:5} {case.name:16} {name} {error:.2e} {'' if same else 'other token'}")
+    return good
+
+
+def measure(
+    model: str,
+    dtype: str,
+    *,
+    eager: bool,
+    synchronous: bool,
+    keys_without_rope: bool,
+    tensor_parallel: int,
+) -> bool:
+    """Compare an engine on GPUs with the oracle, and print whether all requests agree."""
+    config = EngineConfig(
+        model=str(models.resolve(model).path),
+        device="cuda",
+        dtype=dtype,
+        eager=eager,
+        asynchronous=not synchronous,
+        keys_without_rope=keys_without_rope,
+        tensor_parallel=tensor_parallel,
+        context=2048,
+        batch_tokens=512,
+        max_requests=32,
+    )
+    good = check(config, TOLERANCE[dtype])
+    print("all agree with the oracle" if good else "NOT all agree with the oracle")
+    return good
+
+
+def _compare(oracle: Any, case: OracleCase, result: Result) -> tuple[float, bool]:
+    """Largest difference in log-probability, and whether each token is the oracle's own choice."""
+    from picbench.engines.oracle import distance
+
+    kinds = ["chunk" if isinstance(s, Chunk) else "text" for s in case.request.segments]
+    segments = list(zip(kinds, [s.tokens for s in case.request.segments], strict=True))
+    expected = oracle.logprobs(segments, case.rule, result.tokens)
+    assert result.logprobs is not None
+    return distance(expected, result.logprobs), expected.argmax(-1).tolist() == list(result.tokens)
