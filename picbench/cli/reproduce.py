@@ -11,7 +11,7 @@ from picbench.cli.guard import traced
 
 if TYPE_CHECKING:
     from picbench.papers.paper_settings import Settings
-    from picbench.run.services import Services
+    from picbench.run.session import Services
 
 
 @click.command()
@@ -83,7 +83,7 @@ def _reproduce(
 ) -> int:
     from picbench.papers.reproduction import reproduce as run
     from picbench.run.progress import open_progress
-    from picbench.run.services import Services
+    from picbench.run.session import Services
 
     page = run(settings, figures, output, services or Services(), open_progress)
     click.echo(page.read_text(encoding="utf-8"), file=sys.stdout)

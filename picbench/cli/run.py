@@ -10,7 +10,7 @@ from picbench.cli.guard import traced
 from picbench.engines.config import DEFAULT_TIERS, PRESSURE
 
 if TYPE_CHECKING:
-    from picbench.run.services import Services
+    from picbench.run.session import Services
 
 
 @click.command()
@@ -222,23 +222,23 @@ def run(services: "Services | None", /, *, dry_run: bool, debug: bool, **flags: 
 
 
 def _run(services: "Services | None", dry_run: bool, flags: dict[str, Any]) -> int:
-    from picbench.output import result_table
+    from picbench.cli.dry_run import print_plan
+    from picbench.output.result_table import print_result
     from picbench.run.config import parse_config
     from picbench.run.job import prepare
     from picbench.run.progress import open_progress
-    from picbench.run.services import Services
-    from picbench.run.session import execute
+    from picbench.run.session import Services, execute
 
     if flags["offline"]:
         os.environ["HF_HUB_OFFLINE"] = "1"  # For the libraries here and in the arms' processes.
     services = services or Services()
     job = prepare(parse_config(flags), services.load)
     if dry_run:
-        result_table.print_plan(job, sys.stdout)
+        print_plan(job, sys.stdout)
         return 0
     with open_progress(job.facts.samples * len(job.arms)) as progress:
         finished = execute(job, services.launch, progress)
-    result_table.print_result(job, finished.arms, sys.stdout)
+    print_result(job, finished.arms, sys.stdout)
     click.echo(finished.path)
     return _verdict(finished.failed, job.facts.samples * len(job.arms))
 

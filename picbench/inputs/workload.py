@@ -1,11 +1,12 @@
 """A workload as a run sees it: samples, the model that they were tokenized for, a score."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from picbench.errors import ConfigError
+from picbench.output.sample_row import Score
 from picbench.run.config import RunConfig
 from picbench.workloads import datasets, models
 from picbench.workloads.datasets.grid import parse_grid
@@ -20,9 +21,9 @@ from picbench.workloads.sources.row import BadRows
 from picbench.workloads.sources.source import locate
 from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
 from picbench.workloads.traffic.corpus import SYNTHETIC
-
-#: Takes a reply and its right answers; None where a reply cannot be scored.
-Score = Callable[[str, Sequence[str]], float | None]
+from picbench.workloads.traffic.draw import Stream, times
+from picbench.workloads.traffic.request_file import check_tokens, read_requests
+from picbench.workloads.traffic.settings import Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,30 @@ class Workload:
 
 
 def load_workload(config: RunConfig) -> Workload:
-    """Read, render and tokenize what `config` names; ConfigError or DataError if that fails."""
+    """Read, render and tokenize what `config` names: a data set, or a request file.
+
+    ConfigError or DataError if that fails.
+    """
+    if bool(config.requests) == bool(config.dataset):
+        raise ConfigError(
+            "a run takes either a data set or a request file",
+            hint="name one of `dataset` and `requests`",
+        )
+    workload = _load_requests(config) if config.requests else _load_dataset(config)
+    if config.rate is None:
+        return workload
+    return replace(workload, arrivals=_draw_arrivals(config, len(workload.samples)))
+
+
+def _draw_arrivals(config: RunConfig, count: int) -> tuple[float, ...] | None:
+    return times(
+        Traffic(requests=count, seed=config.seed, rate=config.rate, process=config.arrivals)
+    )
+
+
+def _load_dataset(config: RunConfig) -> Workload:
     dataset = datasets.find(config.dataset)
-    # Before a tokenizer is loaded, which takes seconds.
+    # Before the tokenizer, which takes seconds to load.
     source = locate(config.data, config.dataset, offline=config.offline)
     model = models.resolve(config.model)
     tokenizer = models.load_tokenizer(model)
@@ -72,7 +94,7 @@ def load_workload(config: RunConfig) -> Workload:
         grid=parse_grid(config.grid) if config.grid else None,
         bad_rows=bad_rows,
     )
-    metric, score = score_of(dataset.name, config, model, tokenizer)
+    metric, score = _score_of(dataset.name, config, model, tokenizer)
     return Workload(
         dataset=dataset.name,
         metric=metric,
@@ -86,7 +108,61 @@ def load_workload(config: RunConfig) -> Workload:
     )
 
 
-def score_of(
+def _load_requests(config: RunConfig) -> Workload:
+    path = Path(config.requests or "")
+    found = read_requests(path)
+    model = models.resolve(config.model)
+    tokenizer = models.load_tokenizer(model)
+    stream = _shortened(found.stream, config)
+    check_tokens(stream, tokenizer, path)
+    _check_fits(stream.samples, config.context or model.context)
+    metric, score = _score_of(found.header.dataset, config, model, tokenizer)
+    return Workload(
+        dataset=found.header.dataset,
+        metric=metric,
+        model=model,
+        samples=stream.samples,
+        score=score,
+        synthetic=found.header.synthetic,
+        arrivals=stream.arrivals,
+        preload=_preload(stream),
+        requests=found.fingerprint,
+    )
+
+
+def _shortened(stream: Stream, config: RunConfig) -> Stream:
+    count = config.limit or len(stream.samples)
+    length = config.max_tokens
+    samples = stream.samples[:count]
+    return replace(
+        stream,
+        samples=tuple(replace(s, max_tokens=length) for s in samples) if length else samples,
+        users=stream.users[:count],
+        arrivals=stream.arrivals[:count] if stream.arrivals else None,
+    )
+
+
+def _preload(stream: Stream) -> tuple[Sample, ...]:
+    """A request for each chunk to be cached, after the text that all prompts begin with."""
+    first = stream.samples[0].segments[0]
+    head = [first] if first.kind == "text" else []
+    return tuple(
+        Sample(f"preload-{number}", stream.samples[0].dataset, (*head, chunk), (), max_tokens=1)
+        for number, chunk in enumerate(stream.preload)
+    )
+
+
+def _check_fits(samples: Sequence[Sample], context: int | None) -> None:
+    for sample in samples:
+        length = sample.prompt_tokens + sample.max_tokens
+        if context is not None and length > context:
+            raise ConfigError(
+                f"{sample.source}: {length} tokens of prompt and reply, a context of {context}",
+                hint="raise `context`, or draw requests with fewer `chunks`",
+            )
+
+
+def _score_of(
     dataset: str, config: RunConfig, model: models.ModelSpec, tokenizer: Tokenizer
 ) -> tuple[str, Score]:
     """The metric of a data set's replies, and the function that scores them."""

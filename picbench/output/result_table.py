@@ -9,7 +9,6 @@ from rich.text import Text
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.output.summary import ArmSummary, Percentiles
-from picbench.run.config import flag
 from picbench.run.job import Job
 
 #: Characters in a line where output is not a terminal.
@@ -24,7 +23,7 @@ def print_result(job: Job, arms: Mapping[str, ArmSummary], stream: TextIO) -> No
     print_all(
         stream,
         f"{facts.dataset}{_rows_label(job)}, {facts.samples} requests an arm, "
-        f"{job.workload.model.label}, {_load(job)}, "
+        f"{job.workload.model.label}, {load_of(job)}, "
         f"pool {job.sizes.pool} blocks",
         result_table(arms, job.workload.metric),
         *notes(job),
@@ -32,7 +31,8 @@ def print_result(job: Job, arms: Mapping[str, ArmSummary], stream: TextIO) -> No
     )
 
 
-def _load(job: Job) -> str:
+def load_of(job: Job) -> str:
+    """How requests are sent."""
     arrivals = job.workload.arrivals
     if arrivals is None:
         return f"concurrency {job.config.concurrency}"
@@ -41,14 +41,6 @@ def _load(job: Job) -> str:
 
 def _rows_label(job: Job) -> str:
     return " (synthetic rows)" if job.workload.synthetic else ""
-
-
-def print_plan(job: Job, stream: TextIO) -> None:
-    """What a run would do: arms, settings, requests, sizes."""
-    table = Table(show_header=False, box=None)
-    for name, value in plan(job):
-        table.add_row(name, Text(value))
-    print_all(stream, "dry run: no engine was started, nothing was written", table)
 
 
 def result_table(arms: Mapping[str, ArmSummary], metric: str) -> Table:
@@ -128,7 +120,7 @@ def notes(job: Job) -> Iterator[str]:
     model = job.workload.model
     if not model.meaningful:
         yield f"* {model.weights} weights: accuracy not meaningful"
-    yield from _skipped(job)
+    yield from skipped_rows(job)
     yield "TTFT vs full: geometric mean over paired requests."
     yield "tokens/s: prompt and output tokens over the arm's own busy time."
     if job.workload.arrivals:
@@ -142,52 +134,11 @@ def notes(job: Job) -> Iterator[str]:
     )
 
 
-def _skipped(job: Job) -> Iterator[str]:
+def skipped_rows(job: Job) -> Iterator[str]:
+    """A line about malformed rows, where there are any."""
     skipped = job.workload.skipped
     if skipped:
         yield f"malformed rows left out: {len(skipped)}, the first: {skipped[0]}"
-
-
-def plan(job: Job) -> Iterator[tuple[str, str]]:
-    """(name, value) of everything that a dry run tells."""
-    facts, sizes = job.facts, job.sizes
-    for arm in job.arms:
-        yield "arm", f"{arm.name} on {'stock vLLM' if arm.stock else 'the PIC engine'}"
-    yield "model", job.workload.model.label
-    for name in (
-        "dataset",
-        "data",
-        "seed",
-        "concurrency",
-        "dtype",
-        "device",
-        "tensor_parallel",
-        "eager",
-        "on_bad_row",
-        "prompts",
-        "scoring",
-    ):
-        yield flag(name), _setting(getattr(job.config, name))
-    if job.config.requests:
-        yield flag("requests"), job.config.requests
-    yield "chat template", "around prompts" if job.workload.chat else "none"
-    yield from (("rows", line) for line in _skipped(job))
-    yield "requests", f"{facts.samples} to each of {len(job.arms)} arms"
-    yield "load", _load(job)
-    yield "preloaded", f"{len(job.workload.preload)} chunks"
-    yield "prompt tokens", f"{facts.mean_tokens:,.0f} mean, {facts.max_tokens:,} longest"
-    yield "output tokens", f"{max(s.max_tokens for s in job.workload.samples):,} at most"
-    yield "chunks", f"{facts.chunks:,}, {facts.unique_chunks:,} distinct"
-    yield "reusable", f"{facts.reuse:.1%} of prompt tokens are in a chunk seen before"
-    yield "truncated", f"{facts.truncated} of {facts.samples} prompts"
-    yield "context", f"{sizes.context:,} tokens"
-    yield (
-        "KV blocks",
-        f"{sizes.pool:,} in the pool; the longest request needs {sizes.longest:,}, "
-        f"all distinct chunks {sizes.chunks:,}",
-    )
-    yield "fingerprint", job.fingerprint
-    yield "output", str(job.output)
 
 
 def print_all(stream: TextIO, *parts: RenderableType) -> None:
@@ -199,10 +150,6 @@ def print_all(stream: TextIO, *parts: RenderableType) -> None:
 
 def _number(value: float | None, digits: int = 1) -> str:
     return NOTHING if value is None else f"{value:,.{digits}f}"
-
-
-def _setting(value: object) -> str:
-    return "picbench's own" if value is None else str(value)
 
 
 def _share(part: int, whole: int) -> str:

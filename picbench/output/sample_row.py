@@ -14,6 +14,7 @@ from picbench.workloads.sample import Sample
 #: The finish reason of a request that `on_pressure=reject` turned away.
 REJECTED = "rejected"
 
+#: Takes a reply and its right answers; None where a reply cannot be scored.
 Score = Callable[[str, Sequence[str]], float | None]
 
 

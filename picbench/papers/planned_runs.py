@@ -13,7 +13,7 @@ from picbench.output.run_reader import read_run
 from picbench.papers.paper_settings import Point, Settings
 from picbench.run.config import parse_config
 from picbench.run.job import Job, prepare
-from picbench.run.services import Services
+from picbench.run.session import Services
 from picbench.workloads import models
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 

@@ -11,7 +11,7 @@ from picbench.papers.paper_settings import FIGURES, Settings, points
 from picbench.papers.planned_runs import PlannedRun, plan_runs
 from picbench.papers.published import read_published
 from picbench.run.progress import Progress
-from picbench.run.services import Services
+from picbench.run.session import Services
 from picbench.run.sweep import sweep
 
 #: Opens the display of so many requests.

@@ -73,8 +73,3 @@ def parse_flags(kind: type[Flags], values: Mapping[str, Any], command: str) -> F
             f"`{first['loc'][0]}` {first['input']!r}: {first['msg'].lower()}",
             hint=f"see {command} `help`",
         ) from error
-
-
-def flag(field: str) -> str:
-    """The flag of a field of RunConfig."""
-    return f"--{field.replace('_', '-')}"

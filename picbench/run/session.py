@@ -6,13 +6,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from picbench.arms.fleet import Fleet, running
+from picbench.arms.remote import launch
 from picbench.arms.server import Server
 from picbench.engines.config import EngineConfig
 from picbench.errors import InvalidRun
-from picbench.output import documents, provenance
+from picbench.inputs.workload import Workload, load_workload
+from picbench.output import provenance
+from picbench.output.manifest import make_manifest, make_summary
 from picbench.output.run_directory import RunDirectory
 from picbench.output.sample_row import to_rows
 from picbench.output.summary import ArmSummary, summarise
+from picbench.run.config import RunConfig
 from picbench.run.job import Job
 from picbench.run.progress import Progress
 from picbench.run.protocol import ArmBatch, interleave, preload, replay
@@ -21,6 +25,14 @@ from picbench.run.verify import verify
 
 #: Starts the engine of an arm: its name, its settings, the file for its output.
 Launch = Callable[[str, EngineConfig, Path], Server]
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """Where workloads come from and how engines start; tests bring their own."""
+
+    load: Callable[[RunConfig], Workload] = load_workload
+    launch: Launch = launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +132,13 @@ class Session:
             objectives=self._job.objectives,
         )
         self._directory.write_memory({n: t.snapshots for n, t in self._tallies.items()})
-        self._directory.write_summary(documents.summary(self._job, arms, self._provenance, status))
+        self._directory.write_summary(make_summary(self._job, arms, self._provenance, status))
         self._write_manifest(status, ended=_now())
         return arms
 
     def _write_manifest(self, status: str, ended: str | None = None) -> None:
         self._directory.write_manifest(
-            documents.manifest(
+            make_manifest(
                 self._job,
                 self._fleet.engines,
                 self._provenance,

@@ -14,7 +14,7 @@ from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, EngineError
 from picbench.inputs.workload import Workload
 from picbench.run.config import RunConfig
-from picbench.run.services import Services
+from picbench.run.session import Services
 from picbench.workloads.models import ModelSpec
 from picbench.workloads.sample import Sample, SampleSegment
 

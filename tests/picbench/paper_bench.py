@@ -8,7 +8,7 @@ from harness_fakes import FakeEngine, FakeServer
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
-from picbench.run.services import Services
+from picbench.run.session import Services
 
 POOL = 100
 

@@ -1,4 +1,4 @@
-"""From flags to a workload, with rows, tokenizer and documents that are real."""
+"""From flags to a workload, with real rows, tokenizer and documents."""
 
 import io
 import json
@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from picbench.cli.dry_run import print_plan
 from picbench.errors import ConfigError
 from picbench.inputs.workload import load_workload
-from picbench.output import documents, result_table
+from picbench.output.manifest import make_manifest, make_summary
+from picbench.output.result_table import print_result
 from picbench.run.config import parse_config
 from picbench.run.job import Job, prepare
 
@@ -42,16 +44,16 @@ def make_job(rows: Path) -> MakeJob:
 
 def printed(job: Job) -> str:
     stream = io.StringIO()
-    result_table.print_plan(job, stream)
-    result_table.print_result(job, {}, stream)
+    print_plan(job, stream)
+    print_result(job, {}, stream)
     return stream.getvalue()
 
 
 def test_skipped_rows_are_counted_in_both_documents(make_job: MakeJob, rows: Path) -> None:
     job = make_job()
     for document in (
-        documents.summary(job, {}, {}, "complete"),
-        documents.manifest(job, {"full": {}}, {}, status="complete"),
+        make_summary(job, {}, {}, "complete"),
+        make_manifest(job, {"full": {}}, {}, status="complete"),
     ):
         workload = document["workload"]
         assert (workload["samples"], workload["skipped_rows"]) == (2, 2)
@@ -67,7 +69,7 @@ def test_nothing_is_said_where_nothing_was_skipped(make_job: MakeJob, rows: Path
     rows.write_text(json.dumps(ROW), encoding="utf-8")
     job = make_job(on_bad_row="stop")
     assert "malformed" not in printed(job)
-    workload = documents.summary(job, {}, {}, "complete")["workload"]
+    workload = make_summary(job, {}, {}, "complete")["workload"]
     assert (workload["skipped_rows"], workload["first_skipped"]) == (0, None)
     assert (workload["origin"], workload["chat"]) == (None, False)
 

@@ -1,4 +1,4 @@
-"""The JSON documents of a run directory."""
+"""manifest.json and summary.json as JSON values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from picbench.run.job import Job
 SCHEMA = 1
 
 
-def manifest(
+def make_manifest(
     job: Job,
     engines: Mapping[str, Mapping[str, object]],
     provenance: Mapping[str, object],
@@ -44,7 +44,7 @@ def manifest(
     }
 
 
-def summary(
+def make_summary(
     job: Job, arms: Mapping[str, ArmSummary], provenance: Mapping[str, object], status: str
 ) -> dict[str, Any]:
     """summary.json: aggregates by arm."""

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from picbench.cli import main
 from picbench.errors import ConfigError
-from picbench.inputs.inputs import load
+from picbench.inputs.workload import load_workload
 from picbench.run.config import parse_config
 
 FLAGS = ("--dataset", "synthetic", "--requests", "6", "--pool", "8", "--chunk-tokens", "20")
@@ -20,7 +20,7 @@ def traffic(path: Path, *flags: str) -> Result:
 
 
 def replay(path: Path, **values: Any) -> Any:
-    return load(parse_config({"algo": ("full",), "requests": str(path), **values}))
+    return load_workload(parse_config({"algo": ("full",), "requests": str(path), **values}))
 
 
 def test_what_was_drawn_is_what_is_run(tmp_path: Path) -> None:
@@ -70,12 +70,12 @@ def test_requests_that_do_not_fit_are_named_by_line(tmp_path: Path) -> None:
 def test_a_run_takes_one_of_both() -> None:
     for values in ({}, {"dataset": "musique", "requests": "r.jsonl"}):
         with pytest.raises(ConfigError, match="either a data set or a request file"):
-            load(parse_config({"algo": ("full",), **values}))
+            load_workload(parse_config({"algo": ("full",), **values}))
 
 
 def test_rows_of_a_data_set_can_arrive_on_their_own() -> None:
     values = {"algo": ("full",), "dataset": "hotpotqa", "limit": 3, "rate": 2.0, "seed": 4}
-    first, again = (load(parse_config(values)) for _ in range(2))
+    first, again = (load_workload(parse_config(values)) for _ in range(2))
     assert first.arrivals is not None
     assert len(first.arrivals) == 3
     assert first.arrivals == again.arrivals

@@ -1,0 +1,64 @@
+"""What `picbench run --dry-run` prints."""
+
+from collections.abc import Iterator
+from typing import TextIO
+
+from rich.table import Table
+from rich.text import Text
+
+from picbench.output.result_table import load_of, print_all, skipped_rows
+from picbench.run.job import Job
+
+
+def print_plan(job: Job, stream: TextIO) -> None:
+    """What a run would do: arms, settings, requests, sizes."""
+    table = Table(show_header=False, box=None)
+    for name, value in _plan(job):
+        table.add_row(name, Text(value))
+    print_all(stream, "dry run: no engine was started, nothing was written", table)
+
+
+def _plan(job: Job) -> Iterator[tuple[str, str]]:
+    """(name, value) of everything that a dry run tells."""
+    facts, sizes = job.facts, job.sizes
+    for arm in job.arms:
+        yield "arm", f"{arm.name} on {'stock vLLM' if arm.stock else 'the PIC engine'}"
+    yield "model", job.workload.model.label
+    for name in (
+        "dataset",
+        "data",
+        "seed",
+        "concurrency",
+        "dtype",
+        "device",
+        "tensor_parallel",
+        "eager",
+        "on_bad_row",
+        "prompts",
+        "scoring",
+    ):
+        yield f"--{name.replace('_', '-')}", _setting(getattr(job.config, name))
+    if job.config.requests:
+        yield "--requests", job.config.requests
+    yield "chat template", "around prompts" if job.workload.chat else "none"
+    yield from (("rows", line) for line in skipped_rows(job))
+    yield "requests", f"{facts.samples} to each of {len(job.arms)} arms"
+    yield "load", load_of(job)
+    yield "preloaded", f"{len(job.workload.preload)} chunks"
+    yield "prompt tokens", f"{facts.mean_tokens:,.0f} mean, {facts.max_tokens:,} longest"
+    yield "output tokens", f"{max(s.max_tokens for s in job.workload.samples):,} at most"
+    yield "chunks", f"{facts.chunks:,}, {facts.unique_chunks:,} distinct"
+    yield "reusable", f"{facts.reuse:.1%} of prompt tokens are in a chunk seen before"
+    yield "truncated", f"{facts.truncated} of {facts.samples} prompts"
+    yield "context", f"{sizes.context:,} tokens"
+    yield (
+        "KV blocks",
+        f"{sizes.pool:,} in the pool; the longest request needs {sizes.longest:,}, "
+        f"all distinct chunks {sizes.chunks:,}",
+    )
+    yield "fingerprint", job.fingerprint
+    yield "output", str(job.output)
+
+
+def _setting(value: object) -> str:
+    return "picbench's own" if value is None else str(value)
