@@ -1,1 +1,1 @@
-"""The vLLM 0.32.0 plug-in, which carries out plans: frontend, scheduler, transfer, worker."""
+"""Plans carried out inside vLLM 0.32.0."""
