@@ -14,7 +14,7 @@ from picbench.kernels.paging import BLOCK_SIZE
 def key_value(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
     """Views of keys and values, each [num_blocks, 16, num_kv_heads, head_size], rows contiguous.
 
-    Raises EngineError when blocks are not 16 slots long or a slot's numbers are not contiguous.
+    Raises EngineError when blocks are not 16 slots long or a slot's dimensions not contiguous.
     """
     if kv_cache.shape[2] != BLOCK_SIZE or kv_cache.stride(-1) != 1:
         raise EngineError(

@@ -1,7 +1,6 @@
 """Decode of planned requests: one query each, over keys that are cached at any position."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,23 +29,10 @@ _SPLIT_COST = 0.005
 _MAX_GROUP = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Tuning:
-    """How the decode kernel is launched; what is None is chosen by shape and batch size.
-
-    With `gluon`, the Gluon kernel serves where it can, which needs `splits` alone.
-    """
-
-    gluon: bool = True
-    warps: int = 4
-    stages: int | None = None
-    splits: int | None = None
-
-
 def choose_splits(pairs: int, resident: int, most: int = 64) -> int:
     """Splits of each of `pairs` (request, KV head), so that waves of programs fill the device.
 
-    `resident` programs run at once; a last wave that is not full wastes the rest of it.
+    `resident` programs run at once; a last wave that is not full leaves some of them idle.
     """
 
     def gain(splits: int) -> float:
@@ -60,7 +46,8 @@ class DecodeBatch:
     """Device buffers of one decode step, shared by all layers and kept from step to step.
 
     Addresses never change, so a CUDA graph that captured `decode` at some batch size may be
-    replayed after any `fill` of that size.
+    replayed after any `fill` of that size. Without `gluon` Triton's kernel serves; `splits` fixes
+    the splits of each request, which otherwise depend on the batch size.
     """
 
     def __init__(
@@ -69,7 +56,9 @@ class DecodeBatch:
         max_batch: int,
         shape: HeadShape,
         rope: RopeTable,
-        tuning: Tuning | None = None,
+        *,
+        gluon: bool = True,
+        splits: int | None = None,
     ) -> None:
         if table.unrotated and rope.rotary_dim != shape.head_size:
             raise EngineError(
@@ -77,9 +66,9 @@ class DecodeBatch:
                 hint="set `keys_without_rope=False`",
             )
         self.table, self.shape, self.rope = table, shape, rope
-        self.tuning = tuning or Tuning()
         self.size = 0
-        self.gluon = self.tuning.gluon and covers(shape, rope, table)
+        self.gluon = gluon and covers(shape, rope, table)
+        self._chosen_splits = splits
         device = table.blocks.device
         width = table.blocks.shape[1]
         ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
@@ -101,8 +90,8 @@ class DecodeBatch:
 
     def splits(self, requests: int) -> int:
         """Splits of each request's keys in a batch of this size."""
-        chosen = self.tuning.splits
-        return chosen or choose_splits(requests * self.shape.num_kv_heads, self._resident)
+        pairs = requests * self.shape.num_kv_heads
+        return self._chosen_splits or choose_splits(pairs, self._resident)
 
     def fill(self, block_table: Tensor, table_rows: Tensor, lengths: Tensor) -> None:
         """Prepares a step of `len(table_rows)` requests; nothing is copied to or from the host.
@@ -174,7 +163,7 @@ def decode(
 
 
 def covers(shape: HeadShape, rope: RopeTable, table: RequestTable) -> bool:
-    """Whether the Gluon kernel serves these heads here."""
+    """Whether the Gluon kernel serves these heads here, over the tiles of `table`."""
     tiled = not table.unrotated and table.tile_blocks == TILE_BLOCKS
     return tiled and shape.group <= _MAX_GROUP and gluon_serves(shape, rope)
 
@@ -198,8 +187,8 @@ def _triton(batch: DecodeBatch) -> tuple[Any, dict[str, Any]]:
         "ROTARY": batch.rope.rotary_dim,
         "TILE": table.tile_blocks * BLOCK_SIZE,
         "PRECISION": precision(shape.dtype),
-        "num_warps": batch.tuning.warps,
-        "num_stages": batch.tuning.stages or _stages(batch),
+        "num_warps": 4,
+        "num_stages": _stages(batch),
     }
 
 

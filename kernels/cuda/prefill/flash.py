@@ -1,8 +1,8 @@
-"""FlashAttention-3 as vLLM ships it, in the form that this package calls it.
+"""FlashAttention-3 as vLLM ships it.
 
 Upstream: vllm/vllm_flash_attn/flash_attn_interface.py of vLLM 0.32.0. Its causal mask is aligned
 to the end of the keys, so queries at n consecutive positions that see `lengths[i]` keys at the end
-are an ordinary sequence, wherever they stand in the prompt.
+are an ordinary sequence, at any position of the prompt.
 """
 
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ def covers(shape: HeadShape) -> bool:
 class Runs:
     """Causal sequences over paged keys; all tensors are int32 on the device.
 
-    Sequence i owns the queries starts[i] .. starts[i + 1] and sees lengths[i] keys with its last
-    one, in the pages table[i]. `longest_query` and `longest_key` are their maxima. `schedule` is
-    FlashAttention's own division of work, good for all layers of one shape.
+    Sequence i owns the queries starts[i] .. starts[i + 1], of which the last sees lengths[i] keys
+    in the pages table[i]. `longest_query` and `longest_key` are the most queries and keys of one.
+    `schedule` is FlashAttention's scheduler metadata, valid for all layers of one shape.
     """
 
     starts: Tensor
@@ -49,7 +49,7 @@ class Runs:
     schedule: Tensor | None = None
 
     def scheduled(self, shape: HeadShape, page: int, splits: int = 0) -> "Runs":
-        """The same sequences with the division of work worked out."""
+        """The same sequences with scheduler metadata, for pages of `page` keys."""
         from vllm.vllm_flash_attn.flash_attn_interface import get_scheduler_metadata
 
         schedule = get_scheduler_metadata(

@@ -35,8 +35,8 @@ from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
-# Time per key and 128 rows, FlashAttention-3's over a copy being 1, and that of the copy per key
-# (one H200).
+# Time per key and query tile relative to FlashAttention-3 over a copy, and the copy's per key (one
+# H200).
 _TILES_COST, _PAGED_COST, _COPY_COST = 1.3, 1.2, 2.7
 
 # Query tiles beyond which keys are copied. For 2,048 queries in runs paged prefill took 0.85 of the
@@ -91,9 +91,9 @@ class GatheredPrefill:
 
 @dataclass(frozen=True, slots=True)
 class LinkBatch:
-    """The link requests of a step, worked out once for all layers of one shape.
+    """The link requests of a step, prepared once for all layers of one shape.
 
-    They own the queries first .. last of the packed batch.
+    They own the queries first .. last of the packed batch; `prefill` attends.
     """
 
     first: int
@@ -117,7 +117,7 @@ class LinkBatch:
         are copied even where paged prefill costs less. Raises ConfigError if the keys of one KV
         head do not fit the workspace.
         """
-        step = _Step.of(requests, block_table, rope, shape, workspace)
+        step = _LinkStep.of(requests, block_table, rope, shape, workspace)
         prefill: GatheredPrefill | PagedPrefill | None = None
         if not copied and paged_prefill.covers(shape, rope):
             prefill = _paged(step)
@@ -145,7 +145,7 @@ def link(query: Tensor, kv_cache: Tensor, batch: LinkBatch, scale: float, out: T
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _LinkStep:
     """A step's requests, and the cost of attending to copies of their keys.
 
     `seen[i]` [queries] int32 is how many keys each query of request i sees, `pages[i]` how many
@@ -171,8 +171,8 @@ class _Step:
         rope: RopeTable,
         shape: HeadShape,
         workspace: CudaWorkspace,
-    ) -> "_Step":
-        """Works the costs out."""
+    ) -> "_LinkStep":
+        """Computes the costs."""
         seen = [request.order.seen(request.qpos.numpy()) for request in requests]
         pages = [-(-int(counts.max()) // PAGE) for counts in seen]
         by_tiles = _TILES_COST * _tile_keys(seen, shape.group)
@@ -194,7 +194,7 @@ class _Step:
         return count <= _MAX_QUERY_TILES and least <= self.copy_cost
 
 
-def _gathered(step: _Step) -> GatheredPrefill:
+def _gathered(step: _LinkStep) -> GatheredPrefill:
     requests, seen, pages, shape = step.requests, step.seen, step.pages, step.shape
     device = step.block_table.device
     slots, rope_shift = _slots(requests, pages, step.block_table)
@@ -210,7 +210,7 @@ def _gathered(step: _Step) -> GatheredPrefill:
     return GatheredPrefill(slots, rope_shift, work, step.rope, shape, step.workspace, kv_heads)
 
 
-def _paged(step: _Step) -> PagedPrefill | None:
+def _paged(step: _LinkStep) -> PagedPrefill | None:
     """Paged prefill, unless a copy costs less or keys are cached without RoPE."""
     if not step.few:
         return None

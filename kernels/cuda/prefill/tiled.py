@@ -194,13 +194,13 @@ def _attend(
     q = tl.load(query + at[:, None] + dim, mask=wanted[:, None], other=0.0)
     sees = tl.load(seen + token, mask=wanted, other=0)
     step = first_key * 0 + kv_heads * SIZE  # int64
-    from_ = ((first_key + lane) * step + kv_head * SIZE)[:, None] + dim
+    base = ((first_key + lane) * step + kv_head * SIZE)[:, None] + dim
     row_max = tl.full([TOKENS * PADDED], float("-inf"), tl.float32)
     row_sum = tl.zeros([TOKENS * PADDED], tl.float32)
     acc = tl.zeros([TOKENS * PADDED, SIZE], tl.float32)
     for start in range(begin, whole, KEYS):
-        k = tl.load(key + from_ + start * step)
-        v = tl.load(value + from_ + start * step)
+        k = tl.load(key + base + start * step)
+        v = tl.load(value + base + start * step)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         peak = tl.maximum(row_max, tl.max(scores, 1) * scale)
         weight = tl.exp2(scores * scale - peak[:, None])
@@ -210,8 +210,8 @@ def _attend(
         row_max = peak
     for start in range(whole, end, KEYS):
         there = (start + lane < end)[:, None]
-        k = tl.load(key + from_ + start * step, mask=there, other=0.0)
-        v = tl.load(value + from_ + start * step, mask=there, other=0.0)
+        k = tl.load(key + base + start * step, mask=there, other=0.0)
+        v = tl.load(value + base + start * step, mask=there, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         shown = ((start + lane)[None, :] < sees[:, None]) & (start + lane < end)[None, :]
         scores = tl.where(shown, scores, float("-inf"))
@@ -224,11 +224,11 @@ def _attend(
         row_max = peak
     result = acc / tl.where(row_sum > 0.0, row_sum, 1.0)[:, None]
     if SPLIT:
-        part = (token * splits + tl.load(work + 6)) * (kv_heads * GROUP) + head
+        index = (token * splits + tl.load(work + 6)) * (kv_heads * GROUP) + head
         some = row_sum > 0.0
         logs = tl.where(some, row_max + tl.log2(tl.where(some, row_sum, 1.0)), float("-inf"))
-        tl.store(lse + part, logs * 0.6931471805599453, mask=wanted)
-        tl.store(partial + part[:, None] * SIZE + dim, result, mask=wanted[:, None])
+        tl.store(lse + index, logs * 0.6931471805599453, mask=wanted)
+        tl.store(partial + index[:, None] * SIZE + dim, result, mask=wanted[:, None])
     else:
         to = out + (token * out_stride + head * out_head)[:, None] + dim
         tl.store(to, result.to(out.dtype.element_ty), mask=wanted[:, None])

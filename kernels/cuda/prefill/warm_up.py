@@ -24,7 +24,7 @@ def warm_up_link(
 ) -> list[Tensor]:
     """Link made-up requests, one for each way in which kernels are launched; their outputs.
 
-    The made-up cache lies in memory as vLLM's does for FlashAttention, slots in front of heads. In
+    The made-up cache is laid out as vLLM's is for FlashAttention, slots before heads. In
     another order (VLLM_KV_CACHE_LAYOUT) paged prefill is compiled when it is first needed.
     """
     size = (-(-max(KEYS) // BLOCK_SIZE), BLOCK_SIZE, shape.num_kv_heads, 2 * shape.head_size)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from picbench.errors import InvalidRun
-from picbench.kernels.cuda.decode.attention import DecodeBatch, Tuning, decode
-from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RequestTable
+from picbench.kernels.cuda.decode.attention import DecodeBatch, decode
+from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.paging import BLOCK_SIZE
@@ -84,17 +84,13 @@ def own_arm(
     scene: Scene,
     query: Tensor,
     out: Tensor,
-    tuning: Tuning | None = None,
-    tile_blocks: int = TILE_BLOCKS,
     unrotated: bool = False,
 ) -> Callable[[], Tensor]:
     """picbench's split-KV kernel."""
-    table = RequestTable(
-        len(query), scene.table.shape[1], "cuda", unrotated=unrotated, tile_blocks=tile_blocks
-    )
+    table = RequestTable(len(query), scene.table.shape[1], "cuda", unrotated=unrotated)
     for row, slots in enumerate(scene.requests):
         table.put(row, slots.kpos, slots.kpos if unrotated else slots.rope_shift)
-    batch = DecodeBatch(table, len(query), scene.shape, scene.rope, tuning)
+    batch = DecodeBatch(table, len(query), scene.shape, scene.rope)
     rows = torch.arange(len(query), dtype=torch.int32, device="cuda")
     batch.fill(scene.table, rows, scene.lengths)
     return lambda: decode(query, scene.kv_cache, batch, scene.scale, out)

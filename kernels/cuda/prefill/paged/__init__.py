@@ -1,1 +1,1 @@
-"""Paged prefill in place: few queries read keys where they lie (Hopper)."""
+"""Paged prefill in place: few queries read keys from the pages of the cache (Hopper)."""

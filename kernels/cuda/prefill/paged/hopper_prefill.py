@@ -63,7 +63,7 @@ def _mask(  # type: ignore[no-untyped-def]
     if MASKED:
         seen = gl.load(kpos + tile * TILE + lane)[None, :] <= sees[:, None]
     else:
-        # The compiler knows which registers hold the first lanes, and leaves them alone.
+        # Which registers hold the first lanes is static: the compiler masks only the others.
         seen = ((lane < TILE - _LOOSE) | (lane < shown))[None, :]
     return gl.where(seen, scores, float("-inf"))
 

@@ -10,7 +10,7 @@ from hopper import compiled
 
 from picbench.kernels.cuda import device
 from picbench.kernels.cuda.decode import attention as decode
-from picbench.kernels.cuda.decode.attention import DecodeBatch, Tuning
+from picbench.kernels.cuda.decode.attention import DecodeBatch
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.support import describe
 from picbench.kernels.shape import HeadShape
@@ -50,7 +50,7 @@ def test_what_the_kernel_serves(
     assert decode.covers(shape, rope, rows) is covered
     if covered:
         assert DecodeBatch(rows, 1, shape, rope).gluon
-        assert not DecodeBatch(rows, 1, shape, rope, Tuning(gluon=False)).gluon
+        assert not DecodeBatch(rows, 1, shape, rope, gluon=False).gluon
 
 
 @pytest.mark.usefixtures("hopper")

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from picbench.errors import EngineError
-from picbench.kernels.cuda.decode.attention import DecodeBatch, Tuning, decode
+from picbench.kernels.cuda.decode.attention import DecodeBatch, decode
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.device import runs_gluon
 from picbench.kernels.shape import HeadShape
@@ -40,8 +40,7 @@ def decoded(
     lengths = scene.lengths
     if skip >= 0:
         lengths[skip] = 0
-    tuning = Tuning(gluon, splits=splits)
-    batch = DecodeBatch(table, count + 1, scene.shape, scene.rope, tuning)
+    batch = DecodeBatch(table, count + 1, scene.shape, scene.rope, gluon=gluon, splits=splits)
     for held in (batch.blocks, batch.seen):
         held.fill_(-1)
     batch.partial.fill_(float("nan"))
@@ -134,7 +133,7 @@ def test_generated_tokens_need_no_new_row(
     short = Scene(shape, rope, (prompt,), scene.table, scene.kv_cache)
     table = RequestTable(1, scene.table.shape[1], device)
     table.put(0, prompt.kpos, prompt.rope_shift)
-    batch = DecodeBatch(table, 1, shape, rope, Tuning(splits=2))
+    batch = DecodeBatch(table, 1, shape, rope, splits=2)
     row = torch.zeros(1, dtype=torch.int32, device=device)
     for now in (short, scene):
         batch.fill(scene.table, row, now.lengths)
