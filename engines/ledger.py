@@ -1,4 +1,4 @@
-"""The block ledger: who holds every block of the KV pool, at every scheduler step.
+"""The block ledger: what the blocks of the KV pool hold, at every scheduler step.
 
 Counts are in blocks; a block that holds several kinds of slot is split by slots (1/16 steps, so
 sums of floats stay exact). The counts of a snapshot always sum to the pool.
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-#: Kinds of slot, in the order of reports. `pad` is padding, the unfilled end of a last
-#: block, and what a request that ended holds until the step that may still write into it is over.
+#: Kinds of slot, as reports list them. `pad` is padding, the unfilled end of a last block, and what
+#: a finished request holds until the step that may still write into it has ended.
 KINDS = (
     "free",
     "prefix_idle",

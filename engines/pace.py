@@ -1,4 +1,4 @@
-"""When requests are handed to an engine: in a closed loop, or each at a time of its own."""
+"""When requests are submitted: in a closed loop, or each at its arrival time (an open loop)."""
 
 import time
 from collections import deque
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Departure(Generic[T]):
-    """An item that is handed over now.
+    """An item that is submitted now.
 
-    `arrived` is the time (Unix seconds) that its latency counts from: now in a closed loop, when
-    it was due in an open one. `late` is how many seconds later than that it is handed over.
+    `arrived` is the time (Unix seconds) from which its latency counts: now in a closed loop, when
+    it was due in an open one. `late` is how many seconds later than that it is submitted.
     """
 
     item: T
@@ -25,11 +25,11 @@ class Departure(Generic[T]):
 
 
 class Pace(Generic[T]):
-    """Hands out items, at most `limit` at a time.
+    """Yields items to submit, at most `limit` in flight.
 
-    Without `arrivals` an item is due as soon as there is room for it (a closed loop). With them,
-    seconds from now for each item, no item is handed out before its time; one that finds no room
-    or a busy engine goes as soon as it can, and is late (an open loop). `clock` is monotonic.
+    Without `arrivals` an item is due as soon as there is room for it (a closed loop). With them, in
+    seconds from now for each item, no item is submitted before its time; without room, or while the
+    engine is busy, it is submitted as soon as possible, and is late. `clock` is monotonic.
     """
 
     def __init__(
@@ -41,34 +41,34 @@ class Pace(Generic[T]):
     ) -> None:
         self._clock = clock
         self._limit = limit
-        self._flying = 0
+        self._in_flight = 0
         self._queue = deque(_in_order(items, arrivals))
         self._began, self._wall = clock(), time.time()
 
     def __bool__(self) -> bool:
-        """Whether anything is still to be handed out or to come back."""
-        return bool(self._queue) or self._flying > 0
+        """Whether any item is waiting or in flight."""
+        return bool(self._queue) or self._in_flight > 0
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was handed out has come back."""
-        return self._flying == 0
+        """Whether no item is in flight."""
+        return self._in_flight == 0
 
     def departures(self) -> Iterator[Departure[T]]:
-        """Hand out what may go now."""
-        while self._queue and self._flying < self._limit:
+        """The items that may be submitted now."""
+        while self._queue and self._in_flight < self._limit:
             item, due = self._queue[0]
             now = self._clock() - self._began
             if due is not None and now < due:
                 return
             self._queue.popleft()
-            self._flying += 1
+            self._in_flight += 1
             start = now if due is None else due
             yield Departure(item, self._wall + start, now - start)
 
     def landed(self) -> None:
-        """One of the items handed out has come back."""
-        self._flying -= 1
+        """One of the items in flight is finished."""
+        self._in_flight -= 1
 
     def wait(self) -> None:
         """Sleep until the next item is due."""

@@ -1,4 +1,4 @@
-"""From a request to what vLLM is given: token ids, sampling parameters, spans of chunks."""
+"""Requests in vLLM's terms: token ids, sampling parameters, spans of chunks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What goes into an engine and what comes out: segments, requests, results.
+"""The input and output of an engine: segments, requests, results.
 
 Nothing here imports torch or vllm.
 """
@@ -35,8 +35,8 @@ class Chunk(PromptSegment):
 class Request:
     """A prompt as a sequence of segments; logical order is the order given.
 
-    `algorithm` overrides the engine's default for this request, in the notation of the command
-    line (``"epic:k=16"``). Requests with different `salt` (a tenant) never share KV.
+    `algorithm` (``"epic:k=16"``) and `max_tokens` override the engine's defaults for this request.
+    Requests with different `salt` (a tenant) never share KV.
     """
 
     segments: Sequence[PromptSegment]
@@ -51,8 +51,8 @@ class Timings:
 
     `ttft` counts from arrival, `prefill` from the first time the request was scheduled (both end
     at the first token); `tpot` is the mean gap between later tokens (None below two tokens);
-    `e2e` is arrival to last token. A request that was due at a time of its own arrived then, even
-    if it was submitted `late` seconds afterwards.
+    `e2e` is arrival to last token. A request with an arrival time arrived then, even if it
+    was submitted `late` seconds later.
     """
 
     ttft: float
@@ -64,13 +64,13 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Where a request's prompt tokens came from, in tokens.
+    """Prompt tokens of a request by origin.
 
-    `prompt` is what the user sent. `reused` were found in the cache (chunk or prefix KV),
-    `compiled` is what had to be compiled as canonical chunk KV before this request could run
-    (charged to the request that asked first), `linked` were recomputed inside chunks. The rest of
-    the prompt was computed as text. `padded` slots hold no visible token. Stock engines report
-    `reused` from prefix caching and zeros elsewhere.
+    `prompt` tokens were sent by the user. Of these, `reused` were found in the cache (chunk or
+    prefix KV), `linked` were recomputed inside chunks, and all others were computed as text.
+    `compiled` tokens were computed as canonical chunk KV before the request could run (counted for
+    the first request that needed the chunk). `padded` slots hold no visible token. Stock engines
+    report `reused` from prefix caching and zeros elsewhere.
     """
 
     prompt: int = 0
@@ -85,8 +85,8 @@ class Hits:
     """Reused KV blocks of one request by kind.
 
     `chunk` are canonical blocks that it shares, `prefix` prefix-keyed ones, `copied` its own copies
-    of canonical blocks. `tiers` are the blocks that were loaded for it, by tier: into the pool for
-    everybody, or into its copies.
+    of canonical blocks. `tiers` are the blocks that were loaded for it, by tier: shared ones
+    or its copies.
     """
 
     chunk: int = 0
@@ -97,7 +97,7 @@ class Hits:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one request produced. `logprobs` has one {token id: logprob} a generated token.
+    """The outcome of a request. `logprobs` has one {token id: logprob} a generated token.
 
     `finish_reason` is vLLM's, or ``"rejected"`` for a request that `on_pressure` refused: it has no
     tokens, and its timings say when it was answered.

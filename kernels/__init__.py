@@ -1,1 +1,1 @@
-"""Attention over paged KV whose keys may be unrotated: reference, CPU, benchmarks."""
+"""Attention over paged keys that are cached without RoPE, or with RoPE of other positions."""

@@ -1,4 +1,4 @@
-"""How keys and values lie in the paged cache of one layer.
+"""The layout of keys and values in the paged cache of one layer, on CPU.
 
 The cache of a layer is one tensor [num_blocks, num_kv_heads, 16, 2 * head_size]. Each (block, head)
 tile holds the keys in its first half and the values in its second half:
@@ -7,7 +7,8 @@ tile holds the keys in its first half and the values in its second half:
     value  [16, head_size]   one row a slot
 
 This is the tile that vLLM's `vec16` CPU kernel reads (csrc/cpu/cpu_attn_vec16.hpp). Code outside
-this package should see a tile through `split`, or move whole blocks without looking inside.
+this package reads a tile through `split`, or moves whole blocks. On CUDA the layout is that of
+vLLM's backend (`cuda.layout`); block size and GAP are the same.
 """
 
 from torch import Tensor
@@ -48,5 +49,8 @@ def halves(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def flat_slots(table: Tensor, order: Tensor) -> Tensor:
-    """Cache slots (block * 16 + offset, int64) of a request's slots `order` under its `table`."""
+    """Cache slots (block * 16 + offset) of a request's own slots `order` [n], as int64 [n].
+
+    `table` [blocks] names the request's blocks.
+    """
     return table.long()[order // BLOCK_SIZE] * BLOCK_SIZE + order % BLOCK_SIZE

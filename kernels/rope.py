@@ -1,4 +1,4 @@
-"""The rotation that attention applies to keys when it reads them."""
+"""Rotary embedding (RoPE) of keys when attention reads them."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class RopeTable:
 
     `cos_sin_cache` is [max_position, rotary_dim], cosines in the first half of each row and sines
     in the second; scaling (llama3, yarn) is already in it. The first `rotary_dim` dimensions of a
-    head are rotated and the rest pass through. Only the neox pairing (i, i + rotary_dim / 2) is
+    head are rotated and the others pass through. Only the neox pairing (i, i + rotary_dim / 2) is
     supported; the other one raises EngineError.
     """
 
@@ -36,16 +36,16 @@ class RopeTable:
                 hint="pass the rotary module's cos_sin_cache and rotary_dim unchanged",
             )
 
-    def rows(self, turns: Tensor) -> Tensor:
-        """Cosines and sines [n, rotary_dim] of the positions `turns` [n]; -1 rotates nothing."""
-        rows = self.cos_sin_cache.index_select(0, turns.clamp(min=0).long())
-        if bool((turns < 0).any()):
-            rows[turns < 0] = self._identity()
+    def rows(self, positions: Tensor) -> Tensor:
+        """Cosines and sines [n, rotary_dim] of `positions` [n]; -1 rotates nothing."""
+        rows = self.cos_sin_cache.index_select(0, positions.clamp(min=0).long())
+        if bool((positions < 0).any()):
+            rows[positions < 0] = self._identity()
         return rows
 
-    def pages(self, turns: Tensor) -> Tensor:
+    def pages(self, positions: Tensor) -> Tensor:
         """`rows` of whole blocks in tile order: [n / 16, rotary_dim * 16], 16 slots a dimension."""
-        rows = self.rows(turns).view(-1, BLOCK_SIZE, self.rotary_dim)
+        rows = self.rows(positions).view(-1, BLOCK_SIZE, self.rotary_dim)
         return rows.transpose(1, 2).flatten(1)
 
     def _identity(self) -> Tensor:
@@ -62,6 +62,6 @@ def rotate(keys: Tensor, rows: Tensor) -> Tensor:
     """
     half = rows.shape[-1] // 2
     cos, sin = rows.float().unsqueeze(1).chunk(2, dim=-1)
-    first, second, rest = keys.float().tensor_split((half, 2 * half), dim=-1)
-    turned = (first * cos - second * sin, second * cos + first * sin, rest)
-    return torch.cat(turned, dim=-1).to(keys.dtype)
+    first, second, passed = keys.float().tensor_split((half, 2 * half), dim=-1)
+    rotated = (first * cos - second * sin, second * cos + first * sin, passed)
+    return torch.cat(rotated, dim=-1).to(keys.dtype)

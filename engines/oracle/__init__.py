@@ -1,22 +1,21 @@
 """An independent answer to what a PIC engine must compute.
 
-The oracle takes a request (ordered segments, text or chunk) and a `Rule`, lays every token out
-once for each view it is computed in, and runs Hugging Face's own Llama over that expanded
-sequence with an explicit 4-D attention mask and explicit positions:
+The oracle takes a request (ordered segments, text or chunk) and a `Rule`, repeats every token once
+for each way in which it is computed, and runs Hugging Face's own Llama over that expanded sequence
+with an explicit 4-D attention mask and explicit positions:
 
-- Canonical tokens of a chunk see their own chunk, and its anchor, up to their position. They
-  stand at their logical positions in the prompt; rotary embeddings are relative, so this is the
-  same as compiling at position 0 and rotating later. A chunk that occurs twice is compiled twice.
-- Linked tokens, text and generated tokens see one another and every canonical token that was
-  not replaced by a linked one, up to their position.
+- Canonical tokens of a chunk see their own chunk, and its anchor, up to their position. They have
+  their logical positions in the prompt; rotary embeddings are relative, so this is the same as
+  compiling at position 0 and re-rotating later. A chunk that occurs twice is compiled twice.
+- Linked tokens, text and generated tokens see one another and every canonical token that was not
+  replaced by a linked one, up to their position.
 - The last token of the prompt is always computed, so a chunk that ends it has that token linked.
 
-It shares no code with the engine: the two may agree only by both being right.
+It shares no code with the engine, so that the two agree only if both are right.
 """
 
-from picbench.engines.oracle.compare import distance
 from picbench.engines.oracle.expand import ExpandedRow, OracleSegment, expand
-from picbench.engines.oracle.model import Oracle, visible
+from picbench.engines.oracle.model import Oracle, distance, visible
 from picbench.engines.oracle.rule import Rule, epic, epic_zero, first, full, mepic, naive
 
 __all__ = [

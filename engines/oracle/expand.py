@@ -15,16 +15,16 @@ OracleSegment = tuple[Literal["text", "chunk"], Sequence[int]]
 class ExpandedRow:
     """One token computed in one view.
 
-    `compiled` numbers the chunk (in prompt order, duplicates apart) whose compilation the row
-    belongs to; None for rows of the request itself: text, linked tokens, continuation.
-    `lent` says whether the request sees the row of a compilation: discarded anchors and the
-    canonical tokens that linked ones replace are not lent.
+    `compiled` is the index of the chunk (in prompt order, duplicates apart) whose compilation the
+    row belongs to; None for rows of the request itself: text, linked tokens, continuation.
+    `reused` says whether the request sees the row of a compilation: not if it is a discarded anchor
+    or replaced by a linked token.
     """
 
     token: int
     position: int
     compiled: int | None = None
-    lent: bool = True
+    reused: bool = True
 
 
 def expand(
@@ -33,7 +33,7 @@ def expand(
     """The rows of all compilations, then those of the request in logical order.
 
     All positions are shifted by one constant so that no anchor starts below 0; rotary
-    embeddings know differences only. The last token of the prompt is always a row of the
+    embeddings depend on differences only. The last token of the prompt is always a row of the
     request, and each token of the continuation follows it.
     """
     prompt = list(_padded(list(_merged(segments)), rule.pad))
@@ -59,13 +59,13 @@ def _compilation(
     chunk: int, anchor: Sequence[int], tokens: Sequence[int], start: int, replaced: set[int]
 ) -> list[ExpandedRow]:
     first = start - len(anchor)
-    return [ExpandedRow(t, first + i, chunk, lent=False) for i, t in enumerate(anchor)] + [
-        ExpandedRow(t, start + i, chunk, lent=i not in replaced) for i, t in enumerate(tokens)
+    return [ExpandedRow(t, first + i, chunk, reused=False) for i, t in enumerate(anchor)] + [
+        ExpandedRow(t, start + i, chunk, reused=i not in replaced) for i, t in enumerate(tokens)
     ]
 
 
 def _merged(segments: Sequence[OracleSegment]) -> Iterator[OracleSegment]:
-    """Drop empty segments and join neighbouring texts: text is what lies between chunks."""
+    """Drop empty segments and join neighbouring texts."""
     filled = [(kind, tuple(tokens)) for kind, tokens in segments if tokens]
     for kind, run in groupby(filled, key=lambda segment: segment[0]):
         if kind == "chunk":
@@ -75,7 +75,7 @@ def _merged(segments: Sequence[OracleSegment]) -> Iterator[OracleSegment]:
 
 
 def _padded(prompt: Sequence[OracleSegment], pad: int | None) -> Iterator[OracleSegment]:
-    """Pads lead in chunks and trail in texts; a text that ends the prompt has none."""
+    """Pad chunks at the start and texts at the end, except a text that ends the prompt."""
     for place, (kind, tokens) in enumerate(prompt):
         last_text = kind == "text" and place == len(prompt) - 1
         pads = () if pad is None or last_text else (pad,) * (-len(tokens) % BLOCK)

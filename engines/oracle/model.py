@@ -1,6 +1,6 @@
-"""Hugging Face's Llama over expanded rows: slow, one request at a time, obviously right."""
+"""Hugging Face's Llama over expanded rows: simple and slow, one request at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -11,21 +11,21 @@ from picbench.engines.oracle.rule import Rule
 
 
 def visible(rows: Sequence[ExpandedRow]) -> torch.Tensor:
-    """Who sees whom, as [queries, keys] of bool.
+    """Which keys each query sees, [queries, keys] of bool.
 
-    Nobody sees a later position. A row of a compilation sees that compilation only; a row of
-    the request sees the request and what compilations lend to it.
+    No row sees a later position. A row of a compilation sees that compilation only; a row of the
+    request sees the request and the reused rows of compilations.
     """
     position = torch.tensor([row.position for row in rows])
     owner = torch.tensor([-1 if row.compiled is None else row.compiled for row in rows])
-    lent = torch.tensor([row.lent for row in rows])
-    by_request = (owner[:, None] == -1) & lent[None, :]
+    reused = torch.tensor([row.reused for row in rows])
+    by_request = (owner[:, None] == -1) & reused[None, :]
     same_view = owner[:, None] == owner[None, :]
     return (position[None, :] <= position[:, None]) & (same_view | by_request)
 
 
 class Oracle:
-    """What the Llama in `folder` must answer under a rule, in float32 on the CPU.
+    """What the Llama in `folder` computes under a rule, in float32 on the CPU.
 
     `model` is Hugging Face's, for checks against its plain forward.
     """
@@ -40,7 +40,7 @@ class Oracle:
     ) -> torch.Tensor:
         """Log-probabilities of each next token when `continuation` is generated.
 
-        ExpandedRow i of the result, [len(continuation), vocabulary], is the distribution that
+        Row i of the result, [len(continuation), vocabulary], is the distribution that
         continuation[i] was chosen from: after the prompt and continuation[:i].
         """
         rows = expand(segments, continuation[:-1], rule)
@@ -56,7 +56,7 @@ class Oracle:
 
     @torch.inference_mode()
     def logits(self, rows: Sequence[ExpandedRow]) -> torch.Tensor:
-        """What the model predicts behind each row, [rows, vocabulary]."""
+        """The prediction after each row, [rows, vocabulary]."""
         bias = torch.zeros(len(rows), len(rows)).masked_fill(~visible(rows), float("-inf"))
         logits: torch.Tensor = self.model(
             input_ids=torch.tensor([[row.token for row in rows]]),
@@ -65,3 +65,17 @@ class Oracle:
             use_cache=False,
         ).logits
         return logits[0]
+
+
+def distance(expected: torch.Tensor, reported: Sequence[Mapping[int, float]]) -> float:
+    """The largest difference in log-probability over all tokens reported at all steps.
+
+    `expected` is [steps, vocabulary]; `reported` holds {token id: logprob} for each step.
+    """
+    if len(reported) != len(expected):
+        raise ValueError(f"{len(reported)} steps reported, {len(expected)} expected")
+    return max(
+        abs(float(row[token]) - logprob)
+        for row, step in zip(expected, reported, strict=True)
+        for token, logprob in step.items()
+    )

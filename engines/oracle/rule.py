@@ -6,31 +6,30 @@ from dataclasses import dataclass, replace
 #: Slots of a KV block: the unit of MEPIC's recomputation and of paper padding.
 BLOCK = 16
 
-#: (index of the chunk in its prompt, its length) -> offsets of the tokens to link.
-Links = Callable[[int, int], Collection[int]]
+#: (index of the chunk in its prompt, its length) -> indices of the tokens to link.
+LinkedTokens = Callable[[int, int], Collection[int]]
 
-#: The prompt's text before its first chunk -> the tokens that every chunk is compiled behind.
-Anchor = Callable[[Sequence[int]], Sequence[int]]
+#: The prompt's text before its first chunk -> the tokens that every chunk is compiled after.
+AnchorTokens = Callable[[Sequence[int]], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One algorithm.
 
-    `links` picks the tokens of a chunk that are recomputed with the whole logical prefix in
-    view. `anchor` gives the tokens directly before a chunk while its canonical KV is computed;
-    their own KV is thrown away. `pad` is the token that pads segments to whole blocks as MEPIC's
-    paper does (arXiv 2512.16822, section 3); None pads nothing, which is also what pads that are
-    masked and take no position come to. Padding is done first: links, anchor and positions are
-    those of the padded prompt.
+    `links` selects the tokens of a chunk that are recomputed with the whole logical prefix in view.
+    `anchor` gives the tokens directly before a chunk while its canonical KV is computed; their own
+    KV is discarded. `pad` is the token that pads segments to whole blocks as in MEPIC's paper
+    (arXiv 2512.16822, section 3); None pads nothing, which equals pads that are masked and take no
+    position. Padding comes first: links, anchor and positions are those of the padded prompt.
     """
 
-    links: Links
-    anchor: Anchor = lambda _: ()
+    links: LinkedTokens
+    anchor: AnchorTokens = lambda _: ()
     pad: int | None = None
 
     def anchored(self) -> "Rule":
-        """The same with chunks compiled behind the prompt's text before its first chunk."""
+        """The same with chunks compiled after the prompt's text before its first chunk."""
         return replace(self, anchor=lambda prefix: prefix)
 
     def padded(self, pad: int) -> "Rule":
@@ -59,7 +58,7 @@ def first(share: float) -> Rule:
 
 
 def epic_zero(bos: int) -> Rule:
-    """LegoLink-0: nothing is recomputed, chunks are compiled behind four discarded BOS."""
+    """LegoLink-0: nothing is recomputed, chunks are compiled after four discarded BOS."""
     return replace(naive(), anchor=lambda _: (bos,) * 4)
 
 

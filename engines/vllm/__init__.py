@@ -1,1 +1,1 @@
-"""Plans carried out inside vLLM 0.32.0."""
+"""The vLLM 0.32.0 plug-in, which carries out plans: frontend, scheduler, transfer, worker."""

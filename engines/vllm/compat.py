@@ -1,7 +1,7 @@
-"""What picbench needs of vLLM, checked before anything runs.
+"""Checks that vLLM's release, methods and configuration are those that picbench was written for.
 
-Every upstream method that picbench overrides or replaces is listed with its parameters; another
-release with another signature is refused at start, not discovered by a wrong answer.
+Methods that picbench overrides or replaces are checked for their parameters, so that another
+release is refused at start and does not give wrong answers.
 """
 
 import inspect
@@ -37,7 +37,7 @@ def check_signature(method: Callable[..., Any], parameters: tuple[str, ...]) -> 
 
 
 def check_config(config: Any) -> None:
-    """Raise ConfigError for the first setting of a `VllmConfig` that a PIC engine cannot honour."""
+    """Raise ConfigError for a setting of a `VllmConfig` that a PIC engine does not support."""
     for setting, unsupported in _unsupported(config):
         if unsupported:
             raise ConfigError(f"picbench does not support {setting}", hint="leave it off")
@@ -49,7 +49,7 @@ def check_config(config: Any) -> None:
 
 
 def check_kv_groups(groups: int) -> None:
-    """Raise ConfigError unless all layers share one kind of KV cache."""
+    """Raise ConfigError unless all layers have one kind of KV cache."""
     if groups != 1:
         raise ConfigError(
             f"the model has {groups} groups of KV cache (hybrid or sliding window)",
@@ -66,7 +66,7 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     yield "MLA attention", bool(model.use_mla)
     yield "encoder-decoder models", bool(model.is_encoder_decoder)
     yield "pooling models", model.runner_type == "pooling"
-    yield "sliding-window attention", _slides(text)
+    yield "sliding-window attention", _has_window(text)
     yield "speculative decoding", config.speculative_config is not None
     yield "KV events", events is not None and bool(events.enable_kv_cache_events)
     yield "decode context parallelism", parallel.decode_context_parallel_size > 1
@@ -74,15 +74,15 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     yield "pipeline parallelism", parallel.pipeline_parallel_size > 1
     yield "data parallelism", parallel.data_parallel_size > 1
     yield "priority scheduling", config.scheduler_config.policy != "fcfs"
-    yield "async scheduling with this scheduler", _runs_ahead(config.scheduler_config)
+    yield "async scheduling with this scheduler", _unsupported_async(config.scheduler_config)
     yield "a quantised KV cache", cache.cache_dtype not in ("auto", "bfloat16", "float16")
 
 
-def _runs_ahead(scheduler: Any) -> bool:
+def _unsupported_async(scheduler: Any) -> bool:
     return bool(scheduler.async_scheduling) and scheduler.scheduler_cls != ASYNC_SCHEDULER
 
 
-def _slides(text: Any) -> bool:
+def _has_window(text: Any) -> bool:
     window = getattr(text, "sliding_window", None)
     return bool(window) and bool(getattr(text, "use_sliding_window", True))
 

@@ -1,4 +1,4 @@
-"""What an engine runs on, and what vLLM does there by default. vllm is loaded only to look."""
+"""The devices that engines run on, with vLLM's defaults there. vllm is imported on use."""
 
 import os
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from picbench.errors import ConfigError
 class Device:
     """A kind of device.
 
-    `stock_block_size` is the page of stock vLLM in slots, `pool_bytes` the KV pool when none is
-    asked for. `graphs` says whether models are compiled and captured unless engines are eager.
-    `arguments` are vLLM's.
+    `stock_block_size` is stock vLLM's in slots, `pool_bytes` the default size of the KV pool.
+    `graphs` says whether models are compiled and captured unless engines are eager. `arguments` are
+    further ones for vLLM.
     """
 
     name: str
@@ -25,12 +25,12 @@ class Device:
     arguments: Mapping[str, Any]
 
     @property
-    def stock_page(self) -> int:
-        """Blocks of ours to a page of stock vLLM."""
+    def stock_ratio(self) -> int:
+        """Blocks of 16 slots to a block of stock vLLM."""
         return self.stock_block_size // BLOCK_SIZE
 
 
-#: Stock CPU attention pages by multiples of 32 (vllm/v1/attention/backends/cpu_attn.py).
+#: Stock CPU attention needs multiples of 32 slots (vllm/v1/attention/backends/cpu_attn.py).
 CPU = Device("cpu", stock_block_size=32, pool_bytes=256 << 20, graphs=False, arguments={})
 
 CUDA = Device(
@@ -38,17 +38,17 @@ CUDA = Device(
     stock_block_size=16,
     pool_bytes=8 << 30,
     graphs=True,
-    # The pool is given in blocks, so no share of the memory has to be free beside it.
+    # The pool is given in blocks, so no share of the memory has to be free besides.
     arguments={"gpu_memory_utilization": 0.01},
 )
 
 
 def environment(device: Device, workers: int) -> Mapping[str, str]:
-    """Variables that engines of several `workers` need.
+    """Environment variables for engines of several `workers`.
 
-    vLLM gives a CPU worker a NUMA node and refuses to start where there are too few
-    (vllm/utils/ompmultiprocessing.py); here workers share the cores instead. Raises ConfigError
-    where there are not as many cores or GPUs as workers.
+    vLLM gives each CPU worker a NUMA node and refuses to start if there are too few
+    (vllm/utils/ompmultiprocessing.py); here workers share the cores instead. Raises ConfigError if
+    there are fewer cores or GPUs than workers.
     """
     if workers == 1:
         return {}
@@ -76,7 +76,7 @@ def _check_enough(workers: int, found: int, what: str) -> None:
 
 
 def find(name: str) -> Device:
-    """The device called `name`; ``auto`` is a GPU if vLLM runs on one here.
+    """The device of this name; ``auto`` is a GPU if vLLM runs on one here.
 
     Raises ConfigError for unknown names, and for devices that the installed vLLM does not serve.
     """

@@ -1,4 +1,4 @@
-"""Starting vLLM in this process, with picbench in it or without."""
+"""Starts vLLM in this process, with picbench in it or without."""
 
 import json
 import os
@@ -18,16 +18,16 @@ from picbench.errors import ConfigError, EngineError
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
 
-#: The scheduler has to be in this process; a plan's slots may outnumber the model's positions,
-#: although no logical position does.
+#: The scheduler must run in this process. A plan may have more slots than the model has positions,
+#: although no logical position exceeds them.
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
 
-#: Eager engines must not compile the one function of vLLM's sampler that asks for it (20 s and a
-#: C++ compiler for the first request with logprobs).
+#: Eager engines must not compile the one function of vLLM's sampler that is compiled on first use
+#: (20 s and a C++ compiler for the first request with logprobs).
 _EAGER = {"TORCHDYNAMO_DISABLE": "1"}
 
 
@@ -47,7 +47,7 @@ class Launched:
 
     @property
     def scheduler(self) -> Any:
-        """The engine's scheduler, which lives in this process."""
+        """The engine's scheduler."""
         return self.engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
 
 
@@ -67,8 +67,8 @@ def launch(config: EngineConfig) -> Launched:
         capacity = _capacity(context)
     pool = _pool(config, model, capacity, device)
     capacity = min(capacity, pool * BLOCK_SIZE)
-    page = arguments["block_size"] // BLOCK_SIZE
-    arguments |= {"max_model_len": capacity, "num_gpu_blocks_override": pool // page + 1}
+    ratio = arguments["block_size"] // BLOCK_SIZE
+    arguments |= {"max_model_len": capacity, "num_gpu_blocks_override": pool // ratio + 1}
     arguments["max_num_batched_tokens"] = config.batch_tokens or max(2048, min(context, 8192))
     engine = _start(arguments, environment(device, config.tensor_parallel))
     scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def _start(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> "LLMEn
         except Exception as error:
             if "can't allocate memory" in str(error):
                 raise _short_of_memory("this machine") from error
-            # What fails in another process comes as a class that says nothing
+            # Errors in worker processes arrive as a plain Exception
             # (vllm/v1/executor/multiproc_executor.py).
             if "Worker" not in str(error):
                 raise
@@ -172,17 +172,17 @@ def _context(config: EngineConfig, model: Mapping[str, Any]) -> int:
 
 
 def _capacity(context: int) -> int:
-    # Pads and linked tokens take slots of their own. The worst that the built-in algorithms do is
-    # a chunk of 17 tokens in two blocks with 4 linked, 36 slots; what needs more is told so.
+    # Pads and linked tokens take slots of their own. The built-in algorithms' worst case is a chunk
+    # of 17 tokens in two blocks with 4 linked, 36 slots; prompts that need more are refused.
     return 2 * context + 1024
 
 
 def _pool(config: EngineConfig, model: Mapping[str, Any], capacity: int, device: Device) -> int:
-    """Blocks of 16 slots, a multiple of the stock page so that pools are equal in bytes."""
+    """Blocks of 16 slots, a multiple of the stock block so that pools are equal in bytes."""
     if config.kv_blocks is not None:
         if config.kv_blocks < 2:
             raise ConfigError(f"`kv_blocks` is {config.kv_blocks}", hint="use at least 2")
-        return config.kv_blocks - config.kv_blocks % device.stock_page
+        return config.kv_blocks - config.kv_blocks % device.stock_ratio
     wanted = max(2 * capacity // BLOCK_SIZE, device.pool_bytes // _block_bytes(config, model))
     return wanted + wanted % 2
 

@@ -1,7 +1,7 @@
-"""The settings that turn a vLLM engine into a PIC engine, and how they travel to every process.
+"""The settings of a PIC engine, which every process of vLLM gets in `additional_config`.
 
-vLLM carries `additional_config` to all of its processes and hashes it into the compile-cache key,
-so a compiled artifact of stock vLLM never serves a PIC engine (vllm/config/vllm.py, compute_hash).
+vLLM hashes `additional_config` into the key of its compile cache, so no artifact compiled for stock
+vLLM is used in a PIC engine (vllm/config/vllm.py, compute_hash).
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from picbench.engines.config import BLOCK_SIZE, DEFAULT_TIERS, PRESSURE
 from picbench.engines.planning.policy import LayoutConfig
 from picbench.errors import ConfigError
 
-#: Where the settings sit in `additional_config`.
+#: The key of the settings in `additional_config`.
 KEY = "pic"
 
 SCHEDULER = "picbench.engines.vllm.scheduler.scheduler.PicScheduler"
@@ -25,7 +25,6 @@ WORKERS = (CPU_WORKER, CUDA_WORKER)
 CONNECTOR = "PicConnector"
 CONNECTOR_MODULE = "picbench.engines.vllm.transfer.connector"
 
-
 #: vLLM's stop reason of a request that `on_pressure` refused.
 REJECTED = "rejected: the KV pool is short of blocks"
 
@@ -35,9 +34,10 @@ class PicSettings:
     """Settings of a PIC engine.
 
     `algorithm` is the default of requests that name none. `pad_token` fills visible pads
-    (``pad=paper``); `bos_token` (None: the model has none) fills the anchors of ``epic:k=0``.
-    With `keys_without_rope` every key rests unrotated, as MEPIC and MiniPIC describe it; by default
-    only those of chunks do (results/cpu/attention.md has what that saves).
+    (``pad=paper``); `bos_token` (None: the model has none) fills the anchors of ``epic:k=0``. With
+    `keys_without_rope` every key is cached without RoPE, as MEPIC and MiniPIC describe it; by
+    default only those of chunks are (results/cpu/attention.md has what that saves). `tiers` and
+    `on_pressure` are those of `EngineConfig`.
     """
 
     algorithm: str = "mepic"
@@ -60,7 +60,7 @@ class PicSettings:
 
     @classmethod
     def given(cls, additional_config: Any) -> "PicSettings | None":
-        """The settings of an engine that has checked them already: cheap enough for each request.
+        """The settings without checking their values: cheap enough for each request.
 
         Raises ConfigError for unknown fields.
         """
@@ -76,7 +76,7 @@ class PicSettings:
         return cls(**given)
 
     def check(self) -> None:
-        """Raise ConfigError for unknown algorithms, tiers, and ways to meet pressure."""
+        """Raise ConfigError for an unknown algorithm, tier or `on_pressure`."""
         parse(self.algorithm)
         parse_tiers(self.tiers)
         if self.on_pressure not in PRESSURE:
@@ -86,11 +86,11 @@ class PicSettings:
 
     @property
     def shares_tiers(self) -> bool:
-        """Whether other engines may store chunks in the same tiers."""
+        """Whether other engines may store chunks in one of the tiers."""
         return any(spec.kind != "host" for spec in parse_tiers(self.tiers))
 
     def layout(self, algorithm: Algorithm, salt: str | None, block_size: int) -> LayoutConfig:
-        """How the prompts of one tenant are laid out under an algorithm."""
+        """The layout of one tenant's prompts under an algorithm."""
         return LayoutConfig(
             block_size=block_size,
             scope=salt or "",
@@ -105,9 +105,8 @@ def engine_arguments(
 ) -> dict[str, Any]:
     """Arguments that make `vllm.LLM` or `vllm serve` a PIC engine on a device, cpu or cuda.
 
-    `asynchronous` engines on CUDA schedule a step while the one before it runs.
-
-    A load that fails is no reason to fail a request: its chunks are then compiled.
+    On CUDA `asynchronous` engines schedule a step while the previous one runs. A failed load does
+    not fail its request: the chunks are then compiled.
     """
     from vllm.config import KVTransferConfig
 

@@ -1,12 +1,12 @@
-"""Attention over paged, unrotated keys on CPU: `store` writes them, `attend` reads them.
+"""Attention on CPU over paged keys that are cached without RoPE: `store` writes, `attend` reads.
 
-Keys enter the cache unrotated, so that a block serves every request wherever its tokens stand in
-that request's prompt; they are rotated by their logical positions when they are read. A block whose
-tokens can only ever stand in one place (a plain request's) may hold rotated keys instead, and is
-then read without a copy: `AttentionBatch.build(rotated=...)`.
+Keys are cached without RoPE, so that a block serves every request at any position of its prompt,
+and are rotated by their logical positions when they are read. Blocks whose tokens have one position
+only (a plain request's) may be cached with RoPE and are then read without a copy
+(`AttentionBatch.build(rotated=...)`).
 
-The rotated copy of a request's keys lives in the batch's workspace while one layer runs, and is
-overwritten by the next request and the next layer. Nothing is kept from step to step.
+A request's rotated keys are kept in the batch's workspace while one layer runs, and overwritten by
+the next request and the next layer.
 """
 
 from torch import Tensor
@@ -20,7 +20,7 @@ def store(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) ->
     """Writes `key` and `value`, both [tokens, num_kv_heads, head_size], to their cache slots.
 
     `slot_mapping` [n <= tokens] holds flat slots (block * 16 + offset); tokens with a negative slot
-    and tokens behind the n-th are skipped. `kv_cache` is a layer's cache as `paging` describes it.
+    and tokens after the n-th are skipped. `kv_cache` is a layer's cache as `paging` describes it.
     Slots must be distinct.
     """
     count = len(slot_mapping)
@@ -42,10 +42,10 @@ def attend(
 
     Queries are already rotated by their logical positions; keys are rotated here. All keys of the
     step must have been stored. `out` is contiguous, has the shape of `query` and is returned;
-    tokens behind the last request are left alone. A query that sees nothing gets zeros. Slots that
-    no query sees may hold anything, NaN included; the one exception is the unused end of the last
-    block of requests that are read in place, where vLLM's kernel wants finite values.
+    tokens after the last request are not written. A query that sees nothing gets zeros. Slots that
+    no query sees may hold anything, NaN included, but for the unused end of the last block of
+    requests that are read in place, where vLLM's kernel needs finite values.
     """
-    for step in batch.steps:
-        step.run(query, kv_cache, batch.workspace, scale, out)
+    for call in batch.calls:
+        call.run(query, kv_cache, batch.workspace, scale, out)
     return out

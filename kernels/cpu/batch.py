@@ -1,4 +1,4 @@
-"""What attention needs to know about one engine step, worked out once and shared by all layers."""
+"""One engine step as kernel calls, prepared once and shared by all layers."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from picbench.kernels.cpu import gather as gathering
 from picbench.kernels.cpu.gather import Gather, PagedRequest
-from picbench.kernels.cpu.kernel_calls import Dense, Gathered, InPlace, KernelCall
+from picbench.kernels.cpu.kernel_calls import DenseCall, GatheredCall, InPlaceCall, KernelCall
 from picbench.kernels.cpu.vllm_ops import covers_shape
 from picbench.kernels.cpu.workspace import Workspace
 from picbench.kernels.rope import RopeTable
@@ -19,7 +19,7 @@ from picbench.kernels.shape import HeadShape
 class AttentionBatch:
     """The requests of one engine step as kernel calls, in the order of their queries."""
 
-    steps: tuple[KernelCall, ...]
+    calls: tuple[KernelCall, ...]
     workspace: Workspace
 
     @classmethod
@@ -48,17 +48,17 @@ class AttentionBatch:
         kpos <= qpos. `affine[i]` promises that kpos is 0, 1, 2, ... and that the queries are the
         last slots; `kpos[i]` is then not read.
 
-        `rotated[i]` says whether the keys of request i lie in the cache rotated by their logical
-        position already: all (True), none (False), or a bool tensor [>= seq_lens[i]] slot by slot.
-        By default none are. Affine requests with all keys rotated are read in place.
+        `rotated[i]` says whether the keys of request i are cached with RoPE of their logical
+        positions: all (True), none (False), or a bool tensor [>= seq_lens[i]] slot by slot. By
+        default none are. Affine requests with all keys rotated are read in place.
 
         `workspace` is scratch memory to reuse from step to step. `use_vllm` forces vLLM's C++
         kernels or torch; by default vLLM's serve the shapes that they cover.
         """
         requests = _requests(query_start, seq_lens, block_table, kpos, qpos, affine, rotated)
         fused = covers_shape(shape) if use_vllm is None else use_vllm
-        steps = _fused(requests, rope, shape) if fused else _dense(requests, rope)
-        return cls(tuple(steps), workspace or Workspace())
+        calls = _fused(requests, rope, shape) if fused else _dense(requests, rope)
+        return cls(tuple(calls), workspace or Workspace())
 
 
 def _requests(
@@ -87,7 +87,7 @@ def _requests(
 
 def _dense(requests: Iterable[PagedRequest], rope: RopeTable) -> Iterator[KernelCall]:
     for request in requests:
-        yield Dense(gathering.in_logical_order(request, rope))
+        yield DenseCall(gathering.in_logical_order(request, rope))
 
 
 def _fused(
@@ -95,11 +95,11 @@ def _fused(
 ) -> Iterator[KernelCall]:
     for in_place, group in groupby(requests, key=lambda request: request.in_place):
         if in_place:
-            yield InPlace.plan(list(group), shape)
+            yield InPlaceCall.plan(list(group), shape)
         else:
             for request in group:
                 gather = _gather(request, rope)
-                yield Gathered.plan(gather, shape) if gather.length else Dense(gather)
+                yield GatheredCall.plan(gather, shape) if gather.length else DenseCall(gather)
 
 
 def _gather(request: PagedRequest, rope: RopeTable) -> Gather:

@@ -1,4 +1,4 @@
-"""Attention of one request in plain torch, for where vLLM's kernels do not reach."""
+"""Attention of one request in plain torch, for shapes that vLLM's kernels do not cover."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -8,8 +8,8 @@ from picbench.kernels.cpu.gather import Gather
 from picbench.kernels.paging import BLOCK_SIZE, split
 from picbench.kernels.rope import rotate
 
-# Queries that share one look at the keys: enough to fill the cores, few enough that causality
-# still skips most of what is invisible.
+# Queries of one call: enough to fill the cores, few enough that most of the invisible keys are
+# skipped.
 _QUERY_TILE = 256
 
 
@@ -18,7 +18,7 @@ def attend_dense(
 ) -> None:
     """Attention of the request's queries over its gathered slots, into `out`.
 
-    `gather` must hold single slots only. Shapes are those of `cpu.attend`.
+    `gather` must hold single slots only. Shapes are those of `attend`.
     """
     key_cache, value_cache = split(kv_cache)
     block, offset = gather.slots // BLOCK_SIZE, gather.slots % BLOCK_SIZE
@@ -37,7 +37,7 @@ def _attend_tile(
     most = int(visible.max())
     if most == 0:
         return torch.zeros_like(query)
-    # A query that sees nothing would average over nothing (NaN): it sees one key, then is blanked.
+    # A query that sees nothing would get NaN: it is shown one key, and its output zeroed.
     mask = torch.arange(most) < visible.clamp(min=1).unsqueeze(1)
     result = F.scaled_dot_product_attention(
         _heads_first(query),

@@ -1,4 +1,4 @@
-"""How each request of a step is served: read in place, or gathered into scratch memory first."""
+"""The keys that each request of a step reads: in place, or gathered into scratch memory."""
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ class PagedRequest:
 
     @property
     def in_place(self) -> bool:
-        """Whether its keys can be read where they lie."""
+        """Whether its keys can be read from the cache itself."""
         return self.affine and self.rotated is True
 
     @property
@@ -44,8 +44,8 @@ class PagedRequest:
         return self.positions[: self.length]
 
     @property
-    def turns(self) -> Tensor:
-        """The position by which the key of each slot is still to be rotated [length]; -1: none."""
+    def rotate_by(self) -> Tensor:
+        """Position by which each slot's key is still to be rotated [length]; -1: not at all."""
         if isinstance(self.rotated, Tensor):
             return torch.where(self.rotated[: self.length], -1, self.kpos)
         return torch.full((self.length,), -1) if self.rotated else self.kpos
@@ -55,10 +55,10 @@ class PagedRequest:
 class Gather:
     """Keys and values of one request in the order in which its queries see them.
 
-    First the whole `blocks` [b] of the cache, then single `slots` [s]. `pages` and `rows` are
-    their cosines and sines (RopeTable), None where nothing is to be rotated. Query i of the
-    request sees the first visible[i] keys, and none sees more than the first `length`. `blind`
-    holds the packed indices of queries that see nothing, None if there are none.
+    First the whole `blocks` [b] of the cache, then single `slots` [s], both int64. `pages` and
+    `rows` are their cosines and sines (RopeTable), None where no key is to be rotated. Query i of
+    the request sees the first visible[i] keys, none more than the first `length`. `blind` holds
+    the packed indices of queries that see nothing, None if there are none.
     """
 
     start: int
@@ -90,7 +90,7 @@ def in_logical_order(request: PagedRequest, rope: RopeTable) -> Gather:
 
 
 def in_slot_order(request: PagedRequest, rope: RopeTable) -> Gather:
-    """Gathers the blocks of a plain request: kpos counts up and the queries come last."""
+    """Gathers the blocks of an affine request."""
     blocks = torch.arange(-(-request.length // BLOCK_SIZE))
     queries = request.stop - request.start
     visible = torch.arange(request.length - queries, request.length) + 1
@@ -128,21 +128,21 @@ def _gather(
     request: PagedRequest, rope: RopeTable, blocks: Tensor, order: Tensor, visible: Tensor
 ) -> Gather:
     inside = (blocks.unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)).flatten()
-    turns = request.turns
-    block_turns, slot_turns = turns[inside.clamp(max=request.length - 1)], turns[order]
+    rotate_by = request.rotate_by
+    by_block, by_slot = rotate_by[inside.clamp(max=request.length - 1)], rotate_by[order]
     blind = (visible == 0).nonzero().flatten() + request.start
     return Gather(
         start=request.start,
         stop=request.stop,
         blocks=request.table[blocks].long(),
-        pages=rope.pages(block_turns) if _any_turn(block_turns) else None,
+        pages=rope.pages(by_block) if _any_rotation(by_block) else None,
         slots=flat_slots(request.table, order),
-        rows=rope.rows(slot_turns) if _any_turn(slot_turns) else None,
+        rows=rope.rows(by_slot) if _any_rotation(by_slot) else None,
         visible=visible,
         length=int(visible.max()),
         blind=blind if len(blind) else None,
     )
 
 
-def _any_turn(turns: Tensor) -> bool:
-    return len(turns) > 0 and int(turns.max()) >= 0
+def _any_rotation(positions: Tensor) -> bool:
+    return len(positions) > 0 and int(positions.max()) >= 0

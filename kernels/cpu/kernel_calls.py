@@ -1,4 +1,4 @@
-"""The kernel calls that a step of the engine comes to."""
+"""The kernel calls of an engine step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from picbench.kernels.cpu.workspace import Workspace
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.shape import HeadShape
 
-# Scratch memory of one pass over some of the heads: it stays in the last-level cache between being
-# written and being read. Decode is bound by memory, and would otherwise go there three times.
+# Scratch memory of one pass over some of the heads: small enough to stay in the last-level cache
+# between being written and read. Decode is bound by memory, which it would else access three times.
 _SCRATCH_BYTES = 4 << 20
 
 
@@ -26,18 +26,18 @@ class KernelCall(Protocol):
     def run(
         self, query: Tensor, kv_cache: Tensor, workspace: Workspace, scale: float, out: Tensor
     ) -> None:
-        """Fills the requests' part of `out`; the arguments are those of `cpu.attend`."""
+        """Fills the requests' rows of `out`; the arguments are those of `attend`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class InPlace:
-    """vLLM's kernel reads keys and values where they lie, keys rotated already."""
+class InPlaceCall:
+    """vLLM's kernel reads the cache itself: all keys are cached with RoPE."""
 
     launch: Launch
 
     @classmethod
-    def plan(cls, requests: Sequence[PagedRequest], shape: HeadShape) -> "InPlace":
+    def plan(cls, requests: Sequence[PagedRequest], shape: HeadShape) -> "InPlaceCall":
         """Plain requests that follow each other in the batch."""
         start = requests[0].start
         bounds = [start, *(request.stop for request in requests)]
@@ -58,7 +58,7 @@ class InPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GatheredCall:
     """vLLM's kernel reads a rotated copy of one request, `kv_heads` KV heads at a time."""
 
     gather: Gather
@@ -66,7 +66,7 @@ class Gathered:
     kv_heads: int
 
     @classmethod
-    def plan(cls, gather: Gather, shape: HeadShape) -> "Gathered":
+    def plan(cls, gather: Gather, shape: HeadShape) -> "GatheredCall":
         """One request that sees at least one key."""
         kv_heads = _heads_a_pass(gather, shape)
         query_start, lengths = runs(gather.visible.clamp(min=1))
@@ -91,7 +91,7 @@ class Gathered:
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class DenseCall:
     """Torch serves one request, gathered slot by slot."""
 
     gather: Gather
@@ -104,7 +104,7 @@ class Dense:
 
 
 def _heads_a_pass(gather: Gather, shape: HeadShape) -> int:
-    # Several queries take all heads at once: vLLM's kernel wants its output contiguous.
+    # Several queries take all heads at once: vLLM's kernel needs a contiguous output.
     if gather.stop - gather.start > 1:
         return shape.num_kv_heads
     head_bytes = gather.num_blocks * BLOCK_SIZE * 2 * shape.head_size * shape.dtype.itemsize

@@ -14,7 +14,7 @@ def gather_rotated(kv_cache: Tensor, gather: Gather, workspace: Workspace) -> Te
     """The keys and values of `gather` as a KV cache of their own, block after block.
 
     Returns [gather.num_blocks, num_kv_heads, 16, 2 * head_size] in the workspace, in the tile
-    layout of `paging`. Values behind the last key are zero, because vLLM's kernel multiplies them
+    layout of `paging`. Values after the last key are zero, because vLLM's kernel multiplies them
     by zero probabilities.
     """
     scratch = workspace.tensor((gather.num_blocks, *kv_cache.shape[1:]), kv_cache.dtype)

@@ -1,6 +1,6 @@
 """vLLM's own C++ kernels, where they are installed and cover the layer's shape.
 
-The functions wrap `vllm._custom_ops` in the words of this package. Sources: csrc/cpu/cpu_attn.cpp,
+The functions wrap `vllm._custom_ops` of vLLM 0.32. Sources: csrc/cpu/cpu_attn.cpp,
 csrc/cpu/pos_encoding.cpp.
 """
 
@@ -42,8 +42,8 @@ class Launch:
     """One call of vLLM's kernel: causal sequences over consecutive query tokens.
 
     Sequence i owns the queries start + query_start[i] .. start + query_start[i + 1], which are the
-    last of its lengths[i] keys; its keys lie in the blocks table[i]. All three are int32.
-    `schedule` is the kernel's division of work, good for all layers of one shape.
+    last of its lengths[i] keys, in the blocks table[i]. All three are int32.
+    `schedule` is the kernel's division of work, valid for all layers of one shape.
     """
 
     start: int
@@ -57,7 +57,7 @@ class Launch:
     def plan(
         cls, start: int, query_start: Tensor, lengths: Tensor, table: Tensor, shape: HeadShape
     ) -> "Launch":
-        """Divides the work of these sequences among threads."""
+        """Prepares the call for layers of one shape; the arguments are the attributes."""
         from vllm import _custom_ops as ops
         from vllm import envs
 
@@ -112,7 +112,7 @@ def rotate_tiles(kv_cache: Tensor, pages: Tensor) -> None:
 
     A tile [head_size, 16 | 16, head_size] read as one long head is a head of which the first
     16 * rotary_dim elements are rotated, paired neox style: so vLLM's kernel for partial rotary
-    embedding turns a whole tile at once.
+    embedding rotates a whole tile at once.
     """
     from vllm import _custom_ops as ops
 

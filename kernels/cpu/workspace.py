@@ -10,9 +10,8 @@ from torch import Tensor
 class Workspace:
     """One growing buffer, overwritten by every use.
 
-    It holds the gathered and rotated KV of one request in one layer while that layer runs, and
-    nothing that outlives the call. `nbytes` is what it has grown to. One engine needs one; it must
-    not be shared between threads.
+    It holds the gathered and rotated KV of one request in one layer while that layer runs. One
+    engine needs one; it must not be shared between threads.
     """
 
     def __init__(self) -> None:

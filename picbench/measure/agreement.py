@@ -10,7 +10,7 @@ from typing import Any
 from picbench.errors import ConfigError, IncomparableRuns, InvalidRun
 from picbench.measure.report import save
 from picbench.output import markdown
-from picbench.output.run_directory import MANIFEST, read_rows
+from picbench.output.run_reader import read_run
 
 ARM = "full"
 #: How far apart two mean scores may be.
@@ -53,26 +53,27 @@ class Agreement:
         return self.vllm - self.hugging_face
 
 
-def read_run(folder: Path) -> Side:
+def read_side(folder: Path) -> Side:
     """Read the arm `full` of a run directory.
 
     Raises ConfigError for what is not one, IncomparableRuns where not every request was answered.
     """
     try:
-        manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
-        rows = [row for row in read_rows(folder) if row["arm"] == ARM]
+        run = read_run(folder)
+        manifest = run.manifest
+        rows = [row for row in run.rows if row.arm == ARM]
         engine = manifest["arms"][ARM]["engine"]
         made_by = {**engine, "git": manifest["provenance"]["git"]}
         dataset = manifest["config"]["dataset"]
-    except (OSError, ValueError, KeyError) as error:
+    except (ConfigError, KeyError) as error:
         raise ConfigError(
             f"{folder}: not the directory of a run with the arm {ARM!r}",
             hint=f"picbench run --algo {ARM} --output {folder} makes one",
         ) from error
-    if manifest["status"] != "complete" or any(row["error"] for row in rows):
+    if manifest["status"] != "complete" or any(row.error for row in rows):
         raise IncomparableRuns(f"{folder}: not every request was answered", hint="run it again")
     replies = {
-        row["sample"]: Reply(row["prompt_sha256"], row["text"], row["score"]) for row in rows
+        row.sample: Reply(row.prompt_sha256, row.text or "", row.score or 0.0) for row in rows
     }
     return Side(dataset, engine["dtype"], made_by, replies)
 
@@ -99,7 +100,7 @@ def measure(runs: Iterable[Path], files: Iterable[Path], output: Path) -> str:
     Raises InvalidRun where they do not.
     """
     references = [side for file in files for side in read_replies(file)]
-    found = write([read_run(folder) for folder in runs], references, output)
+    found = write([read_side(folder) for folder in runs], references, output)
     if apart := [one for one in found if abs(one.difference) > TOLERANCE]:
         names = ", ".join(f"{one.dataset} in {one.dtype}" for one in apart)
         raise InvalidRun(f"vLLM and Hugging Face differ by more than {TOLERANCE}: {names}")

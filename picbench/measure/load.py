@@ -5,7 +5,7 @@ second are what an arm is able to; `memory` has a rate at which private copies o
 pool.
 """
 
-import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,9 @@ from picbench.errors import ConfigError, IncomparableRuns
 from picbench.measure.report import update_summary
 from picbench.output import markdown
 from picbench.output.figures.occupancy import draw_occupancy
-from picbench.output.ledger_series import Series, read_series
-from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY
+from picbench.output.ledger_series import Series
+from picbench.output.run_reader import read_run
+from picbench.output.summary import ArmSummary
 
 #: Arms that are compared: MEPIC, EPIC, whose requests copy the same chunks, prefix caching.
 SUBJECT, PRIVATE, PREFIX = "mepic", "epic:k=16", "prefix"
@@ -33,7 +34,7 @@ class Load:
     """A complete run under an open load, read from its directory."""
 
     manifest: Mapping[str, Any]
-    arms: Mapping[str, Mapping[str, Any]]
+    arms: Mapping[str, ArmSummary]
     series: Mapping[str, Series]
 
     @property
@@ -44,30 +45,29 @@ class Load:
     def requests_a_second(self, arm: str) -> float:
         """Answered requests over the time from the first arrival to the last token."""
         found = self.arms[arm]
-        return float(found["requests"] - found["failed"]) / float(found["makespan_s"])
+        return (found.requests - found.failed) / (found.makespan_s or math.nan)
 
     def peak(self, arm: str) -> float:
         """Most blocks that running requests held at a time."""
-        return float(self.arms[arm]["blocks"]["peak_referenced"])
+        return self.arms[arm].blocks.peak_referenced
 
     def pool(self, arm: str) -> int:
         """Blocks of the arm's pool."""
-        return int(self.arms[arm]["blocks"]["pool"])
+        return self.arms[arm].blocks.pool
 
 
 def read_load(folder: Path) -> Load:
     """Read a run directory; ConfigError for what is not one, IncomparableRuns for half of one."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        arms = json.loads((folder / SUMMARY).read_bytes())["arms"]
-        series = read_series(folder / MEMORY)
-        whole = manifest["status"] == "complete" and {SUBJECT, PRIVATE, PREFIX} <= set(arms)
-        opened = manifest["workload"]["arrivals"] is not None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        run = read_run(folder)
+        load = Load(run.manifest, run.summary, run.ledger)
+        whole = run.manifest["status"] == "complete"
+        opened = run.manifest["workload"]["arrivals"] is not None
+    except (ConfigError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{folder}: not a run directory", hint="picbench run --requests FILE makes one"
         ) from error
-    if not whole:
+    if not whole or not {SUBJECT, PRIVATE, PREFIX} <= set(load.arms):
         raise IncomparableRuns(
             f"{folder}: not a complete run of {SUBJECT}, {PRIVATE} and {PREFIX}",
             hint="run it again with these arms",
@@ -76,7 +76,7 @@ def read_load(folder: Path) -> Load:
         raise IncomparableRuns(
             f"{folder}: requests waited for each other, which is no load", hint="use `rate`"
         )
-    return Load(manifest, arms, series)
+    return load
 
 
 def write(throughput: Path | None, memory: Path | None, commit: str | None, output: Path) -> None:
@@ -151,15 +151,14 @@ _MEANING = {
 
 def _rows(name: str, load: Load) -> Iterator[list[str]]:
     for arm, summary in load.arms.items():
-        ttft = summary["ttft_ms"]
         yield [
             name,
             arm,
             f"{load.requests_a_second(arm):,.2f}",
-            f"{summary['throughput_tok_s']:,.0f}",
-            f"{ttft['p50'] / 1e3:,.2f}",
-            f"{ttft['p95'] / 1e3:,.2f}",
-            f"{summary['tpot_ms']:,.1f}",
+            f"{summary.throughput_tok_s:,.0f}",
+            f"{summary.ttft_s('p50'):,.2f}",
+            f"{summary.ttft_s('p95'):,.2f}",
+            f"{summary.tpot_ms:,.1f}",
             f"{load.peak(arm):,.0f}",
             f"{load.peak(arm) / load.pool(arm):.0%}",
             f"{load.peak(arm) / load.peak(SUBJECT):.2f}",

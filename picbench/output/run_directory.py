@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -106,14 +106,6 @@ def check_free(path: Path) -> None:
         raise _unwritable(path, error) from error
     if taken:
         raise ConfigError(f"`output` {path}: exists and is not empty", hint="name a new folder")
-
-
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The complete rows of a run directory's samples.jsonl."""
-    with (path / SAMPLES).open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -87,6 +87,10 @@ class ArmSummary:
     goodput_req_s: float | None = None
     moved: Mapping[str, Moved] = field(default_factory=dict)
 
+    def ttft_s(self, percentile: str) -> float | None:
+        """TTFT in seconds at ``"p50"`` or another percentile; None where none was measured."""
+        return None if self.ttft_ms is None else float(getattr(self.ttft_ms, percentile)) / 1e3
+
 
 def summarise(
     tallies: Mapping[str, Tally],

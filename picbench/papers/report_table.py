@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from picbench.output import markdown
+
 Cell = str | float | int | None
 
 
@@ -27,9 +29,7 @@ class ReportTable:
         lines = [
             f"### {self.title}",
             "",
-            _line(self.columns),
-            _line(["---"] * len(self.columns)),
-            *(_line([_text(cell) for cell in row]) for row in self.rows),
+            markdown.table(self.columns, [[_text(cell) for cell in row] for row in self.rows]),
             "",
             *(f"{note}  " for note in self.notes),
         ]
@@ -50,10 +50,6 @@ class ReportTable:
         base.with_suffix(".json").write_text(
             json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
         )
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _text(cell: Cell) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from picbench.errors import InvalidRun
 from picbench.output.ledger_series import HELD
-from picbench.output.summary import Percentiles
 from picbench.papers.measured_runs import MeasuredRun, SeedSpread, arms_of, by_label
 from picbench.papers.published import Published
 from picbench.papers.report_table import Cell, ReportTable
@@ -101,8 +100,8 @@ def load_table(runs: Sequence[MeasuredRun], name: str, title: str, varies: str) 
     """What every arm did at every point of an experiment."""
     columns: dict[str, Callable[[MeasuredRun, str], float | None]] = {
         "makespan s": lambda run, arm: run.arm(arm).makespan_s,
-        "TTFT p50 s": lambda run, arm: _seconds(run.arm(arm).ttft_ms, "p50"),
-        "TTFT p95 s": lambda run, arm: _seconds(run.arm(arm).ttft_ms, "p95"),
+        "TTFT p50 s": lambda run, arm: run.arm(arm).ttft_s("p50"),
+        "TTFT p95 s": lambda run, arm: run.arm(arm).ttft_s("p95"),
         "tokens/s": lambda run, arm: run.arm(arm).throughput_tok_s,
         "peak referenced %": lambda run, arm: run.share(arm, "peak_referenced"),
         "mean referenced %": lambda run, arm: run.share(arm, "mean_referenced"),
@@ -220,7 +219,3 @@ def _difference_row(run: MeasuredRun, arm: str, blocks: Mapping[str, float]) -> 
 def _score(runs: Sequence[MeasuredRun], arm: str) -> SeedSpread:
     scores = [run.arm(arm).score for run in runs]
     return SeedSpread.of(score.mean for score in scores if score.meaningful)
-
-
-def _seconds(percentiles: Percentiles | None, name: str) -> float | None:
-    return None if percentiles is None else float(getattr(percentiles, name)) / 1e3

@@ -66,9 +66,9 @@ def test_attention_with_llama3_scaling(use_vllm: bool, head_size: int) -> None:
 def test_minus_one_rotates_nothing_even_where_the_model_scales_its_table() -> None:
     scaled = RopeTable(1.5 * rope_table(64).cos_sin_cache, 64)
     keys = torch.randn(3, 2, 64)
-    turned = rotate(keys, scaled.rows(torch.tensor([-1, 0, -1])))
-    assert torch.equal(turned[[0, 2]], keys[[0, 2]])
-    torch.testing.assert_close(turned[1], 1.5 * keys[1])
+    rotated = rotate(keys, scaled.rows(torch.tensor([-1, 0, -1])))
+    assert torch.equal(rotated[[0, 2]], keys[[0, 2]])
+    torch.testing.assert_close(rotated[1], 1.5 * keys[1])
 
 
 def test_pages_hold_the_rows_of_sixteen_slots() -> None:

@@ -24,16 +24,16 @@ def request_rows(segments: list[OracleSegment], rule: Rule) -> list[tuple[int, i
     return [(row.token, row.position) for row in rows if row.compiled is None]
 
 
-def lent_rows(segments: list[OracleSegment], rule: Rule) -> list[tuple[int, int]]:
+def reused_rows(segments: list[OracleSegment], rule: Rule) -> list[tuple[int, int]]:
     rows = expand(segments, (), rule)
-    return [(row.token, row.position) for row in rows if row.compiled is not None and row.lent]
+    return [(row.token, row.position) for row in rows if row.compiled is not None and row.reused]
 
 
 def test_rows_of_a_linked_request() -> None:
     assert expand(ABC, [7, 8], epic(1)) == [
         ExpandedRow(2, 1, compiled=0),
         ExpandedRow(3, 2, compiled=0),
-        ExpandedRow(4, 3, compiled=1, lent=False),
+        ExpandedRow(4, 3, compiled=1, reused=False),
         ExpandedRow(5, 4, compiled=1),
         ExpandedRow(1, 0),
         ExpandedRow(4, 3),
@@ -62,7 +62,7 @@ def test_mask_of_an_anchored_request() -> None:
         [("text", [1]), ("chunk", [2]), ("chunk", [3]), ("text", [4])], (), naive().anchored()
     )
     expected = [
-        # 1' 2  1" 3  1  4   (1' and 1" anchor the chunks behind them)
+        # 1' 2  1" 3  1  4   (1' and 1" anchor the chunks after them)
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
         [0, 0, 1, 0, 0, 0],
@@ -76,7 +76,7 @@ def test_mask_of_an_anchored_request() -> None:
 
 def test_anchor_of_a_leading_chunk_starts_at_zero() -> None:
     rows = expand([("chunk", [5, 6]), ("text", [7])], (), epic_zero(bos=1))
-    assert rows[:4] == [ExpandedRow(1, position, 0, lent=False) for position in range(4)]
+    assert rows[:4] == [ExpandedRow(1, position, 0, reused=False) for position in range(4)]
     assert rows[4:] == [ExpandedRow(5, 4, 0), ExpandedRow(6, 5, 0), ExpandedRow(7, 6)]
 
 
@@ -88,7 +88,7 @@ def test_paper_pads_take_positions_and_are_seen() -> None:
         ("text", [4, 5]),
     ]
     rule = mepic().padded(0)
-    assert lent_rows(segments, rule) == []
+    assert reused_rows(segments, rule) == []
     assert request_rows(segments, rule) == [
         *((1, 0), *((0, i) for i in range(1, 16))),
         *((0, 16), *((2, i) for i in range(17, 32))),
@@ -112,7 +112,7 @@ def test_anchor_under_paper_pads_is_the_padded_text() -> None:
 def test_question_may_be_empty() -> None:
     segments: list[OracleSegment] = [("chunk", [2, 3]), ("chunk", [4, 5]), ("text", [])]
     assert request_rows(segments, naive()) == [(5, 3)]
-    assert lent_rows(segments, naive()) == [(2, 0), (3, 1), (4, 2)]
+    assert reused_rows(segments, naive()) == [(2, 0), (3, 1), (4, 2)]
 
 
 @pytest.mark.parametrize("rule", [full(), naive(), epic(1), mepic()])

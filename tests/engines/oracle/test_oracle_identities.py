@@ -59,7 +59,7 @@ def test_full_is_the_models_own_forward(
 
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
 def test_model_honours_mask_and_positions(llama: Path, draw: Any, implementation: str) -> None:
-    """Behind a mask that hides the first half, the second half answers as if alone."""
+    """With the first half masked, the second half answers as if alone."""
     model = LlamaForCausalLM.from_pretrained(llama, attn_implementation=implementation)
     tokens = draw(20, 5)
     hidden = torch.ones(20, 20).triu(1).bool()

@@ -1,6 +1,6 @@
 """The oracle against the textbook form of PIC, which needs no mask and no expanded sequence.
 
-Every chunk is compiled alone at position 0. Its keys are rotated on to where the chunk stands in
+Every chunk is compiled alone at position 0. Its keys are re-rotated to the position of the chunk in
 the prompt and spliced, token by token, into the cache of one request that runs from left to right.
 """
 
@@ -52,10 +52,10 @@ class SplicedCache:
 
 @torch.inference_mode()
 def spliced_logprobs(
-    model: LlamaForCausalLM, pieces: Sequence[Segment], anchor: list[int], continuation: list[int]
+    model: LlamaForCausalLM, segments: Sequence[Segment], anchor: list[int], continuation: list[int]
 ) -> torch.Tensor:
     request = SplicedCache(model)
-    for tokens, links in pieces:
+    for tokens, links in segments:
         layers = [] if links is None else request.compiled([*anchor, *tokens])
         for offset, token in enumerate(tokens):
             if links is None or offset in links:
@@ -69,8 +69,8 @@ def spliced_logprobs(
     return torch.stack(steps).log_softmax(-1)
 
 
-def rule_of(pieces: Sequence[Segment], anchor: list[int]) -> Rule:
-    chunks = [links for _, links in pieces if links is not None]
+def rule_of(segments: Sequence[Segment], anchor: list[int]) -> Rule:
+    chunks = [links for _, links in segments if links is not None]
     return replace(naive(), links=lambda index, _: chunks[index], anchor=lambda _: anchor)
 
 
@@ -81,7 +81,7 @@ chunks = tokens.flatmap(lambda ids: st.tuples(st.just(ids), st.sets(st.integers(
 
 @pytest.mark.parametrize("name", ["oracle", "oracle3"])
 @given(
-    pieces=st.lists(texts | chunks, max_size=4),
+    segments=st.lists(texts | chunks, max_size=4),
     question=texts,
     anchor=st.lists(st.integers(3, 1023), max_size=4),
 )
@@ -89,12 +89,12 @@ chunks = tokens.flatmap(lambda ids: st.tuples(st.just(ids), st.sets(st.integers(
 def test_expanded_sequence_equals_spliced_cache(
     name: str,
     request: pytest.FixtureRequest,
-    pieces: list[Segment],
+    segments: list[Segment],
     question: Segment,
     anchor: list[int],
 ) -> None:
     oracle: Oracle = request.getfixturevalue(name)
-    prompt = [*pieces, question]
+    prompt = [*segments, question]
     segments: list[OracleSegment] = [
         ("text" if links is None else "chunk", ids) for ids, links in prompt
     ]

@@ -20,7 +20,7 @@ def test_other_devices_are_refused() -> None:
 
 
 def test_pages_of_stock_engines() -> None:
-    assert (CPU.stock_page, CUDA.stock_page) == (2, 1)
+    assert (CPU.stock_ratio, CUDA.stock_ratio) == (2, 1)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

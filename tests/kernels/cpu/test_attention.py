@@ -171,7 +171,7 @@ def _attend_from(case: PagedCase, qpos: list[int], use_vllm: bool) -> Tensor:
 
 
 @BACKENDS
-def test_partial_rotary_leaves_the_rest_of_a_head_alone(use_vllm: bool) -> None:
+def test_partial_rotary_passes_other_dimensions_through(use_vllm: bool) -> None:
     layouts = [Layout(list(range(35)), 4, [4, 2, 0], affine=True), Layout([*range(9)], 1, [7])]
     case = make_case(layouts, SMALL, rope=rope_table(32))
     assert relative_error(case.run(use_vllm), case.expected()) <= 1e-5
@@ -194,7 +194,7 @@ def test_heads_are_taken_in_passes_where_scratch_is_scarce(
     )
     monkeypatch.setattr(kernel_calls, "_SCRATCH_BYTES", 2 * 64 * 2 * 64 * 4)
     passes = [
-        step.kv_heads for step in case.build().steps if isinstance(step, kernel_calls.Gathered)
+        call.kv_heads for call in case.build().calls if isinstance(call, kernel_calls.GatheredCall)
     ]
     assert passes == [2, 2]
     assert relative_error(case.run(), case.expected()) <= 1e-5

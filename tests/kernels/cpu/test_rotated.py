@@ -1,4 +1,4 @@
-"""Keys that lie rotated in the cache give what unrotated ones give."""
+"""Keys cached with RoPE give the same outputs as keys cached without."""
 
 from dataclasses import replace
 
@@ -6,11 +6,11 @@ import pytest
 import torch
 from paged_cases import BACKENDS, Layout, make_case, relative_error
 
-from picbench.kernels.cpu.kernel_calls import InPlace
+from picbench.kernels.cpu.kernel_calls import InPlaceCall
 from picbench.kernels.shape import HeadShape
 
 SMALL = HeadShape(4, 2, 64, torch.float32)
-# Whole blocks: vLLM's kernel wants finite values in the unused end of a block read in place.
+# Whole blocks: vLLM's kernel needs finite values in the unused end of a block read in place.
 PLAIN = Layout(list(range(48)), 7, [5, 1, 3], affine=True)
 PLANNED = Layout([*range(40, 56), *range(4, 20), *range(4), *range(20, 40), 56], 3, [0, 2, 4, 6])
 
@@ -49,4 +49,4 @@ def test_all_kinds_in_one_batch(use_vllm: bool) -> None:
 def test_nothing_is_copied_for_requests_read_in_place() -> None:
     pytest.importorskip("vllm")
     batch = make_case([replace(PLAIN, rotated=True)], SMALL).build()
-    assert [type(step) for step in batch.steps] == [InPlace]
+    assert [type(call) for call in batch.calls] == [InPlaceCall]

@@ -22,7 +22,7 @@ from harness_fakes import (
 
 from picbench.arms import fleet
 from picbench.cli import main
-from picbench.output.run_directory import read_rows
+from picbench.output.run_reader import read_run
 
 ARMS = "full,prefix,naive,epic:k=16,mepic"
 
@@ -113,9 +113,9 @@ def test_a_password_in_tiers_stays_out_of_the_run_directory(
 
 def test_rows_and_ledger_cover_every_arm_and_sample(harness: Harness, tmp_path: Path) -> None:
     run(harness, tmp_path / "run", "--algo", "full,mepic", "--concurrency", "1")
-    rows = list(read_rows(tmp_path / "run"))
-    assert len({(row["arm"], row["sample"]) for row in rows}) == len(rows) == 20
-    assert len({row["prompt_sha256"] for row in rows}) == 10
+    rows = read_run(tmp_path / "run").rows
+    assert len({(row.arm, row.sample) for row in rows}) == len(rows) == 20
+    assert len({row.prompt_sha256 for row in rows}) == 10
     memory = pq.read_table(tmp_path / "run" / "memory.parquet").to_pylist()
     assert [m["step"] for m in memory if m["arm"] == "full"] == list(range(30))
     assert memory[0]["pool"] == memory[0]["free"] + memory[0]["prompt"]
@@ -245,7 +245,7 @@ def test_a_refused_request_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
     assert result.exit_code == 4
     assert verdict(result).startswith("2 of 12 requests failed")
     assert result.stdout.splitlines()[-1] == str(tmp_path / "run")
-    errors = {(row["arm"], row["sample"]): row["error"] for row in read_rows(tmp_path / "run")}
+    errors = {(row.arm, row.sample): row.error for row in read_run(tmp_path / "run").rows}
     assert errors[("mepic", "s1")] == "a chunk is too long (`context`)"
     assert [key for key, error in errors.items() if error is None and key[1] == "s1"] == []
     assert read(tmp_path / "run" / "manifest.json")["status"] == "partial"
@@ -255,9 +255,9 @@ def test_a_refused_request_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
 def test_rows_that_ran_apart_are_kept_but_not_timed(tmp_path: Path) -> None:
     samples = [make_sample(n, first=REFUSED if n == 1 else 1) for n in range(6)]
     run(Harness(samples), tmp_path / "run", "--algo", "mepic", "--concurrency", "4")
-    rows = list(read_rows(tmp_path / "run"))
-    assert [row["error"] is None for row in rows] == [True, False, True, True, True, True]
-    assert not any(row["timed"] for row in rows)
+    rows = read_run(tmp_path / "run").rows
+    assert [row.error is None for row in rows] == [True, False, True, True, True, True]
+    assert not any(row.timed for row in rows)
     arm = read(tmp_path / "run" / "summary.json")["arms"]["mepic"]
     assert arm["ttft_ms"] is None
     assert arm["throughput_tok_s"] is None
@@ -270,7 +270,7 @@ def test_a_dead_engine_fails_its_arm_alone(tmp_path: Path) -> None:
     assert result.exit_code == 4
     arms = read(tmp_path / "run" / "summary.json")["arms"]
     assert (arms["full"]["failed"], arms["mepic"]["failed"]) == (0, 3)
-    errors = [row["error"] for row in read_rows(tmp_path / "run") if row["arm"] == "mepic"]
+    errors = [row.error for row in read_run(tmp_path / "run").rows if row.arm == "mepic"]
     assert errors[0] is None
     assert all("SIGKILL" in error for error in errors[1:])
 
@@ -297,7 +297,7 @@ def test_an_interrupted_run_keeps_what_it_has(harness: Harness, tmp_path: Path) 
     result = run(harness, tmp_path / "run", *flags)
     assert result.exit_code == 130
     assert verdict(result) == "interrupted"
-    assert len(list(read_rows(tmp_path / "run"))) == 2
+    assert len(read_run(tmp_path / "run").rows) == 2
     assert read(tmp_path / "run" / "manifest.json")["status"] == "interrupted"
     assert read(tmp_path / "run" / "summary.json")["arms"]["mepic"]["requests"] == 1
     assert {server.state for server in harness.servers.values()} == {"killed"}

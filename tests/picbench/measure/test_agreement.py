@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from picbench.cli import main
 from picbench.errors import ConfigError, IncomparableRuns
-from picbench.measure.agreement import Side, compare, read_replies, read_run, write
+from picbench.measure.agreement import Side, compare, read_replies, read_side, write
 from picbench.output.run_directory import RunDirectory
 from picbench.output.sample_row import SampleRow
 from picbench.workloads.testbed import model_path, rows
@@ -58,7 +58,7 @@ def replies(file: Path, scores: tuple[float, ...] = SCORES, **changed: Any) -> P
 
 
 def sides(run_folder: Path, file: Path) -> tuple[list[Side], list[Side]]:
-    return [read_run(run_folder)], read_replies(file)
+    return [read_side(run_folder)], read_replies(file)
 
 
 def test_means_are_compared_sample_by_sample(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_other_prompts_are_not_compared(tmp_path: Path, other: dict[str, Any]) -
 
 def test_a_run_with_failed_requests_is_not_compared(tmp_path: Path) -> None:
     with pytest.raises(IncomparableRuns, match="not every request"):
-        read_run(run(tmp_path / "run", error="out of memory"))
+        read_side(run(tmp_path / "run", error="out of memory"))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"replies": [{}]}'])
@@ -108,7 +108,7 @@ def test_files_that_are_something_else_are_plain_errors(tmp_path: Path, text: st
         read_replies(file)
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(ConfigError, match="not the directory of a run"):
-        read_run(tmp_path)
+        read_side(tmp_path)
 
 
 @pytest.mark.parametrize(("scores", "code"), [(SCORES, 0), ((0.9, 0.5, 0.0), 3)])

@@ -12,7 +12,7 @@ from picbench.arms.server import Failure
 from picbench.cli import main
 from picbench.engines.config import EngineConfig
 from picbench.errors import InvalidRun
-from picbench.output.run_directory import read_rows
+from picbench.output.run_reader import read_run
 from picbench.run.protocol import preload, replay
 
 SAMPLES = [make_sample(n) for n in range(4)]
@@ -60,8 +60,8 @@ def test_an_open_loop_reports_makespan_and_goodput(tmp_path: Path) -> None:
     assert arms["mepic"]["goodput_req_s"] == pytest.approx(4 / 2.5)
     assert arms["full"]["goodput_req_s"] == 0
     assert arms["mepic"]["late_ms"]["p99"] == 0
-    rows = [row for row in read_rows(tmp_path / "run") if row["arm"] == "mepic"]
-    assert [row["arrival_ms"] for row in rows] == [1e3 * time for time in TIMES]
+    rows = [row for row in read_run(tmp_path / "run").rows if row.arm == "mepic"]
+    assert [row.arrival_ms for row in rows] == [1e3 * time for time in TIMES]
     manifest = read(tmp_path / "run" / "manifest.json")
     assert manifest["workload"]["arrivals"] == {"requests": 4, "last_s": 2.0}
     assert manifest["arms"]["mepic"]["settings"]["max_requests"] == 9
@@ -72,7 +72,7 @@ def test_a_closed_loop_has_neither(tmp_path: Path) -> None:
     run(Harness(SAMPLES), tmp_path / "run")
     arm = read(tmp_path / "run" / "summary.json")["arms"]["mepic"]
     assert (arm["makespan_s"], arm["late_ms"], arm["goodput_req_s"]) == (None, None, None)
-    assert {row["arrival_ms"] for row in read_rows(tmp_path / "run")} == {None}
+    assert {row.arrival_ms for row in read_run(tmp_path / "run").rows} == {None}
 
 
 def test_arrivals_are_part_of_what_a_run_is_known_by(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_chunks_are_preloaded_before_anything_is_measured(tmp_path: Path) -> Non
     assert result.exit_code == 0, result.stderr
     calls = harness.servers["mepic"].engine.calls
     assert next(call for call in calls if call.startswith("generate")) == "generate 2 at 4"
-    samples = {row["sample"] for row in read_rows(tmp_path / "run")}
+    samples = {row.sample for row in read_run(tmp_path / "run").rows}
     assert samples == {"s0", "s1", "s2", "s3"}
     manifest = read(tmp_path / "run" / "manifest.json")
     assert manifest["cache"].startswith("warm at start")

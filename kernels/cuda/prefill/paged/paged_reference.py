@@ -7,8 +7,8 @@ from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge_reference
 from picbench.kernels.cuda.prefill.paged.paged_prefill import PagedPrefill
 from picbench.kernels.cuda.prefill.query_tile import tokens_of
-from picbench.kernels.cuda.reference import rotate
 from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.reference import rotate_reference
 
 
 def paged_reference(query: Tensor, kv_cache: Tensor, step: PagedPrefill, scale: float) -> Tensor:
@@ -44,8 +44,9 @@ def _attend(
         tile = int(step.key_tiles[place])
         slots = step.slots[tile].long()
         key, value = (half[slots // BLOCK_SIZE, slots % BLOCK_SIZE] for half in key_value(kv_cache))
-        back = rotate(query.double()[None], -step.rope_shift[tile : tile + 1], step.rope)[0]
-        grouped = back.view(key.shape[1], -1, key.shape[2])
+        shift = step.rope_shift[tile : tile + 1]
+        rotated = rotate_reference(query.double()[None], -shift, step.rope)
+        grouped = rotated.view(key.shape[1], -1, key.shape[2])
         found = torch.einsum("kgd,skd->kgs", grouped, key.double()) * scale
         seen = step.kpos[tile] <= step.qpos[index]
         if number >= masked:
