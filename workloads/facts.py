@@ -1,4 +1,4 @@
-"""What a list of samples amounts to: sizes, reuse, a fingerprint."""
+"""Facts about a list of samples: sizes, reuse, a fingerprint."""
 
 import hashlib
 import json
@@ -13,9 +13,9 @@ from picbench.workloads.sample import Sample
 class WorkloadFacts:
     """Facts about the samples of a run, for `summary.json`.
 
-    `mean_tokens` counts prompt tokens. `reuse` is the share of all prompt tokens that lie in a
-    chunk which came before, in an earlier prompt or earlier in the same one: what a cache that
-    never evicts, and knows chunks wherever they stand, finds there.
+    `mean_tokens` counts prompt tokens. `reuse` is the share of all prompt tokens in chunks that
+    occurred before, in an earlier prompt or earlier in the same one: the hit rate of a
+    position-independent cache that never evicts.
     """
 
     dataset: str
@@ -50,7 +50,7 @@ def summarise(samples: Sequence[Sample]) -> WorkloadFacts:
 def fingerprint(samples: Sequence[Sample]) -> str:
     """Return the SHA-256 of the requests: segment kinds, token ids, answers, output lengths.
 
-    Two runs with the same fingerprint asked the same things.
+    Runs with equal fingerprints sent the same requests.
     """
     digest = hashlib.sha256()
     for sample in samples:

@@ -17,7 +17,7 @@ from picbench.workloads.prompts.truncate import Frame, truncate
 from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.sources.row import BadRows, DatasetRow
 
-#: Tokens that a data set which makes its rows leaves free: the question, the end of a sentence.
+#: Tokens that generated contexts leave free for the question and the end of a sentence.
 _QUESTION = 128
 
 
@@ -42,13 +42,13 @@ class _Rendering:
 
     @property
     def room(self) -> int | None:
-        """How many tokens of a prompt are left for the context, roughly."""
+        """About how many tokens of a prompt are left for the context."""
         if self.budget is None:
             return None
         return self.budget - sum(self.count(self.around(""))) - _QUESTION
 
     def around(self, question: str) -> tuple[str, str]:
-        """Return the texts before and behind the context."""
+        """Return the texts before and after the context."""
         head, tail = self.template.render(question)
         return self.chat.wrap(head, tail) if self.chat else (head, tail)
 
@@ -101,16 +101,15 @@ def load_samples(
 ) -> list[Sample]:
     """Read the rows of `dataset`, render them and tokenize every segment of the prompt alone.
 
-    `data` is a folder or a file (`source.py` says where rows are looked for). The first `limit`
-    rows are taken; a `seed` other than 0 shuffles all rows before.
-    A prompt with more than `context - max_tokens` tokens loses its middle and is marked as
-    truncated. `max_tokens` overrides what the prompt file, or else the data set, says. A
-    beginning-of-sequence token stands at the very start where the tokenizer wants one. `chat`
-    goes around the prompt, and `grid` makes rows of text files. `bad_rows` meets malformed rows;
-    by default the first one stops the run.
+    `data` is a folder or a file (see `sources.source`). The first `limit` rows are taken; a
+    `seed` other than 0 shuffles all rows first. A prompt with more than `context - max_tokens`
+    tokens loses its middle and is marked as truncated. `max_tokens` overrides the prompt file,
+    which overrides the data set. The prompt starts with a BOS token if the tokenizer adds one.
+    `chat` wraps the prompt, and `grid` makes rows from text files. `bad_rows` handles malformed
+    rows; by default the first one raises.
 
-    Raises ConfigError for a name, a path, a template or a number that is wrong, DataError for a
-    malformed row or when no row is left.
+    Raises ConfigError for a wrong name, path, template or number, DataError for a malformed row
+    or when no row is left.
     """
     how = _rendering(find(dataset), tokenizer, context, max_tokens, prompts, chat)
     reading = Reading(how.count, seed, how.room, bad_rows or BadRows(), grid)
@@ -157,7 +156,7 @@ def _pick(rows: Iterator[DatasetRow], limit: int | None, seed: int) -> Iterator[
 
 
 def _distinct(rows: Iterable[DatasetRow]) -> Iterator[DatasetRow]:
-    """Give rows with the same id ids of their own: the second one ends in ``~2``."""
+    """Make ids unique: the second row with an id gets the suffix ``~2``."""
     seen: Multiset[str] = Multiset()
     for row in rows:
         seen[row.id] += 1

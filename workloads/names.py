@@ -1,4 +1,4 @@
-"""Hints for names that do not exist."""
+"""Hints for misspelled names."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

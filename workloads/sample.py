@@ -1,4 +1,4 @@
-"""What an engine is asked: a prompt in segments, already tokenized."""
+"""A request to an engine: a prompt in segments, already tokenized."""
 
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -9,7 +9,7 @@ from typing import Literal
 class SampleSegment:
     """A run of prompt tokens: reusable content (``chunk``) or text of this prompt (``text``).
 
-    `tokens` is what counts; `text` is there to be read.
+    Engines get `tokens`; `text` is for readers.
     """
 
     kind: Literal["text", "chunk"]
@@ -21,8 +21,8 @@ class SampleSegment:
 class Sample:
     """One request of a workload, the same for every arm.
 
-    `max_tokens` is how many tokens may be generated. `truncated` says that the middle of the
-    prompt was left out to fit the context. `source` is the row's ``file:line``.
+    `max_tokens` is how many tokens may be generated. `truncated` is set when the middle of
+    the prompt was left out to fit the context. `source` is the row's ``file:line``.
     """
 
     id: str
@@ -50,7 +50,7 @@ class Sample:
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """Where the chunks lie in `tokens`, as (start, end) pairs."""
+        """The (start, end) range of every chunk in `tokens`."""
         ends = accumulate(len(segment.tokens) for segment in self.segments)
         return tuple(
             (end - len(segment.tokens), end)

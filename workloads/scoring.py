@@ -1,4 +1,4 @@
-"""Score replies by the rule of their data set."""
+"""The metric that scores the replies of a data set."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ Rule = Literal["longbench", "cacheblend"]
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """How replies of one data set are scored: the name of the metric and the metric itself.
+    """The name of a data set's metric, and the metric.
 
-    `score` takes a reply and its right answers and returns the best over these, from 0 to 1.
+    `score` takes a reply and the right answers and returns the best score, from 0 to 1.
     """
 
     metric: str

@@ -1,4 +1,4 @@
-"""What a data set is: rows, a prompt, chunks, a score."""
+"""The interface of a data set: rows, a prompt, chunks, a score."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +22,9 @@ Metric = Literal["f1", "rouge-l"]
 class Reading:
     """How rows are read.
 
-    `count` tells tokens, `bad` meets malformed rows. Only data sets that make their rows look at
-    the rest: `seed`, `room` (how many tokens a context may have; None: no bound) and `grid`
-    (None: their own).
+    `count` counts tokens, `bad` handles malformed rows. The other fields are for data sets that
+    generate their rows: `seed`, `room` (the most tokens of a context; None: no bound) and `grid`
+    (None: the data set's own).
     """
 
     count: Counter
@@ -38,9 +38,9 @@ class Dataset:
     """One data set of one task.
 
     `summary` is one line for `picbench list`; `max_tokens` how many tokens a reply may have;
-    `template` the prompt in picbench's own words; `metric` how replies are scored. `chat` says
-    whether a chat template goes around the prompt where the tokenizer has one: LongBench (pred.py)
-    leaves it out where examples teach the form of the reply.
+    `template` the prompt in picbench's own words; `metric` how replies are scored. `chat` is
+    whether the tokenizer's chat template wraps the prompt: LongBench (pred.py) omits it where
+    examples show the form of the reply.
     """
 
     name: ClassVar[str]
@@ -51,20 +51,19 @@ class Dataset:
     chat: ClassVar[bool] = True
 
     def marked(self, context: str) -> list[str]:
-        """Cut a context where its parts are marked; put together they are the context again."""
+        """Cut a context at its marks, such as ``Passage 1:``; the concatenation is the context."""
         return [context]
 
     def split(self, context: str, count: Counter) -> list[str]:
-        """Cut a context into chunks: at its marks, or by tokens where it has no two parts."""
-        parts = self.marked(context)
-        return parts if len(parts) > 1 else by_tokens(context, count)
+        """Cut a context into chunks: at its marks, or by tokens where there are none."""
+        chunks = self.marked(context)
+        return chunks if len(chunks) > 1 else by_tokens(context, count)
 
     def rows(self, data: Path, reading: Reading) -> Iterator[DatasetRow]:
-        """Read the rows in `data`, one from each file in turn, files in the order of their names.
+        """Read the rows in `data`, round-robin over its files in the order of their names.
 
-        So a run that takes only the first rows sees every file.
-        Raises ConfigError where there is no file, or a grid that nothing can be made of, and
-        DataError at a malformed row.
+        A run of only the first rows thus sees every file. Raises ConfigError where there is no
+        file, or for a grid where rows are not generated, and DataError at a malformed row.
         """
         if reading.grid is not None:
             raise ConfigError(
@@ -74,7 +73,7 @@ class Dataset:
         files = row_files(data, self.name)
         if not files:
             raise no_rows(data, self.name, f"{self.name}/*.jsonl or {self.name}.jsonl in it")
-        yield from _in_turn([read_rows(file, self.name, reading.bad) for file in files])
+        yield from _round_robin([read_rows(file, self.name, reading.bad) for file in files])
 
     def extract(self, prediction: str) -> str:
         """Return the part of a reply that is scored: all of it."""
@@ -92,6 +91,6 @@ class Dataset:
         return max((metric(reply, answer) for answer in answers), default=0.0)
 
 
-def _in_turn(streams: list[Iterator[DatasetRow]]) -> Iterator[DatasetRow]:
-    for turn in zip_longest(*streams):
-        yield from (row for row in turn if row is not None)
+def _round_robin(streams: list[Iterator[DatasetRow]]) -> Iterator[DatasetRow]:
+    for rows in zip_longest(*streams):
+        yield from (row for row in rows if row is not None)

@@ -35,7 +35,7 @@ class Grid:
 
     @property
     def depth_shares(self) -> list[float]:
-        """The depths, from 0 (the needle comes first) to 1 (it comes last)."""
+        """The depths, from 0 (needle first) to 1 (needle last)."""
         if self.depths == 1:
             return [0.5]
         return [index / (self.depths - 1) for index in range(self.depths)]

@@ -25,9 +25,9 @@ _PLACES = ("umbrella stand", "piano stool", "bread tin", "grandfather clock", "t
 
 @dataclass(frozen=True, slots=True)
 class Haystack:
-    """Sentences of the texts in order, each with the white space behind it.
+    """Sentences of the texts in order, each with the white space after it.
 
-    ``ends[i]`` is how many tokens the sentences up to and including i have.
+    ``ends[i]`` is the number of tokens up to the end of sentence i.
     """
 
     sentences: tuple[str, ...]
@@ -38,8 +38,8 @@ class Haystack:
         """Return `length` tokens or a sentence more, with `needle` at `depth` from 0 to 1."""
         last = bisect_left(self.ends, length) + 1
         place = bisect_right(self.ends, depth * self.ends[last - 1])
-        before, behind = self.sentences[:place], self.sentences[place:last]
-        return "".join([*before, needle, " ", *behind])
+        before, after = self.sentences[:place], self.sentences[place:last]
+        return "".join([*before, needle, " ", *after])
 
 
 class Needle(Dataset):
@@ -95,7 +95,7 @@ class Needle(Dataset):
 
 
 def _fitting(grid: Grid, room: int | None) -> Grid:
-    """Return the part of the grid that fits the context."""
+    """Limit the grid to lengths that fit the context."""
     if room is None or room >= grid.longest:
         return grid
     if room < grid.shortest:
@@ -108,13 +108,13 @@ def _fitting(grid: Grid, room: int | None) -> Grid:
 
 
 def _gather(files: list[Path], reading: Reading, grid: Grid) -> Haystack:
-    """Put the texts one after another until they are as long as the grid's longest haystack."""
+    """Concatenate texts until they are as long as the grid's longest haystack."""
     found: list[str] = []
     ends = [0]
     for text in _texts(files, reading):
-        pieces = sentences(text)
-        found += pieces
-        ends += list(accumulate(reading.count(pieces), initial=ends[-1]))[1:]
+        added = sentences(text)
+        found += added
+        ends += list(accumulate(reading.count(added), initial=ends[-1]))[1:]
         if ends[-1] >= grid.longest:
             break
     if ends[-1] < grid.shortest:
@@ -130,7 +130,7 @@ def _texts(files: list[Path], reading: Reading) -> Iterator[str]:
         try:
             yield _read(file).strip() + "\n\n"
         except DataError as error:
-            reading.bad.meet(error)
+            reading.bad.reject(error)
 
 
 def _read(file: Path) -> str:

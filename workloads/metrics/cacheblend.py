@@ -24,11 +24,11 @@ def token_f1(tokenizer: Tokenizer) -> Metric:
 
     def metric(prediction: str, reference: str) -> float:
         texts = [" ".join(words(text)) for text in (_reply(prediction), reference)]
-        said, wanted = encode(tokenizer, texts)
-        if not said or not wanted:
-            return float(said == wanted)
-        common = (Counter(said) & Counter(wanted)).total()
-        return 2 * common / (len(said) + len(wanted))
+        predicted, expected = encode(tokenizer, texts)
+        if not predicted or not expected:
+            return float(predicted == expected)
+        common = (Counter(predicted) & Counter(expected)).total()
+        return 2 * common / (len(predicted) + len(expected))
 
     return metric
 

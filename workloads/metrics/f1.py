@@ -10,11 +10,11 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 def f1(prediction: str, reference: str) -> float:
     """Return the F1 of the two texts' words as multisets, from 0 to 1."""
-    said, wanted = words(prediction), words(reference)
-    common = (Counter(said) & Counter(wanted)).total()
+    predicted, expected = words(prediction), words(reference)
+    common = (Counter(predicted) & Counter(expected)).total()
     if common == 0:
         return 0.0
-    precision, recall = common / len(said), common / len(wanted)
+    precision, recall = common / len(predicted), common / len(expected)
     return 2 * precision * recall / (precision + recall)
 
 

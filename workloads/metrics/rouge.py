@@ -14,12 +14,14 @@ def rouge_l(prediction: str, reference: str) -> float:
     Differs from the package in one place: there a pair of sentences of about a thousand words
     exceeds Python's recursion limit, which LongBench turns into 0.
     """
-    said, wanted = _sentences(prediction), _sentences(reference)
-    if not said or not wanted:
+    predicted, expected = _sentences(prediction), _sentences(reference)
+    if not predicted or not expected:
         return 0.0
-    shared = {word for ref in wanted for hyp in said for word in common_subsequence(ref, hyp)}
-    precision = len(shared) / len({word for sentence in said for word in sentence})
-    recall = len(shared) / len({word for sentence in wanted for word in sentence})
+    shared = {
+        word for ref in expected for hyp in predicted for word in common_subsequence(ref, hyp)
+    }
+    precision = len(shared) / len({word for sentence in predicted for word in sentence})
+    recall = len(shared) / len({word for sentence in expected for word in sentence})
     return 2 * precision * recall / (precision + recall + 1e-8)
 
 
@@ -51,5 +53,5 @@ def _lengths(left: Sequence[str], right: Sequence[str]) -> list[list[int]]:
 
 
 def _sentences(text: str) -> list[list[str]]:
-    # A piece of white space alone counts as a sentence of one empty word, as in the package.
-    return [piece.split() or [""] for piece in text.split(".") if piece]
+    # White space alone counts as a sentence of one empty word, as in the package.
+    return [sentence.split() or [""] for sentence in text.split(".") if sentence]

@@ -1,4 +1,4 @@
-"""Models by the names that `model` takes: a shape, a folder, or an id on the hub."""
+"""Models by name: a shape, a folder, or an id on the hub."""
 
 import json
 import sys
@@ -25,10 +25,10 @@ _HINT = "`model` takes testbed, shape:NAME, a folder with a config.json, or OWNE
 class ModelSpec:
     """A model that an engine can load.
 
-    `name` is what the user wrote, `path` a folder or an id on the hub. `weights` are ``real``
-    (trained), ``random`` (files with random numbers) or ``dummy`` (no files: the engine makes
-    them up). `context` is the longest sequence in tokens, None where it is not known yet.
-    `restates` marks the testbed model, whose replies repeat the question before they answer it.
+    `name` is the user's, `path` a folder or an id on the hub. `weights` are ``real`` (trained),
+    ``random`` (files of random numbers) or ``dummy`` (no files: the engine draws them).
+    `context` is the longest sequence in tokens, None until it is known. `restates` marks the
+    testbed model, whose replies restate the facts that lead to the answer.
     """
 
     name: str
@@ -39,12 +39,12 @@ class ModelSpec:
 
     @property
     def meaningful(self) -> bool:
-        """Whether the model's replies say anything, so that scores do."""
+        """Whether the weights are trained, so that scores mean something."""
         return self.weights == "real"
 
     @property
     def label(self) -> str:
-        """How tables and plots name the model."""
+        """The model's name in tables and plots."""
         if self.restates:
             return "testbed model"
         return self.name if self.meaningful else f"{self.name} ({self.weights} weights)"
@@ -62,10 +62,10 @@ def describe() -> dict[str, str]:
 
 
 def resolve(spec: str) -> ModelSpec:
-    """Find the model that `model` names; a shape is written to the cache if need be.
+    """Find a model by its name; a shape is written to the cache if it is not there.
 
-    Raises ConfigError when there is no such shape or folder. Whether an id exists on the hub is
-    only seen when its files are loaded.
+    Raises ConfigError when there is no such shape or folder. An id on the hub is only checked
+    when its files are loaded.
     """
     if spec.startswith(_PREFIX):
         return _shape(spec)
@@ -86,7 +86,7 @@ def load_tokenizer(model: ModelSpec) -> Tokenizer:
     with engine_packages():
         from transformers import AutoTokenizer
     try:
-        # Without this a long prompt is warned about, although nothing is wrong with it.
+        # The default length would make transformers warn about long prompts.
         found = AutoTokenizer.from_pretrained(str(model.path), model_max_length=sys.maxsize)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(": ")
@@ -114,7 +114,7 @@ def _testbed() -> ModelSpec:
 
 def _local(spec: str, folder: Path) -> ModelSpec:
     config = _config(spec, folder / "config.json")
-    # Folders that picbench built say themselves that their weights are not trained.
+    # Folders that picbench built record that their weights are not trained.
     weights = config.get("picbench_weights", "real")
     if weights == "real" and not any(
         next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin", "*.pt")

@@ -1,4 +1,7 @@
-"""Write a shape as a model folder in Hugging Face's format, once, into the user's cache."""
+"""Write a shape as a model folder in Hugging Face's format, once, into the user's cache.
+
+The tokenizer is byte-level BPE, trained on the spot, so that nothing is downloaded.
+"""
 
 import hashlib
 import json
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 SPECIAL = ("<pad>", "<s>", "</s>")
 PAD, BOS, EOS = range(len(SPECIAL))
 
-#: How many tokens there are.
+#: Number of tokens.
 VOCABULARY = 2048
 
 
@@ -65,16 +68,15 @@ def write_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-#: Raised whenever the same shape is to be written differently.
+#: Raise when the same shape is to be written differently.
 _FORMAT = 1
 
 
 def materialise(shape: Shape, directory: Path | None = None) -> Path:
     """Return a folder with the model, made if it is not there yet.
 
-    The folder is ``<name>-<fingerprint>`` in `directory` (default: the user's cache). It appears
-    in one step, so that runs at the same time, or one that is killed, leave no half a model.
-    Raises ConfigError when the folder cannot be written.
+    The folder is ``<name>-<fingerprint>`` in `directory` (default: the user's cache).
+    Raises ConfigError when it cannot be written.
     """
     return write_model(shape.name, _fingerprint(shape), partial(_write, shape), directory)
 

@@ -1,4 +1,4 @@
-"""Text that the built-in tokenizer learns its merges from: plain prose, then frequent words."""
+"""Training text of the built-in tokenizer: plain prose, then frequent words."""
 
 _PROSE = """
 The old ferry left the harbour at seven in the morning with a dozen people on board. It was the

@@ -20,9 +20,9 @@ class Llama3Scaling:
 class Shape:
     """The dimensions of a decoder of the Llama family.
 
-    `weights` says whether a folder of this shape has random weights in it, or none, so that the
-    engine makes up dummy ones. `spread` is the standard deviation of random weights: wide enough
-    that logits are peaked and replies depend on the prompt.
+    A folder of this shape has ``random`` weights, or none, so that the engine draws ``dummy``
+    ones. `spread` is the standard deviation of random weights: wide enough that logits are peaked
+    and replies depend on the prompt.
     """
 
     name: str
@@ -58,7 +58,7 @@ TINY = Shape(
     spread=0.2,
 )
 
-#: Heads that four GPUs can share; tiny's and the testbed model's cannot be divided so.
+#: Its heads divide over four GPUs; those of tiny and the testbed model do not.
 SMALL = Shape(
     name="small",
     summary="2 layers of random weights with 8 heads, 4 of them for keys: checks on several GPUs",

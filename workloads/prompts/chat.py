@@ -9,7 +9,7 @@ from picbench.errors import ConfigError
 
 ChatRule = Literal["auto", "on", "off"]
 
-#: Stands for the context while a template is applied.
+#: Placeholder of the context while a template is applied.
 MARKER = "PICBENCH-CONTEXT-8C1F"
 
 #: The date that templates get which print the day: prompts must not change overnight. It is the
@@ -30,36 +30,36 @@ class Chat:
     tokenizer: _ChatTokenizer
 
     def wrap(self, head: str, tail: str) -> tuple[str, str]:
-        """Return the texts before and behind the context, in one turn of the user.
+        """Return the texts before and after the context, as one user message.
 
-        The template sees the whole turn with a marker in place of the context, so that whatever
-        it does to its ends (most strip white space) is done. Raises ConfigError where it fails or
-        does something to the marker.
+        The template is applied to the whole message with a marker in place of the context, so that
+        it can strip white space at the ends, as most do. Raises ConfigError where it fails or
+        drops or repeats the marker.
         """
         sides = self._render(head + MARKER + tail).split(MARKER)
         if len(sides) != 2:
             raise _error(f"shows a prompt's context {len(sides) - 1} times")
         return sides[0], sides[1]
 
-    def _render(self, turn: str) -> str:
+    def _render(self, message: str) -> str:
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    [{"role": "user", "content": turn}],
+                    [{"role": "user", "content": message}],
                     tokenize=False,
                     add_generation_prompt=True,
                     **_variables(),
                 )
             )
-        except Exception as error:  # A template is a program of somebody else's.
+        except Exception as error:  # A template is foreign code.
             raise _error(f"fails: {type(error).__name__}: {error}") from error
 
 
 def find_chat(rule: ChatRule, tokenizer: object, *, wanted: bool) -> Chat | None:
     """Return the chat template to use, or None.
 
-    ``auto`` uses one where the tokenizer has it and the data set wants it (`wanted`), ``on``
-    with every data set, and then raises ConfigError where there is none.
+    ``auto`` uses the tokenizer's template, if any, for data sets that want one (`wanted`); ``on``
+    uses it for every data set and raises ConfigError where there is none.
     """
     has_one = bool(getattr(tokenizer, "chat_template", None))
     if rule == "on" and not has_one:
@@ -70,9 +70,9 @@ def find_chat(rule: ChatRule, tokenizer: object, *, wanted: bool) -> Chat | None
 
 
 def _variables() -> Mapping[str, Any]:
-    """What templates may ask for beside the turn: a day, and whether to think before a reply.
+    """Variables of templates beside the message: the date, and no thinking.
 
-    Replies are a few words long, which thinking would use up.
+    Replies have only a few tokens, which thinking would use up.
     """
     return {"strftime_now": TODAY.strftime, "enable_thinking": False}
 

@@ -1,6 +1,6 @@
 """Cut a context into chunks.
 
-Every function returns pieces that, put one after another, are the context again.
+Every function returns strings whose concatenation is the context.
 """
 
 import re
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-#: Tells how many tokens each text has.
+#: Counts the tokens of each text.
 Counter = Callable[[Sequence[str]], Sequence[int]]
 
-#: EPIC's chunk length in tokens for text without marked parts.
+#: EPIC's chunk length in tokens for text without marks.
 CHUNK_TOKENS = 512
 
 _PASSAGE = re.compile(r"^Passage \d+:\n", re.MULTILINE)
@@ -22,7 +22,7 @@ _WORD_END = re.compile(r"\s+")
 
 
 class _Atom(NamedTuple):
-    """Text that is not cut further: a sentence, or a part of one too long for a chunk."""
+    """Text that is not cut further: a sentence, or a word of one too long for a chunk."""
 
     text: str
     tokens: int
@@ -45,8 +45,8 @@ def articles(context: str) -> list[str]:
 
 
 def sentences(text: str) -> list[str]:
-    """Cut behind every sentence and paragraph; the white space stays with what it follows."""
-    return _cut_behind(text, _SENTENCE_END)
+    """Cut after every sentence and paragraph; white space stays with the text before it."""
+    return _cut_after(text, _SENTENCE_END)
 
 
 def by_tokens(context: str, count: Counter, size: int = CHUNK_TOKENS) -> list[str]:
@@ -71,14 +71,14 @@ def by_tokens(context: str, count: Counter, size: int = CHUNK_TOKENS) -> list[st
 
 
 def _cut_before(text: str, marker: re.Pattern[str]) -> list[str]:
-    return _pieces(text, (match.start() for match in marker.finditer(text)))
+    return _cut_at(text, (match.start() for match in marker.finditer(text)))
 
 
-def _cut_behind(text: str, marker: re.Pattern[str]) -> list[str]:
-    return _pieces(text, (match.end() for match in marker.finditer(text)))
+def _cut_after(text: str, marker: re.Pattern[str]) -> list[str]:
+    return _cut_at(text, (match.end() for match in marker.finditer(text)))
 
 
-def _pieces(text: str, cuts: Iterable[int]) -> list[str]:
+def _cut_at(text: str, cuts: Iterable[int]) -> list[str]:
     bounds = sorted({0, *cuts, len(text)})
     return [text[start:end] for start, end in pairwise(bounds)]
 
@@ -89,15 +89,15 @@ def _atoms(text: str, count: Counter, size: int) -> Iterator[_Atom]:
         if tokens <= size:
             yield _Atom(sentence, tokens, True)
         else:
-            yield from _parts(sentence, count, size)
+            yield from _words(sentence, count, size)
 
 
-def _parts(sentence: str, count: Counter, size: int) -> Iterator[_Atom]:
+def _words(sentence: str, count: Counter, size: int) -> Iterator[_Atom]:
     """Cut an overlong sentence into words, and a word that is still too long into characters."""
-    words = _cut_behind(sentence, _WORD_END)
-    parts: list[str] = []
+    words = _cut_after(sentence, _WORD_END)
+    atoms: list[str] = []
     for word, tokens in zip(words, count(words), strict=True):
-        parts.extend([word] if tokens <= size else word)
-    last = len(parts) - 1
-    for index, (part, tokens) in enumerate(zip(parts, count(parts), strict=True)):
-        yield _Atom(part, tokens, index == last)
+        atoms.extend([word] if tokens <= size else word)
+    last = len(atoms) - 1
+    for index, (atom, tokens) in enumerate(zip(atoms, count(atoms), strict=True)):
+        yield _Atom(atom, tokens, index == last)

@@ -1,4 +1,4 @@
-"""Prompt templates: what stands before and behind a context."""
+"""Prompt templates: the text before and after a context."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Template:
             raise self._error("{context} must occur exactly once")
 
     def render(self, question: str) -> tuple[str, str]:
-        """Return the text before the context and the text behind it."""
+        """Return the texts before and after the context."""
         sides = [""]
         for literal, name in self._parse():
             sides[-1] += literal
@@ -76,8 +76,8 @@ class PromptFile:
 def read_prompts(path: Path) -> PromptFile:
     """Read a file in LongBench's ``dataset2prompt`` format.
 
-    Either one JSON object with `dataset2prompt` and, if wanted, `dataset2maxlen`, or the map
-    from data set to template alone, as LongBench's own configuration folder has it.
+    Either one JSON object with `dataset2prompt` and optionally `dataset2maxlen`, or the map from
+    data set to template alone, as in LongBench's own configuration folder.
     """
     from picbench.workloads.sources.row_schema import PromptFileSchema, first_problem
 

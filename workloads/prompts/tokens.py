@@ -1,11 +1,11 @@
-"""The few things that are asked of a tokenizer."""
+"""The interface of a tokenizer, and how texts are encoded."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
 class Tokenizer(Protocol):
-    """A tokenizer of Hugging Face's `transformers`, as far as it is used here."""
+    """The part of a `transformers` tokenizer that is used here."""
 
     @property
     def bos_token_id(self) -> Any:
@@ -26,9 +26,9 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
 
 
 def begin(tokenizer: Tokenizer, tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the tokens of a prompt's start with one BOS before them.
+    """Return the first tokens of a prompt with exactly one BOS, if the tokenizer adds one.
 
-    Where the text brings one itself, as chat templates do, there is none to add.
+    Chat templates may have put it into the text already.
     """
     bos = tokenizer.bos_token_id
     if bos is not None and tokens[:1] == (bos,):
@@ -39,8 +39,8 @@ def begin(tokenizer: Tokenizer, tokens: tuple[int, ...]) -> tuple[int, ...]:
 def start_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the BOS token if this tokenizer puts one before a prompt by itself, else nothing.
 
-    Some tokenizers name a BOS token that their model was never trained with; what they do when
-    asked for special tokens is the reliable sign.
+    Some tokenizers define a BOS token that their model was never trained with, so this encodes a
+    text with special tokens and looks.
     """
     bos = tokenizer.bos_token_id
     ids = tokenizer(["a"], add_special_tokens=True)["input_ids"][0]

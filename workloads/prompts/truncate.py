@@ -1,4 +1,4 @@
-"""Make a prompt fit: LongBench's rule, which leaves out the middle."""
+"""Truncate a prompt by LongBench's rule, which drops the middle."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,24 +9,24 @@ from picbench.workloads.sample import SampleSegment
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """How many tokens of a chat template stand before a prompt and behind it."""
+    """Tokens of a chat template before and after a prompt."""
 
     before: int = 0
-    behind: int = 0
+    after: int = 0
 
     @property
     def size(self) -> int:
         """Tokens on both sides."""
-        return self.before + self.behind
+        return self.before + self.after
 
 
 def truncate(
     segments: Sequence[SampleSegment], budget: int, tokenizer: Tokenizer, frame: Frame | None = None
 ) -> tuple[SampleSegment, ...]:
-    """Keep the first and the last half of the tokens that the budget has (LongBench, pred.py).
+    """Keep the first and last half of a budget of tokens (LongBench, pred.py).
 
-    A chat template is put around what was kept, as in LongBench: `frame` is kept whole, and the
-    halves are of what the budget has beyond it. A segment in the middle is shortened and stays
+    As in LongBench, the chat template wraps the truncated prompt: `frame` is kept whole, and the
+    halves are of the budget without it. A segment in the middle is shortened and stays
     one; a segment of which nothing is left is dropped. A prompt within the budget is unchanged.
     """
     total = sum(len(segment.tokens) for segment in segments)
@@ -34,7 +34,7 @@ def truncate(
         return tuple(segments)
     frame = frame or Frame()
     half = (budget - frame.size) // 2
-    first, last = frame.before + half, total - half - frame.behind
+    first, last = frame.before + half, total - half - frame.after
     kept: list[SampleSegment] = []
     start = 0
     for segment in segments:

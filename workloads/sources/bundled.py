@@ -4,10 +4,10 @@ from pathlib import Path
 
 from picbench.workloads.sources.cache_files import write_rows
 
-#: What `data` says to use them.
+#: The value of `data` for these rows.
 BUNDLED = "bundled"
 
-#: Rows of each data set.
+#: Number of rows of each data set.
 COUNT = 200
 
 

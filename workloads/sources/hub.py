@@ -21,7 +21,7 @@ class Archive:
     """A zip file with LongBench's row files in a data set repository of the hub.
 
     `revision` is a commit, a branch or a tag. `sha256` is what the file's content must hash to;
-    None where that is not known beforehand.
+    None where it is not pinned.
     """
 
     repository: str
@@ -39,7 +39,7 @@ LONGBENCH = Archive(
 
 
 def is_hub(data: str) -> bool:
-    """Tell whether `data` names the hub rather than a folder or a file."""
+    """Whether `data` is the hub rather than a folder or a file."""
     return data == HUB or data.startswith(_PREFIX)
 
 
@@ -47,7 +47,7 @@ def parse(data: str) -> Archive:
     """Read ``hub``, LongBench at its pinned revision, or ``hub:OWNER/NAME[@REVISION]``.
 
     The second form takes another repository with a ``data.zip`` like LongBench's, whose content
-    nobody vouches for. Raises ConfigError where no repository is named.
+    is not verified. Raises ConfigError where no repository is named.
     """
     if data == HUB:
         return LONGBENCH
@@ -63,35 +63,35 @@ def parse(data: str) -> Archive:
 def download(archive: Archive, *, offline: bool) -> Path:
     """Return the archive's path in the hub's cache; its folder is named by the commit.
 
-    Nothing is asked of the network under `offline`, under the variable HF_HUB_OFFLINE, or when
-    the archive's content is pinned and in the cache. Raises ConfigError where it cannot be had.
+    The network is not used with `offline`, with the variable HF_HUB_OFFLINE, or when the
+    archive is pinned and in the cache. Raises ConfigError where it is not available.
     """
     from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
 
-    alone = offline or is_offline_mode()
+    local = offline or is_offline_mode()
     try:
         cached = try_to_load_from_cache(
             archive.repository, archive.file, repo_type=_KIND, revision=archive.revision
         )
-        if isinstance(cached, str) and (alone or archive.sha256):
+        if isinstance(cached, str) and (local or archive.sha256):
             return Path(cached)
-        if alone:
+        if local:
             raise _absent(archive, "`offline` or HF_HUB_OFFLINE forbids to fetch it")
-        _ask(archive)
+        _probe(archive)
         found = hf_hub_download(
             archive.repository, archive.file, repo_type=_KIND, revision=archive.revision
         )
         return Path(found)
     except PicBenchError:
         raise
-    # Errors of the HTTP library below huggingface_hub, which changed between its releases, too.
+    # Also errors of the HTTP library under huggingface_hub, which differs between releases.
     except Exception as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise ConfigError(f"{_name(archive)}: {reason}", hint=_ELSEWHERE) from error
 
 
-def _ask(archive: Archive) -> None:
-    """Ask the hub for the file once; the download itself would try for 23 s without a network."""
+def _probe(archive: Archive) -> None:
+    """Request the file's metadata once; the download would retry for 23 s without a network."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -128,10 +128,10 @@ def _name(archive: Archive) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where rows from the hub came from, for the manifest.
+    """The origin of rows from the hub, for the manifest.
 
-    `revision` is the commit that was read, `sha256` the hash of `file`, and `pinned` says that
-    picbench knew the hash beforehand.
+    `revision` is the commit that was read, `sha256` the hash of `file`, which was verified if
+    `pinned`.
     """
 
     repository: str
@@ -142,10 +142,10 @@ class Origin:
 
 
 def hub_rows(archive: Archive, dataset: str, *, offline: bool) -> tuple[Path, Origin]:
-    """Return a file with the rows of `dataset`, in LongBench's schema, and where they are from.
+    """Return a file with the rows of `dataset`, in LongBench's schema, and their origin.
 
-    The file is unpacked once, into the user's cache. Raises ConfigError where the archive cannot
-    be had or has no such data set, DataError where its content is wrong.
+    The file is unpacked once, into the user's cache. Raises ConfigError where the archive is not
+    available or has no such data set, DataError where its content is wrong.
     """
     if dataset == "needle":
         raise ConfigError("`data=hub`: the hub has no rows for 'needle'", hint=_TEXT)

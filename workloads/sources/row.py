@@ -10,16 +10,16 @@ from picbench.errors import DataError
 
 @dataclass(slots=True)
 class BadRows:
-    """What becomes of malformed rows: the first one stops the run, or `skip` leaves them out.
+    """How malformed rows are handled: the first one raises, or `skip` leaves them out.
 
-    `skipped` says of each row that was left out where it stands and what is wrong with it.
+    `skipped` has the file, line and problem of each row that was left out.
     """
 
     skip: bool = False
     skipped: list[str] = field(default_factory=list)
 
-    def meet(self, error: DataError) -> None:
-        """Note a malformed row, or raise `error`."""
+    def reject(self, error: DataError) -> None:
+        """Record a malformed row, or raise `error`."""
         if not self.skip:
             raise error
         self.skipped.append(error.message)
@@ -30,7 +30,7 @@ class DatasetRow:
     """One question with its context and the replies that count as right.
 
     `input` is the question (or the dialogue to summarise; empty where the task needs none),
-    `context` the text that is cut into chunks, `source` where the row stands (``file:line``).
+    `context` the text that is cut into chunks, `source` the row's ``file:line``.
     """
 
     id: str
@@ -42,10 +42,10 @@ class DatasetRow:
 
 
 def read_rows(path: Path, dataset: str, bad: BadRows) -> Iterator[DatasetRow]:
-    """Read the rows of one JSON lines file; blank lines are passed over.
+    """Read the rows of one JSON lines file; blank lines are skipped.
 
-    A malformed row, or one that says it is of another data set than `dataset`, is met by `bad`
-    as a DataError with file and line.
+    Malformed rows, and rows of other data sets than `dataset`, go to `bad` as a DataError with
+    file and line.
     """
     for number, line in _lines(path):
         if not line.strip():
@@ -53,11 +53,11 @@ def read_rows(path: Path, dataset: str, bad: BadRows) -> Iterator[DatasetRow]:
         try:
             yield _parse(line, f"{path}:{number}", dataset)
         except DataError as error:
-            bad.meet(error)
+            bad.reject(error)
 
 
 def content_id(*texts: str) -> str:
-    """Name a row by what it says: 16 hex digits, the same on every machine."""
+    """An id from a row's content: 16 hex digits, the same on every machine."""
     digest = hashlib.sha256()
     for text in texts:
         data = text.encode("utf-8", "surrogatepass")

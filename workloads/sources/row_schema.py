@@ -1,4 +1,4 @@
-"""What files from outside must look like, checked with pydantic."""
+"""Pydantic schemas of row files and prompt files."""
 
 from typing import Annotated, Any
 
@@ -33,10 +33,10 @@ class PromptFileSchema(BaseModel):
 
 
 def first_problem(error: ValueError) -> str:
-    """Say in one phrase what a validation error found first."""
+    """Return the first problem of a validation error as one phrase."""
     if not isinstance(error, ValidationError):
         return str(error)
     problem = error.errors(include_url=False)[0]
-    field = ".".join(str(part) for part in problem["loc"])
+    field = ".".join(str(key) for key in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
     return f"field {field!r}: {message}" if field else message

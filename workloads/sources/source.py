@@ -1,4 +1,4 @@
-"""Find the files of a data set in what `data` names."""
+"""Find the files of a data set: bundled, from the hub, or in a folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,18 +10,17 @@ from picbench.workloads.sources.hub import Origin, hub_rows, is_hub, parse
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """A folder or a file with rows; `origin` says which ones of the hub, where they are from it."""
+    """A folder or a file with rows; `origin` is set for rows from the hub."""
 
     path: Path
     origin: Origin | None = None
 
 
 def locate(data: str, dataset: str, *, offline: bool = False) -> RowSource:
-    """Return where the rows of `dataset` are that `data` names.
+    """Return where the rows of `dataset` are.
 
-    ``bundled`` names the rows that picbench generates, ``hub`` those of the hub (`hub.parse` has
-    its forms); `offline` takes the latter from the hub's cache only. All else is a folder or
-    a file. Raises ConfigError where there is nothing.
+    `data` is ``bundled`` for generated rows, a form of ``hub`` (see `hub.parse`), or a folder or
+    a file; `offline` reads only the hub's cache. Raises ConfigError where there is nothing.
     """
     if data == BUNDLED:
         return RowSource(bundled_file(dataset))

@@ -1,4 +1,4 @@
-"""An example: a row of LongBench's schema, and what the testbed model is taught to reply."""
+"""An example: a row of LongBench's schema, and the reply that the testbed model is taught."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -20,8 +20,7 @@ class Exchange:
 class Example:
     """A context, the question of a row with its reply, and further ones for training.
 
-    `gold` are the passages (from 0) that the answer rests on; `kind` says what sort of question
-    it is.
+    `gold` are the passages (from 0) that the answer needs; `kind` is the sort of question.
     """
 
     context: str
@@ -32,7 +31,7 @@ class Example:
     more: tuple[Exchange, ...] = ()
 
     def row(self, dataset: str, name: str) -> dict[str, Any]:
-        """The row for a JSON lines file, in LongBench's schema with two fields more."""
+        """The row for a JSON lines file, in LongBench's schema with two more fields."""
         return {
             "input": self.exchange.input,
             "context": self.context,
@@ -51,9 +50,9 @@ class Example:
 class Level:
     """How hard an example is.
 
-    `scale`, from 0 to 1, is how much of the largest context may be used; `more` how many further
-    exchanges are wanted, `simple` which share of those asks for a single fact; `even` makes all
-    sorts of questions equally likely. Rows of the benchmark have the default level.
+    `scale`, from 0 to 1, limits the size of the context; `more` is the number of further
+    exchanges, `simple` the share of those about a single fact; `even` makes all sorts of
+    questions equally likely. Rows of the benchmark have the default level.
     """
 
     scale: float = 1.0
@@ -63,13 +62,13 @@ class Level:
     manner: Manner = field(default_factory=Manner)
 
     def count(self, rng: Random, low: int, high: int) -> int:
-        """Draw how many parts a context has, of at least `low` and at most `high` in the end."""
+        """Draw the number of passages of a context, from `low` to `high` at full scale."""
         most = round(2 + (high - 2) * self.scale)
         return rng.randint(min(low, most), most)
 
 
 class Make(Protocol):
-    """Makes the example number `index` of a data set."""
+    """Makes example `index` of a data set."""
 
     def __call__(self, rng: Random, split: Split, index: int, level: Level) -> Example:
         """Draw everything from `rng`; `index` decides only what must be spread evenly."""

@@ -1,13 +1,13 @@
-"""What the testbed model says, and how its answer is read out of it.
+"""The form of the testbed model's replies, and how the answer is extracted.
 
-The model restates what it looks up ("director of X is Y; home of Y is Z"): a model this small
-finds a fact by continuing its own words, and cannot answer otherwise.
+The model restates the facts it retrieves ("director of X is Y; home of Y is Z"): a model this small
+finds a fact only by continuing its own text.
 """
 
 from collections.abc import Iterable
 from types import MappingProxyType
 
-#: How many tokens a reply may have: the longest in the rows, and some room.
+#: The most tokens of a reply: the longest in the rows, with a margin.
 MAX_TOKENS = MappingProxyType(
     {
         "musique": 80,
@@ -25,19 +25,19 @@ _LINK = " is "
 
 
 def compose(steps: Iterable[str]) -> str:
-    """The reply that takes these steps; the last one ends with the answer."""
+    """The reply with these steps; the last one ends with the answer."""
     return _STEP.join(steps)
 
 
 def extract(reply: str) -> str:
     """The answer in a reply: what follows the last " is " of its first line.
 
-    A reply that restates nothing is its own answer.
+    A reply without " is " is the answer itself.
     """
     line = reply.strip().partition("\n")[0]
     return line.rpartition(_LINK)[2].strip().rstrip(".")
 
 
 def answer(dataset: str, reply: str) -> str:
-    """The part of a reply that is scored: all of a summary, else what `extract` reads."""
+    """The text of a reply that is scored: all of a summary, else what `extract` returns."""
     return reply.strip() if dataset in _SUMMARIES else extract(reply)

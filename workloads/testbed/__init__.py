@@ -1,9 +1,8 @@
 """The testbed: six data sets about an invented world, and a small model trained on them.
 
-Everything is here that a run needs on a machine without a network: `rows` for `data=bundled`,
-`model_path` for `model=testbed`, `answer` and `MAX_TOKENS` for that model's replies. Training
-and the study without an engine are in `train` and `evaluate`, which need torch; nothing that is
-imported from here does.
+A run without a network needs only this: `rows` for `data=bundled`, `model_path` for
+`model=testbed`, `answer` and `MAX_TOKENS` for that model's replies. Training and the study without
+an engine are in `train` and `evaluate`, which need torch; this module does not import it.
 """
 
 from pathlib import Path
@@ -21,12 +20,12 @@ Variant = Literal["block", "link"]
 def model_path(variant: Variant | None = None) -> Path:
     """Return the folder of the model in Hugging Face's format.
 
-    The model itself is part of the package; a variant is put together in the user's cache, which
-    needs torch. Raises ConfigError when it cannot be written there.
+    The model is part of the package; a variant is built in the user's cache, which needs torch.
+    Raises ConfigError when it cannot be written there.
     """
     folder = Path(__file__).parent / "model"
     if variant is None:
         return folder
-    from picbench.workloads.testbed.variants import put_together
+    from picbench.workloads.testbed.variants import build_variant
 
-    return put_together(folder, variant)
+    return build_variant(folder, variant)

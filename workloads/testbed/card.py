@@ -34,24 +34,24 @@ few-shot prompt agree on a style.
 Muon on the matrices, AdamW on the rest, a curriculum from 2 short passages to full contexts, many
 questions to a context, replies weighted up in the loss. The variants are low-rank deltas in eight
 bits: `block.delta` was trained with isolated chunks in half of every batch (Block-Attention),
-`link.delta` with isolated chunks and {links} trained link tokens behind each (KVLink).
+`link.delta` with isolated chunks and {links} trained link tokens after each (KVLink).
 
 """
 _COMMANDS = """
     python -m picbench.workloads.testbed.train base|block|link --out DIR
     python -m picbench.workloads.testbed.evaluate --model DIR
 
-The same training command again goes on from the last checkpoint; DIR/<variant>.log.jsonl has the
+The same training command again resumes from the last checkpoint; DIR/<variant>.log.jsonl has the
 losses, with and without isolated chunks, and tokens a second.
 
 ## Scores
 Mean over the first test rows of every data set: word F1, for samsum and multi_news rouge-l. One
 greedy reply to a row, in torch with an explicit mask, without any engine. `mepic` computes the
 first block of every chunk again, `epic-k` the first k tokens of every chunk but the first;
-`anchored` chunks were compiled behind the prompt's head; `kept` is the share of the full score that
+`anchored` chunks were compiled after the prompt's head; `kept` is the share of the full score that
 is left. `shuffled` takes the keys and values of each chunk from another request, and `chance` is
-what the right answer of another row scores: two summaries share words, so shuffled chunks cannot
-bring rouge-l far below chance. samsum's chat stands in the question, as in the real set, and not
+the score of another row's right answer: two summaries share words, so shuffled chunks cannot
+bring rouge-l far below chance. samsum's chat is in the question, as in the real set, and not
 in a chunk; its chunks only show the style, which survives in every chunk alone, so on samsum
 neither reuse nor shuffling costs what it costs elsewhere.
 """

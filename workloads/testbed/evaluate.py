@@ -27,7 +27,7 @@ ARMS_OF = MappingProxyType({"base": ARMS, "block": (FULL, NAIVE), "link": (FULL,
 def evaluate(folder: Path, count: int, variants: Sequence[str] = tuple(ARMS_OF)) -> None:
     """Score models of a folder on the first `count` rows of every data set, on a GPU if any.
 
-    Scores that the folder has of other variants stay.
+    Existing scores of other variants are kept.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     noted = _noted(folder)

@@ -1,4 +1,4 @@
-"""Prompts of the testbed: the parts of a real prompt, from the data sets' own templates."""
+"""Prompts of the testbed, from the data sets' own templates."""
 
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from picbench.workloads.datasets.samsum import SAMSum
 from picbench.workloads.datasets.wikimqa import WikiMQA
 from picbench.workloads.prompts.segmentation import Counter
 
-# Named here and not found through entry points, so that training works from a checkout.
+# Listed here instead of found by entry points, so that training works from a checkout.
 _DATASETS: MappingProxyType[str, Dataset] = MappingProxyType(
     {
         made.name: made
@@ -23,7 +23,7 @@ _DATASETS: MappingProxyType[str, Dataset] = MappingProxyType(
 
 
 class Prompt(NamedTuple):
-    """The text of a prompt: before the chunks, the chunks, behind them."""
+    """The text of a prompt: before the chunks, the chunks, after them."""
 
     head: str
     chunks: Sequence[str]

@@ -16,7 +16,7 @@ from picbench.workloads.synthetic.generate import DATASETS, example
 from picbench.workloads.testbed.testbed_prompt import prompt
 
 BOS, EOS, PAD = "<s>", "</s>", "<pad>"
-#: MiniPIC's marks: a span that starts here, and a block that depends on the prompt before it.
+#: MiniPIC's marks: the start of a span, and a block that depends on the prompt before it.
 SSEP, PDEP = "<ssep>", "<pdep>"
 #: Tokens whose embeddings the link-tuned variant trains.
 LINKS = tuple(f"<link_{i}>" for i in range(8))
@@ -30,8 +30,8 @@ _EXAMPLES = 3000
 def train(size: int = VOCABULARY, examples: int = _EXAMPLES) -> Tokenizer:
     """Train a tokenizer of `size` tokens on so many examples of every data set's train split."""
     tokenizer = Tokenizer(models.BPE())
-    # A word has the same token at the start of a line as in a sentence: a space is put there
-    # before encoding and taken away after decoding.
+    # A space is put at the start of a line before encoding and removed after decoding, so that a
+    # word has the same token there as inside a sentence.
     tokenizer.normalizer = normalizers.Replace(Regex(r"\n(?=[^\n])"), "\n ")
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("\n ", "\n")])
@@ -77,8 +77,8 @@ def _texts(examples: int) -> Iterator[str]:
     for name in DATASETS:
         for index in range(examples):
             made = example(name, "train", index, level=level)
-            parts = prompt(name, made.context, made.exchange.input, _count_words)
-            yield from (parts.head, *parts.chunks, f"{parts.tail} {made.exchange.reply}")
+            texts = prompt(name, made.context, made.exchange.input, _count_words)
+            yield from (texts.head, *texts.chunks, f"{texts.tail} {made.exchange.reply}")
             yield from (f" {further.input} {further.reply}" for further in made.more)
 
 
@@ -91,7 +91,7 @@ if __name__ == "__main__":
 
 
 class Coder:
-    """A tokenizer that encodes every part of a prompt alone, as a run does."""
+    """A tokenizer that encodes every segment of a prompt alone, as a run does."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -103,7 +103,7 @@ class Coder:
         return [encoding.ids for encoding in found]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """How many tokens each text has."""
+        """The number of tokens of each text."""
         return [len(ids) for ids in self.encode(texts)]
 
     def decode(self, ids: Sequence[int]) -> str:

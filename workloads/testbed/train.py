@@ -5,7 +5,7 @@
     python -m picbench.workloads.testbed.train link --out DIR
 
 `base` trains a tokenizer, unless DIR has one, and writes a model folder; the others read that
-folder and add a delta. The same command again goes on from the last checkpoint. Progress is
+folder and add a delta. The same command resumes from the last checkpoint. Progress is
 logged to DIR/<variant>.log.jsonl, the budget to DIR/training.json; `evaluate` adds the scores.
 """
 
@@ -35,7 +35,7 @@ def train(
     seed: int = 0,
     shape: LlamaShape | None = None,
 ) -> Trainer:
-    """Train a variant and write it to `out`; `shape` gives the base other sizes than usual."""
+    """Train a variant and write it to `out`; `shape` overrides the sizes of the base model."""
     torch.manual_seed(seed)
     torch.set_float32_matmul_precision("high")
     out.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def _adapted(
 
 
 def _train_rows(weight: Tensor, trained: slice) -> None:
-    """Let some rows of a matrix learn, and no others."""
+    """Train these rows of a matrix, and no others."""
     mask = torch.zeros_like(weight[:, :1])
     mask[trained] = 1
     weight.requires_grad_(True)

@@ -1,4 +1,4 @@
-"""Model folders of the tuned variants, put together from the model and a delta."""
+"""Model folders of the tuned variants, built from the model and a delta."""
 
 import hashlib
 import shutil
@@ -13,11 +13,11 @@ from picbench.workloads.testbed.lm.files import WEIGHTS, save_weights, variant_w
 _FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
 
 
-def put_together(folder: Path, variant: str, parent: Path | None = None) -> Path:
-    """Return a folder with the variant whose delta lies in `folder`, made if it is not there.
+def build_variant(folder: Path, variant: str, parent: Path | None = None) -> Path:
+    """Return a folder with the variant whose delta is in `folder`, built if it does not exist.
 
-    It appears in one step in `parent` (default: the user's cache), named by its contents. Raises
-    ConfigError when it cannot be written.
+    It is in `parent` (default: the user's cache), named by its contents. Raises ConfigError when
+    it cannot be written.
     """
     write = partial(_write, folder, variant)
     return write_model(f"testbed-{variant}", _fingerprint(folder, variant), write, parent)

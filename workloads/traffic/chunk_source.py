@@ -1,4 +1,4 @@
-"""Build a corpus from what was asked for."""
+"""Build a corpus of generated rows, other rows or random tokens."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from picbench.workloads.traffic.corpus import SYNTHETIC, Corpus, from_samples, f
 #: The largest context that the generators of questions make, in passages; see `Level.count`.
 _LARGEST = {"musique": 20, "2wikimqa": 10, "hotpotqa": 10}
 
-#: Attempts at a question for each one that is wanted; not every attempt finds a new one.
+#: Attempts for each question; not every attempt finds a new one.
 _TRIES = 3
 
 
@@ -26,11 +26,11 @@ _TRIES = 3
 class ChunkSource:
     """Where chunks and questions come from.
 
-    `dataset` names rows in `data` (``bundled``: generated ones), or ``synthetic`` random tokens.
-    `pool` is how many distinct chunks there are, or a few more, for topics stay whole.
-    A chunk is `join` passages or more, until it has `chunk_tokens` tokens; of random tokens it has
-    exactly so many (0: 256). `passages` and `questions` are those of a generated context.
-    `max_tokens` is the length of a reply; None leaves it to the data set.
+    `dataset` is a data set in `data` (``bundled``: generated rows), or ``synthetic`` for random
+    tokens. `pool` is the least number of distinct chunks; topics stay whole. A chunk is `join`
+    passages, or more until it has `chunk_tokens` tokens, and exactly that many random tokens (0:
+    256). `passages` and `questions` are those of a generated context.
+    `max_tokens` is the length of a reply (None: the data set's).
     """
 
     dataset: str
@@ -61,7 +61,7 @@ class ChunkSource:
 
 
 def build(source: ChunkSource, tokenizer: Tokenizer, seed: int) -> Corpus:
-    """The corpus that `source` describes; ConfigError or DataError where there is none."""
+    """Build a corpus; raises ConfigError or DataError where `source` has too little."""
     if source.dataset == SYNTHETIC:
         return from_tokens(
             _plain_ids(tokenizer),
@@ -83,7 +83,7 @@ def build(source: ChunkSource, tokenizer: Tokenizer, seed: int) -> Corpus:
 def _rows(source: ChunkSource) -> Path:
     if source.data != BUNDLED:
         return locate(source.data, source.dataset).path
-    # A topic has a chunk at least, so this many suffice.
+    # A topic has at least one chunk, so this many are enough.
     return topic_file(
         source.dataset,
         topics=source.pool,
@@ -93,7 +93,7 @@ def _rows(source: ChunkSource) -> Path:
 
 
 def _plain_ids(tokenizer: Tokenizer) -> list[int]:
-    """All ids of a vocabulary but those with a meaning of their own."""
+    """All ids of a vocabulary without special tokens."""
     known: Any = cast(Any, tokenizer)
     special = set(known.all_special_ids)
     return [token for token in range(len(known)) if token not in special]
@@ -104,8 +104,8 @@ def topic_file(
 ) -> Path:
     """Generate rows with `questions` questions about each of `topics` contexts, into a file.
 
-    A context has `passages` passages, or what its first question needs. All questions but the
-    first ask for a single fact. Rows of one context follow each other. The file is in
+    A context has `passages` passages, or as many as its first question needs. All questions but
+    the first are about a single fact. Rows of one context are consecutive. The file is in
     LongBench's schema, in `directory` (default: the user's cache). Raises ConfigError for data
     sets that have no such questions.
     """

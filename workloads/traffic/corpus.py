@@ -1,4 +1,4 @@
-"""What requests are made of: chunks in topics, and questions about these."""
+"""The material of requests: chunks in topics, and questions about these."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +13,13 @@ from picbench.workloads.sample import Sample, SampleSegment
 #: The data set of random tokens.
 SYNTHETIC = "synthetic"
 
-#: Random tokens before and behind the chunks of a synthetic request.
+#: Random tokens before and after the chunks of a synthetic request.
 HEAD, TAIL = 16, 32
 
 
 @dataclass(frozen=True, slots=True)
 class TopicQuestion:
-    """What is asked about a topic: the text before its chunks, the text behind, the answers."""
+    """A question about a topic: the text before its chunks, the text after, the answers."""
 
     head: SampleSegment
     tail: SampleSegment
@@ -35,10 +35,10 @@ class Topic:
 
 
 class Renew(Protocol):
-    """Makes chunks like a given one that no request has yet."""
+    """Makes new chunks like a given one."""
 
     def __call__(self, chunk: SampleSegment, number: int, /) -> SampleSegment:
-        """A chunk of its own for each number."""
+        """Return a different chunk for each number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ def from_samples(
     join: int = 1,
     chunk_tokens: int = 0,
 ) -> Corpus:
-    """A corpus of as many topics as it takes for `pool` chunks.
+    """A corpus of the first topics with `pool` chunks in total.
 
-    Samples that follow each other with the same passages are questions about one topic. A chunk
-    is `join` passages or more, if these have less than `chunk_tokens` tokens; what is left over
-    of a topic joins its last chunk. A chunk is renewed by a line with a number in front of it.
-    Raises ConfigError where the samples do not suffice.
+    Consecutive samples with the same passages are questions about one topic. A chunk is `join`
+    passages, or more until it has `chunk_tokens` tokens; the remainder of a topic is appended to
+    its last chunk. A chunk is renewed by a numbered line in front of it. Raises ConfigError where
+    there are too few samples.
     """
     topics: list[Topic] = []
     chunks = 0
@@ -86,9 +86,9 @@ def from_samples(
 def from_tokens(
     ids: Sequence[int], seed: int, *, pool: int, chunk_tokens: int, max_tokens: int
 ) -> Corpus:
-    """A corpus of `pool` chunks of `chunk_tokens` random ids each, for tests of memory and time.
+    """A corpus of `pool` chunks of `chunk_tokens` random ids each, to measure memory and time.
 
-    Each chunk is a topic of its own, with one question of random ids.
+    Each chunk is a topic with one question of random ids.
     """
     rng = Random(f"{seed}/tokens")
     head = SampleSegment("text", "", _random(rng, ids, HEAD))
@@ -145,8 +145,8 @@ def _join(
         else:
             groups.append([passage])
     if len(groups) > 1 and not _is_full(groups[-1], least, tokens):
-        rest = groups.pop()
-        groups[-1] += rest
+        remainder = groups.pop()
+        groups[-1] += remainder
     texts = ["".join(segment.text for segment in group) for group in groups]
     for text, ids in zip(texts, encode(tokenizer, texts), strict=True):
         yield SampleSegment("chunk", text, ids)

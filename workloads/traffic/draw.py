@@ -1,4 +1,4 @@
-"""Draw requests: topics, chunks around them, copies, arrival times."""
+"""Draw requests: topics, other chunks, fresh copies, arrival times."""
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from picbench.workloads.traffic.settings import Process, Traffic
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Requests in order of arrival, by whom they are sent, and when.
+    """Requests in order of arrival, the user who sends each, and when.
 
     `arrivals` are seconds from the start, None in a closed loop. `preload` are the chunks that
     are in the cache before the first request.
@@ -26,10 +26,10 @@ class Stream:
 
 
 def draw(traffic: Traffic, corpus: Corpus) -> Stream:
-    """Draw the requests that `traffic` asks for from `corpus`.
+    """Draw requests from `corpus`.
 
-    Each kind of choice has a random stream of its own, so that the same requests arrive at
-    another rate. Raises ConfigError where the corpus has too few chunks.
+    Requests, copies and arrivals have separate random streams, so that the same requests can
+    arrive at another rate. Raises ConfigError where the corpus has too few chunks.
     """
     senders = traffic.users or traffic.requests
     asked = list(_Draw(traffic, corpus).requests(min(senders, traffic.requests)))
@@ -113,10 +113,10 @@ def _starts(sizes: Sequence[int]) -> list[int]:
 def _renew(
     samples: Sequence[Sample], traffic: Traffic, corpus: Corpus
 ) -> tuple[list[Sample], tuple[SampleSegment, ...]]:
-    """Replace chunks by new ones until the share of the others is what `traffic.cached` says.
+    """Replace chunks by new ones until the share of the others is `traffic.cached`.
 
-    Request by request, as near as whole chunks allow. Returns the samples and the chunks that
-    are to be cached: those that were not replaced.
+    Request by request, as near as whole chunks allow. Returns the samples and the chunks to
+    preload: those that were not replaced.
     """
     rng = Random(f"{traffic.seed}/copies")
     share = traffic.cached or 0.0
@@ -159,10 +159,10 @@ def zipf(count: int, exponent: float) -> tuple[float, ...]:
 def pick(
     rng: Random, weights: Sequence[float], count: int, without: Collection[int] = ()
 ) -> list[int]:
-    """Draw `count` indices by weight, in the order of the draw, none twice and none in `without`.
+    """Draw `count` indices by weight without replacement, none in `without`, in drawing order.
 
-    Each index waits for an exponential time with its weight as rate, and those that wait least
-    are taken: the distribution of drawing one after another without putting back.
+    Each index gets an exponential time with its weight as rate, and the smallest are taken, which
+    has the distribution of successive draws.
     """
-    waits = [(rng.expovariate(weight), index) for index, weight in enumerate(weights)]
-    return [index for _, index in sorted(waits) if index not in without][:count]
+    draws = [(rng.expovariate(weight), index) for index, weight in enumerate(weights)]
+    return [index for _, index in sorted(draws) if index not in without][:count]

@@ -1,14 +1,14 @@
 """Request files: traffic that can be replayed, as JSON lines.
 
-The first line says what the file is (`Header`). Each other line is a chunk or a request:
+The first line is a `Header`. Each other line is a chunk or a request:
 
     {"chunk": "c0", "text": "...", "tokens": [5, 6], "preload": false}
     {"request": "r0", "user": 0, "arrival": 0.25, "max_tokens": 80, "answers": ["..."],
      "parts": [{"text": "...", "tokens": [1, 2]}, {"chunk": "c0"}, {"text": "...", "tokens": [3]}]}
 
-A chunk stands before the first request that has it. `arrival` is in seconds from the start, null
-in a closed loop. `preload` marks chunks that are in the cache before the first request. Token ids
-are what counts; text is there to be read, and to see that a model's tokenizer makes the same ids.
+A chunk precedes the first request that contains it. `arrival` is in seconds from the start, null
+in a closed loop. `preload` marks chunks that are in the cache before the first request. Runs send
+the token ids; the text is for readers, and to check that a model's tokenizer makes the same ids.
 """
 
 import hashlib
@@ -28,10 +28,10 @@ FORMAT, VERSION = "picbench-requests", 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a request file says of itself.
+    """The first line of a request file.
 
-    `synthetic` is whether the rows were generated. `settings` is what the requests were drawn
-    with, for readers. `sha256` covers all other lines; None in a file that was written by hand.
+    `synthetic` is whether the rows were generated. `settings` are the parameters of the draw, for
+    readers. `sha256` covers all other lines; None in a file that was written by hand.
     """
 
     dataset: str
@@ -42,7 +42,7 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """A request file that was read; `fingerprint` is the SHA-256 of all lines but the first."""
+    """The content of a request file; `fingerprint` is the SHA-256 of all lines but the first."""
 
     header: Header
     stream: Stream
@@ -72,7 +72,7 @@ def write_requests(path: Path, header: Header, stream: Stream) -> str:
 def read_requests(path: Path) -> Requests:
     """Read a request file.
 
-    Raises ConfigError for a file of another format or version, or one that was changed, DataError
+    Raises ConfigError for a file of another format or version, or one that was edited, DataError
     with file and line for a malformed line.
     """
     try:
@@ -139,7 +139,7 @@ def _read_header(line: bytes, path: Path) -> Header:
 
 
 class _Reader:
-    """Reads the lines behind the first one."""
+    """Reads all lines after the first."""
 
     def __init__(self, path: Path, dataset: str) -> None:
         self._path = path
@@ -204,9 +204,9 @@ _HINT = "a line is a chunk or a request; see picbench traffic"
 
 
 def check_tokens(stream: Stream, tokenizer: Tokenizer, path: Path) -> None:
-    """Raise ConfigError unless `tokenizer` turns every text of `stream` into the ids beside it.
+    """Raise ConfigError unless `tokenizer` encodes every text of `stream` to its ids.
 
-    Parts without text, random tokens, are passed over.
+    Segments without text, which are random tokens, are skipped.
     """
     segments = tuple(dict.fromkeys(segment for segment in _segments(stream) if segment.text))
     for segment, ids in zip(segments, encode(tokenizer, [s.text for s in segments]), strict=True):

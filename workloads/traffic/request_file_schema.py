@@ -1,4 +1,4 @@
-"""The lines of a request file, checked at the edge."""
+"""Pydantic schemas of the lines of a request file."""
 
 from typing import Annotated, Any, Literal
 
@@ -37,7 +37,7 @@ class TextSchema(_RequestFileLine):
 
 
 class UseSchema(_RequestFileLine):
-    """A chunk that some line before describes."""
+    """A reference to a chunk of an earlier line."""
 
     chunk: str
 

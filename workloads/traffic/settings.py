@@ -1,4 +1,4 @@
-"""What traffic is asked for."""
+"""The parameters of traffic."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,17 +12,16 @@ Process = Literal["poisson", "uniform"]
 class Traffic:
     """A stream of requests that share chunks.
 
-    Each request asks about one topic, all of whose chunks are in it, in their order. With `chunks`
-    it has that many chunks in all (equally likely from the first number to the second), and those
-    that are not its topic's are drawn from all topics' chunks, none twice, and stand around it.
-    Topics and chunks are drawn by popularity: the one of rank r with a weight of ``r ** -zipf``,
-    so that 0 makes all equally likely.
+    Each request is about one topic and contains all its chunks in order. With `chunks` it has
+    that many chunks in total (uniform from the first number to the second); the others are drawn
+    from all topics without repetition and placed before and after the topic's. Topics and chunks
+    are drawn by popularity: rank r has weight ``r ** -zipf``, so that 0 is uniform.
 
     `cached` is EPIC's context-cache ratio: this share of all chunk tokens is in the cache before
-    the run, the rest are chunks that no other request has. None leaves the cache cold.
-    `users` send one request each, again and again; None makes every request a new one.
-    `rate` is the mean number of arrivals a second; None leaves requests to a closed loop.
-    Everything is drawn from `seed`. Raises ConfigError for what cannot be.
+    the run, all others are in chunks of one request only. None starts with an empty cache.
+    `users` repeat one request each; None makes every request a new one. `rate` is the mean number
+    of arrivals a second; None is a closed loop. Everything is drawn from `seed`. Raises
+    ConfigError for impossible values.
     """
 
     requests: int

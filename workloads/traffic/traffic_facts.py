@@ -1,4 +1,4 @@
-"""What a stream of requests amounts to, beside what every workload does."""
+"""Facts about a stream of requests, beside those of every workload."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,8 +12,8 @@ from picbench.workloads.traffic.draw import Stream
 class TrafficFacts:
     """Means are over requests, tokens are prompt tokens.
 
-    `reuse` is the share of chunk tokens that lie in a chunk which was preloaded or came before,
-    `fresh_tokens` the mean number of tokens that do not: new chunks, and all text. `cached` is
+    `reuse` is the share of chunk tokens in chunks that were preloaded or occurred before,
+    `fresh_tokens` the mean number of all other tokens: new chunks and text. `cached` is
     the share of chunk tokens in preloaded chunks, `top_chunk` the share of requests with the most
     frequent chunk in them. `rate` is in requests a second, None in a closed loop.
     """

@@ -57,7 +57,7 @@ def test_a_part_of_which_nothing_is_left_goes() -> None:
 def test_a_chat_template_stays_whole() -> None:
     segments = (segment("text", "<SYS"), segment("chunk", "abcdefgh"), segment("text", "Q?>!"))
     # of 11 tokens 3 are the template's, of the other 8 each end keeps 4
-    kept = truncate(segments, 11, Letters(), Frame(before=1, behind=2))
+    kept = truncate(segments, 11, Letters(), Frame(before=1, after=2))
     assert "".join(one.text for one in kept) == "<SYSa" + "ghQ?>!"
 
 

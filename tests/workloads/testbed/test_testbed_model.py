@@ -14,7 +14,7 @@ from picbench.workloads.testbed.evaluate import ARMS_OF, evaluate
 from picbench.workloads.testbed.lm.files import load
 from picbench.workloads.testbed.lm.judge import Judge, chance
 from picbench.workloads.testbed.lm.pic import FULL, NAIVE, ReuseArm
-from picbench.workloads.testbed.variants import put_together
+from picbench.workloads.testbed.variants import build_variant
 
 CPU = torch.device("cpu")
 
@@ -85,9 +85,9 @@ def test_it_answers_and_reuse_costs_accuracy() -> None:
 
 
 @pytest.mark.parametrize("variant", ["block", "link"])
-def test_variants_are_put_together_once(variant: str, tmp_path: Path) -> None:
-    folder = put_together(model_path(), variant, tmp_path)
-    assert put_together(model_path(), variant, tmp_path) == folder
+def test_variants_are_build_variant_once(variant: str, tmp_path: Path) -> None:
+    folder = build_variant(model_path(), variant, tmp_path)
+    assert build_variant(model_path(), variant, tmp_path) == folder
     assert list(tmp_path.iterdir()) == [folder]
     merged, _ = load(folder, CPU)
     tuned, _ = load(model_path(), CPU, variant)
@@ -99,4 +99,4 @@ def test_a_variant_that_cannot_be_written_is_a_plain_error(tmp_path: Path) -> No
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(ConfigError, match="testbed-block"):
-        put_together(model_path(), "block", blocked)
+        build_variant(model_path(), "block", blocked)

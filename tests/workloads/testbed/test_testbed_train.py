@@ -96,11 +96,11 @@ def _interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_loss_falls() -> None:
     model = Llama(replace(SMALL, width=64, inner=64))
     batch = Packer(TOKENIZER, 0).batch(0, Stage(2, 129))
-    ids, asked = (torch.from_numpy(x).long() for x in (batch.ids, batch.asked))
+    ids, loss_on = (torch.from_numpy(x).long() for x in (batch.ids, batch.loss_on))
     optimizers = trainer.optimizers(model, RECIPES["base"])
     found = []
     for _ in range(12):
-        loss = trainer.losses(model, ids, asked, None)[0]
+        loss = trainer.losses(model, ids, loss_on, None)[0]
         found.append(loss.item())
         loss.backward()
         for optimizer in optimizers:
@@ -112,11 +112,11 @@ def test_the_loss_falls() -> None:
 def test_batches_are_full_and_the_same_every_time() -> None:
     stage = Stage(2, 700, progress=0.5, links=2)
     first, second = (Packer(TOKENIZER, 1).batch(3, stage) for _ in range(2))
-    assert first.ids.shape == first.asked.shape == first.chunk.shape == (2, 700)
+    assert first.ids.shape == first.loss_on.shape == first.chunk.shape == (2, 700)
     assert (first.ids == second.ids).all()
     links = ids_of(TOKENIZER, LINKS)
-    assert ((first.asked == -1) == (first.ids >= links[0]) & (first.ids <= links[1])).all()
-    assert 0.02 < (first.asked == 1).mean() < 0.5
+    assert ((first.loss_on == -1) == (first.ids >= links[0]) & (first.ids <= links[1])).all()
+    assert 0.02 < (first.loss_on == 1).mean() < 0.5
 
 
 def test_a_packed_example_is_tokenized_as_a_row_is() -> None:

@@ -1,4 +1,4 @@
-"""Several articles on what happened in one town, and a summary that draws on each of them."""
+"""Several news articles, and a summary with one sentence about each."""
 
 from dataclasses import dataclass
 from random import Random
@@ -152,7 +152,7 @@ _QUOTES = (
 def make(rng: Random, split: Split, index: int, level: Level) -> Example:
     """Make an example with one story an article; the summary tells them in order.
 
-    An article begins with who was where; one that follows up on the article before it does not.
+    An article begins with the person and the town, unless it follows up on the article before.
     """
     world = World(rng, split)
     lead: dict[str, str] = {}

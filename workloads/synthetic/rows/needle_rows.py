@@ -78,13 +78,13 @@ def make(rng: Random, split: Split, index: int, level: Level) -> Example:
     """Make an example on cell `index` of the grid.
 
     The text has numbered sections, each with a person's name as its heading and some secrets of
-    that person; the one asked for is at the depth of the cell.
+    that person; the secret of the question is at the depth of the cell.
     """
     length = LENGTHS[index // len(DEPTHS) % len(LENGTHS)] * level.scale
     sections = _sections(rng, split, max(2, round(length / _WORDS)))
     places = [(section, i) for section in sections for i in range(len(section.paragraphs))]
     chosen, place = places[round(DEPTHS[index % len(DEPTHS)] * (len(places) - 1))]
-    # A remark that names nobody leaves it to the heading of its section to say whose secret it is.
+    # A remark without a name is about the person in the heading of its section.
     unnamed = level.manner.cut / Manner().cut
     for section in sections:
         for number, secret in enumerate(section.secrets):

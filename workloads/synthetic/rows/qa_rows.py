@@ -64,7 +64,7 @@ class PassageQuestions:
         )
 
     def _due(self, index: int) -> Sort:
-        """The sort of row `index`, such that any run of rows has all sorts by their shares."""
+        """The sort of row `index`, such that any range of rows has all sorts by their shares."""
         place = index * _GOLDEN % 1 * sum(sort.share for sort in self.sorts)
         ends = accumulate(sort.share for sort in self.sorts)
         return next(sort for sort, end in zip(self.sorts, ends, strict=True) if place < end)

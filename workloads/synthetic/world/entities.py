@@ -29,11 +29,11 @@ ORGANISATION: tuple[Form, ...] = ("company", "university", "studio")
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What one thing can be to another, and how people say it.
+    """A relation between things, and its wordings.
 
-    `noun` completes "the ... of"; `elder` is how many years, at least, the object is older than
-    the subject; `statements` put the fact in a passage, `phrases` name the object inside a longer
-    question, `questions` ask for it.
+    `noun` completes "the ... of"; `elder` is the least number of years by which the object is
+    older than the subject; `statements` state the fact in a passage, `phrases` name the object
+    inside a longer question, `questions` ask for the object.
     """
 
     noun: str
@@ -47,7 +47,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entity:
-    """A thing with a name. `year` is when it was born, founded or released."""
+    """A thing with a name; `year` is that of its birth, foundation or release."""
 
     name: str
     form: Form
@@ -84,9 +84,9 @@ class StatedFacts:
         return self._about.get(subject, ())
 
     def of(self, relation: str) -> Sequence[Fact]:
-        """The facts that say what the `relation` of something is."""
+        """The facts with this relation."""
         return self._of.get(relation, ())
 
     def find(self, subject: Entity, relation: str) -> Fact | None:
-        """The fact that says what the `relation` of `subject` is."""
+        """The fact about the `relation` of `subject`, if it is stated."""
         return self._by_key.get((subject, relation))

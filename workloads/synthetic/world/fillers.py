@@ -109,7 +109,7 @@ _ABOUT: MappingProxyType[Form, tuple[str, ...]] = MappingProxyType(
 
 
 def aside(rng: Random) -> str:
-    """A sentence about nothing in particular."""
+    """A sentence without a subject of the world."""
     return _fill(rng, rng.choice(_ANYTHING))
 
 

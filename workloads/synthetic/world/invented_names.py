@@ -1,8 +1,8 @@
 """Invented names, built from shared syllables and split by hash into train, validation and test.
 
 Two different names often share a word, and two words often share a syllable, so that a model
-cannot tell entities apart by one token. A name belongs to exactly one split, decided by the
-CRC-32 of its text: no entity of the test rows was ever seen in training.
+cannot tell entities apart by one token. The CRC-32 of a name decides its split: no entity of
+the test rows was seen in training.
 """
 
 from random import Random
@@ -57,12 +57,12 @@ _ORG_FORMS = {
 
 
 def split_of(name: str) -> Split:
-    """The split that owns a name: 80 % train, 10 % validation, 10 % test."""
+    """The split of a name: 80 % train, 10 % validation, 10 % test."""
     bucket = crc32(name.encode()) % 10
     return "test" if bucket == 0 else "validation" if bucket == 1 else "train"
 
 
-#: Languages are vocabulary, like trades and coins: every split has those of the train split.
+#: Languages are vocabulary, like trades and coins: all splits share those of the train split.
 LANGUAGES = tuple(word for word in _words(_STEMS, "ish ese ic") if split_of(word) == "train")
 
 
@@ -80,7 +80,7 @@ def organisation_name(rng: Random, form: str, like: str | None = None) -> str:
 
 
 def town_name(rng: Random) -> str:
-    """A town: one invented word, sometimes with a common word before or behind it."""
+    """A town: one invented word, sometimes with a common word before or after it."""
     return rng.choice(_TOWN_FORMS).format(rng.choice(TOWNS))
 
 

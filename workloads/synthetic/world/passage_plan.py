@@ -1,4 +1,4 @@
-"""A context under construction: which entities have passages, and what these state."""
+"""Plan the passages of a context: the entities they are about, and the facts they state."""
 
 from random import Random
 
@@ -17,15 +17,15 @@ from picbench.workloads.synthetic.world.relations import RELATIONS_OF
 from picbench.workloads.synthetic.world.world import World
 
 _FORMS: tuple[Form, ...] = (*PERSON * 3, *WORK, "town", "town", "company", "university", "studio")
-# How likely a newcomer is one that facts mention, or else resembles an entity with a passage; that
-# a passage mentions a fact of another; that a fact waits for the second part of an account.
+# Probabilities that a new entity is one that facts mention, or else resembles an entity with a
+# passage; that a passage mentions a fact of another; that a fact comes in the second passage.
 _MENTIONED, _LOOKALIKE, _ECHO, _LATE = 0.5, 0.6, 0.25, 0.75
 #: Relations that passages about things of one form are about, and facts of one account.
 _PALETTE, _FACTS = 4, (2, 4)
 
 
 class PassagePlan:
-    """Plans passages: first the facts that a question needs, then others around them."""
+    """Collects first the facts that a question needs, then others around them."""
 
     def __init__(self, rng: Random, split: Split, manner: Manner) -> None:
         self._rng = rng
@@ -40,15 +40,15 @@ class PassagePlan:
         return StatedFacts(fact for facts in self._plan.values() for fact in facts.values())
 
     def state(self, subject: Entity, relation: str) -> Fact:
-        """Have a passage about `subject` state this fact."""
+        """Plan to state this fact in a passage about `subject`."""
         fact = self.world.fact(subject, relation)
         self._plan.setdefault(subject, {})[relation] = fact
         return fact
 
     def write(self, passages: int, apart: Question) -> list[Passage]:
-        """Write so many passages, or as many as the planned facts need, in a random order.
+        """Write `passages` passages, or as many as the planned facts need, in a random order.
 
-        The facts of `apart` stand in one passage each.
+        The facts of `apart` are stated in one passage only.
         """
         accounts: list[list[Passage]] = []
         waiting = list(self._plan)
@@ -71,7 +71,7 @@ class PassagePlan:
         return [first, write_on(self._rng, subject, late)] if cut else [first]
 
     def _enrich(self, subject: Entity) -> None:
-        """State more about `subject`: relations that other passages state as well."""
+        """Plan more facts about `subject`, with relations that other passages state as well."""
         nouns = self._nouns(subject.form)
         for noun in self._rng.sample(nouns, min(len(nouns), self._rng.randint(*_FACTS))):
             self.state(subject, noun)
@@ -88,7 +88,7 @@ class PassagePlan:
         return self._palette[form]
 
     def _echo(self, passage: Passage, subject: Entity, apart: Question) -> Passage:
-        """Have some passages mention a fact about another entity."""
+        """Add a fact about another entity to some passages."""
         if not self._flip(_ECHO):
             return passage
         others = [fact for fact in self.stated.facts if fact.subject is not subject]

@@ -52,7 +52,7 @@ _OPENINGS: MappingProxyType[Form, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-#: Titles of passages that go on with the one before.
+#: Titles of passages that continue the one before.
 CONTINUATIONS = ("Continued", "Second part", "More of the same", "The same, continued")
 
 
@@ -67,11 +67,11 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How plainly a passage is written: probabilities from 0 to 1.
+    """The style of passages, as probabilities from 0 to 1.
 
-    `literal` is that a fact is said as "The R of E is V"; `named` that a subject is named in full
-    where a pronoun would do; `cut` that an account is cut in two, where the second part leaves
-    to the first to say what it is about.
+    `literal` is for stating a fact as "The R of E is V"; `named` for the full name of a subject
+    instead of a pronoun; `cut` for splitting an account into two passages, of which the second
+    does not name its subject.
     """
 
     literal: float = 0.15
@@ -80,7 +80,7 @@ class Manner:
 
 
 _NAMELESS = Manner(named=0.0)
-# How often a continuation does not begin with its facts.
+# Share of continuations that do not begin with their facts.
 _AIMLESS = 0.3
 
 
@@ -94,9 +94,9 @@ def write(rng: Random, subject: Entity, facts: Sequence[Fact], manner: Manner) -
 
 
 def write_on(rng: Random, subject: Entity, facts: Sequence[Fact]) -> Passage:
-    """Write the passage behind the one about `subject`; it goes on without naming it.
+    """Write the continuation of the passage about `subject`, without naming it.
 
-    Most go straight on with the facts.
+    Most begin with the facts.
     """
     said = [_state(rng, fact, _NAMELESS) for fact in facts]
     rng.shuffle(said)

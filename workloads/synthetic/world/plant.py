@@ -1,4 +1,4 @@
-"""Plant a question into a plan: state the facts that it needs, then ask it."""
+"""Add a question to a passage plan, with the facts that it needs."""
 
 from random import Random
 
@@ -90,7 +90,7 @@ def plant_bridge_comparison(rng: Random, plan: PassagePlan) -> Question:
 
 
 def plant_same(rng: Random, plan: PassagePlan) -> Question:
-    """Two things with an object in common or not, equally likely."""
+    """Two things that share an object or not, equally likely."""
     form, relation = rng.choice(_SHARED)
     first = plan.world.add(form)
     second, third = (plan.world.add(form, year=first.year) for _ in range(2))

@@ -17,7 +17,7 @@ _KINDS = (PERSON, WORK, ("town",), ("company",), ("university",), ("studio",))
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question, the reply that derives its answer, the answer, and the facts it rests on."""
+    """A question, the reply that derives its answer, the answer, and the facts it needs."""
 
     text: str
     reply: str
@@ -26,35 +26,35 @@ class Question:
     kind: str
 
 
-class _Contest(NamedTuple):
-    """A comparison of years: the relation, and for each outcome the ways to ask for it."""
+class _YearComparison(NamedTuple):
+    """A comparison of years: the relation, and the questions for each outcome."""
 
     year: str
     asks: Mapping[str, tuple[str, ...]]
 
 
-_BORN = _Contest(
+_BORN = _YearComparison(
     "birth year",
     {
         "earlier": ("Who was born earlier, {a} or {b}?", "Who is older, {a} or {b}?"),
         "later": ("Who was born later, {a} or {b}?", "Who is younger, {a} or {b}?"),
     },
 )
-_RELEASED = _Contest(
+_RELEASED = _YearComparison(
     "release year",
     {
         "earlier": ("Which came out earlier, {a} or {b}?", "Which came out first, {a} or {b}?"),
         "later": ("Which came out later, {a} or {b}?", "Which is more recent, {a} or {b}?"),
     },
 )
-_FOUNDED = _Contest(
+_FOUNDED = _YearComparison(
     "founding year",
     {
         "earlier": ("Which was founded earlier, {a} or {b}?", "Which is older, {a} or {b}?"),
         "later": ("Which was founded later, {a} or {b}?", "Which is younger, {a} or {b}?"),
     },
 )
-_CONTESTS = (_BORN, _RELEASED, _FOUNDED)
+_COMPARISONS = (_BORN, _RELEASED, _FOUNDED)
 
 _SAME = MappingProxyType(
     {
@@ -73,12 +73,12 @@ _SAME = MappingProxyType(
 
 
 def chain(rng: Random, stated: StatedFacts, hops: int) -> Question | None:
-    """A question that takes `hops` facts, each about the object of the one before."""
+    """A question over `hops` facts, each about the object of the one before."""
     return _attempt(lambda: _chain(rng, stated, hops))
 
 
 def kinship(rng: Random, stated: StatedFacts) -> Question | None:
-    """A question for a relative whom no passage names as such (2WikiMultihopQA's inference)."""
+    """A question for a relative that two facts imply (2WikiMultihopQA's inference)."""
     return _kinship(rng, stated)
 
 
@@ -121,8 +121,8 @@ def _chain(rng: Random, stated: StatedFacts, hops: int) -> Question | None:
         if not onward:
             return None
         facts.append(rng.choice(onward))
-    visited = {fact.subject for fact in facts} | {facts[-1].object}
-    if len(visited) <= hops:
+    entities = {fact.subject for fact in facts} | {facts[-1].object}
+    if len(entities) <= hops:
         return None
     return follow(facts, rng, f"{hops}-hop")
 
@@ -141,12 +141,12 @@ def _kinship(rng: Random, stated: StatedFacts) -> Question | None:
 
 
 def _comparison(rng: Random, stated: StatedFacts) -> Question | None:
-    contest = rng.choice(_CONTESTS)
-    pair = _pair(rng, stated, contest.year)
+    compared = rng.choice(_COMPARISONS)
+    pair = _pair(rng, stated, compared.year)
     if pair is None or pair[0].object.name == pair[1].object.name:
         return None
     subjects = (pair[0].subject, pair[1].subject)
-    return _contested(rng, contest, subjects, pair, pair, "comparison")
+    return _year_question(rng, compared, subjects, pair, pair, "comparison")
 
 
 def _bridge_comparison(rng: Random, stated: StatedFacts) -> Question | None:
@@ -163,21 +163,21 @@ def _bridge_comparison(rng: Random, stated: StatedFacts) -> Question | None:
     }
     subjects = (pair[0].subject, pair[1].subject)
     steps = (pair[0], first, pair[1], second)
-    contest = _Contest("birth year", asks)
-    return _contested(rng, contest, subjects, (first, second), steps, "bridge-comparison")
+    compared = _YearComparison("birth year", asks)
+    return _year_question(rng, compared, subjects, (first, second), steps, "bridge-comparison")
 
 
-def _contested(
+def _year_question(
     rng: Random,
-    contest: _Contest,
+    compared: _YearComparison,
     subjects: tuple[Entity, Entity],
     years: tuple[Fact, Fact],
     facts: Sequence[Fact],
     kind: str,
 ) -> Question:
     outcome = rng.choice(("earlier", "later"))
-    # Saying the year before the name makes a comparison of two steps that are easy to learn.
-    text = rng.choice(contest.asks[outcome]).format(a=subjects[0].name, b=subjects[1].name)
+    # Stating the year before the name splits a comparison into two steps that are easy to learn.
+    text = rng.choice(compared.asks[outcome]).format(a=subjects[0].name, b=subjects[1].name)
     end, pick = ("first", min) if outcome == "earlier" else ("last", max)
     limit = pick(fact.object.name for fact in years)
     winner = 0 if years[0].object.name == limit else 1

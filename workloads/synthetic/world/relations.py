@@ -1,8 +1,8 @@
 """The relations of the invented world: their words, and the kinship that they imply.
 
-`{s}` stands for the subject, `{o}` for the object, `{x}` for a noun phrase. A statement that
-begins with `{s}` may say a pronoun there. Every statement names its relation unmistakably: no two
-relations share a wording, so that the text of a passage determines its facts.
+`{s}` is the subject, `{o}` the object, `{x}` a noun phrase. At the start of a statement, `{s}` may
+become a pronoun. No two relations share a wording, so that the text of a passage determines its
+facts.
 """
 
 from types import MappingProxyType

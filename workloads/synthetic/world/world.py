@@ -1,8 +1,8 @@
 """A small consistent world: entities and the facts between them.
 
-Every row has a world of its own, so that nothing can be learned by heart. Facts are functional
-(one object for a subject and a relation) and do not contradict each other: marriage goes both
-ways, a capital lies in its country, parents and teachers are older than children and pupils.
+Every row has a new world, so that no fact can be memorised. Facts are functional (one object for
+a subject and a relation) and consistent: marriage is symmetric, a capital is in its country,
+parents and teachers are older than children and pupils.
 """
 
 from collections.abc import Callable
@@ -69,14 +69,14 @@ class World:
         return known or self.add_fact(subject, relation, self._object(subject, relation))
 
     def new_fact(self, subject: Entity, relation: str) -> Fact:
-        """Return a fact that must not be known yet and whose object is new too."""
+        """Make a fact that does not exist yet, with a new entity as its object."""
         linked, self._linked = self._linked, 0.0
         fact = self.fact(subject, relation)
         self._linked = linked
         return fact
 
     def add_fact(self, subject: Entity, relation: str, found: Entity) -> Fact:
-        """Make `found` the `relation` of `subject`, of which there must be none yet."""
+        """Make `found` the `relation` of `subject`, which must have none yet."""
         fact = self._facts[subject, relation] = Fact(subject, relation, found)
         self._kin |= {(subject, found), (found, subject)}
         if relation == "spouse":
@@ -86,7 +86,7 @@ class World:
         return fact
 
     def has_fact(self, subject: Entity, relation: str) -> bool:
-        """Whether `subject` has this relation already."""
+        """Whether `subject` has this relation."""
         return (subject, relation) in self._facts
 
     def _name(self, form: Form, like: str | None) -> str:
@@ -125,7 +125,7 @@ class World:
         ]
 
     def _free(self, subject: Entity, relation: str, entity: Entity) -> bool:
-        """Whether `entity` is nothing to `subject` yet, and the fact's mirror image is new."""
+        """Whether `entity` is unrelated to `subject`, and the fact's mirror image is new."""
         mirror = {"spouse": "spouse", "capital": "country"}.get(relation)
         return (
             entity is not subject

@@ -38,7 +38,7 @@ def save_weights(weights: dict[str, Tensor], folder: Path) -> None:
 def save_training(
     folder: Path, variant: str, steps: int, tokens: int, seconds: float, device: torch.device
 ) -> None:
-    """Note in ``training.json`` what training a variant took."""
+    """Record the cost of training a variant in ``training.json``."""
     file = folder / "training.json"
     known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     known[variant] = {
@@ -62,7 +62,7 @@ def load(folder: Path, device: torch.device, variant: str | None = None) -> tupl
 
 
 def variant_weights(folder: Path, tokenizer: Tokenizer, variant: str | None) -> dict[str, Tensor]:
-    """The weights of the model, or of a variant whose delta lies beside it."""
+    """The weights of the model, or of a variant whose delta is in the same folder."""
     weights: dict[str, Tensor] = load_file(folder / WEIGHTS)
     if variant is None:
         return weights
@@ -77,7 +77,7 @@ def variant_weights(folder: Path, tokenizer: Tokenizer, variant: str | None) -> 
 
 
 def device_name(device: torch.device) -> str:
-    """What a GPU is called, or the kind of any other device."""
+    """The name of a GPU, or the kind of any other device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

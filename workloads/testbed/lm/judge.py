@@ -1,4 +1,4 @@
-"""Scores of a model under position-independent reuse, without any engine."""
+"""Scores of a model under position-independent reuse, without an engine."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,19 +79,19 @@ class Judge:
         layout = collate([expand(tokens, arm, self._coder.links) for tokens in prompts])
         limit = MAX_TOKENS[group[0].row["dataset"]]
         layout = layout.to(self._device)
-        said = generate(self._model, layout, limit, self._coder.eos, arm.anchored)
-        return list(map(self._coder.decode, said))
+        replies = generate(self._model, layout, limit, self._coder.eos, arm.anchored)
+        return list(map(self._coder.decode, replies))
 
 
 def tokens_of(row: Mapping[str, Any], coder: Coder) -> PromptTokens:
     """The prompt of a row, as a run tokenizes it."""
-    parts = prompt(row["dataset"], row["context"], row["input"], coder.count)
-    head, *chunks, tail = coder.encode([parts.head, *parts.chunks, parts.tail])
+    texts = prompt(row["dataset"], row["context"], row["input"], coder.count)
+    head, *chunks, tail = coder.encode([texts.head, *texts.chunks, texts.tail])
     return PromptTokens([coder.bos, *head], chunks, tail)
 
 
 def chance(count: int, names: Sequence[str] = DATASETS) -> dict[str, float]:
-    """What another row's right answer scores: the floor for replies to the wrong chunks."""
+    """The score of another row's right answer: the floor for replies to the wrong chunks."""
     return {name: round(fmean(_swapped(name, rows(name, count=count))), 4) for name in names}
 
 
@@ -102,7 +102,7 @@ def _swapped(name: str, found: Sequence[dict[str, Any]]) -> Iterator[float]:
 
 
 def with_chunks_of(tokens: PromptTokens, other: PromptTokens) -> PromptTokens:
-    """Chunks of the same lengths, filled with what another request has in its chunks."""
+    """Chunks of the same lengths, filled with the chunk tokens of another request."""
     foreign = cycle(token for chunk in other.chunks for token in chunk)
     return tokens._replace(chunks=[list(islice(foreign, len(c))) for c in tokens.chunks])
 
@@ -115,7 +115,7 @@ def generate(
     stop: int,
     anchored: bool = False,
 ) -> list[list[int]]:
-    """Return the tokens that each row goes on with, up to `stop` or `limit` of them."""
+    """Decode greedily after each row, up to `stop` or `limit` tokens."""
     mask = visible(layout, anchored)
     hidden, caches = model(layout.ids, layout.positions, mask)
     rows = torch.arange(len(layout.ids), device=layout.ids.device)
@@ -134,16 +134,16 @@ def _continue(
     limit: int,
     stop: int,
 ) -> list[list[int]]:
-    said = [token]
+    replies = [token]
     done = token == stop
-    while len(said) < limit and not bool(done.all()):
+    while len(replies) < limit and not bool(done.all()):
         position = position + 1
         seen = torch.cat((seen, torch.ones_like(seen[..., :1])), -1)
         hidden, caches = model(token[:, None], position[:, None], seen, caches)
         token = model.logits(hidden[:, -1]).argmax(-1)
-        said.append(token)
+        replies.append(token)
         done |= token == stop
-    return [_until(row, stop) for row in torch.stack(said, 1).tolist()]
+    return [_until(row, stop) for row in torch.stack(replies, 1).tolist()]
 
 
 def _until(row: list[int], stop: int) -> list[int]:

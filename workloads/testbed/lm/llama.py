@@ -1,7 +1,7 @@
 """The testbed model in torch: Hugging Face's LlamaForCausalLM, tensor names included.
 
-Written out here because training and the study of position-independent reuse need what the
-library's model hides: a mask of any shape, and keys and values kept in the order of the slots.
+The library's model does not offer what training and the study of position-independent reuse need:
+a mask of any shape, and keys and values in the order of the slots.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-#: Keys and values of one layer: (batch, heads, slots, head size), keys rotated.
+#: Keys and values of one layer: (batch, heads, slots, head size), keys with RoPE.
 Cache = tuple[Tensor, Tensor]
-#: Which slots a query sees: (batch, 1, queries, slots), or a sparse mask, which wants compiling.
+#: Which slots a query sees: (batch, 1, queries, slots), or a sparse mask, to be compiled.
 Mask = Tensor | BlockMask
 
 
@@ -35,7 +35,7 @@ class LlamaShape:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> "LlamaShape":
-        """The sizes that a ``config.json`` says."""
+        """The sizes in a ``config.json``."""
         return cls(
             vocabulary=config["vocab_size"],
             width=config["hidden_size"],
@@ -76,7 +76,7 @@ class LlamaShape:
         }
 
 
-class Norm(nn.Module):
+class LlamaRMSNorm(nn.Module):
     """Root-mean-square norm."""
 
     def __init__(self, shape: LlamaShape) -> None:
@@ -102,11 +102,11 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(inner, shape.width, bias=False)
 
     def forward(
-        self, x: Tensor, turn: Tensor, mask: Mask | None, past: Cache | None
+        self, x: Tensor, rope: Tensor, mask: Mask | None, past: Cache | None
     ) -> tuple[Tensor, Cache]:
         """Attend; without a mask causally. Returns the output and all keys and values."""
         q, k, v = (self._split(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = _rotate(q, turn), _rotate(k, turn)
+        q, k = _rotate(q, rope), _rotate(k, rope)
         if past is not None:
             k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
         out = self._attend(q, k, v, mask)
@@ -118,8 +118,8 @@ class LlamaAttention(nn.Module):
             return attend(q, k, v, is_causal=True, enable_gqa=True)
         if isinstance(mask, BlockMask):
             return flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
-        # No fused kernel takes both a mask and grouped heads. In decoding the heads of a group
-        # pass as queries, which all see the same, so that no key is copied.
+        # No fused kernel takes both a mask and grouped heads. In decoding the heads of a group are
+        # passed as queries, which share a mask, so that no key is copied.
         if q.shape[2] == 1:
             grouped = q.view(len(q), k.shape[1], -1, q.shape[-1])
             return attend(grouped, k, v, attn_mask=mask).reshape_as(q)
@@ -132,7 +132,7 @@ class LlamaAttention(nn.Module):
         return x.view(rows, tokens, -1, self._shape.head_size).transpose(1, 2)
 
 
-class Mlp(nn.Module):
+class LlamaMLP(nn.Module):
     """Gated feed-forward layer."""
 
     def __init__(self, shape: LlamaShape) -> None:
@@ -146,33 +146,33 @@ class Mlp(nn.Module):
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))  # type: ignore[no-any-return]
 
 
-class Layer(nn.Module):
+class LlamaDecoderLayer(nn.Module):
     """A decoder layer."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
-        self.input_layernorm = Norm(shape)
+        self.input_layernorm = LlamaRMSNorm(shape)
         self.self_attn = LlamaAttention(shape)
-        self.post_attention_layernorm = Norm(shape)
-        self.mlp = Mlp(shape)
+        self.post_attention_layernorm = LlamaRMSNorm(shape)
+        self.mlp = LlamaMLP(shape)
 
     def forward(
-        self, x: Tensor, turn: Tensor, mask: Mask | None, past: Cache | None
+        self, x: Tensor, rope: Tensor, mask: Mask | None, past: Cache | None
     ) -> tuple[Tensor, Cache]:
         """Return the layer's output and its keys and values."""
-        attended, cache = self.self_attn(self.input_layernorm(x), turn, mask, past)
+        attended, cache = self.self_attn(self.input_layernorm(x), rope, mask, past)
         x = x + attended
         return x + self.mlp(self.post_attention_layernorm(x)), cache
 
 
-class Decoder(nn.Module):
+class LlamaModel(nn.Module):
     """Embeddings, layers and the last norm."""
 
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
-        self.norm = Norm(shape)
+        self.layers = nn.ModuleList(LlamaDecoderLayer(shape) for _ in range(shape.layers))
+        self.norm = LlamaRMSNorm(shape)
 
 
 class Llama(nn.Module):
@@ -181,7 +181,7 @@ class Llama(nn.Module):
     def __init__(self, shape: LlamaShape) -> None:
         super().__init__()
         self.shape = shape
-        self.model = Decoder(shape)
+        self.model = LlamaModel(shape)
         for parameter in self.parameters():
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
@@ -200,10 +200,10 @@ class Llama(nn.Module):
         without a past.
         """
         x = self.model.embed_tokens(ids)
-        turn = self._turn(positions)
+        rope = self._rope(positions)
         caches: list[Cache] = []
         for index, layer in enumerate(self.model.layers):
-            x, cache = layer(x, turn, mask, past[index] if past else None)
+            x, cache = layer(x, rope, mask, past[index] if past else None)
             caches.append(cache)
         return self.model.norm(x), caches
 
@@ -211,14 +211,14 @@ class Llama(nn.Module):
         """Scores over the vocabulary."""
         return functional.linear(hidden, self.model.embed_tokens.weight)
 
-    def _turn(self, positions: Tensor) -> Tensor:
+    def _rope(self, positions: Tensor) -> Tensor:
         """Cosines and sines: (2, batch, 1, tokens, head size / 2), in float32."""
         half = torch.arange(0, self.shape.head_size, 2, device=positions.device)
         angle = positions[:, None, :, None] * self.shape.theta ** (-half / self.shape.head_size)
         return torch.stack((angle.cos(), angle.sin()))
 
 
-def _rotate(x: Tensor, turn: Tensor) -> Tensor:
-    cos, sin = turn
+def _rotate(x: Tensor, rope: Tensor) -> Tensor:
+    cos, sin = rope
     a, b = x.float().chunk(2, -1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1).to(x.dtype)

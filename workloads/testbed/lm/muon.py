@@ -26,23 +26,23 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update every parameter; those of one shape are orthogonalised together."""
+        """Update every parameter; those of one shape together."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[Parameter]] = {}
             for parameter in group["params"]:
                 by_shape.setdefault(parameter.shape, []).append(parameter)
-            for alike in by_shape.values():
-                self._update(alike, group)
+            for same_shape in by_shape.values():
+                self._update(same_shape, group)
 
-    def _update(self, alike: list[Parameter], group: dict[str, Any]) -> None:
-        pulls = torch.stack([self._pull(parameter, group["momentum"]) for parameter in alike])
-        rows, columns = alike[0].shape
+    def _update(self, same_shape: list[Parameter], group: dict[str, Any]) -> None:
+        momenta = torch.stack([self._momentum(p, group["momentum"]) for p in same_shape])
+        rows, columns = same_shape[0].shape
         lr = group["lr"]
-        for parameter, direction in zip(alike, _orthogonal(pulls), strict=True):
+        for parameter, direction in zip(same_shape, _orthogonal(momenta), strict=True):
             parameter.mul_(1 - lr * group["weight_decay"])
             parameter.add_(direction.to(parameter.dtype), alpha=-lr * max(1, rows / columns) ** 0.5)
 
-    def _pull(self, parameter: Parameter, momentum: float) -> Tensor:
+    def _momentum(self, parameter: Parameter, momentum: float) -> Tensor:
         """Nesterov momentum of the gradient."""
         grad = parameter.grad
         if grad is None:

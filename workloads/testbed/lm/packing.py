@@ -1,7 +1,6 @@
-"""Training sequences: examples one after another, tokenized exactly as rows are.
+"""Training sequences: concatenated examples, tokenized exactly as rows are.
 
-A sequence has no padding: the next example begins where the last one ends, and is cut off where
-the sequence is full.
+A sequence has no padding: the last example is cut off where the sequence is full.
 """
 
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ Ids = npt.NDArray[np.int32]
 
 
 class Shares(NamedTuple):
-    """How often a sequence starts an example of each data set, in the order of DATASETS."""
+    """Relative frequencies of the data sets, in the order of DATASETS."""
 
     musique: int = 4
     wikimqa: int = 4
@@ -55,20 +54,21 @@ USUAL = Shares()
 class PackedBatch:
     """Sequences of one length, (rows, tokens) each.
 
-    `asked` is 1 on the tokens of replies and -1 on link tokens, which nobody has to predict;
-    `chunk` numbers the chunk of a token from 1, or is 0 outside of chunks.
+    `loss_on` is 1 on the tokens of replies and -1 on link tokens, which are not predicted; `chunk`
+    is the number of a token's chunk from 1, or 0 outside of chunks.
     """
 
     ids: Ids
-    asked: Ids
+    loss_on: Ids
     chunk: Ids
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """What a batch is made of.
+    """The composition of a batch.
 
-    Its size, how far the curriculum is (0 to 1), the links behind each chunk, and the data sets.
+    Its size, the progress of the curriculum (0 to 1), the links after each chunk, and the shares
+    of the data sets.
     """
 
     rows: int
@@ -106,8 +106,8 @@ class Packer:
         """Make batch `number`."""
         rng = Random(f"{self._seed}/{number}")
         rows = [self._row(rng, stage) for _ in range(stage.rows)]
-        ids, asked, chunk = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
-        return PackedBatch(ids, asked, chunk)
+        columns = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
+        return PackedBatch(*columns)
 
     def _row(self, rng: Random, stage: Stage) -> list[list[int]]:
         row = _Sequence()
@@ -116,19 +116,19 @@ class Packer:
             index, seed = rng.randrange(1 << 30), rng.randrange(1 << 30)
             made = example(dataset, "train", index, seed, stage.level(dataset))
             self._append(row, dataset, made, stage.links)
-        return [column[: stage.tokens] for column in (row.ids, row.asked, row.chunk)]
+        return [column[: stage.tokens] for column in (row.ids, row.loss_on, row.chunk)]
 
     def _append(self, row: "_Sequence", dataset: str, made: Example, links: int) -> None:
         coder = self._coder
-        parts = prompt(dataset, made.context, made.exchange.input, coder.count)
-        head, *chunks = coder.encode([parts.head, *parts.chunks])
+        texts = prompt(dataset, made.context, made.exchange.input, coder.count)
+        head, *chunks = coder.encode([texts.head, *texts.chunks])
         row.add([coder.bos, *head])
         for chunk in chunks:
             row.add_chunk(chunk)
-            row.add(coder.links[:links], asked=-1)
-        for tail, reply in zip(*self._exchanges(dataset, made, parts.tail), strict=True):
+            row.add(coder.links[:links], loss_on=-1)
+        for tail, reply in zip(*self._exchanges(dataset, made, texts.tail), strict=True):
             row.add(tail)
-            row.add([*reply, coder.eos], asked=1)
+            row.add([*reply, coder.eos], loss_on=1)
 
     def _exchanges(
         self, dataset: str, made: Example, tail: str
@@ -147,13 +147,13 @@ class _Sequence:
     """A sequence that grows: ids, and the marks of `PackedBatch`."""
 
     ids: list[int] = field(default_factory=list)
-    asked: list[int] = field(default_factory=list)
+    loss_on: list[int] = field(default_factory=list)
     chunk: list[int] = field(default_factory=list)
     _chunks: int = 0
 
-    def add(self, ids: list[int], asked: int = 0, chunk: int = 0) -> None:
+    def add(self, ids: list[int], loss_on: int = 0, chunk: int = 0) -> None:
         self.ids += ids
-        self.asked += [asked] * len(ids)
+        self.loss_on += [loss_on] * len(ids)
         self.chunk += [chunk] * len(ids)
 
     def add_chunk(self, ids: list[int]) -> None:

@@ -1,9 +1,9 @@
-"""Position-independent reuse, as one forward pass over an expanded sequence.
+"""Position-independent reuse as one forward pass over an expanded sequence.
 
 The sequence of a request is [head][canonical chunk tokens][linked tokens][tail]: canonical tokens
 see their own chunk only, linked tokens and the tail see everything before them, and a canonical
-token that was linked again is hidden from both. This defines what an algorithm computes without
-any cache.
+token that was linked again is hidden from both. This defines the result of an algorithm without a
+cache.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ PAD = -2
 class ReuseArm:
     """A way to reuse chunks.
 
-    `reuse` False recomputes everything. `link` is how many tokens at the start of every chunk
-    are computed again with the whole prefix in view; `spare_first` leaves out the first chunk.
-    `anchored` chunks were compiled behind the prompt's head. `trained_links` is how many link
-    tokens stand behind every chunk; `shuffled` takes each chunk's keys and values from a chunk of
-    another request.
+    Without `reuse` everything is recomputed. `link` is the number of tokens at the start of every
+    chunk that are recomputed with the whole prefix visible, except in the first chunk with
+    `spare_first`. `anchored` chunks are compiled after the prompt's head. `trained_links` is the
+    number of link tokens after every chunk; `shuffled` takes each chunk's keys and values from a
+    chunk of another request.
     """
 
     name: str
@@ -44,7 +44,7 @@ FULL = ReuseArm("full", reuse=False)
 NAIVE = ReuseArm("naive")
 #: MEPIC links the first block of sixteen slots of every chunk.
 MEPIC = ReuseArm("mepic", link=16)
-#: KVLink puts trained link tokens behind every chunk.
+#: KVLink puts trained link tokens after every chunk.
 KVLINK = ReuseArm("kvlink", trained_links=LINKS_EACH)
 ARMS = (
     FULL,
@@ -58,7 +58,7 @@ ARMS = (
 
 
 class PromptTokens(NamedTuple):
-    """A prompt as token ids: before the chunks, the chunks, behind them."""
+    """A prompt as token ids: before the chunks, the chunks, after them."""
 
     head: Sequence[int]
     chunks: Sequence[Sequence[int]]
@@ -150,7 +150,7 @@ def visible(layout: PaddedBatch, anchored: bool = False) -> Tensor:
         isolated = isolated | _as_key(layout.group == HEAD)
     free = ~_as_key(layout.hidden)
     seen = torch.where(_as_query(layout.canonical), isolated, free) & before
-    # A pad sees itself, so that its softmax is over something.
+    # A pad sees itself, so that its softmax is not empty.
     itself = torch.eye(layout.ids.shape[1], dtype=torch.bool, device=layout.ids.device)
     return ((seen & _as_key(layout.filled)) | itself)[:, None]
 

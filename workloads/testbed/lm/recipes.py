@@ -1,4 +1,4 @@
-"""How the model and its variants are trained."""
+"""The schedules and recipes that the model and its variants are trained with."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,8 +14,8 @@ class Schedule:
     """A course of `steps` steps of `tokens` tokens each.
 
     The curriculum ends at the share `grown` of the steps; the learning rate falls from the share
-    `decay` on. `lengths` gives, for each share of the steps from which it holds, the lengths of
-    sequences that take turns; `shares` how often an example is of each data set.
+    `decay` on. `lengths` has, for each share of the steps from which they apply, the lengths of
+    sequences, which alternate; `shares` are the frequencies of the data sets.
     """
 
     steps: int
@@ -31,10 +31,10 @@ class Schedule:
     shares: Shares = USUAL
 
     def stage(self, step: int) -> Stage:
-        """What the batch of a step is made of; sequences have one token more for the targets."""
+        """The composition of a step's batch; sequences have one more token for the targets."""
         share = step / self.steps
-        turns = [lengths for start, lengths in self.lengths if start <= share][-1]
-        length = turns[step % len(turns)]
+        lengths = [lengths for start, lengths in self.lengths if start <= share][-1]
+        length = lengths[step % len(lengths)]
         progress = min(1.0, share / self.grown) if self.grown else 1.0
         return Stage(max(1, self.tokens // length), length + 1, progress, self.links, self.shares)
 
@@ -44,17 +44,17 @@ class Schedule:
         return min(1.0, (step + 1) / _WARM_UP, max(_FLOOR, left))
 
 
-#: Link tokens behind every chunk of the link-tuned variant (KVLink's best setting).
+#: Link tokens after every chunk of the link-tuned variant (KVLink's best setting).
 LINKS_EACH = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A schedule, the peak learning rates of the optimisers, and how much is isolated.
+    """A schedule, the peak learning rates of the optimisers, and the share of isolated rows.
 
-    Muon trains the matrices inside the layers if it has a rate, AdamW all else. In the share
-    `isolate` of every batch, chunk tokens see their own chunk only. `rank` is that of the delta,
-    for variants that are one.
+    Muon trains the matrices inside the layers if its rate is set, AdamW all else. In the share
+    `isolate` of every batch, chunk tokens see their own chunk only. `rank` is the rank of a
+    variant's delta.
     """
 
     schedule: Schedule
@@ -65,7 +65,7 @@ class Recipe:
 
 
 _LONG = ((0.0, (4096,)),)
-#: The base knows how to word a summary: variants learn where reading a context has changed.
+#: The base can already write summaries: variants train where reading a context has changed.
 _VARIANTS = Shares(musique=5, wikimqa=4, hotpotqa=4, samsum=1, multi_news=2, needle=5)
 
 

@@ -19,7 +19,7 @@ from picbench.workloads.testbed.lm.packing import Packer
 from picbench.workloads.testbed.lm.recipes import Recipe, Schedule
 
 #: Loss weights of a token of a reply, and of any other token.
-_ASKED, _OTHER = 2.0, 0.2
+_REPLY, _OTHER = 2.0, 0.2
 _LOG_EVERY = 50
 _SAVE_EVERY = 1000
 
@@ -45,14 +45,14 @@ class Batches(Dataset[tuple[Tensor, Tensor, Tensor]]):
             self._packer = Packer(Tokenizer.from_file(self._path), self._seed)
         step = self._first + index
         batch = self._packer.batch(step, self._schedule.stage(step))
-        ids, asked, chunk = map(torch.from_numpy, (batch.ids, batch.asked, batch.chunk))
-        return ids, asked, chunk
+        ids, loss_on, chunk = map(torch.from_numpy, (batch.ids, batch.loss_on, batch.chunk))
+        return ids, loss_on, chunk
 
 
 class Trainer:
-    """A model, its optimisers, and where it stands.
+    """A model, its optimisers, and the progress of training.
 
-    Begins from the checkpoint `out`/`variant`.checkpoint.pt if there is one.
+    Starts from the checkpoint `out`/`variant`.checkpoint.pt if there is one.
     """
 
     def __init__(self, model: Llama, recipe: Recipe, variant: str, out: Path) -> None:
@@ -67,16 +67,16 @@ class Trainer:
         self._optimizers = optimizers(model, recipe)
         on_gpu = self._device.type == "cuda"
         self._loss = torch.compile(losses, dynamic=False) if on_gpu else losses
-        # Where nothing is compiled, a dense mask is the faster one.
+        # A dense mask is faster where nothing is compiled.
         self._sparse = torch.compile(create_block_mask, dynamic=False) if on_gpu else None
         if self._checkpoint.exists():
             self._resume()
 
     def run(self, batches: Iterable[tuple[Tensor, Tensor, Tensor]]) -> None:
-        """Train on every batch, saving and logging on the way."""
+        """Train on every batch, with a log and checkpoints."""
         started = time.monotonic() - self.seconds
-        for ids, asked, chunk in batches:
-            found = self._train(ids, asked, chunk)
+        for ids, loss_on, chunk in batches:
+            found = self._train(ids, loss_on, chunk)
             self.step += 1
             self.tokens += ids.numel()
             self.seconds = time.monotonic() - started
@@ -86,11 +86,11 @@ class Trainer:
                 self._save()
 
     def _train(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        ids, asked, chunk = (x.to(self._device, torch.long, non_blocking=True) for x in batch)
+        ids, loss_on, chunk = (x.to(self._device, torch.long, non_blocking=True) for x in batch)
         self._set_rates()
         mask = self._mask(chunk[:, :-1]) if self._recipe.isolate else None
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-            loss, replies = self._loss(self.model, ids, asked, mask)
+            loss, replies = self._loss(self.model, ids, loss_on, mask)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self._optimizers:
@@ -99,7 +99,7 @@ class Trainer:
         return loss.detach(), replies.detach()
 
     def _mask(self, chunk: Tensor) -> Mask:
-        """Isolate the chunks of the recipe's share of the rows; the others see all before them."""
+        """Isolate the chunks of the recipe's share of the rows; other rows are causal."""
         chunk[self._isolated(len(chunk)) :] = 0
         return sparse(chunk, self._sparse) if self._sparse else isolated(chunk)
 
@@ -128,9 +128,9 @@ class Trainer:
             file.write(line + "\n")
 
     def _save(self) -> None:
-        part = self._checkpoint.with_suffix(".part")
-        torch.save(self._state(), part)
-        part.replace(self._checkpoint)
+        draft = self._checkpoint.with_suffix(".part")
+        torch.save(self._state(), draft)
+        draft.replace(self._checkpoint)
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -150,16 +150,16 @@ class Trainer:
             optimizer.load_state_dict(saved)
 
 
-def losses(model: Llama, ids: Tensor, asked: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
+def losses(model: Llama, ids: Tensor, loss_on: Tensor, mask: Mask | None) -> tuple[Tensor, Tensor]:
     """Return the training loss, and for each row the mean loss on the tokens of replies."""
     positions = torch.arange(ids.shape[1] - 1, device=ids.device)[None]
     hidden, _ = model(ids[:, :-1], positions, mask)
     logits = model.logits(hidden).float().flatten(0, 1)
     each = functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="none")
-    kind = asked[:, 1:]
+    kind = loss_on[:, 1:]
     each = each.view_as(kind)
     reply = (kind == 1).float()
-    weight = _ASKED * reply + _OTHER * (kind == 0)
+    weight = _REPLY * reply + _OTHER * (kind == 0)
     replies = (each * reply).sum(1) / reply.sum(1).clamp(min=1)
     return (each * weight).sum() / weight.sum(), replies
 
@@ -167,7 +167,7 @@ def losses(model: Llama, ids: Tensor, asked: Tensor, mask: Mask | None) -> tuple
 def isolated(chunk: Tensor) -> Tensor:
     """The mask under which chunk tokens see their own chunk only: (rows, 1, tokens, tokens).
 
-    `chunk` is (rows, tokens) and numbers the chunks from 1; 0 is text that sees all before it.
+    `chunk` is (rows, tokens): the number of the chunk from 1, or 0 for text that sees all before.
     """
     tokens = torch.arange(chunk.shape[1], device=chunk.device)
     rows = torch.arange(len(chunk), device=chunk.device)
@@ -175,7 +175,7 @@ def isolated(chunk: Tensor) -> Tensor:
 
 
 def sparse(chunk: Tensor, make: Callable[..., BlockMask] = create_block_mask) -> BlockMask:
-    """`isolated` in the form whose empty blocks cost nothing; `make` may be compiled."""
+    """`isolated` as a block mask, which skips empty blocks; `make` may be compiled."""
     rows, tokens = chunk.shape
 
     def sees(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -194,15 +194,15 @@ def _mean(values: Tensor) -> float | None:
 
 
 def optimizers(model: Llama, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers if it has a rate, AdamW for all the rest."""
+    """Muon for the matrices inside the layers if its rate is set, AdamW for all others."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     inner = [
         name for name, p in trained.items() if recipe.muon and p.dim() == 2 and "embed" not in name
     ]
-    rest = [p for name, p in trained.items() if name not in inner]
+    others = [p for name, p in trained.items() if name not in inner]
     made: list[torch.optim.Optimizer] = []
-    if rest:
-        made.append(torch.optim.AdamW(rest, recipe.adam, betas=(0.9, 0.95), weight_decay=0.0))
+    if others:
+        made.append(torch.optim.AdamW(others, recipe.adam, betas=(0.9, 0.95), weight_decay=0.0))
     if inner:
         made.append(Muon([trained[name] for name in inner], recipe.muon))
     for optimizer in made:
