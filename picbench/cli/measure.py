@@ -22,7 +22,7 @@ _REPEATS = click.option("--repeats", type=click.IntRange(1), default=3, show_def
 _SEED = click.option("--seed", type=int, default=0, show_default=True, help="For inputs and order.")
 
 
-class _Step(click.Command):
+class _Measurement(click.Command):
     """A measurement, with --debug; its errors name its own flags."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -35,14 +35,14 @@ class _Step(click.Command):
             return super().invoke(context)
 
 
-class _Steps(click.Group):
+class _Measurements(click.Group):
     """A group of measurements."""
 
-    command_class = _Step
+    command_class = _Measurement
     group_class = type
 
 
-@click.group(cls=_Steps)
+@click.group(cls=_Measurements)
 def measure() -> None:
     """Measure and check parts of picbench by themselves."""
 
@@ -250,7 +250,7 @@ def load(output: Path, commit: str | None, throughput: Path | None, memory: Path
     click.echo((output / "load.md").read_text(encoding="utf-8"))
 
 
-@measure.group(cls=_Steps)
+@measure.group(cls=_Measurements)
 def agreement() -> None:
     """Compare vLLM's replies with those of Hugging Face's own model."""
 

@@ -74,10 +74,10 @@ def measure(known: int, repeats: int, seed: int = 0) -> list[Timing]:
 def measure_plan(repeats: int, seed: int = 0) -> list[Timing]:
     """Time laying out a request of 64 long chunks."""
     dice = random.Random(seed)
-    pieces = [_chunk(dice, LONG) for _ in range(CHUNKS)]
+    segments = [_chunk(dice, LONG) for _ in range(CHUNKS)]
     cache = PageCache()
-    cold = [_timed(partial(_plan, pieces)) for _ in range(repeats)]
-    warm = [_timed(partial(_plan, pieces, cache)) for _ in range(repeats + 1)][1:]
+    cold = [_timed(partial(_plan, segments)) for _ in range(repeats)]
+    warm = [_timed(partial(_plan, segments, cache)) for _ in range(repeats + 1)][1:]
     each = {"plan, new chunks": cold, "plan, known chunks": warm}
     return [_timing(name, 0, CHUNKS, LONG, found) for name, found in each.items()]
 
@@ -130,8 +130,8 @@ def _chunk(dice: random.Random, tokens: int) -> Segment:
     return Segment(tuple(dice.randrange(1, 30_000) for _ in range(tokens)), chunk=True)
 
 
-def _plan(pieces: Sequence[Segment], cache: PageCache | None = None) -> Plan:
-    prompt = [*pieces, Segment((0,))]
+def _plan(segments: Sequence[Segment], cache: PageCache | None = None) -> Plan:
+    prompt = [*segments, Segment((0,))]
     return lay_out(prompt, parse("mepic").plan_chunk, LayoutConfig(SIZE), cache=cache)
 
 

@@ -175,7 +175,7 @@ def _run(
 def table(results: Sequence[dict[str, Any]]) -> str:
     """The results as a Markdown table: ratios of the fastest runs, and paired medians."""
     counts = ("requests", "new", "context")
-    head = ("heads", "type", "work", *counts, "stock us", "in place", "unrotated")
+    head = ("heads", "type", "work", *counts, "stock us", "in place", "without RoPE")
     return markdown.table(head, map(_cells, results))
 
 
@@ -198,9 +198,9 @@ def report(document: dict[str, Any]) -> str:
         "# CPU attention against stock vLLM\n\n"
         "One layer's whole attention path (store, then attend) for plain requests. Ratios to stock "
         "are of the\nfastest runs; in brackets the median and quartiles of ratios paired within a "
-        "round. `in place`: keys are\nrotated before they are stored. `unrotated`: keys are "
+        "round. `in place`: keys are\nrotated before they are stored. `without RoPE`: keys are "
         "rotated when they are read.\nThe engine serves plain requests in place; chunks "
-        "rest unrotated, and so does everything with\n`keys_without_rope`.\n\n"
+        "are cached without RoPE, and so is everything with\n`keys_without_rope`.\n\n"
         f"{run['cpu']} ({run['capability']}), {run['threads']} threads, torch {run['torch']}, "
         f"vLLM {run['vllm']}, random inputs,\nseed {run['seed']}, "
         f"at most {run['rounds']} rounds, commit {run['commit'][:12]}.\n\n"

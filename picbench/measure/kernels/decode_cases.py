@@ -17,6 +17,9 @@ from picbench.kernels.shape import HeadShape
 from picbench.measure.kernels.per_chunk_flash import SegmentBatch, decode_segments, segments_of
 from picbench.measure.kernels.scene import Scene, Slots, draw, planned, relative_error, rope_table
 
+#: Names in kernels.json: keys cached with RoPE or without, FlashAttention-3 once for each chunk.
+WITH_ROPE, WITHOUT_ROPE, PER_CHUNK = "turned", "unrotated", "parts"
+
 # Relative error in bfloat16 against float64.
 _TOLERANCE = 1e-2
 # What vLLM 0.32 uses under CUDA graphs (flash_attn_max_num_splits_for_cuda_graph).
@@ -115,15 +118,15 @@ def arms(case: DecodeCase, seed: int) -> dict[str, Callable[[], object]]:
     query = scene.queries(case.requests, seed)
     out = torch.empty_like(query)
     found: dict[str, Callable[[], object]] = {
-        "turned": own_arm(scene, query, out),
-        "unrotated": own_arm(scene, query, out, unrotated=True),
+        WITH_ROPE: own_arm(scene, query, out),
+        WITHOUT_ROPE: own_arm(scene, query, out, unrotated=True),
     }
     unrotated = _without_rope(scene)
-    _check("turned", scene, query, own_arm(scene, query, out))
-    _check("unrotated", unrotated, query, own_arm(scene, query, out, unrotated=True))
+    _check(WITH_ROPE, scene, query, own_arm(scene, query, out))
+    _check(WITHOUT_ROPE, unrotated, query, own_arm(scene, query, out, unrotated=True))
     if flash.covers(case.shape):
-        found["parts"] = segments_arm(scene, query, out)
-        _check("parts", scene, query, segments_arm(scene, query, out))
+        found[PER_CHUNK] = segments_arm(scene, query, out)
+        _check(PER_CHUNK, scene, query, segments_arm(scene, query, out))
         found["fa3"] = stock_arm(scene, query, out, _STOCK_SPLITS)
         found["fa3_auto"] = stock_arm(scene, query, out, 0)
     return found

@@ -64,7 +64,7 @@ def _spreads(samples: dict[str, list[float]]) -> dict[str, Any]:
 def summarise(results: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Medians over the target's cases: speed of decode, time of link, ours over the reference."""
     decoding = [
-        row["speed_vs_fa3"]["turned"]["median"]
+        row["speed_vs_fa3"][decode_cases.WITH_ROPE]["median"]
         for row in results
         if row["kind"] == "decode" and row["requests"] >= 16
     ]
@@ -138,31 +138,33 @@ def report(document: dict[str, Any]) -> str:
         "## Decode\n\n"
         "Requests of chunks whose first blocks were recomputed; FlashAttention-3 reads as many\n"
         "keys of plain requests, with vLLM's settings under CUDA graphs. Speed against it: more\n"
-        "is better. `turned`: keys rest rotated as their chunk was compiled, the query is turned\n"
-        "back (served). `unrotated`: keys rest unrotated and are rotated when they are read.\n"
-        "`parts`: FlashAttention-3 over a sequence for each chunk, outputs merged.\n\n"
+        "is better. `with RoPE`: keys are cached as their chunk was compiled, and the query is\n"
+        "re-rotated (served). `without RoPE`: keys are rotated when they are read. `per chunk`:\n"
+        "FlashAttention-3 over a sequence for each chunk, outputs merged.\n\n"
         f"{_decode_table(results)}\n\n"
         "## Link and prefill\n\n"
         "Time of all that attention needs, copies of keys too, against FlashAttention-3 over a\n"
         "plain request with as many new tokens at its end: less is better. `runs`: blocks of 16\n"
         "new tokens at the head of each chunk and a question; they see about half of the keys\n"
-        "that a tail of as many tokens sees. `tail`: all new tokens at the end. Served by a walk\n"
-        "over the pages where keys rest, or over gathered keys by FlashAttention-3 (FA3) or our\n"
-        "tiles. Workspace: "
+        "that a tail of as many tokens sees. `tail`: all new tokens at the end. Served by\n"
+        "paged prefill in place, or over gathered keys by FlashAttention-3 (FA3) or our tiles.\n"
+        "Workspace: "
         f"{run['workspace_bytes'] >> 20} MiB.\n\n"
         f"{_link_table(results)}\n"
     )
 
 
 def _decode_table(results: Sequence[dict[str, Any]]) -> str:
+    counts = ("requests", "context", "chunk")
+    arms = (decode_cases.WITH_ROPE, decode_cases.WITHOUT_ROPE, decode_cases.PER_CHUNK)
     return markdown.table(
-        ("requests", "context", "chunk", "FA3 ms", "FA3 TB/s", "turned", "unrotated", "parts"),
+        (*counts, "FA3 ms", "FA3 TB/s", "with RoPE", "without RoPE", "per chunk"),
         [
             [
-                *(str(row[name]) for name in ("requests", "context", "chunk")),
+                *(str(row[name]) for name in counts),
                 f"{row['ms']['fa3']['median']:.3f}",
                 f"{row['bytes'] / row['ms']['fa3']['median'] / 1e9:.2f}",
-                *(_spread(row["speed_vs_fa3"][arm]) for arm in ("turned", "unrotated", "parts")),
+                *(_spread(row["speed_vs_fa3"][arm]) for arm in arms),
             ]
             for row in _of(results, "decode")
         ],

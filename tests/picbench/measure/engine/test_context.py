@@ -75,12 +75,12 @@ def test_every_arm_has_seen_its_chunks_in_another_order() -> None:
 
 
 @pytest.mark.parametrize("stock", [True, False])
-def test_no_turn_has_anything_of_another(stock: bool) -> None:
-    turns = [ask(stock, f"3 chunks {turn}", 3)[0].requests for turn in range(3)]
-    seen = [{tokens for request in turn for tokens in chunks_of(request)} for turn in turns]
-    assert all(len(turn) == 3 for turn in seen)
+def test_no_repeat_has_anything_of_another(stock: bool) -> None:
+    repeats = [ask(stock, f"3 chunks {n}", 3)[0].requests for n in range(3)]
+    seen = [{tokens for request in asked for tokens in chunks_of(request)} for asked in repeats]
+    assert all(len(chunks) == 3 for chunks in seen)
     assert len(set.union(*seen)) == 9
-    questions = [request.segments[-1] for turn in turns for request in turn]
+    questions = [request.segments[-1] for asked in repeats for request in asked]
     assert all(isinstance(question, Text) for question in questions)
     assert len({question.tokens for question in questions}) == len(questions)
 

@@ -78,8 +78,8 @@ class Keeping:
 
 def place(engine: str, name: str) -> dict[str, float]:
     """The number of the repeat, and a figure that one arm alone has."""
-    turn = float(name.split()[-1])
-    return {"turn": turn} | ({"ours": -turn} if engine == "b" else {})
+    repeat = float(name.split()[-1])
+    return {"repeat": repeat} | ({"ours": -repeat} if engine == "b" else {})
 
 
 def refused(engine: str, name: str) -> dict[str, float]:
@@ -108,8 +108,8 @@ def test_arms_alternate_and_the_first_repeat_is_not_kept(order: list[tuple[str, 
     found = between({"x": place, "y": place}, 2)
     assert order == [(arm, f"{label} {n}") for label in "xy" for n in range(3) for arm in "ab"]
     assert found == {
-        "a": {"turn": [1.0, 2.0, 1.0, 2.0]},
-        "b": {"turn": [1.0, 2.0, 1.0, 2.0], "ours": [-1.0, -2.0, -1.0, -2.0]},
+        "a": {"repeat": [1.0, 2.0, 1.0, 2.0]},
+        "b": {"repeat": [1.0, 2.0, 1.0, 2.0], "ours": [-1.0, -2.0, -1.0, -2.0]},
     }
 
 
@@ -170,8 +170,8 @@ def test_what_is_timed_has_its_chunks_cached_and_nothing_else(config: EngineConf
     """A question of 80 tokens is new, and what an arm recomputes of its chunks."""
     with Engine(config) as engine:
         kept = Keeping(engine)
-        for turn in range(2):
-            ttft(kept, f"2 chunks {turn}", chunks=2)  # type: ignore[arg-type]
+        for repeat in range(2):
+            ttft(kept, f"2 chunks {repeat}", chunks=2)  # type: ignore[arg-type]
     timed = kept.results[1::2]
     assert [result.hits.prefix for result in timed] == [0] * 2 * len(ARMS)
     assert all(result.counts.compiled == 0 for result in timed)
@@ -182,8 +182,8 @@ def test_what_is_timed_has_its_chunks_cached_and_nothing_else(config: EngineConf
 def test_stock_vllm_finds_nothing_of_a_prompt_in_another_order(config: EngineConfig) -> None:
     with Engine(replace(config, stock=True, algorithm="prefix")) as engine:
         kept = Keeping(engine)
-        for turn in range(3):
-            ttft(kept, f"2 chunks {turn}", chunks=2)  # type: ignore[arg-type]
+        for repeat in range(3):
+            ttft(kept, f"2 chunks {repeat}", chunks=2)  # type: ignore[arg-type]
     assert [result.counts.reused for result in kept.results] == [0] * 6
 
 

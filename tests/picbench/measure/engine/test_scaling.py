@@ -45,7 +45,7 @@ def ask(name: str) -> tuple[list[Request], dict[str, float]]:
     return engine.requests, serve(engine, name, concurrency=3)  # type: ignore[arg-type]
 
 
-def test_all_turns_have_the_same_chunks_and_their_own_questions() -> None:
+def test_all_repeats_have_the_same_chunks_and_their_own_questions() -> None:
     (first, _), (second, _) = ask("serve 0"), ask("serve 1")
     assert len(first) == len(second) == 6
     for ours, theirs in zip(first, second, strict=True):
@@ -64,7 +64,7 @@ def test_requests_are_as_long_as_the_page_says() -> None:
     assert request.algorithm == "mepic"
 
 
-def test_figures_are_of_the_whole_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_are_of_the_whole_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([10.0, 14.0])
     monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(times))
     _, found = ask("serve 0")
