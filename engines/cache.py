@@ -1,12 +1,12 @@
-"""The chunk cache of an engine, for people: what is in it, and putting things in and out."""
+"""The public view of an engine's chunk cache: what it holds, and warming, pinning and dropping."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.plan import Canonical
 from picbench.engines.request import Chunk, Request, Text
-from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.transfer.tier_client import TierClient
 from picbench.errors import ConfigError
 
@@ -16,7 +16,7 @@ class ChunkInfo:
     """A chunk in the KV pool: its size, how often requests used it, and where else it is.
 
     `name` is the start of its key in hexadecimal, `idle_s` the seconds since its last use.
-    `blocks` are those left of its KV in the pool; `remote` says that a tier has it, too.
+    `blocks` is the number of its blocks in the pool; `remote` says that a tier has it, too.
     """
 
     name: str
@@ -30,11 +30,10 @@ class ChunkInfo:
 
 @dataclass(frozen=True, slots=True)
 class TierInfo:
-    """What a tier holds and did since the engine started: chunks and bytes.
+    """What a tier holds, and its counts since the engine started: chunks and bytes.
 
-    `loaded_bytes` came from the tier, `stored_bytes` went to it; `failures` are errors, time-outs
-    and broken values, each of which counted as a miss. `objects` and `bytes` are None while the
-    tier does not answer.
+    `failures` are errors, time-outs and broken values, each of which also counted as a miss.
+    `objects` and `bytes` are None while the tier does not answer.
     """
 
     name: str
@@ -51,22 +50,22 @@ class TierInfo:
 
 
 class ChunkCache:
-    """Looks into the chunk cache of one engine, and warms, pins and drops chunks.
+    """Lists the chunks and tiers of one engine, and warms, pins and drops chunks.
 
-    Chunks are named by their content under the engine's default algorithm; `prefix` is the text in
-    front of them, which matters only to algorithms that compile behind it (``anchored=on``), and
-    `salt` the tenant whose requests may use them.
+    Chunks are identified by their content under the engine's default algorithm. `prefix` is the
+    text before them, which matters only to algorithms that compile after it (``anchored=on``);
+    `salt` is the tenant whose requests may use them.
     """
 
     def __init__(
         self,
-        supply: ChunkJobs,
+        store: ChunkStore,
         tier_client: TierClient,
         serve: Callable[[Sequence[Request]], object],
         locate: Callable[[Request], Canonical | None],
         drain: Callable[[], None],
     ) -> None:
-        self._supply = supply
+        self._store = store
         self._tier_client = tier_client
         self._serve = serve
         self._locate = locate
@@ -75,24 +74,24 @@ class ChunkCache:
     @property
     def chunks(self) -> list[ChunkInfo]:
         """The chunks in the KV pool, the most recently used one first."""
-        found = sorted(self._supply.chunks, key=lambda chunk: -chunk.last_use)
-        now = self._supply.chunks.clock()
+        found = sorted(self._store, key=lambda chunk: -chunk.last_use)
+        now = self._store.clock()
         return [
             ChunkInfo(
-                name=chunk.key.hex()[2:14],
+                name=chunk.name,
                 tokens=chunk.tokens,
                 blocks=len(chunk.pages),
                 hits=chunk.hits,
                 idle_s=now - chunk.last_use,
-                pinned=self._supply.is_pinned(chunk.key),
-                remote=self._supply.stored(chunk.key),
+                pinned=chunk.key in self._store.pinned,
+                remote=self._store.is_remote(chunk.key),
             )
             for chunk in found
         ]
 
     @property
     def tiers(self) -> list[TierInfo]:
-        """The tiers behind the pool, nearest first."""
+        """The tiers below the pool, nearest first."""
         usage = self._tier_client.usage
         return [
             TierInfo(
@@ -124,7 +123,7 @@ class ChunkCache:
         A chunk that the algorithm always recomputes as a whole counts: there is nothing to store.
         """
         keys = [self._key(chunk, prefix, salt) for chunk in chunks]
-        return sum(key is None or self._supply.stored(key) for key in keys)
+        return sum(key is None or self._store.is_remote(key) for key in keys)
 
     def warm(
         self,
@@ -137,7 +136,7 @@ class ChunkCache:
         """Compile chunks, or fetch them, and wait until the tiers have them.
 
         With `pin` they are not evicted until they are unpinned, or until a request comes that
-        could never run beside them.
+        could never run otherwise.
         """
         self._serve([_request(chunk, prefix, salt) for chunk in chunks])
         self._drain()
@@ -149,7 +148,7 @@ class ChunkCache:
     ) -> None:
         """Keep chunks in the pool. Raises ConfigError for one that is not there."""
         for key in self._keys(chunks, prefix, salt):
-            if not self._supply.pin(key):
+            if not self._store.pin(key):
                 raise ConfigError("a chunk to pin is not in the KV pool", hint="warm it first")
 
     def unpin(
@@ -157,13 +156,13 @@ class ChunkCache:
     ) -> None:
         """Let chunks be evicted again."""
         for key in self._keys(chunks, prefix, salt):
-            self._supply.unpin(key)
+            self._store.unpin(key)
 
     def drop(
         self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
     ) -> int:
         """Forget chunks that no request uses and nobody pinned; return how many."""
-        return sum(map(self._supply.chunks.drop, self._keys(chunks, prefix, salt)))
+        return sum(map(self._store.drop, self._keys(chunks, prefix, salt)))
 
     def _keys(self, chunks: Sequence[Chunk], prefix: Text | None, salt: str | None) -> list[Key]:
         keys = [self._key(chunk, prefix, salt) for chunk in chunks]

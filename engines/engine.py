@@ -139,8 +139,8 @@ class Engine:
                 "the chunk cache of several workers cannot be looked into",
                 hint="use tensor_parallel=1",
             )
-        jobs = self._running.scheduler.jobs
-        return ChunkCache(jobs, tier_client, self.generate, self._canonical, self.drain)
+        store = self._running.scheduler.chunk_store
+        return ChunkCache(store, tier_client, self.generate, self._canonical, self.drain)
 
     def describe(self) -> dict[str, Any]:
         """What runs here: versions, device, pool, limits."""

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from picbench.engines.algorithms import parse
-from picbench.engines.chunk_cache.tier_index import TierIndex
+from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.planning.policy import LayoutConfig, Segment
-from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.scheduler.evictions import ChunkEvictions, listen
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.measure.report import save
@@ -53,7 +52,7 @@ class Timing:
 class Bench:
     """A pool that knows chunks, as a scheduler has it."""
 
-    supply: ChunkJobs
+    store: ChunkStore
     block_pool: Any
     canonicals: Sequence[Canonical]
 
@@ -63,8 +62,8 @@ def measure(known: int, repeats: int, seed: int = 0) -> list[Timing]:
     bench = _filled(known)
     dice = random.Random(seed)
     requests = [dice.choices(bench.canonicals, k=CHUNKS) for _ in range(repeats)]
-    lookup = [_timed(partial(_mappable, bench.supply, request)) for request in requests]
-    use = [_timed(partial(bench.supply.chunks.use, request)) for request in requests]
+    lookup = [_timed(partial(_mappable, bench.store, request)) for request in requests]
+    use = [_timed(partial(bench.store.touch, request)) for request in requests]
     allocate = partial(bench.block_pool.get_new_blocks, 1)
     evict = [_timed(allocate) for _ in range(min(50, known // 2))]
     each = {"lookup": (lookup, CHUNKS), "use": (use, CHUNKS), "evict": (evict, 1)}
@@ -113,8 +112,8 @@ def _filled(known: int) -> Bench:
     canonicals = [_plan([_chunk(dice, TOKENS)]).canonicals[0] for _ in range(known)]
     block_pool = BlockPool(known * (TOKENS // SIZE) + 1, True, SIZE)
     pool = Pool(block_pool)
-    supply = ChunkJobs(pool, lambda own, parent: None, TierIndex(asks=False), tiers=False)
-    listen(block_pool, ChunkEvictions(supply.chunks, pool))
+    store = ChunkStore(pool, tiers=False)
+    listen(block_pool, ChunkEvictions(store, pool))
     for canonical in canonicals:
         blocks = block_pool.get_new_blocks(len(canonical.pages))
         for block, page in zip(blocks, canonical.pages, strict=True):
@@ -122,8 +121,9 @@ def _filled(known: int) -> Bench:
             key = make_block_hash_with_group_id(name, 0)
             block_pool._insert_block_hash(key, block, num_tokens=SIZE)
         block_pool.free_blocks(reversed(blocks))
-        supply.chunks.add(canonical)
-    return Bench(supply, block_pool, canonicals)
+        store.prepare_compile(canonical, "owner")
+        store.complete_compile(canonical, (), success=True, shared=True)
+    return Bench(store, block_pool, canonicals)
 
 
 def _chunk(dice: random.Random, tokens: int) -> Segment:
@@ -135,8 +135,8 @@ def _plan(segments: Sequence[Segment], cache: PageCache | None = None) -> Plan:
     return lay_out(prompt, parse("mepic").plan_chunk, LayoutConfig(SIZE), cache=cache)
 
 
-def _mappable(supply: ChunkJobs, request: Sequence[Canonical]) -> bool:
-    return all(map(supply.mappable, request))
+def _mappable(store: ChunkStore, request: Sequence[Canonical]) -> bool:
+    return all(map(store.is_mappable, request))
 
 
 def _timed(operation: Callable[[], object]) -> float:

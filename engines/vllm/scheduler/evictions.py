@@ -7,7 +7,7 @@ calls on to several listeners, and to vLLM's own collector if there was one.
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from picbench.engines.chunk_cache.resident_chunks import ResidentChunks
+from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.planning.keys import is_canonical
 from picbench.engines.vllm.scheduler.pool import Pool, key_of
 
@@ -59,20 +59,20 @@ class EvictionCollector:
 
 @dataclass(frozen=True, slots=True)
 class ChunkEvictions:
-    """Tells the chunk cache which pages the pool evicts."""
+    """Tells the chunk store which pages the pool evicts."""
 
-    chunks: ResidentChunks
+    store: ChunkStore
     pool: Pool
 
     def on_block_evicted(self, block: Any) -> None:
         """Evict the page's chunks, unless another block holds the same page."""
         key = key_of(block)
         if key is not None and is_canonical(key) and self.pool.is_last(block):
-            self.chunks.evicted(key)
+            self.store.evict(key)
 
     def reset(self) -> None:
         """The pool was emptied."""
-        self.chunks.reset()
+        self.store.reset_pool()
 
 
 def listen(block_pool: Any, listener: EvictionListener) -> None:

@@ -19,7 +19,6 @@ from picbench.engines.chunk_cache.transfers import (
     ChunkLoad,
     CopyCommand,
     LoadCommand,
-    TransferCommands,
     TransferResults,
 )
 from picbench.engines.planning.chunk_pages import PageCache
@@ -89,6 +88,7 @@ class Linker:
         self._registry = Registry()
         self._pool = pool
         self._jobs = jobs
+        self._store = jobs.store
         self._limits = limits
         self._block_size = limits.block_size
         self._links: dict[str, Link] = {}
@@ -125,13 +125,13 @@ class Linker:
 
     def before_schedule(self, waiting: "Iterable[Request]") -> None:
         """Request the chunks that waiting requests need, in queue order."""
-        self._jobs.tidy()
-        if not (self._links or self._jobs.pins):
+        self._store.release_stored()
+        if not (self._links or self._store.pinned):
             return
         room = self._pool.usable
         queue = [r for r in waiting if not self.is_own(r)]
-        if queue and self._jobs.pins:
-            self._jobs.make_way(self.blocks_needed(queue[0]))
+        if queue and self._store.pinned:
+            self._store.unpin_for(self.blocks_needed(queue[0]))
         for place, request in enumerate(queue):
             link = self._links.get(request.request_id)
             if link is None:
@@ -157,7 +157,7 @@ class Linker:
 
     def external_tokens(self, request: "Request", hit_tokens: int) -> tuple[int, bool]:
         """Tokens after the hits that a tier or a copy provides, and whether that takes steps."""
-        job = self._jobs.job_of(request.request_id)
+        job = self._jobs.find(request.request_id)
         if job is not None:
             loaded = len(job.plan.tokens) - hit_tokens if job.fetches else 0
             return loaded, loaded > 0
@@ -166,14 +166,14 @@ class Linker:
             return 0, False
         # Blocks that are copied from must not be allocated as the ones that are copied into.
         self._hold(link)
-        remote = any(self._jobs.stored(c.key) for c in link.plan.canonicals)
+        remote = any(self._store.is_remote(c.key) for c in link.plan.canonicals)
         return len(link.plan.copies) * self._block_size, remote
 
     def on_allocated(self, request: "Request", block_ids: tuple[int, ...], external: int) -> None:
         """Command the loads and copies that fill blocks allocated for `external` tokens."""
         if not external:
             return
-        job = self._jobs.job_of(request.request_id)
+        job = self._jobs.find(request.request_id)
         if job is not None:
             resident = len(job.plan.keys) - external // self._block_size
             self._jobs.load(job, block_ids, resident)
@@ -185,7 +185,7 @@ class Linker:
 
     def on_scheduled(self, request: "Request", hit_tokens: int) -> None:
         """Release a request's blocks (it has references of its own now), and count its cost."""
-        job = self._jobs.job_of(request.request_id)
+        job = self._jobs.find(request.request_id)
         if job is not None:
             self._charge(job, hit_tokens)
         link = self._links.get(request.request_id)
@@ -194,44 +194,32 @@ class Linker:
         self._release(link)
         if not link.scheduled:
             link.scheduled = True
-            self._jobs.chunks.use(link.plan.canonicals)
+            self._store.touch(link.plan.canonicals)
             self._record_cost(request, link, hit_tokens)
 
-    def on_finished(self, request: "Request", block_ids: tuple[int, ...], *, done: bool) -> None:
+    def on_finished(self, request: "Request", block_ids: tuple[int, ...], *, success: bool) -> None:
         """Drop everything kept for a request that ended for whatever reason."""
         self._pool.forget(self._private(request, block_ids))
         self._isolated.discard(request.request_id)
         link = self._links.pop(request.request_id, None)
         if link is not None:
             self._release(link)
-        job = self._jobs.job_of(request.request_id)
+        job = self._jobs.find(request.request_id)
         if job is not None:
-            self._jobs.end(job, block_ids, done=done)
+            self._jobs.finish(job, block_ids, success=success)
 
     def on_transfer_results(self, results: TransferResults) -> None:
         """Apply the tiers' results, and count loaded blocks by request."""
-        self._jobs.on_transfer_results(results)
+        self._store.complete_transfers(results)
         for request_id, served in results.served.items():
-            job = self._jobs.job_of(request_id)
-            link = self._links.get(job.owner if job else request_id)
+            job = self._jobs.find(request_id)
+            link = self._links.get(job.charged_to if job else request_id)
             if link is not None:
                 link.count_served(served)
 
     def on_preempted(self, request: "Request", block_ids: tuple[int, ...]) -> None:
         """Forget the private blocks of a request that is about to lose its blocks."""
         self._pool.forget(self._private(request, block_ids))
-
-    def take_commands(self) -> TransferCommands:
-        """Transfer commands collected since the last call."""
-        return self._jobs.commands.take()
-
-    def has_pending_transfers(self) -> bool:
-        """Whether commands are unsent or transfers under way."""
-        return bool(self._jobs.commands or self._jobs.pending)
-
-    def clear_tiers(self) -> None:
-        """Delete what this engine stored in tiers."""
-        self._jobs.clear_tiers()
 
     def orphans(self) -> list[str]:
         """Ids of the linker's own requests that no request waits for any more."""
@@ -240,17 +228,17 @@ class Linker:
 
     def is_own(self, request: "Request") -> bool:
         """Whether a request is one of the linker's own."""
-        return self._jobs.job_of(request.request_id) is not None
+        return self._jobs.find(request.request_id) is not None
 
     def plan_of(self, request_id: str) -> Plan | None:
         """The plan of a planned request, or of a job's request; None for a plain one."""
-        planned = self._links.get(request_id) or self._jobs.job_of(request_id)
+        planned = self._links.get(request_id) or self._jobs.find(request_id)
         return planned.plan if planned else None
 
     def held(self) -> "list[KVCacheBlock]":
         """Blocks referenced for waiting requests and for pins."""
         waiting = [block for link in self._links.values() for block in link.held.values()]
-        return waiting + self._jobs.pinned()
+        return waiting + self._store.pinned_blocks()
 
     def take_cost(self, tag: str) -> PromptCost | None:
         """Remove and return the cost of the request with this tag; None for a plain request."""
@@ -259,7 +247,7 @@ class Linker:
     @property
     def idle(self) -> bool:
         """Whether nothing is planned, held or under way."""
-        return not self._links and self._jobs.idle
+        return not self._links and self._store.idle
 
     def _plan(self, request: "Request", args: RequestArgs, algorithm: Algorithm) -> None:
         assert request.prompt_token_ids is not None
@@ -282,12 +270,12 @@ class Linker:
         need = self._limits.check(Footprint(len(plan.tokens), spare), request.max_tokens)
         rewrite.follow(request, plan)
         self._links[request.request_id] = Link(plan, need, args.tag)
-        self._jobs.ask(plan.canonicals)
+        self._store.lookup(plan.canonicals)
 
     def _available(self, canonical: Canonical, link: Link) -> bool:
         if link.copies:
-            return self._jobs.copyable(canonical) or self._jobs.stored(canonical.key)
-        return self._jobs.mappable(canonical)
+            return self._store.is_copyable(canonical) or self._store.is_remote(canonical.key)
+        return self._store.is_mappable(canonical)
 
     def _advance(self, request: "Request", link: Link, *, head: bool) -> None:
         missing = [c for c in link.plan.canonicals if not self._available(c, link)]
@@ -299,10 +287,12 @@ class Linker:
             self._release(link)
 
     def _hold(self, link: Link) -> None:
-        wanted = [c for c in link.plan.canonicals if not (link.copies and self._jobs.stored(c.key))]
-        for key in (key for canonical in wanted for key in canonical.keys):
-            if key not in link.held and (block := self._pool.hold(key)):
-                link.held[key] = block
+        for canonical in link.plan.canonicals:
+            if link.copies and self._store.is_remote(canonical.key):
+                continue
+            for key in canonical.keys:
+                if key not in link.held and (block := self._pool.hold(key)):
+                    link.held[key] = block
 
     def _release(self, link: Link) -> None:
         self._pool.release(list(link.held.values()))
@@ -316,14 +306,14 @@ class Linker:
         loads: list[ChunkLoad] = []
         for canonical in link.plan.canonicals:
             into = [(i, b) for i in canonical.used for b in target.pop(canonical.pages[i].name, ())]
-            if not self._jobs.stored(canonical.key):
+            if not self._store.is_remote(canonical.key):
                 source = {i: self._pool.block_id(canonical.pages[i].name) for i in canonical.used}
-                self._jobs.commands.copies += [CopyCommand(source[i], block) for i, block in into]
+                self._store.commands.copies += [CopyCommand(source[i], block) for i, block in into]
             elif into:
                 pages, ids = zip(*into, strict=True)
                 loads.append(ChunkLoad(canonical.key, len(canonical.pages), pages, ids))
         if loads:
-            self._jobs.commands.loads.append(LoadCommand(request.request_id, tuple(loads)))
+            self._store.commands.loads.append(LoadCommand(request.request_id, tuple(loads)))
 
     def _private(self, request: "Request", block_ids: tuple[int, ...]) -> tuple[int, ...]:
         """The blocks of a request that no other request could ever find.
@@ -337,7 +327,7 @@ class Linker:
 
     def _charge(self, job: ChunkJob, hit_tokens: int) -> None:
         """Charge a compile to the request that asked first."""
-        owner = self._links.get(job.owner)
+        owner = self._links.get(job.charged_to)
         if owner is not None and not owner.scheduled:
             fresh = job.plan.pages_from(hit_tokens // self._block_size)
             owner.compiled += sum(page.real for page in fresh)

@@ -15,7 +15,7 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from picbench.engines.chunk_cache.tier_index import TierIndex
+from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.vllm.compat import (
     check_config,
     check_kv_groups,
@@ -41,15 +41,16 @@ class PicScheduler(Scheduler):
         check_kv_groups(len(kv_cache_config.kv_cache_groups))
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         pool = Pool(self.kv_cache_manager.block_pool)
-        directory = TierIndex(asks=settings.shares_tiers)
-        self.jobs = ChunkJobs(pool, self._queue_ahead, directory, tiers=bool(settings.tiers))
+        tiers, asks = bool(settings.tiers), settings.shares_tiers
+        self.chunk_store = ChunkStore(pool, tiers=tiers, asks=asks)
+        self.jobs = ChunkJobs(self.chunk_store, self._queue_ahead)
         self.linker = Linker(settings, Limits.of(vllm_config), pool, self.jobs)
         self._pool = pool
         self._rejects = settings.on_pressure == "reject"
         self._rejected: list[Request] = []
-        listen(self.kv_cache_manager.block_pool, ChunkEvictions(self.jobs.chunks, pool))
+        listen(self.kv_cache_manager.block_pool, ChunkEvictions(self.chunk_store, pool))
         assert isinstance(self.connector, PicConnector)
-        self.connector.set_planner(self.linker)
+        self.connector.set_planner(self.linker, self.chunk_store)
 
     def add_request(self, request: Request) -> None:
         """Plan a request on arrival."""
@@ -113,8 +114,8 @@ class PicScheduler(Scheduler):
     def _free_request(
         self, request: Request, delay_free_blocks: bool = False
     ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        done = request.status != RequestStatus.FINISHED_ABORTED
-        self.linker.on_finished(request, self._block_ids(request), done=done)
+        success = request.status != RequestStatus.FINISHED_ABORTED
+        self.linker.on_finished(request, self._block_ids(request), success=success)
         return super()._free_request(request, delay_free_blocks)
 
     def _block_ids(self, request: Request) -> tuple[int, ...]:

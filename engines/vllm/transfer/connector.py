@@ -17,13 +17,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.transfers import TransferCommands, TransferResults
 from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.transfer.tier_client import TierClient
 
 
 class TransferPlanner(Protocol):
-    """What the scheduler's connector delegates to."""
+    """The linker, as the scheduler's connector calls it."""
 
     def external_tokens(self, request: Any, hit_tokens: int) -> tuple[int, bool]:
         """Tokens after the hits that a tier or a copy provides, and whether that takes steps."""
@@ -31,17 +32,8 @@ class TransferPlanner(Protocol):
     def on_allocated(self, request: Any, block_ids: tuple[int, ...], external: int) -> None:
         """Blocks were allocated, some of them for `external` tokens."""
 
-    def take_commands(self) -> TransferCommands:
-        """Commands collected since the last call."""
-
     def on_transfer_results(self, results: TransferResults) -> None:
         """Results of a step have arrived."""
-
-    def has_pending_transfers(self) -> bool:
-        """Whether commands are unsent or transfers under way."""
-
-    def clear_tiers(self) -> None:
-        """Delete what this engine stored in tiers."""
 
 
 @dataclass
@@ -70,6 +62,7 @@ class PicConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._planner: TransferPlanner | None = None
+        self._store: ChunkStore | None = None
         self._tier_client: TierClient | None = None
         self._idle = False
         if role == KVConnectorRole.WORKER:
@@ -81,9 +74,9 @@ class PicConnector(KVConnectorBase_V1):
         """A lost store is a later miss, nothing worse."""
         return False
 
-    def set_planner(self, planner: TransferPlanner) -> None:
-        """Scheduler: delegate to this planner from now on."""
-        self._planner = planner
+    def set_planner(self, planner: TransferPlanner, store: ChunkStore) -> None:
+        """Scheduler: delegate to a linker, and send the commands of its store."""
+        self._planner, self._store = planner, store
 
     @property
     def tier_client(self) -> TierClient:
@@ -106,9 +99,9 @@ class PicConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
         """Scheduler: the commands of the step."""
-        assert self._planner is not None
+        assert self._store is not None
         idle = scheduler_output.total_num_scheduled_tokens == 0
-        return StepTransferCommands(self._planner.take_commands(), idle)
+        return StepTransferCommands(self._store.commands.take(), idle)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Scheduler: receive the workers' results."""
@@ -118,12 +111,12 @@ class PicConnector(KVConnectorBase_V1):
 
     def has_pending_push_work(self) -> bool:
         """Scheduler: keep stepping while transfers are under way."""
-        return self._planner is not None and self._planner.has_pending_transfers()
+        return self._store is not None and self._store.has_pending_work()
 
     def reset_cache(self) -> bool | None:
         """Scheduler: delete what this engine stored in tiers."""
-        if self._planner is not None:
-            self._planner.clear_tiers()
+        if self._store is not None:
+            self._store.reset_tiers()
         return True
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:

@@ -49,7 +49,7 @@ class Inside:
         core: Any = engine._running.engine.engine_core.engine_core
         self.scheduler = core.scheduler
         self.linker = core.scheduler.linker
-        self.jobs = core.scheduler.jobs
+        self.store = core.scheduler.chunk_store
         self.pool = core.scheduler.kv_cache_manager.block_pool
         self.runner = core.model_executor.driver_worker.worker.model_runner
 

@@ -130,16 +130,16 @@ def test_tenants_do_not_meet_in_a_tier(engine: Engine, chunks: list[Chunk], ques
 def behind(engine: Engine, *tiers: Any, deadline: float = 30.0) -> Iterator[None]:
     """Let an engine use other tiers, and ask them as if others stored in them, too."""
     tier_client = engine._running.engine.model_executor.driver_worker.worker.tier_client
-    jobs = engine._running.scheduler.jobs
-    asks = jobs.directory._asks
+    store = engine._running.scheduler.chunk_store
+    asks = store.asks
     with closing(TierStack([GuardedTier(tier, deadline=deadline) for tier in tiers])) as stack:
         tier_client._stack, before = stack, tier_client._stack
-        jobs.directory._asks = True
+        store.asks = True
         try:
             yield
             engine.drain()
         finally:
-            tier_client._stack, jobs.directory._asks = before, asks
+            tier_client._stack, store.asks = before, asks
 
 
 FAULTS: dict[str, Callable[[], Any]] = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from picbench.engines.algorithms import parse
-from picbench.engines.chunk_cache.resident_chunks import ResidentChunks
+from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.engine import Engine
 from picbench.engines.pace import Departure
 from picbench.engines.planning import chunk_pages, layout
@@ -172,7 +172,7 @@ def test_a_chunk_goes_as_a_whole(engine, inside, draw):
     serve(engine, prompt)
     first, second = plan_of(prompt).canonicals
     inside.pool.evict_blocks({inside.block_of(second.keys[1])})
-    resident = inside.jobs.pool.resident
+    resident = inside.store._pool.resident
     assert not any(resident(page.name) for page in second.pages)
     assert all(resident(page.name) for page in first.pages)
 
@@ -184,7 +184,7 @@ def test_a_lookup_that_settles_for_half_is_noticed(engine, inside, draw, monkeyp
     prompt = request(draw(50, 33), draw(70, 34), question=draw(8, 35))
     serve(engine, prompt)
     monkeypatch.setattr(Canonical, "resident", half)
-    monkeypatch.setattr(ResidentChunks, "evicted", lambda self, page: None)
+    monkeypatch.setattr(ChunkStore, "evict", lambda self, page: None)
     with pytest.raises(EngineError, match="lost a chunk"):
         half_evicted(inside, engine, prompt)
 

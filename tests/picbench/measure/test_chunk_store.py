@@ -22,6 +22,6 @@ def test_a_chunk_is_evicted_as_a_whole() -> None:
 
     bench = _filled(10)
     bench.block_pool.get_new_blocks(1)
-    assert len(bench.supply.chunks) == 9
-    assert not bench.supply.mappable(bench.canonicals[0])
-    assert all(map(bench.supply.mappable, bench.canonicals[1:]))
+    assert len(bench.store) == 9
+    assert not bench.store.is_mappable(bench.canonicals[0])
+    assert all(map(bench.store.is_mappable, bench.canonicals[1:]))

@@ -1,0 +1,391 @@
+"""The chunk store: one record for each chunk that the scheduler has any information about.
+
+The linker and its jobs call the primitives in this order:
+
+    lookup()             on arrival: ask the tiers for chunks that nothing is known of
+    is_mappable()        before a step: may a request map the chunk, or copy it (`is_copyable`)?
+    prepare_compile()    if not: a request of the linker's own compiles it, or `prepare_fetch()`
+    complete_compile()   that request has finished or was given up, or `complete_fetch()`
+    touch()              a request that uses the chunks was scheduled
+    complete_transfers() the tiers' results: lookups, stores and lost chunks
+    release_stored()     before a step: free the pages of chunks that were compiled to be stored
+    pin(), unpin()       keep a chunk in the pool
+    evict()              the pool reuses the block of a page
+    drop()               forget an idle chunk
+    reset_pool()         the pool, or with `reset_tiers()` the tiers, were emptied
+
+Chunk and prefix KV share one pool and one order of eviction, the pool's least-recently-used queue
+of blocks without references. A chunk moves to the end of it as a whole, so that neither kind of
+traffic can starve the other. When the pool evicts one page of an idle chunk, the chunk is not
+resident any more, and its other pages are the next to be evicted. Referenced blocks stay.
+"""
+
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from picbench.engines.chunk_cache.chunk_record import ChunkRecord, ChunkState, PagePool
+from picbench.engines.chunk_cache.transfers import StoreCommand, TransferCommands, TransferResults
+from picbench.engines.planning.keys import Key
+from picbench.engines.planning.plan import Canonical
+
+_LOG = logging.getLogger(__name__)
+
+#: At most this many chunks are remembered that are only in tiers.
+_MAX_RECORDS = 1 << 20
+
+#: A chunk that was lost this often counts as missing for this many seconds.
+_MAX_LOSSES, _BAN_S = 2, 60.0
+
+
+class ChunkStore:
+    """The chunks of one scheduler: looked up, used, pinned and evicted as a whole.
+
+                lookup            present              fetch
+        UNKNOWN ------> LOOKUP ------------> REMOTE ----------> FETCHING ---+
+           |              | absent             ^ stored                     |
+           |              v      compile       |            refused         v
+           |           MISSING --------+    STORING -------------------> RESIDENT
+           | compile                   v       ^ for copies                 ^
+           +----------------------> COMPILING -+----------------------------+
+
+    A chunk that is evicted or lost, or whose compile or fetch is given up, returns to what is known
+    of the tiers. Without `tiers` nothing is stored. With `asks`, other engines may have stored
+    chunks, so the tiers are asked for unknown ones; otherwise an unknown chunk is a missing one.
+
+    Knowledge of the tiers may be out of date: a load that fails says so, and the chunk counts as
+    missing. A chunk that is lost repeatedly counts as missing for a while whatever the tiers say,
+    so that a tier that takes values and returns none does not keep a request waiting for ever.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        *,
+        tiers: bool,
+        asks: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.asks = asks
+        self.clock = clock
+        self.commands = TransferCommands()
+        self._pool = pool
+        self._tiers = tiers
+        self._pending = 0
+        self._records: OrderedDict[Key, ChunkRecord] = OrderedDict()
+        # Indices of the records, in the order in which chunks became resident or were pinned, and
+        # by page.
+        self._resident: dict[Key, ChunkRecord] = {}
+        self.pinned: dict[Key, ChunkRecord] = {}
+        self._owners: dict[Key, set[Key]] = {}
+        # Pages that are being computed, with the number of chunks, and those to be freed.
+        self._unfinished: Counter[Key] = Counter()
+        self._leaving: dict[Key, Sequence[Key]] = {}
+
+    def __len__(self) -> int:
+        return len(self._resident)
+
+    def __iter__(self) -> Iterator[ChunkRecord]:
+        """The resident chunks."""
+        return iter(self._resident.values())
+
+    def find(self, key: Key) -> ChunkRecord | None:
+        """A resident chunk."""
+        return self._resident.get(key)
+
+    def owner_of(self, key: Key) -> str | None:
+        """The id of the request that compiles or fetches a chunk."""
+        record = self._records.get(key)
+        return record.owner if record else None
+
+    def tiers_of(self, key: Key) -> ChunkState:
+        """What is known of the tiers: REMOTE, MISSING, LOOKUP or UNKNOWN."""
+        record = self._records.get(key)
+        known = record.tiers if record else ChunkState.UNKNOWN
+        return ChunkState.MISSING if known is ChunkState.UNKNOWN and not self.asks else known
+
+    def is_remote(self, key: Key) -> bool:
+        """Whether a tier has a chunk, as far as is known."""
+        return self.tiers_of(key) is ChunkState.REMOTE
+
+    def lookup(self, canonicals: Iterable[Canonical]) -> None:
+        """Ask the tiers for chunks that nothing is known of."""
+        for canonical in canonicals:
+            key = canonical.key
+            unknown = self.tiers_of(key) is ChunkState.UNKNOWN and self.owner_of(key) is None
+            if unknown and not self.is_mappable(canonical):
+                self._learn([key], ChunkState.LOOKUP)
+                self.commands.lookups.append(key)
+
+    def is_mappable(self, canonical: Canonical) -> bool:
+        """Whether a request may map a chunk in the next step: its blocks are in the pool.
+
+        Blocks of a compile that runs in the same step count: a layer writes all KV first.
+        """
+        record = self._resident.get(canonical.key)
+        if record is not None and len(record.pages) == record.size:
+            return True
+        return canonical.resident(self._pool.resident)
+
+    def is_copyable(self, canonical: Canonical) -> bool:
+        """Whether a chunk can be copied from the pool: its blocks were computed before."""
+        return self.is_mappable(canonical) and not any(map(self._unfinished.get, canonical.keys))
+
+    def prepare_compile(self, canonical: Canonical, owner: str) -> None:
+        """The request `owner` is going to compute a missing chunk."""
+        record = self._record(canonical.key)
+        if record.tiers is ChunkState.MISSING:
+            # The tiers are asked again when the chunk is needed after it was evicted.
+            record.tiers = ChunkState.UNKNOWN
+        record.owner = owner
+        self._unfinished.update(_names(canonical))
+        record.enter(ChunkState.COMPILING)
+
+    def complete_compile(
+        self, canonical: Canonical, blocks: tuple[int, ...], *, success: bool, shared: bool
+    ) -> None:
+        """The owner's request ended; `blocks` are those of the anchor and the chunk.
+
+        The chunk is resident if it is `shared`. Otherwise it was compiled for copies: it is
+        resident only if no tier takes it.
+        """
+        record = self._records[canonical.key]
+        record.owner = None
+        for name in _names(canonical):
+            self._unfinished[name] -= 1
+            if not self._unfinished[name]:
+                del self._unfinished[name]
+        if success and self._tiers:
+            blocks = blocks[len(canonical.anchor_pages) :]
+            self.commands.stores.append(StoreCommand(record.key, blocks))
+        if success and self._tiers and not shared:
+            record.storing = canonical
+        elif success:
+            self._add(record, canonical)
+        self._settle(record)
+
+    def prepare_fetch(self, canonical: Canonical, owner: str) -> None:
+        """The tiers are going to load a remote chunk into blocks of the request `owner`."""
+        record = self._records[canonical.key]
+        record.owner = owner
+        record.enter(ChunkState.FETCHING)
+
+    def complete_fetch(self, canonical: Canonical, *, success: bool) -> None:
+        """The owner's request ended."""
+        record = self._records[canonical.key]
+        record.owner = None
+        if success:
+            self._add(record, canonical)
+        self._settle(record)
+
+    def touch(self, canonicals: Iterable[Canonical]) -> None:
+        """A request uses chunks: the pages that it does not map are refreshed like the others.
+
+        A page that a chunk lost and another chunk brought back belongs to both.
+        """
+        now = self.clock()
+        for canonical in canonicals:
+            record = self._resident.get(canonical.key)
+            if record is not None:
+                record.hits += 1
+                record.last_use = now
+                if len(record.pages) < record.size:
+                    self._own(record, filter(self._pool.resident, _names(canonical)))
+                self._pool.refresh(canonical.unused)
+
+    def complete_transfers(self, results: TransferResults) -> None:
+        """Apply what the tiers answered."""
+        self._pending = results.pending
+        for key in results.lost:
+            record = self._record(key)
+            record.losses, record.lost_at = record.losses + 1, self.clock()
+        found = results.present | results.stored
+        banned = {key for key in found if self._is_banned(key)}
+        self._learn(found - banned, ChunkState.REMOTE)
+        self._learn(results.absent | results.lost | banned, ChunkState.MISSING)
+        for key in results.stored | results.refused:
+            self._complete_store(key)
+
+    def release_stored(self) -> None:
+        """Free the pages of chunks that were compiled for copies and are in a tier by now."""
+        for key, names in list(self._leaving.items()):
+            self._pool.discard(name for name in names if name not in self._owners)
+            if not any(map(self._pool.in_use, names)):
+                del self._leaving[key]
+
+    def pin(self, key: Key) -> bool:
+        """Keep a chunk in the pool; False if it is not resident as a whole."""
+        record = self._resident.get(key)
+        if record is None or not record.whole:
+            return False
+        if key not in self.pinned:
+            held = map(self._pool.hold, record.pages)
+            record.pins = tuple(block for block in held if block is not None)
+            self.pinned[key] = record
+        return True
+
+    def unpin(self, key: Key) -> None:
+        """Let a chunk be evicted again."""
+        record = self.pinned.pop(key, None)
+        if record is not None:
+            blocks, record.pins = record.pins, ()
+            self._pool.release(list(blocks))
+            self._settle(record)
+
+    def unpin_for(self, need: int) -> None:
+        """Unpin chunks, oldest pin first, until a request of `need` blocks can run."""
+        while self.pinned and need > self._pool.usable - len(self.pinned_blocks()):
+            key = next(iter(self.pinned))
+            _LOG.warning("unpinned chunk %s: a request needs its blocks", self.pinned[key].name)
+            self.unpin(key)
+
+    def pinned_blocks(self) -> list[Any]:
+        """The blocks that pins reference, each once."""
+        pins = (block for record in self.pinned.values() for block in record.pins)
+        return list({block.block_id: block for block in pins}.values())
+
+    def evict(self, page: Key) -> None:
+        """The pool reuses a page's block: evict every chunk that is not whole without it.
+
+        A chunk in use keeps the blocks that are referenced; it only loses a page that no request
+        maps.
+        """
+        for key in tuple(self._owners.get(page, ())):
+            record = self._resident[key]
+            if self._in_use(record):
+                record.pages = tuple(p for p in record.pages if p != page)
+                self._owners[page].discard(key)
+            else:
+                self._store_evicted(record)
+                self._remove(record)
+        if not self._owners.get(page, True):
+            del self._owners[page]
+
+    def drop(self, key: Key) -> bool:
+        """Forget an idle chunk; False if it is in use or not resident."""
+        record = self._resident.get(key)
+        if record is None or self._in_use(record):
+            return False
+        self._remove(record)
+        return True
+
+    def reset_pool(self) -> None:
+        """The pool was emptied."""
+        self._owners.clear()
+        for record in list(self._resident.values()):
+            self._leave_pool(record)
+
+    def reset_tiers(self) -> None:
+        """Delete what this engine stored in tiers."""
+        self.commands.clear = self._tiers
+        for record in list(self._records.values()):
+            self._forget_tiers(record)
+
+    def has_pending_work(self) -> bool:
+        """Whether commands are unsent or transfers under way."""
+        return bool(self.commands or self._pending)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no chunk is on its way into the pool or the tiers."""
+        busy = any(record.owner or record.storing for record in self._records.values())
+        return not busy and not self.has_pending_work()
+
+    def _record(self, key: Key) -> ChunkRecord:
+        return self._records.setdefault(key, ChunkRecord(key))
+
+    def _settle(self, record: ChunkRecord) -> None:
+        """Enter the state of a chunk that is not on its way; forget it if nothing is known."""
+        if record.owner is not None:
+            return
+        if record.size:
+            record.enter(ChunkState.RESIDENT)
+        elif record.storing is not None:
+            record.enter(ChunkState.STORING)
+        else:
+            record.enter(record.tiers)
+            if record.tiers is ChunkState.UNKNOWN and not record.losses and not record.pins:
+                self._records.pop(record.key, None)
+
+    def _learn(self, keys: Iterable[Key], tiers: ChunkState) -> None:
+        """Note what is known of the tiers; the chunks noted longest ago are forgotten first."""
+        for key in keys:
+            record = self._record(key)
+            record.tiers = tiers
+            self._records.move_to_end(key)
+            self._settle(record)
+        for key in list(islice(self._records, max(0, len(self._records) - _MAX_RECORDS))):
+            self._records.move_to_end(key)
+            self._forget_tiers(self._records[key])
+
+    def _forget_tiers(self, record: ChunkRecord) -> None:
+        record.tiers, record.losses = ChunkState.UNKNOWN, 0
+        self._settle(record)
+
+    def _is_banned(self, key: Key) -> bool:
+        record = self._record(key)
+        if self.clock() - record.lost_at > _BAN_S:
+            record.losses = 0
+        return record.losses >= _MAX_LOSSES
+
+    def _complete_store(self, key: Key) -> None:
+        """A chunk compiled for copies leaves the pool if a tier took it, else it is resident."""
+        record = self._records.get(key)
+        if record is None or record.storing is None:
+            return
+        canonical, record.storing = record.storing, None
+        if record.tiers is ChunkState.REMOTE:
+            self._leaving[key] = _names(canonical)
+        elif self.is_mappable(canonical):
+            self._add(record, canonical)
+        self._settle(record)
+
+    def _add(self, record: ChunkRecord, canonical: Canonical) -> None:
+        self._disown(record)
+        self._resident.setdefault(record.key, record)
+        record.size = len(canonical.pages)
+        record.tokens = sum(page.real for page in canonical.pages)
+        record.last_use = self.clock()
+        self._own(record, _names(canonical))
+
+    def _in_use(self, record: ChunkRecord) -> bool:
+        """Whether a request maps a chunk; a page shared with another chunk does not tell."""
+        own = [page for page in record.pages if len(self._owners[page]) == 1]
+        return any(map(self._pool.in_use, own or record.pages))
+
+    def _store_evicted(self, record: ChunkRecord) -> None:
+        """Store a whole chunk whose blocks hold its KV until the step runs."""
+        stores = self._tiers and record.tiers is not ChunkState.REMOTE
+        if stores and record.whole and all(map(self._pool.resident, record.pages)):
+            blocks = self._pool.block_ids(record.pages)
+            self.commands.stores.append(StoreCommand(record.key, blocks))
+
+    def _remove(self, record: ChunkRecord) -> None:
+        unowned = self._disown(record)
+        self._leave_pool(record)
+        self._pool.discard(unowned)
+
+    def _leave_pool(self, record: ChunkRecord) -> None:
+        del self._resident[record.key]
+        record.pages, record.size, record.hits = (), 0, 0
+        self._settle(record)
+
+    def _own(self, record: ChunkRecord, pages: Iterable[Key]) -> None:
+        record.pages = tuple(pages)
+        for page in record.pages:
+            self._owners.setdefault(page, set()).add(record.key)
+
+    def _disown(self, record: ChunkRecord) -> Sequence[Key]:
+        """Remove a chunk from the owners of its pages; return the pages without owners."""
+        for page in record.pages:
+            self._owners[page].discard(record.key)
+            if not self._owners[page]:
+                del self._owners[page]
+        return [page for page in record.pages if page not in self._owners]
+
+
+def _names(canonical: Canonical) -> list[Key]:
+    return [page.name for page in canonical.pages]
