@@ -1,1 +1,1 @@
-"""What happens to a request before it reaches the scheduler: its arguments, limits and hashes."""
+"""Requests before the scheduler: their arguments, limits and hashes."""

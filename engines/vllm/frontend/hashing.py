@@ -1,11 +1,11 @@
-"""Hashing no more of a prompt than anybody looks up.
+"""Deferred hashing of prompts with chunks.
 
-vLLM hashes every full block of a prompt as it comes in. A request whose chunks are linked gets keys
-of its own, and of vLLM's only those of the text before the first chunk: of a prompt of 32k tokens
-that saves hashing two thousand blocks, a fifth of the host's time until the first token.
+vLLM hashes every full block of a prompt on arrival. A request whose chunks are linked has block
+keys of its own and needs vLLM's only for the text before its first chunk. For a prompt of 32k
+tokens that saves hashing two thousand blocks, a fifth of the host's time to the first token.
 
-Upstream: vllm/v1/engine/core.py of vLLM 0.32.0, `EngineCore.__init__`, where `get_request_block_
-hasher` (vllm/v1/core/kv_cache_utils.py) makes what `Request.__init__` calls.
+Upstream: vllm/v1/engine/core.py of vLLM 0.32.0. `EngineCore.__init__` gets the hasher that
+`Request.__init__` calls from `get_request_block_hasher` (vllm/v1/core/kv_cache_utils.py).
 """
 
 import copy
@@ -22,29 +22,32 @@ from picbench.engines.vllm.frontend.request_args import describes_chunks
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-#: Keys of the blocks that a request has filled since it was last asked.
+#: From a request to the keys of its full blocks that have none yet.
 Hasher = Callable[[Any], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredHasher:
-    """vLLM's hasher, but for requests that describe chunks: these are not hashed unasked."""
+    """vLLM's hasher, which skips requests with chunks until `hash_prompt` or `hash_lead`."""
 
     stock: Hasher
 
     def __call__(self, request: "Request") -> list[Any]:
-        """The keys of a request's new blocks; none of a request with chunks."""
+        """The keys of a request's new blocks; none for a request with chunks."""
         params = request.sampling_params
         if params is not None and describes_chunks(params.extra_args):
             return []
         return self.stock(request)
 
 
-def postpone() -> None:
-    """Have engine cores of this process make `DeferredHasher` hashers; raises for another vLLM."""
+def defer_hashing() -> None:
+    """Patch the engine cores of this process to use `DeferredHasher`.
+
+    Raises ConfigError if the upstream signature differs.
+    """
     core: Any = import_module("vllm.v1.engine.core")
     upstream = core.get_request_block_hasher
-    if getattr(upstream, "postpones", False):
+    if getattr(upstream, "defers", False):
         return
     check_signature(upstream, ("hash_block_size", "caching_hash_fn"))
 
@@ -52,12 +55,12 @@ def postpone() -> None:
     def get_request_block_hasher(*args: Any, **kwargs: Any) -> DeferredHasher:
         return DeferredHasher(upstream(*args, **kwargs))
 
-    get_request_block_hasher.postpones = True  # type: ignore[attr-defined]
+    get_request_block_hasher.defers = True  # type: ignore[attr-defined]
     core.get_request_block_hasher = get_request_block_hasher
 
 
 def hash_prompt(request: "Request") -> None:
-    """Hash what was postponed, and what the request computes from now on."""
+    """Hash a request's prompt now, and its further blocks as they fill."""
     hasher = request._block_hasher
     if isinstance(hasher, DeferredHasher):
         request._block_hasher = hasher.stock
@@ -65,7 +68,7 @@ def hash_prompt(request: "Request") -> None:
 
 
 def hash_lead(request: "Request", tokens: int) -> list[Key]:
-    """vLLM's keys of the full blocks among the prompt's first tokens."""
+    """vLLM's keys of the full blocks in the prompt's first `tokens`."""
     from vllm.v1.utils import ConstantList
 
     lead = copy.copy(request)

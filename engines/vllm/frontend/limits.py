@@ -1,4 +1,4 @@
-"""Whether a request can be served at all, decided before it reaches the scheduler."""
+"""Checks on arrival whether a request can be served at all."""
 
 from dataclasses import dataclass
 from typing import Any, Self
@@ -12,7 +12,7 @@ from picbench.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may need: `capacity` in KV slots, `blocks` in the whole pool."""
+    """The most that one request may need: `capacity` in KV slots, `blocks` in the whole pool."""
 
     capacity: int
     blocks: int
@@ -20,16 +20,16 @@ class Limits:
 
     @classmethod
     def of(cls, config: Any) -> Self:
-        """The limits of an engine that runs with a `VllmConfig`."""
+        """The limits of an engine, from its `VllmConfig`."""
         cache = config.cache_config
-        # vLLM keeps block 0 for itself.
+        # vLLM reserves block 0.
         blocks = cache.num_gpu_blocks - 1
         return cls(config.model_config.max_model_len, blocks, cache.block_size)
 
     def check(self, footprint: Footprint, max_tokens: int) -> int:
         """Blocks that a request needs to finish, compiles included.
 
-        Raises ConfigError if it can never have them.
+        Raises ConfigError if the pool is too small for it.
         """
         slots = footprint.slots + max_tokens
         need = -(-slots // self.block_size) + footprint.spare
@@ -48,10 +48,10 @@ class Limits:
 
 
 def check_request(config: Any, request: Any, registry: Registry) -> None:
-    """Raise ConfigError for a request that its engine must not get.
+    """Raise ConfigError for a request that an engine must not be given.
 
-    `config` is the engine's `VllmConfig`, `request` an `EngineCoreRequest`. An engine without
-    picbench gets no request with chunks; a PIC engine gets none that is malformed or too large.
+    `config` is the engine's `VllmConfig`, `request` an `EngineCoreRequest`. Refused are requests
+    with chunks if the engine runs without picbench, and malformed or too large ones.
     """
     args = request_args(request, registry)
     if args is None:

@@ -1,8 +1,9 @@
-"""The `vllm.general_plugins` entry point: no PIC request is served as an ordinary one.
+"""The `vllm.general_plugins` entry point, which checks every request on arrival.
 
-vLLM ignores `extra_args` that it does not know, and an exception in its scheduler ends the engine.
-In a process where picbench is installed every request is therefore checked as it comes in, before
-it is sent to the engine core. Engine cores leave hashing prompts with chunks to the scheduler.
+vLLM ignores unknown `extra_args`, so an engine without picbench would serve a PIC request as an
+ordinary one, and an exception in the scheduler ends the engine. Requests are therefore checked
+before they are sent to the engine core. In engine cores the hashing of prompts with chunks is left
+to the scheduler.
 """
 
 from collections.abc import Callable
@@ -10,11 +11,11 @@ from functools import wraps
 from typing import Any
 
 from picbench.engines.vllm.compat import check_signature, check_version
-from picbench.engines.vllm.frontend.hashing import postpone
+from picbench.engines.vllm.frontend.hashing import defer_hashing
 from picbench.errors import ConfigError, PicBenchError
 
-#: Upstream `InputProcessor.process_inputs` (vllm/v1/engine/input_processor.py:373): the one gate
-#: that offline and online requests share, and the first place where a prompt's tokens are known.
+#: Upstream `InputProcessor.process_inputs` (vllm/v1/engine/input_processor.py:373), which offline
+#: and online requests share and which is the first to have a prompt's tokens.
 _PARAMETERS = (
     "self",
     "request_id",
@@ -34,11 +35,11 @@ _PARAMETERS = (
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes, possibly more than once."""
+    """Install the check; vLLM calls this in each of its processes, possibly more than once."""
     from vllm.v1.engine.input_processor import InputProcessor
 
     check_version()
-    postpone()
+    defer_hashing()
     if not _registered():
         check_signature(InputProcessor.process_inputs, _PARAMETERS)
         guarded = _guarded(InputProcessor.process_inputs)
@@ -46,7 +47,7 @@ def register() -> None:
 
 
 def check_registered() -> None:
-    """Raise ConfigError in a process that vLLM started without the plug-in."""
+    """Raise ConfigError in a process in which vLLM has not loaded the plug-in."""
     if not _registered():
         raise ConfigError(
             "picbench's plug-in is not loaded", hint="add picbench to VLLM_PLUGINS, or unset it"
@@ -71,7 +72,7 @@ def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
         try:
             check_request(self.vllm_config, request, registry)
         except PicBenchError as error:
-            # vLLM's servers answer a ValueError with 400, anything else with 500.
+            # vLLM's servers answer a ValueError with 400 and other errors with 500.
             raise RequestError(error) from error
         return request
 
@@ -80,7 +81,7 @@ def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RequestError(ConfigError, ValueError):
-    """A refused request, as vLLM's callers expect it."""
+    """A refused request, as the error that vLLM's callers handle."""
 
     def __init__(self, error: PicBenchError) -> None:
         super().__init__(error.message, hint=error.hint)

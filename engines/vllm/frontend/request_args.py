@@ -1,6 +1,6 @@
-"""What a vLLM request says about its chunks.
+"""A request's PIC arguments.
 
-A request describes its chunks by spans of prompt tokens, in `SamplingParams.extra_args`::
+A vLLM request describes its chunks by spans of prompt tokens, in `SamplingParams.extra_args`::
 
     {"pic": {"spans": [[12, 140], [140, 300]], "algorithm": "epic:k=16"}}
 
@@ -8,8 +8,8 @@ or, where only flat values can be sent (`vllm_xargs` over HTTP)::
 
     {"pic_spans": [12, 140, 140, 300], "pic_algorithm": "epic:k=16"}
 
-They are parsed once, by the first of picbench's parts that the request reaches: `RequestArgs` then
-takes the place of the mapping. Between processes vLLM sends it as a mapping of the same fields.
+They are parsed once, on arrival, and replaced by a `RequestArgs`. When vLLM sends a request to
+another process, msgspec makes that a mapping of the same fields again.
 """
 
 import copy
@@ -42,7 +42,7 @@ class RequestArgs:
 
 
 def request_args(request: Any, registry: Registry) -> RequestArgs | None:
-    """A request's PIC arguments, parsed unless they have been already; None if it has none.
+    """A request's PIC arguments, parsed if they have not been; None if it has none.
 
     `request` has vLLM's `sampling_params` and `prompt_token_ids`. Raises what `read_args` does.
     """

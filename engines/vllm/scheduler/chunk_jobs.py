@@ -99,7 +99,7 @@ class ChunkJobs:
         fetches = tiers is ChunkState.REMOTE
         plan = canonical.fetch_plan() if fetches else canonical.compile_plan()
         verb = "fetch" if fetches else "compile"
-        request = rewrite.own_request(f"pic-{verb}-{next(self._numbers)}", plan, parent)
+        request = rewrite.chunk_request(f"pic-{verb}-{next(self._numbers)}", plan, parent)
         asker = parent.request_id
         job = ChunkJob(canonical, request, plan, asker, asker, fetches, shared)
         self._jobs[request.request_id] = job

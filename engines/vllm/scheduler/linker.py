@@ -268,7 +268,7 @@ class Linker:
         compiles = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]
         spare = max(compiles, default=0) + len(plan.copies)
         need = self._limits.check(Footprint(len(plan.tokens), spare), request.max_tokens)
-        rewrite.follow(request, plan)
+        rewrite.apply_plan(request, plan)
         self._links[request.request_id] = Link(plan, need, args.tag)
         self._store.lookup(plan.canonicals)
 

@@ -1,8 +1,8 @@
-"""Turning a vLLM request into one that follows a plan.
+"""Rewrites a vLLM request into a planned one.
 
-vLLM believes that a request is a list of tokens whose computed part is a prefix. In compute order
-that is true of a plan, so scheduler, allocator, chunked prefill, slot mapping and sampling stay as
-they are; only the request's tokens and block hashes are exchanged, and positions sent along.
+vLLM treats a request as a list of tokens whose computed part is a prefix. In compute order that is
+true of a plan, so scheduler, allocator, chunked prefill, slot mapping and sampling stay as they
+are. Only the request's tokens and block hashes are replaced, and a `SlotMap` is sent with it.
 """
 
 import copy
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     Hasher = Callable[[Request], list[BlockHash]]
 
 
-def follow(request: "Request", plan: Plan) -> None:
-    """Put a plan's slots in place of a request's prompt.
+def apply_plan(request: "Request", plan: Plan) -> None:
+    """Replace a request's prompt by a plan's slots.
 
-    Lists that the frontend may share are replaced, not edited: what the user gets back is the
-    prompt that was sent.
+    Lists that the frontend may share are replaced, not edited, so that the user's output shows the
+    prompt as it was sent.
     """
     request.prompt_token_ids = list(plan.tokens)
     request.num_prompt_tokens = len(plan.tokens)
@@ -36,7 +36,7 @@ def follow(request: "Request", plan: Plan) -> None:
 
 
 def isolate(request: "Request") -> None:
-    """Keep a request's KV to itself: it reads nothing from the cache and leaves nothing in it."""
+    """Make a request's KV private: it reads nothing from the cache and leaves nothing in it."""
     request.skip_reading_prefix_cache = True
     stock = request._block_hasher
     if stock is not None:
@@ -44,10 +44,10 @@ def isolate(request: "Request") -> None:
         request._block_hasher = lambda r: [_private() for _ in stock(r)]
 
 
-def own_request(request_id: str, plan: Plan, parent: "Request") -> "Request":
-    """The request that computes or fetches a canonical object on behalf of `parent`.
+def chunk_request(request_id: str, plan: Plan, parent: "Request") -> "Request":
+    """The request that computes or fetches a chunk on behalf of `parent`.
 
-    It samples one token, because vLLM has no request that samples none; nobody reads it.
+    It samples one token, which is dropped, because vLLM has no request that samples none.
     """
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -62,12 +62,12 @@ def own_request(request_id: str, plan: Plan, parent: "Request") -> "Request":
         arrival_time=parent.arrival_time,
         cache_salt=parent.cache_salt,
     )
-    follow(request, plan)
+    apply_plan(request, plan)
     return request
 
 
 def correct_stats(request: "Request", plan: Plan, reused: int) -> None:
-    """Report prompt and cached tokens as the user counts them, without pads and duplicates."""
+    """Set prompt and cached tokens to the user's counts, without pads and linked duplicates."""
     if request.prefill_stats is not None and not request.num_preemptions:
         request.prefill_stats.set(
             num_prompt_tokens=plan.prompt_tokens,
@@ -82,7 +82,7 @@ def _hasher(plan: Plan) -> "Hasher":
 
     def hash_new_blocks(request: "Request") -> Any:
         known, tokens = request.block_hashes, request._all_token_ids
-        # Asked for each token: fifteen times out of sixteen no block has been filled.
+        # Called for every token, of which fifteen in sixteen do not fill a block.
         if (len(known) + 1) * plan.block_size > len(tokens):
             return []
         fresh = planned[len(known) : full]

@@ -1,1 +1,1 @@
-"""The workers' processes: positions, rotation and attention of planned requests."""
+"""The workers' processes: positions, RoPE and attention of planned requests."""

@@ -1,8 +1,8 @@
-"""Rotary embedding with keys that may stay unrotated.
+"""Rotary embedding for keys that are cached without RoPE.
 
-A canonical block is read at many positions, so its keys are stored as they are and rotated when
-they are read. Every other block is found only behind one prefix and has one position; its keys
-rest rotated, which costs nothing and lets attention read them in place.
+A canonical block is read at many positions, so its keys are cached without RoPE and rotated when
+they are read. Every other block is found only after one prefix and has one position; its keys are
+cached with RoPE, which costs nothing and lets attention read them in place.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,9 +19,9 @@ from picbench.kernels.rope import RopeTable
 
 
 class KeyPositions:
-    """What the keys of the current step are rotated to; the model runner sets it.
+    """The positions that the keys of a step are rotated to; the model runner sets them.
 
-    `step` [tokens] int64, or None where keys are rotated as queries are.
+    `step` [tokens] int64, or None if keys are rotated like queries.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class KeyPositions:
 
 
 class SplitRotary(nn.Module):
-    """Stands in for a layer's rotary module and rotates keys to positions of their own."""
+    """Replaces a layer's rotary module and rotates keys to positions of their own."""
 
     def __init__(self, rotary: RotaryEmbedding, keys: KeyPositions) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class SplitRotary(nn.Module):
         return query, key
 
 
-class UnrotatedKeys(nn.Module):
-    """Stands in for a layer's rotary module and rotates queries only."""
+class QueryRotary(nn.Module):
+    """Replaces a layer's rotary module and rotates queries only."""
 
     def __init__(self, rotary: RotaryEmbedding) -> None:
         super().__init__()
@@ -59,23 +59,23 @@ class UnrotatedKeys(nn.Module):
         return query, key
 
 
-def split_rotation(
-    model: nn.Module, split: Callable[[RotaryEmbedding], nn.Module], *, exact: bool = False
+def replace_rotary(
+    model: nn.Module, wrap: Callable[[RotaryEmbedding], nn.Module], *, exact: bool = False
 ) -> RopeTable:
-    """Exchange the rotary module of every attention layer for what `split` makes of it.
+    """Replace the rotary module of every attention layer by `wrap` of it.
 
     The module that layers shared is not changed. Returns and raises what `rope_table` does.
     """
     table = rope_table(model, exact=exact)
     for layer, rotary in _rotating_layers(model):
-        layer.rotary_emb = split(rotary)
+        layer.rotary_emb = wrap(rotary)
     return table
 
 
 def rope_table(model: nn.Module, *, exact: bool = False) -> RopeTable:
     """The rotary parameters that all attention layers of a model share.
 
-    The model rounds them to its own type; `exact` computes them anew in float32. Raises ConfigError
+    The model rounds them to its own type; `exact` recomputes them in float32. Raises ConfigError
     for models whose layers do not follow the pattern `q, k = self.rotary_emb(positions, q, k)` with
     one set of parameters.
     """

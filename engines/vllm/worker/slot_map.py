@@ -1,9 +1,10 @@
-"""What a worker is told about a planned request's KV slots, once, with its sampling parameters.
+"""The message in which the scheduler describes a planned request's KV slots to the workers.
 
-A chunk's KV is shared by requests in which the chunk begins at different positions. On a CPU its
-keys are cached without RoPE and rotated when they are read. On a GPU they are cached with RoPE, at
-the positions that they had when the chunk was compiled, and re-rotated by the difference: requests
-that compile run vLLM's own RoPE unchanged. All other keys are cached at their logical positions.
+Requests in which a chunk begins at different positions share its KV. On a CPU its keys are cached
+without RoPE and rotated when they are read. On a GPU they are cached with RoPE at the positions
+that they had when the chunk was compiled, which lets compiles run vLLM's own RoPE unchanged, and
+re-rotated by the difference when they are read. All other keys are cached at their logical
+positions. The message is sent once, in the request's sampling parameters.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from picbench.engines.planning.plan import Plan
 #: The key in `SamplingParams.extra_args` under which the scheduler sends a request's `SlotMap`.
 SLOT_MAP = "pic_slot_map"
 
-#: Runs of consecutive positions, one per slot: the first (GAP for a run of gaps) and how many.
+#: Positions slot by slot, as runs of consecutive ones: the first (GAP for gaps) and how many.
 Runs = tuple[tuple[int, int], ...]
 Positions = NDArray[np.int32]
 
@@ -28,8 +29,8 @@ class SlotMap:
     """The planned slots of one request in compute order.
 
     `position_runs` are their logical positions (GAP: never visible), `cached_at_runs` the positions
-    at which the keys of canonical slots were compiled (GAP: not a canonical slot). Generated tokens
-    follow the planned slots, the first at logical position `end`.
+    at which the keys of canonical slots were compiled (GAP: not canonical). Generated slots follow,
+    the first at logical position `end`.
     """
 
     position_runs: Runs

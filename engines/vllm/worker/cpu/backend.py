@@ -27,7 +27,7 @@ from picbench.kernels.shape import HeadShape
 
 
 class PicAttentionBackend(AttentionBackend):
-    """Attention over unrotated shared keys; stands in for CPU_ATTN where an engine asks."""
+    """Attention over shared keys cached without RoPE; replaces CPU_ATTN in PIC engines."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float32, torch.bfloat16]
     forward_includes_kv_cache_update = False
@@ -44,7 +44,7 @@ class PicAttentionBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        """The name of the backend that it stands in for: vLLM looks it up among its own."""
+        """The name of the backend that it replaces: vLLM looks it up among its own."""
         return "CPU_ATTN"
 
     @staticmethod
@@ -61,8 +61,8 @@ class PicAttentionBackend(AttentionBackend):
 class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
     """Prepares a step for all layers.
 
-    The model runner sets `rope` when the model is loaded and `step` before each step: vLLM's
-    common metadata holds neither logical positions nor request ids.
+    The model runner sets `rope` and `step` before each step, because vLLM's common metadata has
+    neither logical positions nor request ids.
     """
 
     rope: RopeTable
@@ -92,10 +92,10 @@ class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
             query_start=common_attn_metadata.query_start_loc_cpu.tolist(),
             seq_lens=common_attn_metadata.seq_lens.tolist(),
             block_table=common_attn_metadata.block_table_tensor,
-            kpos=[row.positions for row in self.step.rows],
+            kpos=[slots.positions for slots in self.step.requests],
             qpos=self.step.queries,
-            affine=[row.affine for row in self.step.rows],
-            rotated=[row.rotated for row in self.step.rows],
+            affine=[slots.affine for slots in self.step.requests],
+            rotated=[slots.with_rope for slots in self.step.requests],
             rope=self.rope,
             shape=self._shape,
             workspace=self._workspace,
@@ -164,13 +164,13 @@ class PicAttention(AttentionImpl[Any]):
 
 
 @contextmanager
-def selected() -> Iterator[None]:
-    """Let attention layers built inside choose this backend.
+def backend_selected() -> Iterator[None]:
+    """Select this backend for the attention layers that are built inside.
 
     vLLM's CPU platform ignores `attention_backend` and asks for CPU_ATTN
-    (vllm/platforms/cpu.py, get_attn_backend_cls), so that member is overridden for as long as a
-    model is built; other engines of the process keep vLLM's own. The selector's cache is dropped
-    on both sides, because its key does not know of overrides.
+    (vllm/platforms/cpu.py, get_attn_backend_cls), so that member is overridden while a model is
+    built; other engines of the process keep vLLM's own. The selector's cache is cleared before and
+    after, because its key does not include overrides.
     """
     path = f"{PicAttentionBackend.__module__}.{PicAttentionBackend.__qualname__}"
     register_backend(AttentionBackendEnum.CPU_ATTN, path)

@@ -13,9 +13,9 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.settings import PicSettings
-from picbench.engines.vllm.worker.cpu.backend import PicMetadataBuilder, selected
+from picbench.engines.vllm.worker.cpu.backend import PicMetadataBuilder, backend_selected
 from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable
-from picbench.engines.vllm.worker.rotary import KeyPositions, SplitRotary, split_rotation
+from picbench.engines.vllm.worker.rotary import KeyPositions, SplitRotary, replace_rotary
 from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.errors import EngineError
 
@@ -30,18 +30,19 @@ class PicModelRunner(CPUModelRunner):
         check_signature(CPUModelRunner.load_model, ("self", "load_dummy_weights"))
         super().__init__(vllm_config, device)
         settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
-        self._table = PositionTable(self.max_model_len + 1, unrotated=settings.keys_without_rope)
+        slots = self.max_model_len + 1
+        self._table = PositionTable(slots, keys_without_rope=settings.keys_without_rope)
         self._keys = KeyPositions()
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
-        """Load the model with picbench's attention and its own positions for keys."""
-        with selected():
+        """Load the model with picbench's attention, and key positions of their own."""
+        with backend_selected():
             super().load_model(load_dummy_weights)
-        self._rope = split_rotation(self.model, partial(SplitRotary, keys=self._keys))
+        self._rope = replace_rotary(self.model, partial(SplitRotary, keys=self._keys))
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
-        # Upstream gathers token ids and slots by physical positions, as it must; what reads
-        # positions after it (RoPE, attention) wants logical ones.
+        # Upstream gathers token ids and slots by physical positions, as it must. Later readers of
+        # positions (RoPE, attention) need logical ones.
         inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         batch = self.input_batch
         count = batch.num_reqs
@@ -52,7 +53,7 @@ class PicModelRunner(CPUModelRunner):
             num_scheduled_tokens[:count].tolist(),
         )
         self.positions[: len(step.queries)] = step.rotary
-        self._keys.step = None if step.alike else step.keys
+        self._keys.step = None if step.keys_like_queries else step.keys
         for builder in self._builders():
             builder.step, builder.rope = step, self._rope
         return inputs

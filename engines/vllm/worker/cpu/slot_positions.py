@@ -1,7 +1,7 @@
-"""Logical positions of the requests in a batch: what RoPE and causality see.
+"""Logical positions of the requests in a batch, for RoPE and causality.
 
-vLLM's runner counts physical positions (slots in compute order). These objects say, for the same
-slots, where each token stands in the user's prompt, and by how much its key is rotated at rest.
+vLLM's runner counts physical positions (slots in compute order). `PositionTable` maps the same
+slots to positions in the user's prompt, and to the positions that keys are cached at.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,53 +16,53 @@ from picbench.engines.vllm.worker.slot_map import SlotMap
 
 
 @dataclass(frozen=True, slots=True)
-class SlotRow:
+class RequestSlots:
     """The slots of one request, in compute order.
 
-    `positions` int32 holds logical positions (GAP: never visible); `affine` says that they are
-    0, 1, 2, .... `rotated` says which keys rest rotated: all of them, none, or slot by slot.
+    `positions` [slots] int32 are logical positions (GAP: never visible); `affine` says that they
+    are 0, 1, 2, .... `with_rope` says which keys are cached with RoPE: all, none, or a bool a slot.
     """
 
     positions: Tensor
     affine: bool
-    rotated: bool | Tensor
+    with_rope: bool | Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class StepPositions:
-    """One engine step: the requests' slots in batch order, and the scheduled tokens [tokens].
+    """One engine step: the requests' slots in batch order, and the scheduled tokens.
 
-    `queries` int32 are the tokens' logical positions; `keys` those that their keys are rotated to
-    before they are stored, 0 for keys that stay as they are.
+    `queries` [tokens] int32 are the tokens' logical positions, `keys` [tokens] int64 the positions
+    that their keys are rotated to before they are cached, 0 for keys cached without RoPE.
     """
 
-    rows: tuple[SlotRow, ...]
+    requests: tuple[RequestSlots, ...]
     queries: Tensor
     keys: Tensor
 
     @property
     def rotary(self) -> Tensor:
-        """Positions for the model's RoPE: `queries`, and 0 for pads, whose outputs nobody reads."""
+        """Positions for the model's RoPE: `queries`, and 0 for pads, whose output is not used."""
         return _visible(self.queries)
 
     @property
-    def alike(self) -> bool:
-        """Whether keys are rotated as queries are: no canonical KV is computed in this step."""
+    def keys_like_queries(self) -> bool:
+        """Whether all keys are rotated like queries: the step computes no canonical KV."""
         return bool(torch.equal(self.keys, self.rotary))
 
 
 class PositionTable:
-    """Positions of all requests that a runner knows; one belongs to each model runner.
+    """Positions of all requests of one model runner.
 
-    `slots` is the most slots that a request can have. With `unrotated`, no key is ever rotated at
-    rest; otherwise only those of canonical blocks stay unrotated, the others have one position.
+    `slots` is the largest number of slots of a request. Canonical keys are cached without RoPE,
+    the others with RoPE, as each of them has one position; or all without (`keys_without_rope`).
     """
 
-    def __init__(self, slots: int, *, unrotated: bool = False) -> None:
-        self._unrotated = unrotated
+    def __init__(self, slots: int, *, keys_without_rope: bool = False) -> None:
+        self._with_rope = not keys_without_rope
         every = torch.arange(slots, dtype=torch.int32)
-        self._plain = SlotRow(every, affine=True, rotated=not unrotated)
-        self._planned: dict[str, SlotRow] = {}
+        self._plain = RequestSlots(every, affine=True, with_rope=self._with_rope)
+        self._planned: dict[str, RequestSlots] = {}
 
     def step(
         self,
@@ -76,37 +76,37 @@ class PositionTable:
         `slot_maps` are those of all requests alive, by id; None for requests without a plan.
         """
         self._planned = {k: v for k, v in self._planned.items() if k in slot_maps}
-        rows = [self._row(request_id, slot_maps[request_id]) for request_id in request_ids]
+        requests = [self._slots(request_id, slot_maps[request_id]) for request_id in request_ids]
         spans = [slice(b, b + n) for b, n in zip(computed, scheduled, strict=True)]
-        pairs = list(zip(rows, spans, strict=True))
-        queries = torch.cat([row.positions[span] for row, span in pairs])
-        keys = torch.cat([_key_positions(row, span) for row, span in pairs])
-        return StepPositions(tuple(rows), queries, keys)
+        pairs = list(zip(requests, spans, strict=True))
+        queries = torch.cat([slots.positions[span] for slots, span in pairs])
+        keys = torch.cat([_key_positions(slots, span) for slots, span in pairs])
+        return StepPositions(tuple(requests), queries, keys)
 
-    def _row(self, request_id: str, slot_map: SlotMap | None) -> SlotRow:
+    def _slots(self, request_id: str, slot_map: SlotMap | None) -> RequestSlots:
         if slot_map is None:
             return self._plain
         if request_id not in self._planned:
-            self._planned[request_id] = self._fill(slot_map)
+            self._planned[request_id] = self._expand(slot_map)
         return self._planned[request_id]
 
-    def _fill(self, slot_map: SlotMap) -> SlotRow:
+    def _expand(self, slot_map: SlotMap) -> RequestSlots:
         planned, slots, end = slot_map.positions(), len(self._plain.positions), slot_map.end
         generated = np.arange(end, end + slots - len(planned), dtype=np.int32)
-        rotated = np.full(slots, not self._unrotated)
-        rotated[: len(planned)] &= ~slot_map.canonical()
-        return SlotRow(
+        with_rope = np.full(slots, self._with_rope)
+        with_rope[: len(planned)] &= ~slot_map.canonical()
+        return RequestSlots(
             torch.from_numpy(np.concatenate([planned, generated])),
             affine=False,
-            rotated=torch.from_numpy(rotated),
+            with_rope=torch.from_numpy(with_rope),
         )
 
 
-def _key_positions(row: SlotRow, span: slice) -> Tensor:
-    visible = _visible(row.positions[span])
-    if isinstance(row.rotated, Tensor):
-        return visible.where(row.rotated[span], 0)
-    return visible if row.rotated else torch.zeros_like(visible)
+def _key_positions(slots: RequestSlots, span: slice) -> Tensor:
+    visible = _visible(slots.positions[span])
+    if isinstance(slots.with_rope, Tensor):
+        return visible.where(slots.with_rope[span], 0)
+    return visible if slots.with_rope else torch.zeros_like(visible)
 
 
 def _visible(positions: Tensor) -> Tensor:

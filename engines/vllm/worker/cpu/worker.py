@@ -11,10 +11,10 @@ from picbench.errors import ConfigError
 
 
 class PicCPUWorker(ConnectorWorkerMixin, CPUWorker):
-    """Runs plans; refuses to start under a scheduler that does not make them."""
+    """Runs planned requests; refuses to start without picbench's scheduler."""
 
     def init_device(self) -> None:
-        """Set the device up and put picbench's model runner in place."""
+        """Set up the device, with picbench's model runner."""
         check_version()
         scheduler = self.vllm_config.scheduler_config.scheduler_cls
         if PicSettings.read(self.vllm_config.additional_config) is None or scheduler != SCHEDULER:

@@ -1,1 +1,1 @@
-"""Plans carried out on a GPU: device-resident positions, attention, runners, worker."""
+"""Planned requests on a GPU: device-resident positions, attention, model runners, worker."""

@@ -1,4 +1,4 @@
-"""Attention over plans: the planned requests of a model runner, and what serves them."""
+"""What a model runner needs to run planned requests: their table, and a planner for their steps."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
 from picbench.engines.vllm.worker.cuda.metadata import Planner
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
-from picbench.engines.vllm.worker.rotary import UnrotatedKeys, rope_table, split_rotation
+from picbench.engines.vllm.worker.rotary import QueryRotary, replace_rotary, rope_table
 from picbench.errors import ConfigError
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.support import describe, require
@@ -23,52 +23,54 @@ from picbench.kernels.shape import HeadShape
 
 logger = init_logger(__name__)
 
-#: Scratch memory for linking. Contexts whose keys do not fit are served some heads at a time.
+#: Scratch memory for linking. Contexts whose keys do not fit are linked some heads at a time.
 WORKSPACE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """What one model runner needs to attend over plans; `requests` are those that it knows."""
+class RunnerAttention:
+    """The planned requests of one model runner, and the planner of its steps."""
 
     requests: PlannedRequests
     planner: Planner
 
     @classmethod
-    def of(cls, vllm_config: Any, model: nn.Module, device: torch.device) -> "Attention":
+    def of(cls, vllm_config: Any, model: nn.Module, device: torch.device) -> "RunnerAttention":
         """The attention of an engine whose model is loaded.
 
-        With unrotated keys at rest, the model's rotary modules are exchanged.
+        With keys cached without RoPE, the model's rotary modules are replaced.
         """
         settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
-        unrotated = settings.keys_without_rope
-        rope = _rope(model, unrotated=unrotated)
+        bare = settings.keys_without_rope
+        if bare:
+            rope = replace_rotary(model, QueryRotary, exact=True)
+        else:
+            rope = rope_table(model, exact=True)
         most = vllm_config.scheduler_config.max_num_seqs
         shape = _shape(vllm_config)
         try:
             require(shape)
         except ConfigError as error:
             logger.warning_once("picbench: %s; PyTorch attends, which is slow", error.message)
-            return cls(PlannedRequests(most, None, unrotated=unrotated), DensePlanner(rope))
-        planner = _kernels(vllm_config, rope, shape, device, unrotated=unrotated)
-        kernels = describe(shape, rope, planner.rows)
+            return cls(PlannedRequests(most, None, keys_without_rope=bare), DensePlanner(rope))
+        planner = _kernels(vllm_config, rope, shape, device, keys_without_rope=bare)
+        kernels = describe(shape, rope, planner.table)
         logger.info_once("picbench: %s (%d MiB)", kernels, planner.nbytes >> 20)
-        return cls(PlannedRequests(most, planner.rows, unrotated=unrotated), planner)
-
-
-def _rope(model: nn.Module, *, unrotated: bool) -> RopeTable:
-    if unrotated:
-        return split_rotation(model, UnrotatedKeys, exact=True)
-    return rope_table(model, exact=True)
+        return cls(PlannedRequests(most, planner.table, keys_without_rope=bare), planner)
 
 
 def _kernels(
-    vllm_config: Any, rope: RopeTable, shape: HeadShape, device: torch.device, *, unrotated: bool
+    vllm_config: Any,
+    rope: RopeTable,
+    shape: HeadShape,
+    device: torch.device,
+    *,
+    keys_without_rope: bool,
 ) -> KernelPlanner:
     most = vllm_config.scheduler_config.max_num_seqs
     blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE) + 1
-    rows = RequestTable(most + 1, blocks, device, unrotated=unrotated)
-    planner = KernelPlanner(rows, most, rope, shape, CudaWorkspace(WORKSPACE_BYTES, device))
+    table = RequestTable(most + 1, blocks, device, unrotated=keys_without_rope)
+    planner = KernelPlanner(table, most, rope, shape, CudaWorkspace(WORKSPACE_BYTES, device))
     planner.warm_up()
     return planner
 

@@ -1,18 +1,25 @@
-"""vLLM's attention backends, extended by requests that follow plans.
+"""vLLM's attention backends, extended by planned requests.
 
-Steps in which nobody follows a plan go through vLLM's own metadata and kernels unchanged. In other
-steps vLLM's attention serves the requests without a plan, and picbench's the others.
+Steps without planned requests use vLLM's own metadata and kernels unchanged. In other steps vLLM's
+attention serves the requests without a plan, and picbench's the planned ones.
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from torch import Tensor
+from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
+from vllm.v1.attention.backends.fa_utils import (
+    get_flash_attn_version,
+    is_flash_attn_varlen_func_available,
+)
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
     FlashAttentionImpl,
     FlashAttentionMetadataBuilder,
 )
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.backends.triton_attn import (
     TritonAttentionBackend,
     TritonAttentionImpl,
@@ -20,6 +27,7 @@ from vllm.v1.attention.backends.triton_attn import (
 )
 
 from picbench.engines.vllm.worker.cuda.metadata import PlannedStep, SplitMetadata
+from picbench.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionImpl, AttentionMetadataBuilder
@@ -29,21 +37,23 @@ if TYPE_CHECKING:
 else:
     _Builder = _Attention = object
 
+logger = init_logger(__name__)
+
 
 class SplittingBuilder(_Builder):
-    """A metadata builder of vLLM's that is told about plans.
+    """A metadata builder of vLLM's that splits steps with planned requests.
 
-    The model runner sets `step` before each build: vLLM's common metadata holds neither logical
-    positions nor request ids. None means that nobody follows a plan.
+    The model runner sets `step` before each build, because vLLM's common metadata has neither
+    logical positions nor request ids. None means that no request is planned.
     """
 
     step: PlannedStep | None = None
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """Whole-step graphs for decoding only: in other steps plans differ in shape.
+        """Full graphs for decoding only: in other steps plans differ in shape.
 
-        Model runner V1 cannot tell steps with planned requests from others and gets none.
+        Model runner V1 chooses graphs without regard to planned requests and gets none.
         """
         if not vllm_config.use_v2_model_runner:
             return AttentionCGSupport.NEVER
@@ -55,7 +65,7 @@ class SplittingBuilder(_Builder):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> Any:
-        """vLLM's own metadata, or a `SplitMetadata` if somebody follows a plan."""
+        """vLLM's own metadata, or a `SplitMetadata` if the step has planned requests."""
         step, common = self.step, common_attn_metadata
         if step is None:
             return super().build(common_prefix_len, common, fast_build)  # type: ignore[safe-super]
@@ -67,7 +77,7 @@ class SplittingBuilder(_Builder):
 
 
 class SplitAttention(_Attention):
-    """Attention of one layer, in vLLM's way or in two parts."""
+    """Attention of one layer, vLLM's own or split."""
 
     def forward(
         self,
@@ -95,35 +105,35 @@ class SplitAttention(_Attention):
 
 
 class FlashBuilder(SplittingBuilder, FlashAttentionMetadataBuilder):
-    """Metadata over FlashAttention's."""
+    """FlashAttention's metadata, or split."""
 
 
 class TritonBuilder(SplittingBuilder, TritonAttentionMetadataBuilder):
-    """Metadata over vLLM's Triton attention's."""
+    """The metadata of vLLM's Triton attention, or split."""
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Any:
-        """Upstream shortens requests after building; those of a planned step are short."""
+        """Upstream shortens requests after building; dummy planned ones are short already."""
         if self.step is None:
             return super().build_for_cudagraph_capture(common_attn_metadata)
         return self.build(0, common_attn_metadata)
 
 
 class FlashSplitAttention(SplitAttention, FlashAttentionImpl):
-    """A layer whose requests without a plan go to FlashAttention."""
+    """A layer in which FlashAttention serves requests without a plan."""
 
 
 class TritonSplitAttention(SplitAttention, TritonAttentionImpl):
-    """A layer whose requests without a plan go to vLLM's Triton attention."""
+    """A layer in which vLLM's Triton attention serves requests without a plan."""
 
 
 class PicFlashBackend(FlashAttentionBackend):
-    """FlashAttention and plans: bfloat16 and float16."""
+    """FlashAttention and picbench's: bfloat16 and float16."""
 
     supported_kv_cache_dtypes: ClassVar[Any] = ["auto", "float16", "bfloat16"]
 
     @staticmethod
     def get_name() -> str:
-        """The member of vLLM's registry that is left to plug-ins."""
+        """The member of vLLM's registry that is reserved for plug-ins."""
         return "CUSTOM"
 
     @staticmethod
@@ -138,13 +148,13 @@ class PicFlashBackend(FlashAttentionBackend):
 
 
 class PicTritonBackend(TritonAttentionBackend):
-    """vLLM's Triton attention and plans: where FlashAttention does not serve."""
+    """vLLM's Triton attention and picbench's, where FlashAttention does not serve the model."""
 
     supported_kv_cache_dtypes: ClassVar[Any] = ["auto", "float16", "bfloat16"]
 
     @staticmethod
     def get_name() -> str:
-        """The member of vLLM's registry that is left to plug-ins."""
+        """The member of vLLM's registry that is reserved for plug-ins."""
         return "CUSTOM"
 
     @staticmethod
@@ -156,3 +166,45 @@ class PicTritonBackend(TritonAttentionBackend):
     def get_builder_cls() -> type[TritonBuilder]:
         """The class that prepares each step."""
         return TritonBuilder
+
+
+def select_backend(vllm_config: Any) -> type[PicFlashBackend] | type[PicTritonBackend]:
+    """Register the backend that serves an engine's model under vLLM's name for plug-ins.
+
+    Raises ConfigError if none does.
+    """
+    model = vllm_config.model_config
+    backend = choose_backend(model.dtype, model.get_head_size(), flash=_flash_available())
+    path = f"{backend.__module__}.{backend.__qualname__}"
+    register_backend(AttentionBackendEnum.CUSTOM, path)
+    return backend
+
+
+def choose_backend(
+    dtype: torch.dtype, head_size: int, *, flash: bool
+) -> type[PicFlashBackend] | type[PicTritonBackend]:
+    """FlashAttention if it serves the model, else Triton attention with a warning.
+
+    `flash` says whether FlashAttention is installed and supports this GPU. Raises ConfigError for
+    types and head sizes that neither serves.
+    """
+    if not flash:
+        reason = "FlashAttention 3 is not available"
+    elif dtype not in FlashAttentionBackend.supported_dtypes:
+        reason = f"FlashAttention does not serve {dtype}"
+    elif not FlashAttentionBackend.supports_head_size(head_size):
+        reason = f"FlashAttention does not serve head size {head_size}"
+    else:
+        return PicFlashBackend
+    if dtype not in TritonAttentionBackend.supported_dtypes:
+        raise ConfigError(f"no attention serves {dtype}", hint="use `dtype=bfloat16`")
+    if not TritonAttentionBackend.supports_head_size(head_size):
+        raise ConfigError(
+            f"no attention serves head size {head_size}", hint="use a model with another head size"
+        )
+    logger.warning_once("picbench: %s; vLLM's Triton attention instead, which is slower", reason)
+    return PicTritonBackend
+
+
+def _flash_available() -> bool:
+    return is_flash_attn_varlen_func_available() and get_flash_attn_version() == 3

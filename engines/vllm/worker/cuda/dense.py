@@ -1,6 +1,6 @@
-"""Attention of planned requests in plain PyTorch: slow, and right on every device.
+"""Attention of planned requests in plain PyTorch: slow, but correct on every device.
 
-It serves where no kernel does, and is what the path with kernels is tested against.
+It is used where no kernel serves the model, and the path with kernels is tested against it.
 """
 
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ from picbench.kernels.rope import RopeTable, rotate
 
 
 @dataclass(frozen=True, slots=True)
-class DenseRow:
-    """One planned request of a step.
+class DenseRequest:
+    """One request of a step.
 
-    `start` and `stop` bound its queries in the batch. `block`, `offset` [keys] int64 say where its
-    keys lie, `rows` [keys, rotary_dim] are cosines and sines of their turns, `visible`
-    [queries, keys] bool says which query sees which.
+    `start` and `stop` bound its queries in the batch. Key i is in slot `offset[i]` of block
+    `block[i]` ([keys] int64), `cos_sin` [keys, rotary_dim] are cosines and sines of its RoPE shift,
+    and `visible` [queries, keys] bool says which query sees which key.
     """
 
     start: int
     stop: int
     block: Tensor
     offset: Tensor
-    rows: Tensor
+    cos_sin: Tensor
     visible: Tensor
 
     @classmethod
@@ -38,14 +38,15 @@ class DenseRow:
         queries: slice,
         blocks: Tensor,
         kpos: Tensor,
-        turns: Tensor,
+        rope_shift: Tensor,
         qpos: Tensor,
         rope: RopeTable,
-    ) -> "DenseRow":
-        """A request whose slots lie in `blocks` [>= slots / 16] int32 on the device.
+    ) -> "DenseRequest":
+        """A request whose slots are in `blocks` [>= slots / 16] int32 on the device.
 
-        `queries` bounds its tokens in the batch. On the host, all int32: `kpos` and `turns` [slots]
-        are the slots' logical positions and turns, `qpos` [queries] the tokens' positions.
+        `queries` bounds its tokens in the batch. On the host, all int32: `kpos` and `rope_shift`
+        [slots] are the slots' logical positions and RoPE shifts, `qpos` [queries] the tokens'
+        positions.
         """
         seen = (kpos < GAP).nonzero().flatten()
         visible = kpos[seen] <= qpos.unsqueeze(1)
@@ -56,15 +57,15 @@ class DenseRow:
             stop=queries.stop,
             block=blocks.long()[where // BLOCK_SIZE],
             offset=where % BLOCK_SIZE,
-            rows=_cosines(turns[seen].to(device), rope),
+            cos_sin=_cos_sin(rope_shift[seen].to(device), rope),
             visible=visible.to(device),
         )
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
-        """Fill the request's part of `out` [tokens, heads, head_size]."""
+        """Fill the request's rows of `out` [tokens, heads, head_size]."""
         pairs = kv_cache[self.block, :, self.offset]
         key, value = pairs.chunk(2, dim=-1)
-        key = rotate(key, self.rows)
+        key = rotate(key, self.cos_sin)
         mine = slice(self.start, self.stop)
         attended = scaled_dot_product_attention(
             query[mine].transpose(0, 1),
@@ -81,20 +82,20 @@ class DenseRow:
 class DenseAttention:
     """The planned requests of one step."""
 
-    rows: tuple[DenseRow, ...]
+    requests: tuple[DenseRequest, ...]
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
-        """Fill the planned requests' parts of `out`, whose other rows are left alone.
+        """Fill the requests' rows of `out` and leave the others alone.
 
         `query`, `out` [tokens, heads, head_size], queries rotated; `kv_cache` [blocks, kv_heads,
         16, 2 * head_size], keys in the first half of the last dimension.
         """
-        for row in self.rows:
-            row.attend(query, kv_cache, scale, out)
+        for request in self.requests:
+            request.attend(query, kv_cache, scale, out)
 
 
 class DensePlanner:
-    """Plans steps for PyTorch."""
+    """A `Planner` for PyTorch."""
 
     graphs = False
 
@@ -103,27 +104,29 @@ class DensePlanner:
 
     def plan(self, batch: PlannedBatch, block_table: Tensor) -> DenseAttention:
         """See `Planner.plan`."""
-        rows, start = [], 0
+        requests, start = [], 0
         for i, count in enumerate(batch.scheduled):
             if batch.planned[i] or not batch.stock:
                 queries = slice(start, start + count)
-                rows.append(self._row(batch, i, queries, block_table[i]))
+                requests.append(self._request(batch, i, queries, block_table[i]))
             start += count
-        return DenseAttention(tuple(rows))
+        return DenseAttention(tuple(requests))
 
-    def _row(self, batch: PlannedBatch, index: int, queries: slice, blocks: Tensor) -> DenseRow:
+    def _request(
+        self, batch: PlannedBatch, index: int, queries: slice, blocks: Tensor
+    ) -> DenseRequest:
         stop = batch.computed[index] + batch.scheduled[index]
         request = batch.requests[index]
-        kpos, turns = np.arange(stop, dtype=np.int32), np.zeros(stop, dtype=np.int32)
+        kpos, shifts = np.arange(stop, dtype=np.int32), np.zeros(stop, dtype=np.int32)
         if request is not None:
-            kpos, turns = request.positions(0, stop), request.turned(stop)
+            kpos, shifts = request.positions(0, stop), request.rope_shifts(stop)
         qpos = torch.from_numpy(batch.logical(index))
-        return DenseRow.build(
-            queries, blocks, torch.from_numpy(kpos), torch.from_numpy(turns), qpos, self._rope
+        return DenseRequest.build(
+            queries, blocks, torch.from_numpy(kpos), torch.from_numpy(shifts), qpos, self._rope
         )
 
 
-def _cosines(turns: Tensor, rope: RopeTable) -> Tensor:
-    """Cosines and sines [n, rotary_dim] of `turns` [n], which may be negative."""
-    cos, sin = rope.cos_sin_cache[turns.abs().long()].chunk(2, dim=-1)
-    return torch.cat([cos, torch.where(turns.unsqueeze(1) < 0, -sin, sin)], dim=-1)
+def _cos_sin(shifts: Tensor, rope: RopeTable) -> Tensor:
+    """Cosines and sines [n, rotary_dim] of `shifts` [n], which may be negative."""
+    cos, sin = rope.cos_sin_cache[shifts.abs().long()].chunk(2, dim=-1)
+    return torch.cat([cos, torch.where(shifts.unsqueeze(1) < 0, -sin, sin)], dim=-1)

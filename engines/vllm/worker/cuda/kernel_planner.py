@@ -1,4 +1,4 @@
-"""Attention of planned requests by `picbench.kernels.cuda`."""
+"""Attention of planned requests by the kernels in `picbench.kernels.cuda`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from picbench.engines.vllm.worker.cuda.metadata import PlannedAttention
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch, PlannedRequest
-from picbench.engines.vllm.worker.cuda.upload import upload
 from picbench.kernels.cuda.decode.attention import DecodeBatch, decode
 from picbench.kernels.cuda.decode.request_table import RequestTable
+from picbench.kernels.cuda.device import upload
 from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.cuda.prefill.warm_up import warm_up_link
@@ -25,16 +25,16 @@ from picbench.kernels.shape import HeadShape
 class KernelAttention:
     """The planned requests of one step as kernel calls."""
 
-    parts: tuple[PlannedAttention, ...]
+    calls: tuple[PlannedAttention, ...]
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
         """See `PlannedAttention.attend`."""
-        for part in self.parts:
-            part.attend(query, kv_cache, scale, out)
+        for call in self.calls:
+            call.attend(query, kv_cache, scale, out)
 
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
+class DecodeCall:
     """The first `count` requests of a step, one token each."""
 
     batch: DecodeBatch
@@ -46,7 +46,7 @@ class Decoding:
 
 
 @dataclass(frozen=True, slots=True)
-class Linking:
+class LinkCall:
     """Requests that compute several tokens."""
 
     batch: LinkBatch
@@ -57,25 +57,25 @@ class Linking:
 
 
 class KernelPlanner:
-    """Plans steps for layers of one shape; it owns the device memory that they need.
+    """A `Planner` for layers of one shape; it owns the device memory that the kernels need.
 
-    `rows` holds what decoding must know of each request for as long as it lives, for `most`
-    requests and one more: the last row stays empty, which is that of requests without a plan.
+    `table` has a row for each of `most` planned requests, and a last one that stays empty, for the
+    requests without a plan that decode together with them.
     """
 
     graphs = True
 
     def __init__(
         self,
-        rows: RequestTable,
+        table: RequestTable,
         most: int,
         rope: RopeTable,
         shape: HeadShape,
         workspace: CudaWorkspace,
     ) -> None:
-        self.rows = rows
-        self._plain = most
-        self._decode = DecodeBatch(rows, most, shape, rope)
+        self.table = table
+        self._plain_row = most
+        self._decode = DecodeBatch(table, most, shape, rope)
         self._rope, self._shape, self._workspace = rope, shape, workspace
         bytes_a_token = 2 * shape.num_kv_heads * shape.head_size * shape.dtype.itemsize
         self._room = workspace.nbytes // bytes_a_token
@@ -83,34 +83,34 @@ class KernelPlanner:
     @property
     def nbytes(self) -> int:
         """Device memory held."""
-        return self.rows.nbytes + self._decode.nbytes + self._workspace.nbytes
+        return self.table.nbytes + self._decode.nbytes + self._workspace.nbytes
 
     def warm_up(self) -> None:
-        """Compile what no graph holds, so that no request waits for it."""
-        warm_up_link(self._rope, self._shape, self._workspace, self.rows.blocks.device)
+        """Compile the kernels that no graph holds before any request needs them."""
+        warm_up_link(self._rope, self._shape, self._workspace, self.table.blocks.device)
 
     def plan(self, batch: PlannedBatch, block_table: Tensor) -> KernelAttention:
         """See `Planner.plan`."""
-        parts: list[PlannedAttention] = []
+        calls: list[PlannedAttention] = []
         if batch.decoded:
             # A graph is replayed for as many requests as it was captured with.
             padded = len(block_table) if batch.decodes else batch.decoded
-            parts.append(self._decoding(batch, block_table[:padded]))
+            calls.append(self._decode_call(batch, block_table[:padded]))
         for group in self._groups(batch, batch.leading):
             linked = LinkBatch.build(group, block_table, self._rope, self._shape, self._workspace)
-            parts.append(Linking(linked))
-        return KernelAttention(tuple(parts))
+            calls.append(LinkCall(linked))
+        return KernelAttention(tuple(calls))
 
-    def _decoding(self, batch: PlannedBatch, block_table: Tensor) -> Decoding:
+    def _decode_call(self, batch: PlannedBatch, block_table: Tensor) -> DecodeCall:
         host = np.zeros((2, len(block_table)), dtype=np.int32)
         for i, request in enumerate(batch.requests[: batch.decoded]):
             if request is not None:
                 host[:, i] = request.row, batch.computed[i] + 1
             elif not batch.stock:
-                host[:, i] = self._plain, batch.computed[i] + 1
-        rows, lengths = upload(torch.from_numpy(host), block_table.device)
+                host[:, i] = self._plain_row, batch.computed[i] + 1
+        rows, lengths = upload(host, block_table.device)
         self._decode.fill(block_table, rows, lengths)
-        return Decoding(self._decode, len(block_table))
+        return DecodeCall(self._decode, len(block_table))
 
     def _groups(self, batch: PlannedBatch, first: int) -> Iterator[list[LinkRequest]]:
         """Adjacent requests whose keys fit the workspace together, or one that does not."""
@@ -150,11 +150,11 @@ def _requests(batch: PlannedBatch, first: int) -> Iterator[LinkRequest | None]:
 def _order(request: PlannedRequest, stop: int) -> LogicalOrder:
     """The logical order of the first `stop` slots, or of more.
 
-    Keys that a query sees precede it in the order of all planned slots, and are computed by the
-    time it is: one order serves all steps of a prefill. Resumed requests also prefill tokens that
-    they had generated.
+    The keys that a query sees precede it in the order of all planned slots and are computed no
+    later than the query, so one order serves all steps of a prefill. Resumed requests also prefill
+    tokens that they had generated.
     """
     if stop <= len(request.kpos):
         return request.order
-    kpos, turns = request.positions(0, stop), request.turned(stop)
-    return LogicalOrder.of(torch.from_numpy(kpos), torch.from_numpy(turns))
+    kpos, shifts = request.positions(0, stop), request.rope_shifts(stop)
+    return LogicalOrder.of(torch.from_numpy(kpos), torch.from_numpy(shifts))

@@ -1,8 +1,8 @@
-"""The planned requests that a worker knows: where their slots stand in their prompts.
+"""The planned requests of a model runner, and which of them a step runs. Host side.
 
-Everything here is on the host. vLLM's runner counts physical positions (slots in compute order);
-with speculation off it knows them on the host for every step, also under async scheduling, so the
-logical positions of a step are made here and copied to the device once.
+vLLM's runner counts physical positions (slots in compute order). Without speculation it has them on
+the host in every step, also under async scheduling, so the logical positions of a step are computed
+here and copied to the device once.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from picbench.errors import EngineError
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 
 
-class Rows(Protocol):
-    """Device rows, one a request (`picbench.kernels.cuda.decode.request_table.RequestTable`)."""
+class DeviceTable(Protocol):
+    """One row a request (`picbench.kernels.cuda.decode.request_table.RequestTable`)."""
 
-    def put(self, row: int, kpos: Tensor, turns: Tensor) -> None:
-        """Write a row: logical positions and turns of the planned slots, both [slots] int32."""
+    def put(self, row: int, kpos: Tensor, rope_shift: Tensor) -> None:
+        """Write logical positions and RoPE shifts of the planned slots, both [slots] int32."""
         ...
 
 
@@ -33,31 +33,32 @@ class Rows(Protocol):
 class PlannedRequest:
     """The slots of one request, in compute order.
 
-    `kpos` [slots] are the logical positions of the planned slots (GAP: never visible) and `turns`
-    [slots] what their keys are turned by when they are read. Generated slots follow; the first
-    stands at `end`, and with `unrotated` their keys are turned by their positions.
+    `kpos` [slots] are the logical positions of the planned slots (GAP: never visible), and
+    `rope_shift` [slots] is by how many positions their keys are rotated when they are read.
+    Generated slots follow, the first at position `end`. With `keys_without_rope` their shifts are
+    their positions, else 0.
     """
 
     row: int
     kpos: Positions
-    turns: Positions
+    rope_shift: Positions
     end: int
-    unrotated: bool
+    keys_without_rope: bool
 
     @cached_property
     def order(self) -> LogicalOrder:
         """The planned slots in logical order."""
-        return LogicalOrder.of(torch.from_numpy(self.kpos), torch.from_numpy(self.turns))
+        return LogicalOrder.of(torch.from_numpy(self.kpos), torch.from_numpy(self.rope_shift))
 
     @property
     def ordinary(self) -> bool:
-        """Whether the planned slots are those of a request without a plan.
+        """Whether the planned slots are like those of a request without a plan.
 
-        So it is for chunks that are compiled alone. Pads at the end change nothing: no other token
-        of the prompt sees them.
+        They are where a chunk is compiled alone. Pads at the end make no difference, because no
+        other token of the prompt sees them.
         """
         seen = np.count_nonzero(self.kpos != GAP)
-        return np.array_equal(self.kpos[:seen], np.arange(seen)) and not self.turns.any()
+        return np.array_equal(self.kpos[:seen], np.arange(seen)) and not self.rope_shift.any()
 
     def position(self, slot: int) -> int:
         """Logical position of one slot."""
@@ -72,31 +73,36 @@ class PlannedRequest:
         generated = np.arange(max(start, planned), stop, dtype=np.int32) + (self.end - planned)
         return np.concatenate([self.kpos[start:planned], generated])
 
-    def turned(self, stop: int) -> Positions:
-        """Turns of the slots [0, stop)."""
+    def rope_shifts(self, stop: int) -> Positions:
+        """RoPE shifts of the slots [0, stop)."""
         planned = len(self.kpos)
         if stop <= planned:
-            return self.turns[:stop]
-        beyond = self.positions(planned, stop) if self.unrotated else np.zeros(stop - planned)
-        return np.concatenate([self.turns, beyond.astype(np.int32)])
+            return self.rope_shift[:stop]
+        if self.keys_without_rope:
+            beyond = self.positions(planned, stop)
+        else:
+            beyond = np.zeros(stop - planned, dtype=np.int32)
+        return np.concatenate([self.rope_shift, beyond])
 
 
 class PlannedRequests:
     """All planned requests of a model runner, by id.
 
-    `rows` holds them on the device; None if nothing there reads them. With `unrotated` every key
-    rests unrotated, as the papers describe it; then requests without a plan have to be turned as
-    well and are treated as planned ones.
+    `table` holds up to `most` of them on the device; None if no kernel reads it. With
+    `keys_without_rope` all keys are cached without RoPE; then the keys of requests without a plan
+    have to be rotated as well, and these requests are treated as planned ones.
     """
 
-    def __init__(self, most: int, rows: Rows | None, *, unrotated: bool = False) -> None:
-        self._rows = rows
-        self._unrotated = unrotated
+    def __init__(
+        self, most: int, table: DeviceTable | None, *, keys_without_rope: bool = False
+    ) -> None:
+        self._table = table
+        self._keys_without_rope = keys_without_rope
         self._free = list(range(most))
         self._known: dict[str, PlannedRequest] = {}
 
     def add(self, request_id: str, params: Any, prompt: int) -> None:
-        """Take a new or resumed request on, if it has a plan; `prompt` is its length in slots.
+        """Add a new or resumed request of `prompt` slots, if it has a plan.
 
         `params` are its sampling parameters, in which the scheduler sends a `SlotMap`.
         Raises EngineError if there are more requests than rows.
@@ -104,36 +110,38 @@ class PlannedRequests:
         self.remove(request_id)
         slot_map = SlotMap.sent(params)
         if slot_map is None:
-            if not self._unrotated:
+            if not self._keys_without_rope:
                 return
             slot_map = SlotMap.plain(prompt)
         if not self._free:
             raise EngineError(f"no row is left for request {request_id}")
         kpos = slot_map.positions()
-        turns = _seen_or_zero(kpos) if self._unrotated else slot_map.rope_shifts()
-        request = PlannedRequest(self._free[-1], kpos, turns, slot_map.end, self._unrotated)
-        if self._reads_as_it_rests(request, params):
+        shifts = _seen_or_zero(kpos) if self._keys_without_rope else slot_map.rope_shifts()
+        request = PlannedRequest(
+            self._free[-1], kpos, shifts, slot_map.end, self._keys_without_rope
+        )
+        if self._runs_as_plain(request, params):
             return
         self._known[request_id] = request
         self._free.pop()
         self._write(request, len(kpos) + params.max_tokens)
 
-    def _reads_as_it_rests(self, request: PlannedRequest, params: Any) -> bool:
+    def _runs_as_plain(self, request: PlannedRequest, params: Any) -> bool:
         continues = request.end == len(request.kpos) or params.max_tokens == 1
-        return not self._unrotated and continues and request.ordinary
+        return not self._keys_without_rope and continues and request.ordinary
 
     def _write(self, request: PlannedRequest, slots: int) -> None:
-        if self._rows is None:
+        if self._table is None:
             return
-        stop = slots if self._unrotated else len(request.kpos)
-        kpos, turns = request.positions(0, stop), request.turned(stop)
-        self._rows.put(request.row, torch.from_numpy(kpos), torch.from_numpy(turns))
+        stop = slots if self._keys_without_rope else len(request.kpos)
+        kpos, shifts = request.positions(0, stop), request.rope_shifts(stop)
+        self._table.put(request.row, torch.from_numpy(kpos), torch.from_numpy(shifts))
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._known
 
     def remove(self, request_id: str) -> None:
-        """Forget a request; unknown ones are ignored."""
+        """Remove a request; unknown ones are ignored."""
         request = self._known.pop(request_id, None)
         if request is not None:
             self._free.append(request.row)
@@ -141,7 +149,7 @@ class PlannedRequests:
     def batch(
         self, request_ids: Sequence[str], computed: Sequence[int], scheduled: Sequence[int]
     ) -> "PlannedBatch | None":
-        """One step: request i computes `scheduled[i]` tokens behind its `computed[i]` slots.
+        """One step: request i computes `scheduled[i]` tokens after its `computed[i]` slots.
 
         None if no request in it is planned.
         """
@@ -153,9 +161,9 @@ class PlannedRequests:
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """The requests of one step in batch order; None stands for one without a plan.
+    """The requests of one step in batch order; None for one without a plan.
 
-    Request i computes `scheduled[i]` tokens behind its `computed[i]` slots.
+    Request i computes `scheduled[i]` tokens after its `computed[i]` slots.
     """
 
     requests: tuple[PlannedRequest | None, ...]
@@ -166,31 +174,31 @@ class PlannedBatch:
     def dummy(cls, count: int) -> "PlannedBatch":
         """A batch of `count` planned requests that decode, for capturing graphs."""
         one = np.zeros(1, dtype=np.int32)
-        request = PlannedRequest(0, kpos=one, turns=one, end=1, unrotated=False)
+        request = PlannedRequest(0, kpos=one, rope_shift=one, end=1, keys_without_rope=False)
         return cls((request,) * count, (0,) * count, (1,) * count)
 
     @property
     def decodes(self) -> bool:
-        """Whether every request computes one token with all before it in view."""
+        """Whether every request computes one token that sees all slots before it."""
         return self.leading == len(self.requests)
 
     @cached_property
     def planned(self) -> list[bool]:
-        """Whether each request follows a plan."""
+        """Whether each request is planned."""
         return [request is not None for request in self.requests]
 
     @cached_property
     def stock(self) -> bool:
         """Whether vLLM's attention serves the requests without a plan.
 
-        It does if one of them computes several tokens. Otherwise they decode beside the planned
-        ones, and no kernel of vLLM's has to be launched.
+        It does if one of them computes several tokens. Otherwise they decode together with the
+        planned ones, which saves launching vLLM's kernels.
         """
         return any(request is None for request in self.requests[self.leading :])
 
     @cached_property
     def leading(self) -> int:
-        """Number of requests at the front that compute one token, with all before it in view."""
+        """Number of requests at the front that compute one token that sees all slots before it."""
         count = len(self.requests)
         return next((i for i in range(count) if not self._at_end(i)), count)
 
@@ -198,15 +206,15 @@ class PlannedBatch:
     def decoded(self) -> int:
         """Number of requests at the front that picbench's kernels decode.
 
-        Where vLLM's attention has a part (`stock`), they skip those without a plan.
+        Where vLLM's attention runs too (`stock`), they skip those without a plan.
         """
         return 0 if self.stock and not any(self.planned[: self.leading]) else self.leading
 
     def positions(self) -> NDArray[np.int64]:
-        """Logical positions of the step's tokens [tokens]; pads, which nobody reads, get 0."""
+        """Logical positions of the step's tokens [tokens], 0 for pads, whose output is not used."""
         front = [self._last(i) for i in range(self.leading)]
-        rest = [self.logical(i) for i in range(self.leading, len(self.requests))]
-        return _seen_or_zero(np.concatenate([np.array(front, np.int32), *rest])).astype(np.int64)
+        others = [self.logical(i) for i in range(self.leading, len(self.requests))]
+        return _seen_or_zero(np.concatenate([np.array(front, np.int32), *others])).astype(np.int64)
 
     def _at_end(self, index: int) -> bool:
         request = self.requests[index]

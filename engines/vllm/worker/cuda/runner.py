@@ -1,25 +1,40 @@
-"""vLLM's model runner V2 with plans.
+"""vLLM's model runner V2 with planned requests.
 
-Upstream: vllm/v1/worker/gpu/model_runner.py of vLLM 0.32.0.
+Upstream: vllm/v1/worker/gpu/model_runner.py and cudagraph_utils.py of vLLM 0.32.0.
 """
 
 from typing import Any
 
 import torch
+from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from picbench.engines.vllm.compat import check_signature
-from picbench.engines.vllm.worker.cuda.backend_choice import select
-from picbench.engines.vllm.worker.cuda.graphs import PlannedGraphs
+from picbench.engines.vllm.worker.cuda.backend import select_backend
 from picbench.engines.vllm.worker.cuda.model_state import PicModelState
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
 from picbench.errors import ConfigError
 
 
+class PlannedGraphs(ModelCudaGraphManager):
+    """CUDA graphs of decoding steps with planned requests.
+
+    A graph holds the kernels of one kind of attention. vLLM's own graphs serve steps without
+    planned requests; these hold both kinds of attention. Graphs of what is between attention layers
+    are vLLM's and serve all steps.
+    """
+
+    def __init__(
+        self, vllm_config: Any, device: torch.device, mode: CUDAGraphMode, decode_query_len: int
+    ) -> None:
+        super().__init__(vllm_config, device, mode, decode_query_len)
+        self._capture_descs.pop(CUDAGraphMode.PIECEWISE, None)
+
+
 class PicModelRunner(GPUModelRunner):
-    """Runs plans; steps in which nobody follows one are vLLM's own."""
+    """Runs planned requests; steps without any are vLLM's own."""
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         for owner, name, parameters in UPSTREAM:
@@ -29,7 +44,7 @@ class PicModelRunner(GPUModelRunner):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model with picbench's attention and model state."""
-        select(self.vllm_config)
+        select_backend(self.vllm_config)
         super().load_model(*args, **kwargs)
         if type(self.model_state) is not DefaultModelState:
             raise ConfigError(
@@ -43,7 +58,7 @@ class PicModelRunner(GPUModelRunner):
     def initialize_kv_cache(
         self, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
     ) -> None:
-        """Set up a second set of graphs, for steps in which somebody follows a plan."""
+        """Set up a second set of graphs, for steps with planned requests."""
         super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
         stock = self.cudagraph_manager
         assert stock is not None
@@ -53,13 +68,13 @@ class PicModelRunner(GPUModelRunner):
         )
 
     def capture_model(self, *, profile_only: bool = False) -> int:
-        """Capture both sets; returns the bytes that they take."""
+        """Capture both sets of graphs; returns their size in bytes."""
         size: int = super().capture_model(profile_only=profile_only)
-        if profile_only or not self._plans.graphs:
+        if profile_only or not self._state.graphs:
             return size
         self.cudagraph_manager = self._planned_graphs
         try:
-            with self._plans.planned_decoding():
+            with self._state.capturing_planned():
                 return size + int(super().capture_model())
         finally:
             self.cudagraph_manager = self._stock_graphs
@@ -67,25 +82,25 @@ class PicModelRunner(GPUModelRunner):
     def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
         """Choose the set of graphs for a step.
 
-        Graphs of whole decoding steps are found by the number of tokens that all requests have in
-        common. A single token in the middle of a prompt, which not all keys may be shown to, is no
-        decoding; without a common number, the graphs between attention layers serve.
+        Upstream finds full graphs of decoding steps by the number of tokens that all requests have
+        in common. A request that computes one token in the middle of its prompt must not see all
+        keys and does not decode; without a common number upstream uses piecewise graphs.
         """
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
-        batch = self._expect(state)
+        batch = self._begin_step(state)
         self.cudagraph_manager = self._stock_graphs if batch is None else self._planned_graphs
         return state, uniform if batch is None or batch.decodes else None
 
-    def _expect(self, state: Any) -> PlannedBatch | None:
+    def _begin_step(self, state: Any) -> PlannedBatch | None:
         if state is None:
-            return self._plans.expect([], [], [])
+            return self._state.begin_step([], [], [])
         computed = self.req_states.num_computed_tokens_np[state.idx_mapping_np]
-        return self._plans.expect(
+        return self._state.begin_step(
             state.req_ids, computed.tolist(), state.num_scheduled_tokens.tolist()
         )
 
     @property
-    def _plans(self) -> PicModelState:
+    def _state(self) -> PicModelState:
         state = self.model_state
         assert isinstance(state, PicModelState)
         return state

@@ -1,4 +1,4 @@
-"""vLLM's model runner V1 with plans: for engines that cannot run V2.
+"""vLLM's model runner V1 with planned requests: for engines that cannot run V2.
 
 Upstream: vllm/v1/worker/gpu_model_runner.py of vLLM 0.32.0.
 """
@@ -10,9 +10,9 @@ import torch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from picbench.engines.vllm.compat import check_signature
-from picbench.engines.vllm.worker.cuda.attention import Attention
-from picbench.engines.vllm.worker.cuda.backend_choice import select
-from picbench.engines.vllm.worker.cuda.model_state import announce, overwrite
+from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
+from picbench.engines.vllm.worker.cuda.backend import select_backend
+from picbench.engines.vllm.worker.cuda.model_state import set_step, write_positions
 
 
 class PicModelRunnerV1(GPUModelRunner):
@@ -27,32 +27,32 @@ class PicModelRunnerV1(GPUModelRunner):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Load the model with picbench's attention."""
-        select(self.vllm_config)
+        select_backend(self.vllm_config)
         super().load_model(*args, **kwargs)
-        self._attention = Attention.of(self.vllm_config, self.model, self.device)
-        self._met: set[str] = set()
+        self._attention = RunnerAttention.of(self.vllm_config, self.model, self.device)
+        self._seen: set[str] = set()
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
-        self._meet()
+        self._update_requests()
         count = self.input_batch.num_reqs
         batch = self._attention.requests.batch(
             self.input_batch.req_ids[:count],
             self.input_batch.num_computed_tokens_cpu[:count].tolist(),
             num_scheduled_tokens[:count].tolist(),
         )
-        announce(batch, self._attention.planner, self.attn_groups)
+        set_step(batch, self._attention.planner, self.attn_groups)
         if batch is not None:
-            overwrite(self.positions, batch.positions())
+            write_positions(self.positions, batch.positions())
         return inputs
 
-    def _meet(self) -> None:
-        """Take on requests that are new, and forget those that are gone."""
-        known = self._attention.requests
-        for request_id in self._met - self.requests.keys():
-            known.remove(request_id)
-        for request_id in self.requests.keys() - self._met:
+    def _update_requests(self) -> None:
+        """Add new requests, and remove finished ones."""
+        planned = self._attention.requests
+        for request_id in self._seen - self.requests.keys():
+            planned.remove(request_id)
+        for request_id in self.requests.keys() - self._seen:
             request = self.requests[request_id]
             if request.sampling_params is not None:
-                known.add(request_id, request.sampling_params, request.num_prompt_tokens)
-        self._met = set(self.requests)
+                planned.add(request_id, request.sampling_params, request.num_prompt_tokens)
+        self._seen = set(self.requests)

@@ -15,10 +15,10 @@ from picbench.errors import ConfigError
 
 
 class PicGPUWorker(ConnectorWorkerMixin, Worker):
-    """Runs plans; refuses to start under a scheduler that does not make them."""
+    """Runs planned requests; refuses to start without picbench's scheduler."""
 
     def init_device(self) -> None:
-        """Check what this process was given before anything is loaded."""
+        """Check versions and settings before anything is loaded."""
         check_version()
         check_signature(Worker._make_model_runner, ("self",))
         scheduler = self.vllm_config.scheduler_config.scheduler_cls
@@ -41,7 +41,8 @@ class PicGPUWorker(ConnectorWorkerMixin, Worker):
         return PicModelRunnerV1(self.vllm_config, self.device)
 
     def namespace(self) -> bytes:
-        """As on CPU, and how keys rest: rotated as they were compiled, or unrotated."""
+        """As on CPU, and whether keys are cached with RoPE."""
         assert self._settings is not None
-        rest = b"unrotated" if self._settings.keys_without_rope else b"chunk-local"
-        return hashlib.sha256(super().namespace() + b"cuda" + rest).digest()
+        # These words are part of the names under which tiers store chunks.
+        keys = b"unrotated" if self._settings.keys_without_rope else b"chunk-local"
+        return hashlib.sha256(super().namespace() + b"cuda" + keys).digest()

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm.frontend import hashing, plugin
-from picbench.engines.vllm.frontend.hashing import DeferredHasher, hash_lead, hash_prompt, postpone
+from picbench.engines.vllm.frontend.hashing import (
+    DeferredHasher,
+    defer_hashing,
+    hash_lead,
+    hash_prompt,
+)
 from picbench.errors import ConfigError
 
 SIZE = 16
@@ -36,7 +41,7 @@ CHUNKS = {"pic": {"spans": [[20, 60]]}}
 
 
 @pytest.mark.parametrize("extra_args", [CHUNKS, {"pic_spans": [20, 60]}])
-def test_a_prompt_with_chunks_is_hashed_when_it_is_asked_for(extra_args: dict[str, Any]) -> None:
+def test_a_prompt_with_chunks_is_hashed_on_request(extra_args: dict[str, Any]) -> None:
     plain = request(list(range(64)), stock())
     late = request(list(range(64)), DeferredHasher(stock()), extra_args)
     assert len(plain.block_hashes) == 4
@@ -72,17 +77,17 @@ def test_without_prefix_caching_nothing_is_hashed() -> None:
     assert hash_lead(bare, 32) == []
 
 
-def test_registering_twice_postpones_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_registering_twice_defers_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.engine import core
 
     plugin.register()
     before = vars(core)["get_request_block_hasher"]
-    postpone()
+    defer_hashing()
     assert vars(core)["get_request_block_hasher"] is before
     other = SimpleNamespace(get_request_block_hasher=lambda size: None)
     monkeypatch.setattr(hashing, "import_module", lambda name: other)
     with pytest.raises(ConfigError, match="picbench was written for"):
-        postpone()
+        defer_hashing()
 
 
 @pytest.mark.parametrize("algorithm", ["mepic", "naive", "prefix", "full"])

@@ -1,4 +1,4 @@
-"""What a vLLM request may say about its chunks."""
+"""A request's PIC arguments: both forms, refusals, and the way to the scheduler."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -94,7 +94,7 @@ def test_a_request_is_parsed_once(extra_args, monkeypatch):
     assert shared.extra_args == extra_args
 
 
-def test_arguments_survive_the_way_to_another_process():
+def test_arguments_can_be_sent_to_another_process():
     from vllm import SamplingParams
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 

@@ -58,9 +58,9 @@ def check_workers(sent: SlotMap) -> None:
     assert step.rotary.tolist() == seen
     cached = [0 if own else p for p, own in zip(seen, canonical, strict=True)]
     assert step.keys.tolist() == cached
-    (row,) = step.rows
-    assert not isinstance(row.rotated, bool)
-    assert row.rotated[:count].tolist() == [not own for own in canonical]
+    (slots,) = step.requests
+    assert not isinstance(slots.with_rope, bool)
+    assert slots.with_rope[:count].tolist() == [not own for own in canonical]
 
     requests = PlannedRequests(1, None)
     requests.add("a", params(sent), len(planned))
@@ -73,7 +73,7 @@ def check_workers(sent: SlotMap) -> None:
         assert batch.positions().tolist() == seen
         (request,) = batch.requests
         assert request is not None
-        shifts = request.turned(count).tolist()
+        shifts = request.rope_shifts(count).tolist()
     for position, at, shift in zip(positions, cached_at, shifts, strict=True):
         if position != GAP:
             assert position == (position if at == GAP else at) + shift

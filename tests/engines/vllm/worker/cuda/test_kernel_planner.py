@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.worker.cuda.kernel_planner import KernelAttention, KernelPlanner, Linking
+from picbench.engines.vllm.worker.cuda.kernel_planner import (
+    KernelAttention,
+    KernelPlanner,
+    LinkCall,
+)
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.workspace import CudaWorkspace
@@ -23,8 +27,8 @@ Pair = tuple[PlannedRequests, KernelPlanner]
 def planner(room: int) -> KernelPlanner:
     angles = torch.arange(64).unsqueeze(1) / torch.arange(1, 17)
     rope = RopeTable(torch.cat([angles.cos(), angles.sin()], dim=-1), 32)
-    rows = RequestTable(4, 8, "cpu")
-    return KernelPlanner(rows, 4, rope, SHAPE, CudaWorkspace(room * TOKEN_BYTES, "cpu"))
+    table = RequestTable(4, 8, "cpu")
+    return KernelPlanner(table, 4, rope, SHAPE, CudaWorkspace(room * TOKEN_BYTES, "cpu"))
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def pair(send: Any) -> Pair:
 
 
 def known(made: KernelPlanner, send: Any) -> PlannedRequests:
-    requests = PlannedRequests(4, made.rows)
+    requests = PlannedRequests(4, made.table)
     for name in "xyz":
         requests.add(name, send(POSITIONS, 24), len(POSITIONS))
     return requests
@@ -48,9 +52,9 @@ def links(pair: Pair, *rows: tuple[str, int, int]) -> list[tuple[int, int]]:
     table = torch.arange(len(rows) * 4, dtype=torch.int32).view(len(rows), 4)
     attention = made.plan(batch, table)
     assert isinstance(attention, KernelAttention)
-    parts = [part for part in attention.parts if isinstance(part, Linking)]
-    assert len(parts) == len(attention.parts)
-    return [(part.batch.first, part.batch.last) for part in parts]
+    calls = [call for call in attention.calls if isinstance(call, LinkCall)]
+    assert len(calls) == len(attention.calls)
+    return [(call.batch.first, call.batch.last) for call in calls]
 
 
 def test_neighbours_link_in_one_call(pair: Pair) -> None:

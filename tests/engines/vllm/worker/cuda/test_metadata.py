@@ -1,4 +1,4 @@
-"""Steps split between vLLM's attention and the planned requests', on CPU tensors."""
+"""Steps split between vLLM's attention and picbench's, on CPU tensors."""
 
 from typing import Any
 
@@ -91,7 +91,7 @@ def test_plain_steps_are_vllms_own(requests: PlannedRequests, rope: RopeTable) -
     assert metadata is step.seq_lens
 
 
-def test_planned_requests_have_no_keys_in_vllms_part(
+def test_planned_requests_have_no_keys_in_vllms_attention(
     requests: PlannedRequests, rope: RopeTable
 ) -> None:
     metadata, step = build(requests, rope, ["a", "planned", "b"], [5, 16, 0])
@@ -100,7 +100,7 @@ def test_planned_requests_have_no_keys_in_vllms_part(
 
 
 @pytest.mark.parametrize("names", [["planned"], ["decoding", "planned"]])
-def test_vllms_part_is_left_out_where_it_would_only_decode(
+def test_vllms_attention_is_not_run_where_it_would_only_decode(
     requests: PlannedRequests, rope: RopeTable, names: list[str]
 ) -> None:
     metadata, step = build(requests, rope, names, [16] * len(names))
@@ -112,7 +112,7 @@ def test_vllms_part_is_left_out_where_it_would_only_decode(
 
 
 @pytest.mark.parametrize("names", [["planned"], ["a", "planned", "b"]])
-def test_both_parts_fill_their_own_rows(
+def test_either_attention_fills_its_own_rows(
     requests: PlannedRequests, rope: RopeTable, names: list[str]
 ) -> None:
     torch.manual_seed(0)
@@ -142,8 +142,8 @@ def test_both_parts_fill_their_own_rows(
     assert bool((others == 7).all())
 
 
-def test_negative_turns(send: Any, rope: RopeTable) -> None:
-    """A chunk behind an anchor may stand before the position that it was compiled at."""
+def test_negative_rope_shifts(send: Any, rope: RopeTable) -> None:
+    """A chunk compiled after an anchor may begin before the position that it was compiled at."""
     requests = PlannedRequests(1, None)
     requests.add("planned", send([*range(16), 16], 17, [(0, 16, -4)]), 17)
     batch = requests.batch(["planned"], [16], [1])
@@ -153,6 +153,6 @@ def test_negative_turns(send: Any, rope: RopeTable) -> None:
     out = torch.empty_like(query)
     DensePlanner(rope).plan(batch, table).attend(query, cache, 1.0, out)
     kpos = torch.arange(17, dtype=torch.int32)
-    turns = torch.tensor([-4] * 16 + [0], dtype=torch.int32)
-    expected = attend_reference(query, cache, table[0], kpos, turns, kpos[16:], rope, 1.0)
+    shifts = torch.tensor([-4] * 16 + [0], dtype=torch.int32)
+    expected = attend_reference(query, cache, table[0], kpos, shifts, kpos[16:], rope, 1.0)
     torch.testing.assert_close(out.double(), expected, atol=1e-4, rtol=1e-4)

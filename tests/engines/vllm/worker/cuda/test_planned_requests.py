@@ -8,14 +8,14 @@ from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch, Pla
 from picbench.errors import EngineError
 
 
-class Rows:
+class FakeTable:
     """Remembers what was written to which row."""
 
     def __init__(self) -> None:
         self.written: dict[int, tuple[list[int], list[int]]] = {}
 
-    def put(self, row: int, kpos: Tensor, turns: Tensor) -> None:
-        self.written[row] = kpos.tolist(), turns.tolist()
+    def put(self, row: int, kpos: Tensor, rope_shift: Tensor) -> None:
+        self.written[row] = kpos.tolist(), rope_shift.tolist()
 
 
 #: A chunk of two hidden and two visible slots at 6 and 7, then computed slots.
@@ -24,13 +24,13 @@ SHIFTS = [(0, 4, 4)]
 
 
 @pytest.fixture
-def rows() -> Rows:
-    return Rows()
+def table() -> FakeTable:
+    return FakeTable()
 
 
 @pytest.fixture
-def requests(rows: Rows, send: Any) -> PlannedRequests:
-    requests = PlannedRequests(2, rows)
+def requests(table: FakeTable, send: Any) -> PlannedRequests:
+    requests = PlannedRequests(2, table)
     requests.add("planned", send(POSITIONS, 9, SHIFTS), 8)
     requests.add("plain", send(None), 5)
     return requests
@@ -42,8 +42,8 @@ def step(requests: PlannedRequests, *rows: tuple[str, int, int]) -> PlannedBatch
     return batch
 
 
-def test_rows_are_written_once(requests: PlannedRequests, rows: Rows) -> None:
-    assert list(rows.written.values()) == [(POSITIONS, [0, 0, 4, 4, 0, 0, 0, 0])]
+def test_rows_are_written_once(requests: PlannedRequests, table: FakeTable) -> None:
+    assert list(table.written.values()) == [(POSITIONS, [0, 0, 4, 4, 0, 0, 0, 0])]
 
 
 def test_plain_steps_have_no_batch(requests: PlannedRequests) -> None:
@@ -68,10 +68,10 @@ def test_generated_tokens_continue_at_the_end(requests: PlannedRequests) -> None
     assert batch.positions().tolist() == [8, 9, 10]
     request = batch.requests[0]
     assert request is not None
-    assert request.turned(10).tolist() == [0, 0, 4, 4, 0, 0, 0, 0, 0, 0]
+    assert request.rope_shifts(10).tolist() == [0, 0, 4, 4, 0, 0, 0, 0, 0, 0]
 
 
-def test_only_requests_with_everything_in_view_decode(requests: PlannedRequests) -> None:
+def test_only_requests_that_see_all_their_slots_decode(requests: PlannedRequests) -> None:
     assert step(requests, ("plain", 3, 1), ("planned", 7, 1)).leading == 2
     assert step(requests, ("planned", 12, 1), ("plain", 0, 5)).leading == 1
     assert step(requests, ("planned", 6, 1), ("plain", 3, 1)).leading == 0
@@ -86,7 +86,7 @@ def test_vllms_attention_serves_plain_prefills_and_then_all_plain_requests(
     assert (batch.stock, batch.decoded) == (True, 2)
 
 
-def test_plain_requests_decode_beside_planned_ones(requests: PlannedRequests) -> None:
+def test_plain_requests_decode_together_with_planned_ones(requests: PlannedRequests) -> None:
     batch = step(requests, ("plain", 3, 1), ("planned", 2, 6))
     assert (batch.stock, batch.decoded) == (False, 1)
     batch = step(requests, ("plain", 3, 1), ("planned", 9, 1))
@@ -119,7 +119,7 @@ def test_chunks_compiled_alone_are_ordinary(
     assert "compile" not in requests
 
 
-def test_a_request_that_generates_behind_pads_is_not(requests: PlannedRequests, send: Any) -> None:
+def test_a_request_that_generates_after_pads_is_not(requests: PlannedRequests, send: Any) -> None:
     requests.add("pads", send([0, 1, 2, GAP], 3, max_tokens=2), 4)
     assert "pads" in requests
 
@@ -129,17 +129,17 @@ def test_anchored_compiles_are_not(requests: PlannedRequests, send: Any) -> None
     assert "anchored" in requests
 
 
-def test_unrotated_keys_never_read_as_they_rest(rows: Rows, send: Any) -> None:
-    requests = PlannedRequests(1, rows, unrotated=True)
+def test_no_request_without_rope_runs_as_a_plain_one(table: FakeTable, send: Any) -> None:
+    requests = PlannedRequests(1, table, keys_without_rope=True)
     requests.add("one token", send(None), 1)
     assert "one token" in requests
 
 
-def test_unrotated_keys_make_every_request_planned(rows: Rows, send: Any) -> None:
-    requests = PlannedRequests(2, rows, unrotated=True)
+def test_keys_without_rope_make_every_request_planned(table: FakeTable, send: Any) -> None:
+    requests = PlannedRequests(2, table, keys_without_rope=True)
     requests.add("plain", send(None, max_tokens=2), 3)
-    assert list(rows.written.values()) == [([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])]
+    assert list(table.written.values()) == [([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])]
     requests.add("planned", send(POSITIONS, 9, SHIFTS, max_tokens=1), 8)
-    kpos, turns = rows.written[min(rows.written)]
+    kpos, shifts = table.written[min(table.written)]
     assert kpos == [*POSITIONS, 9]
-    assert turns == [0, 0, 6, 7, 0, 1, 2, 8, 9]
+    assert shifts == [0, 0, 6, 7, 0, 1, 2, 8, 9]

@@ -1,4 +1,4 @@
-"""What the GPU adapter needs of vLLM's GPU runners, which import without a GPU."""
+"""What the CUDA worker needs of vLLM's GPU runners, which can be imported without a GPU."""
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner

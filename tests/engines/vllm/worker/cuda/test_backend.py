@@ -1,14 +1,17 @@
 import pytest
 import torch
 
-from picbench.engines.vllm.worker.cuda.backend import PicFlashBackend, PicTritonBackend
-from picbench.engines.vllm.worker.cuda.backend_choice import choose
+from picbench.engines.vllm.worker.cuda.backend import (
+    PicFlashBackend,
+    PicTritonBackend,
+    choose_backend,
+)
 from picbench.errors import ConfigError
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_flash_attention_where_it_serves(dtype: torch.dtype) -> None:
-    assert choose(dtype, 128, flash=True) is PicFlashBackend
+    assert choose_backend(dtype, 128, flash=True) is PicFlashBackend
 
 
 @pytest.mark.parametrize(
@@ -16,11 +19,11 @@ def test_flash_attention_where_it_serves(dtype: torch.dtype) -> None:
     [(torch.float32, 128, True), (torch.bfloat16, 128, False), (torch.bfloat16, 100, True)],
 )
 def test_triton_elsewhere(dtype: torch.dtype, head_size: int, flash: bool) -> None:
-    assert choose(dtype, head_size, flash=flash) is PicTritonBackend
+    assert choose_backend(dtype, head_size, flash=flash) is PicTritonBackend
 
 
-def test_what_nothing_serves_is_refused() -> None:
+def test_types_and_sizes_that_nothing_serves_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"no attention serves torch\.float64"):
-        choose(torch.float64, 128, flash=True)
+        choose_backend(torch.float64, 128, flash=True)
     with pytest.raises(ConfigError, match="no attention serves head size 8"):
-        choose(torch.float32, 8, flash=False)
+        choose_backend(torch.float32, 8, flash=False)
