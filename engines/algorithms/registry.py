@@ -5,12 +5,12 @@ the entry-point group ``picbench.algorithms``.
 """
 
 from dataclasses import Field
-from difflib import get_close_matches
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from picbench.engines.algorithms.base import Algorithm
+from picbench.engines.plugins import installed, suggest
 from picbench.errors import ConfigError
 
 GROUP = "picbench.algorithms"
@@ -48,15 +48,14 @@ class Registry:
         name, *settings = spec.strip().split(":")
         point = self._points.get(name)
         if point is None:
-            raise ConfigError(f"unknown algorithm {name!r}", hint=_suggest(name, self.names))
+            raise ConfigError(f"unknown algorithm {name!r}", hint=suggest(name, self.names))
         kind = _load(point)
         return kind(**dict(_setting(kind, spec, setting) for setting in settings))
 
     @cached_property
     def _points(self) -> dict[str, EntryPoint]:
-        found = {point.name: point for point in entry_points(group=GROUP)}
-        own = sorted(found.values(), key=lambda p: (not p.value.startswith("picbench."), p.name))
-        return {point.name: point for point in own}
+        points = sorted(installed(GROUP).items())
+        return dict(sorted(points, key=lambda item: not item[1].value.startswith("picbench.")))
 
 
 def names() -> tuple[str, ...]:
@@ -83,7 +82,7 @@ def _setting(kind: type[Algorithm], spec: str, setting: str) -> tuple[str, Any]:
     key, equals, text = setting.partition("=")
     options = {option.name: option for option in kind.options()}
     if key not in options or not equals:
-        hint = _suggest(key, tuple(options)) if options else f"{kind.name} takes no options"
+        hint = suggest(key, tuple(options)) if options else f"{kind.name} takes no options"
         raise ConfigError(f"{spec!r}: unknown option {setting!r} of {kind.name}", hint=hint)
     return key, _value(options[key], spec, text)
 
@@ -103,9 +102,3 @@ def _options_text(kind: type[Algorithm]) -> str:
         for o in kind.options()
     ]
     return ", ".join(texts)
-
-
-def _suggest(name: str, known: tuple[str, ...]) -> str:
-    close = get_close_matches(name, known, n=1)
-    listing = "one of " + ", ".join(known)
-    return f"did you mean {close[0]!r}?" if close else listing

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from picbench.engines.algorithms import Algorithm, parse
-from picbench.engines.chunk_cache.tiers.spec import parse_tiers
+from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, DEFAULT_TIERS, PRESSURE
 from picbench.engines.planning.policy import LayoutConfig
 from picbench.errors import ConfigError

@@ -15,10 +15,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from picbench.engines.chunk_cache.tiers.options import parse_size
-from picbench.engines.chunk_cache.tiers.spec import open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.spec import TierSpec, parse_size
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
-from picbench.engines.chunk_cache.tiers.tier import TierSpec
 from picbench.errors import ConfigError, InvalidRun
 from picbench.output import markdown, provenance
 from picbench.output.run_directory import write_json

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from picbench.engines.chunk_cache.tiers.spec import parse_tiers
+from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.engines.config import DEFAULT_TIERS
 from picbench.errors import ConfigError
 

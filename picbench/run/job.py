@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from picbench.arms.arm import Arm, parse_arms
-from picbench.engines.chunk_cache.tiers.spec import parse_tiers
+from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.engines.config import EngineConfig
 from picbench.inputs.workload import Workload
 from picbench.output.run_directory import check_free

@@ -5,7 +5,7 @@
     envelope.py        a value with a checksum, which detects corrupt and foreign values
     guarded_tier.py    one tier with deadlines and counters (call_limits.py), which never raises
     stack.py           all tiers in order, on threads of their own (background.py): for the engine
-    spec.py            parsing and opening ``host:4GiB,disk:/path:20GiB`` (options.py)
+    kinds.py           parsing and opening ``host:4GiB,disk:/path:20GiB`` (spec.py)
 
 Nothing here imports torch or vllm; a kind's client library is imported when the tier is opened.
 """

@@ -70,7 +70,7 @@ class GuardedTier:
         """Whether the tier says that it holds a value, per key."""
         return self._ask_each(lambda: self._tier.exists(keys), [False] * len(keys))
 
-    def wants(self, keys: Sequence[Key]) -> list[bool]:
+    def needs(self, keys: Sequence[Key]) -> list[bool]:
         """Whether a value should be written, per key: it is not there, or a read did not find it.
 
         The second case covers tiers that claim values which they cannot return.

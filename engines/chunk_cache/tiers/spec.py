@@ -1,101 +1,120 @@
-"""Tier specs: ``host:4GiB,disk:/path:20GiB,redis://host:6379/0:10GiB?ttl=1h``.
-
-Tiers are listed from the nearest to the farthest, separated by commas. Each is a kind, a location
-where the kind has one, a capacity with its unit, and options. Any installed package can add a kind
-through the entry-point group ``picbench.tiers``: a subclass of `Tier`.
-"""
+"""A tier's spec, ``redis://host:6379/0:10GiB?ttl=1h``: its fields, and what kinds check in them."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from types import ModuleType
+from typing import NoReturn, Self
 from urllib.parse import parse_qsl
 
-from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
-from picbench.engines.chunk_cache.tiers.options import parse_size, reject, seconds_option
-from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, TierSpec, pageable
+from picbench.engines.plugins import suggest
 from picbench.errors import ConfigError
 
-GROUP = "picbench.tiers"
-
+_UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+    "TIB": 1 << 40,
+}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)")
 _SECRET = re.compile(r"//[^/@]*@")
 
 
-def parse_tiers(text: str) -> list[TierSpec]:
-    """The tiers that a text lists, nearest first.
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """A parsed tier: ``kind:location:capacity?option=value``.
 
-    Raises ConfigError for unknown kinds and what cannot be parsed. What only a kind can check
-    (paths, its own options) is checked by `open_tiers`.
+    `text` is what it was parsed from, without credentials, for messages. `capacity` is in bytes,
+    `deadline` in seconds and for every call. All methods raise ConfigError for a wrong field.
     """
-    points = _points()
-    specs = [_parse(item.strip()) for item in text.split(",") if item.strip()]
-    for spec in specs:
-        if spec.kind not in points:
-            reject(spec, f"unknown kind {spec.kind!r}", _suggest(spec.kind, points))
-    return specs
+
+    kind: str
+    location: str = field(default="", repr=False)  # may hold a password
+    capacity: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    deadline: float = 2.0
+    text: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The spec that a text stands for; every kind has the option `deadline`."""
+        head, _, query = text.partition("?")
+        kind, _, place = head.partition(":")
+        location, _, last = place.rpartition(":")
+        capacity = parse_size(last)
+        spec = cls(
+            kind=kind,
+            location=place if capacity is None else location,
+            capacity=capacity,
+            options=dict(parse_qsl(query, keep_blank_values=True)),
+            text=_SECRET.sub("//***@", text),
+        )
+        return replace(spec, deadline=spec.seconds("deadline") or spec.deadline)
+
+    def reject(self, problem: str, hint: str) -> NoReturn:
+        """Raise ConfigError for this spec."""
+        raise ConfigError(f"`tiers` {self.text or self.kind}: {problem}", hint=hint)
+
+    def require_capacity(self) -> int:
+        """The capacity in bytes, for kinds that need one."""
+        if not self.capacity:
+            self.reject("a capacity is missing", f"append one, as in {self.kind}:...:4GiB")
+        return self.capacity
+
+    def require_location(self, what: str, example: str) -> str:
+        """The location, for kinds that need one."""
+        if not self.location:
+            self.reject(f"{what} is missing", f"write {example}")
+        return self.location
+
+    def refuse_location(self) -> None:
+        """For kinds without a location; a malformed size ends up there, too."""
+        if self.location:
+            self.reject(f"{self.location!r} is not a size", f"write {self.kind}:4GiB, with a unit")
+
+    def check_options(self, *known: str) -> None:
+        """Refuse options that are not among `known`."""
+        names = (*known, "deadline")
+        for name in self.options:
+            if name not in names:
+                self.reject(f"unknown option {name!r}", suggest(name, names, "options: "))
+
+    def seconds(self, name: str) -> float | None:
+        """An option's value in seconds, None if it is not given."""
+        if name not in self.options:
+            return None
+        seconds = parse_seconds(self.options[name])
+        if not seconds:
+            problem = f"{name}={self.options[name]} is not a duration"
+            self.reject(problem, "write 500ms, 2s, 10m or 1h")
+        return seconds
+
+    def size(self, name: str, default: int) -> int:
+        """An option's value in bytes."""
+        size = parse_size(self.options[name]) if name in self.options else default
+        if not size:
+            self.reject(f"{name}={self.options[name]} is not a size", "write 64MiB or 4GiB")
+        return size
+
+    def import_client(self, module: str) -> ModuleType:
+        """The client library of a kind; it is an extra of picbench named like the kind."""
+        try:
+            return import_module(module)
+        except ImportError as error:
+            self.reject(f"{error}", f"install it with pip install 'picbench[{self.kind}]'")
 
 
-def open_tiers(
-    specs: Sequence[TierSpec],
-    *,
-    allocate: Allocate = pageable,
-    limits: StackLimits | None = None,
-) -> TierStack:
-    """Open the tiers of specs; `allocate` makes the memory of host tiers (pinned, for a GPU).
-
-    Raises ConfigError for specs that a kind does not take and for a tier that is listed twice.
-    """
-    opened: list[GuardedTier] = []
-    try:
-        for spec in specs:
-            opened.append(_open(spec, allocate, [tier.name for tier in opened]))
-    except ConfigError:
-        for tier in opened:
-            tier.close()
-        raise
-    return TierStack(opened, limits)
+def parse_size(text: str) -> int | None:
+    """Bytes in ``4GiB``, ``1.5GB``, ``512B``; None for anything else, a bare number included."""
+    match = _QUANTITY.fullmatch(text)
+    unit = _UNITS.get(match[2].upper()) if match else None
+    return int(float(match[1]) * unit) if match and unit else None
 
 
-def describe_tiers() -> list[tuple[str, str, str]]:
-    """(name, summary, notation) of every installed kind; imports no client library."""
-    kinds = [(name, _load(point)) for name, point in sorted(_points().items())]
-    return [(name, kind.summary, kind.notation) for name, kind in kinds]
-
-
-def _parse(text: str) -> TierSpec:
-    head, _, query = text.partition("?")
-    kind, _, place = head.partition(":")
-    location, _, last = place.rpartition(":")
-    capacity = parse_size(last)
-    spec = TierSpec(
-        kind=kind,
-        location=place if capacity is None else location,
-        capacity=capacity,
-        options=dict(parse_qsl(query, keep_blank_values=True)),
-        text=_SECRET.sub("//***@", text),
-    )
-    return replace(spec, deadline=seconds_option(spec, "deadline") or spec.deadline)
-
-
-def _open(spec: TierSpec, allocate: Allocate, taken: Iterable[str]) -> GuardedTier:
-    tier = _load(_points()[spec.kind]).open(spec, allocate)
-    if tier.name in taken:
-        tier.close()
-        reject(spec, "this tier is named twice", "name each tier once, nearest first")
-    return GuardedTier(tier, deadline=spec.deadline)
-
-
-def _points() -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
-def _load(point: EntryPoint) -> type[Tier]:
-    kind: type[Tier] = point.load()
-    return kind
-
-
-def _suggest(kind: str, known: Iterable[str]) -> str:
-    close = get_close_matches(kind, known, n=1)
-    return f"did you mean {close[0]!r}?" if close else "one of " + ", ".join(sorted(known))
+def parse_seconds(text: str) -> float | None:
+    """Seconds in ``500ms``, ``2s``, ``10m``, ``1h``, ``7d``; None for anything else."""
+    match = _QUANTITY.fullmatch(text)
+    unit = _SECONDS.get(match[2]) if match else None
+    return float(match[1]) * unit if match and unit else None

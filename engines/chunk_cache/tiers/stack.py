@@ -203,9 +203,9 @@ def _write_to(tier: GuardedTier, values: Sequence[Sealed]) -> list[bool]:
     """
     if tier.immediate:
         return tier.put(values)
-    wanted = tier.wants([key for key, _ in values])
-    missing = [i for i, wants in enumerate(wanted) if wants]
-    held = [not wants for wants in wanted]
+    needed = tier.needs([key for key, _ in values])
+    missing = [i for i, needs in enumerate(needed) if needs]
+    held = [not needs for needs in needed]
     for i, kept in zip(missing, tier.put([values[i] for i in missing]), strict=True):
         held[i] = kept
     return held

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Self, TypeAlias
 
 import numpy as np
+
+from picbench.engines.chunk_cache.tiers.spec import TierSpec
 
 Key: TypeAlias = bytes
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -35,22 +37,6 @@ class Usage:
     capacity: int | None
     evictions: int = 0
     refused: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TierSpec:
-    """A parsed tier: ``kind:location:capacity?option=value``.
-
-    `text` is what it was parsed from, without credentials, for messages. `capacity` is in bytes,
-    `deadline` in seconds and for every call.
-    """
-
-    kind: str
-    location: str = field(default="", repr=False)  # may hold a password
-    capacity: int | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-    deadline: float = 2.0
-    text: str = ""
 
 
 class Tier(ABC):

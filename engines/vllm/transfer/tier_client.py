@@ -11,7 +11,7 @@ from torch import Tensor
 
 from picbench.engines.chunk_cache.tiers.background import Ticket
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
-from picbench.engines.chunk_cache.tiers.spec import open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import Fetched
 from picbench.engines.chunk_cache.tiers.tier import Usage, pageable
 from picbench.engines.chunk_cache.transfers import (

@@ -6,13 +6,12 @@ from threading import Lock
 from typing import ClassVar, Self
 
 from picbench.engines.chunk_cache.tiers.envelope import copy_bytes
-from picbench.engines.chunk_cache.tiers.options import check_options, no_location, require_capacity
+from picbench.engines.chunk_cache.tiers.spec import TierSpec
 from picbench.engines.chunk_cache.tiers.tier import (
     Allocate,
     Buffer,
     Key,
     Tier,
-    TierSpec,
     Usage,
     pageable,
 )
@@ -43,9 +42,9 @@ class Host(Tier):
     @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``host:4GiB``: the capacity is required."""
-        no_location(spec)
-        check_options(spec)
-        return cls(require_capacity(spec), allocate)
+        spec.refuse_location()
+        spec.check_options()
+        return cls(spec.require_capacity(), allocate)
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
         """Whether a value is there, per key."""

@@ -7,13 +7,8 @@ from importlib import import_module
 from threading import Lock
 from typing import Any, ClassVar, Self
 
-from picbench.engines.chunk_cache.tiers.options import (
-    check_options,
-    import_client,
-    reject,
-    require_location,
-)
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
+from picbench.engines.chunk_cache.tiers.spec import TierSpec
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, Usage
 
 #: The protocol's lengths are 32-bit.
 LARGEST_VALUE = (1 << 31) - 1
@@ -43,15 +38,15 @@ class LMCache(Tier):
     @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``lmcache:host:port``; the client is LMCache's, which imports torch."""
-        check_options(spec)
+        spec.check_options()
         if spec.capacity is not None:
-            reject(spec, "the server has no bound", "leave the capacity out")
-        location = require_location(spec, "the server's address", cls.notation)
+            spec.reject("the server has no bound", "leave the capacity out")
+        location = spec.require_location("the server's address", cls.notation)
         host, _, port = location.removeprefix("//").rpartition(":")
         if not host or not port.isdecimal():
-            reject(spec, f"{location!r} is not host:port", f"write {cls.notation}")
-        import_client(spec, "lmcache")
-        protocol = import_client(spec, "lmcache.v1.protocol")
+            spec.reject(f"{location!r} is not host:port", f"write {cls.notation}")
+        spec.import_client("lmcache")
+        protocol = spec.import_client("lmcache.v1.protocol")
         return cls(protocol, (host, int(port)), spec.deadline)
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:

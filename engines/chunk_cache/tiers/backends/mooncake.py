@@ -4,13 +4,8 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any, ClassVar, Self
 
-from picbench.engines.chunk_cache.tiers.options import (
-    check_options,
-    import_client,
-    require_location,
-    size_option,
-)
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
+from picbench.engines.chunk_cache.tiers.spec import TierSpec
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, Usage
 
 _OPTIONS = ("host", "metadata", "protocol", "device", "buffer")
 _SEGMENT = 256 << 20
@@ -42,19 +37,19 @@ class Mooncake(Tier):
     @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``mooncake:master:port[:segment][?...]``; the segment is this process's share."""
-        check_options(spec, _OPTIONS)
-        master = require_location(spec, "the master's address", cls.notation)
+        spec.check_options(*_OPTIONS)
+        master = spec.require_location("the master's address", cls.notation)
         options = spec.options
         arguments = (
             options.get("host", "127.0.0.1"),
             options.get("metadata", "P2PHANDSHAKE"),
             spec.capacity or _SEGMENT,
-            size_option(spec, "buffer", _BUFFER),
+            spec.size("buffer", _BUFFER),
             options.get("protocol", "tcp"),
             options.get("device", ""),
             master,
         )
-        library = import_client(spec, "mooncake.store")
+        library = spec.import_client("mooncake.store")
         return cls(library, arguments, name=f"{cls.kind}:{master}")
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.engines.chunk_cache.tiers import options
 from picbench.engines.chunk_cache.tiers.backends.lmcache import LMCache
 from picbench.engines.chunk_cache.tiers.backends.mooncake import Mooncake
-from picbench.engines.chunk_cache.tiers.spec import describe_tiers, open_tiers, parse_tiers
-from picbench.engines.chunk_cache.tiers.tier import TierSpec, pageable
+from picbench.engines.chunk_cache.tiers.kinds import describe_tiers, open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.spec import TierSpec, parse_size
+from picbench.engines.chunk_cache.tiers.tier import pageable
 from picbench.errors import ConfigError
 
 
@@ -35,12 +35,12 @@ def test_a_port_is_no_capacity() -> None:
 @given(number=st.integers(0, 10**6), unit=st.sampled_from(["B", "KiB", "MiB", "GiB", "TiB"]))
 def test_sizes_in_binary_units(number: int, unit: str) -> None:
     power = ["B", "KiB", "MiB", "GiB", "TiB"].index(unit)
-    assert options.parse_size(f"{number}{unit}") == number << 10 * power
+    assert parse_size(f"{number}{unit}") == number << 10 * power
 
 
 @pytest.mark.parametrize("text", ["", "4", "GiB", "4 potatoes", "-1GiB", "4GiB!", "1e3B"])
 def test_not_sizes(text: str) -> None:
-    assert options.parse_size(text) is None
+    assert parse_size(text) is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_missing_client_names_the_extra(
 def test_every_kind_describes_itself_without_its_client() -> None:
     code = (
         "import sys\n"
-        "from picbench.engines.chunk_cache.tiers.spec import describe_tiers, parse_tiers\n"
+        "from picbench.engines.chunk_cache.tiers.kinds import describe_tiers, parse_tiers\n"
         "parse_tiers('host:1GiB')\n"
         "assert len(describe_tiers()) >= 5\n"
         "print({'torch', 'vllm', 'redis', 'lmcache', 'mooncake'} & set(sys.modules))"

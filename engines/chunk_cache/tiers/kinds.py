@@ -1,0 +1,72 @@
+"""The kinds of tiers, and lists of them: ``host:4GiB,disk:/path:20GiB,redis://host:6379/0``.
+
+Tiers are listed from the nearest to the farthest, separated by commas. Each is a kind, a location
+where the kind has one, a capacity with its unit, and options. Any installed package can add a kind
+through the entry-point group ``picbench.tiers``: a subclass of `Tier`.
+"""
+
+from collections.abc import Iterable, Sequence
+from importlib.metadata import EntryPoint
+
+from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
+from picbench.engines.chunk_cache.tiers.spec import TierSpec
+from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, pageable
+from picbench.engines.plugins import installed, suggest
+from picbench.errors import ConfigError
+
+GROUP = "picbench.tiers"
+
+
+def parse_tiers(text: str) -> list[TierSpec]:
+    """The tiers that a text lists, nearest first.
+
+    Raises ConfigError for unknown kinds and what cannot be parsed. What only a kind can check
+    (paths, its own options) is checked by `open_tiers`.
+    """
+    points = installed(GROUP)
+    specs = [TierSpec.parse(item.strip()) for item in text.split(",") if item.strip()]
+    for spec in specs:
+        if spec.kind not in points:
+            spec.reject(f"unknown kind {spec.kind!r}", suggest(spec.kind, sorted(points)))
+    return specs
+
+
+def open_tiers(
+    specs: Sequence[TierSpec],
+    *,
+    allocate: Allocate = pageable,
+    limits: StackLimits | None = None,
+) -> TierStack:
+    """Open the tiers of specs; `allocate` makes the memory of host tiers (pinned, for a GPU).
+
+    Raises ConfigError for specs that a kind does not take and for a tier that is listed twice.
+    """
+    opened: list[GuardedTier] = []
+    try:
+        for spec in specs:
+            opened.append(_open(spec, allocate, [tier.name for tier in opened]))
+    except ConfigError:
+        for tier in opened:
+            tier.close()
+        raise
+    return TierStack(opened, limits)
+
+
+def describe_tiers() -> list[tuple[str, str, str]]:
+    """(name, summary, notation) of every installed kind; imports no client library."""
+    kinds = [(name, _load(point)) for name, point in sorted(installed(GROUP).items())]
+    return [(name, kind.summary, kind.notation) for name, kind in kinds]
+
+
+def _open(spec: TierSpec, allocate: Allocate, taken: Iterable[str]) -> GuardedTier:
+    tier = _load(installed(GROUP)[spec.kind]).open(spec, allocate)
+    if tier.name in taken:
+        tier.close()
+        spec.reject("this tier is named twice", "name each tier once, nearest first")
+    return GuardedTier(tier, deadline=spec.deadline)
+
+
+def _load(point: EntryPoint) -> type[Tier]:
+    kind: type[Tier] = point.load()
+    return kind
