@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-# The batches that the tests share lie beside them.
+# The batches that the tests share are modules of this folder.
 sys.path.insert(0, str(Path(__file__).parent))
 
 # How fast the machine is must not decide a test.

@@ -93,7 +93,7 @@ class PagedCase:
         return attend(self.query, self.kv_cache, batch, self.scale, out)
 
     def expected(self) -> Tensor:
-        """The reference's answer, which knows only unrotated keys."""
+        """The reference's output, for keys cached without RoPE."""
         assert all(layout.rotated is False for layout in self.layouts)
         return attend_reference(self.query, self.kv_cache, **self.description, scale=self.scale)
 

@@ -169,7 +169,7 @@ def stock_arm(case: AttentionCase, inputs: LayerInputs) -> Implementation:
 
 
 def own_arm(case: AttentionCase, inputs: LayerInputs, rotated: bool) -> Implementation:
-    """picbench's attention of plain requests whose keys lie `rotated` in the cache, or not."""
+    """picbench's attention of plain requests, keys cached with RoPE (`rotated`) or without."""
     shape, scale = case.shape, case.shape.head_size**-0.5
     caches = caches_of(case, inputs.table.numel(), BLOCK_SIZE)
     out = torch.empty_like(inputs.query)

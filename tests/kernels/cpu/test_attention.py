@@ -159,7 +159,7 @@ def test_a_lone_padding_query_is_finite(use_vllm: bool) -> None:
 
 
 def _attend_from(case: PagedCase, qpos: list[int], use_vllm: bool) -> Tensor:
-    """Attention of the case's queries as if they stood at other positions."""
+    """Attention of the case's queries at other positions."""
     batch = AttentionBatch.build(
         **dict(case.description, qpos=torch.tensor(qpos, dtype=torch.int32)),
         affine=[False],

@@ -1,4 +1,4 @@
-"""Decode on Hopper: what it serves, and that it compiles; what it computes, device/test_decode.py.
+"""Decode on Hopper: which heads it serves, and that it compiles; outputs are in device/test_decode.
 
 Gluon has no interpreter. `split_kv.decode_rotating_query`, which reads the same tables, runs in
 Triton's.

@@ -17,7 +17,7 @@ def device() -> str:
     return "cuda" if ON_GPU else "cpu"
 
 
-# The interpreter multiplies the bits of bfloat16 numbers, and is slow: the rest runs on a GPU only.
+# The interpreter multiplies the bits of bfloat16 numbers, and is slow: other types need a GPU.
 TYPES = list(TOLERANCE) if ON_GPU else [torch.float16]
 
 

@@ -87,7 +87,7 @@ def test_without_gluon(shape: HeadShape, device: str, head_major: bool, toleranc
     assert worst(scene, query, decoded(scene, query, gluon=False)) <= tolerance
 
 
-@pytest.mark.skipif(not runs_gluon(), reason="Gluon's kernel wants a Hopper GPU")
+@pytest.mark.skipif(not runs_gluon(), reason="the Gluon kernel needs a Hopper GPU")
 @pytest.mark.parametrize("heads", [(12, 1, 64), (16, 1, 128)], ids=str)
 def test_long_groups_of_heads(heads: tuple[int, int, int]) -> None:
     shape = HeadShape(*heads, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""FlashAttention-3's ways through the package, where it runs, and what stands in where not."""
+"""FlashAttention-3 as the package calls it, where it runs, and what replaces it elsewhere."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_tiles_equal_flash(shape: HeadShape, tolerance: float) -> None:
     query = torch.randn(len(seen), shape.num_heads, shape.head_size, device="cuda").to(shape.dtype)
     size = (2, 3, PAGE, shape.num_kv_heads, shape.head_size)
     key, value = torch.randn(size, device="cuda").to(shape.dtype)
-    starts, lengths = (torch.from_numpy(part).cuda() for part in runs)
+    starts, lengths = (torch.from_numpy(bounds).cuda() for bounds in runs)
     table = torch.arange(3, dtype=torch.int32, device="cuda").expand(len(lengths), -1)
     sequences = flash.Runs(starts, lengths, table.contiguous(), 133, 316)
     rows = tile_work(seen.astype(np.int32), 0, 0, tokens_of(shape.group))
@@ -61,18 +61,18 @@ def test_tiles_equal_flash(shape: HeadShape, tolerance: float) -> None:
     assert relative_error(found, expected.double()) <= tolerance
 
 
-@pytest.mark.parametrize("parts", [1, 5, 40])
-def test_merge_equals_its_reference(parts: int, device: str, dtype: torch.dtype) -> None:
-    partial = torch.randn(parts + 3, 3, 64, device=device).to(dtype)
-    lse = torch.randn(3, parts + 3, device=device) * 20
+@pytest.mark.parametrize("splits", [1, 5, 40])
+def test_merge_equals_its_reference(splits: int, device: str, dtype: torch.dtype) -> None:
+    partial = torch.randn(splits + 3, 3, 64, device=device).to(dtype)
+    lse = torch.randn(3, splits + 3, device=device) * 20
     lse[1, 2:] = float("-inf")
     partial[2:, 1] = float("nan")
     ints = {"dtype": torch.int32, "device": device}
-    starts, counts = torch.tensor([2, 0], **ints), torch.tensor([parts, 0], **ints)
+    starts, counts = torch.tensor([2, 0], **ints), torch.tensor([splits, 0], **ints)
     out = torch.full((2, 3, 64), 7.0, device=device)
     merge[(2, 3)](
-        partial, lse, starts, counts, out, 3 * 64, 1, parts + 3, 3 * 64, 64, 0, HEAD=64, TILE=16
+        partial, lse, starts, counts, out, 3 * 64, 1, splits + 3, 3 * 64, 64, 0, HEAD=64, TILE=16
     )
-    wanted = merge_reference(partial[2 : 2 + parts].double(), lse.T[2 : 2 + parts].double())
+    wanted = merge_reference(partial[2 : 2 + splits].double(), lse.T[2 : 2 + splits].double())
     assert relative_error(out[0], wanted) <= 1e-5
     assert torch.equal(out[1], torch.full_like(out[1], 7.0))

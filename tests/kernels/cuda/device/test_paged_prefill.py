@@ -18,7 +18,7 @@ from picbench.measure.kernels.scene import (
     rope_table,
 )
 
-pytestmark = pytest.mark.skipif(not runs_gluon(), reason="Gluon's kernel wants a Hopper GPU")
+pytestmark = pytest.mark.skipif(not runs_gluon(), reason="the Gluon kernel needs a Hopper GPU")
 
 SHAPES = [
     HeadShape(32, 8, 128, torch.bfloat16),

@@ -178,7 +178,7 @@ def test_paged_prefill_that_cannot_pay_is_not_scheduled(monkeypatch: pytest.Monk
 
 
 class Launches(list[dict[str, object]]):
-    """Stands for the kernel: what Triton would compile it for, by launch."""
+    """Replaces the kernel and records, by launch, what Triton would compile it for."""
 
     def __getitem__(self, grid: Any) -> Any:
         return self._launch
