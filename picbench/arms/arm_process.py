@@ -1,4 +1,4 @@
-"""The child process of an arm: builds the engine and answers the parent until it hangs up.
+"""The child process of an arm: builds the engine and answers the parent until it disconnects.
 
 Run as ``python -m picbench.arms.arm_process FD``; FD is the child's end of the connection.
 """
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from picbench.arms.server import Batch, Call, Failure, Group, Reset
+from picbench.arms.server import Call, Failure, Group, GroupResult, Reset
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Request, Result
@@ -62,10 +62,11 @@ def open_engine(config: EngineConfig) -> AbstractContextManager[EngineLike]:
 
 
 def serve(connection: Connection) -> None:
-    """Build the engine, send its description, answer each Group by a Batch, each Reset by None.
+    """Build the engine, send its description, then answer every message.
 
-    A Call is answered by what its function returns. The first message received builds the engine.
-    An error of start-up crosses as a PicBenchError object. Ends on None or when the parent is gone.
+    The first message builds the engine. A Group is answered by a GroupResult, a Reset by None, a
+    Call by what its function returns. An error of start-up crosses as a PicBenchError object. Ends
+    on None or when the parent is gone.
     """
     try:
         build: Build = connection.recv()
@@ -79,7 +80,7 @@ def serve(connection: Connection) -> None:
             connection.send(_portable(error))
 
 
-def run_group(engine: EngineLike, group: Group) -> Batch:
+def run_group(engine: EngineLike, group: Group) -> GroupResult:
     """Run a group under a fresh ledger; after a failure, find out which requests fail."""
     engine.measure()
     before = engine.moved
@@ -93,7 +94,7 @@ def run_group(engine: EngineLike, group: Group) -> Batch:
         outcomes, clean = _isolate(engine, group.requests, error), False
     busy = time.perf_counter() - started
     moved = _since(before, engine.moved)
-    return Batch(tuple(outcomes), busy, tuple(engine.memory), clean, moved)
+    return GroupResult(tuple(outcomes), busy, tuple(engine.memory), clean, moved)
 
 
 def _since(
@@ -108,10 +109,10 @@ def _answer(engine: EngineLike, connection: Connection) -> None:
     engine.reset()
     connection.send(engine.describe())
     while (message := connection.recv()) is not None:
-        connection.send(_obey(engine, message))
+        connection.send(_reply(engine, message))
 
 
-def _obey(engine: EngineLike, message: Group | Reset | Call) -> Any:
+def _reply(engine: EngineLike, message: Group | Reset | Call) -> Any:
     if isinstance(message, Group):
         return run_group(engine, message)
     try:

@@ -15,17 +15,17 @@ CORES = 4
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Running servers and what their engines said of themselves, by arm."""
+    """Running servers and the descriptions of their engines, by arm."""
 
     servers: Mapping[str, Server]
     engines: Mapping[str, Mapping[str, object]]
 
 
 @contextmanager
-def running(
+def open_fleet(
     arms: Sequence[Arm], launch: Callable[[Arm], Server], ready: Callable[[str], None]
 ) -> Iterator[Fleet]:
-    """Launch every arm's server and wait for all; `ready` hears the name of each that is up.
+    """Launch every arm's server and wait for all; call `ready` with the name of each that is up.
 
     Leaving normally lets the engines end by themselves, leaving by an exception kills them.
     """

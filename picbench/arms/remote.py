@@ -14,13 +14,13 @@ from typing import Any
 
 from picbench.arms.arm_process import Build, open_engine
 from picbench.arms.environment import arm_environment
-from picbench.arms.server import Batch, Call, Group, Reset
+from picbench.arms.server import Call, Group, GroupResult, Reset
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request
 from picbench.errors import EngineError, PicBenchError
 
-#: Seconds that an engine gets to end by itself, and that a process gets to obey a signal.
-GRACE, OBEY = 20.0, 5.0
+#: Seconds that an engine has to end by itself, and a process to react to a signal.
+GRACE, REACTION = 20.0, 5.0
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -58,12 +58,12 @@ class Remote:
         requests: Sequence[Request],
         concurrency: int | None,
         arrivals: Sequence[float] | None = None,
-    ) -> Batch:
+    ) -> GroupResult:
         """See Server."""
         times = None if arrivals is None else tuple(arrivals)
         self._send(Group(tuple(requests), concurrency, times))
-        batch: Batch = self._receive()
-        return batch
+        result: GroupResult = self._receive()
+        return result
 
     def reset(self) -> None:
         """See Server."""
@@ -87,7 +87,7 @@ class Remote:
         if self._connection.closed:
             return
         self._signal(signal.SIGTERM)
-        self._wait(OBEY)
+        self._wait(REACTION)
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._connection.close()

@@ -1,4 +1,4 @@
-"""What an arm's engine looks like to the run protocol, wherever it runs."""
+"""The interface between the run protocol and an arm's engine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,13 +16,13 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """What a group of requests gave.
+class GroupResult:
+    """The results of a group of requests.
 
     `outcomes` are in request order, `busy` is the engine's wall-clock seconds and `snapshots` its
     block ledger, whose times start at the group's start. `moved` gives the bytes (loaded, stored)
-    between the pool and each tier. In a batch that is not `clean` a
-    request failed and each was run again on its own, so that its timings mean nothing.
+    between the pool and each tier. If it is not `clean`, a request failed and each was run again on
+    its own, so that timings mean nothing.
     """
 
     outcomes: tuple[Result | Failure, ...]
@@ -54,7 +54,7 @@ class Call:
 
 
 class Server(Protocol):
-    """One arm's engine, started by whoever made the object."""
+    """One arm's engine, which the constructor starts."""
 
     def ready(self) -> Mapping[str, object]:
         """Wait until the engine is up and return what it is; EngineError if it never will be."""
@@ -64,7 +64,7 @@ class Server(Protocol):
         requests: Sequence[Request],
         concurrency: int | None,
         arrivals: Sequence[float] | None = None,
-    ) -> Batch:
+    ) -> GroupResult:
         """Run a group, at most `concurrency` at a time; EngineError when the engine is gone.
 
         With `arrivals`, each request is sent so many seconds after the group's start.

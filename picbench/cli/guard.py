@@ -1,4 +1,4 @@
-"""Errors at the edge: one line on stderr, which names flags, and an exit code."""
+"""Errors of commands: one line on stderr, which names flags, and an exit code."""
 
 import contextlib
 import re

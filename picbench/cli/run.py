@@ -112,7 +112,7 @@ if TYPE_CHECKING:
     default=DEFAULT_TIERS,
     show_default=True,
     metavar="KIND[:PLACE]:SIZE,...",
-    help='Where chunk KV lies behind the pool, nearest first; see picbench list tiers. "": '
+    help='Where chunk KV is stored below the pool, nearest first; see picbench list tiers. "": '
     "nowhere.",
 )
 @click.option(

@@ -1,4 +1,4 @@
-"""`picbench warm`: chunks into tiers, before anybody asks for them."""
+"""`picbench warm`: chunks compiled into tiers ahead of requests."""
 
 import sys
 from pathlib import Path
@@ -27,7 +27,7 @@ from picbench.cli.guard import traced
     default="mepic",
     show_default=True,
     metavar="NAME[:OPTION=VALUE...]",
-    help="The algorithm that will use them: how chunks are padded and what they compile behind.",
+    help="The algorithm that will use them: how chunks are padded and what precedes them.",
 )
 @click.option("--prefix", metavar="TEXT", help="The text in front of chunks, for anchored=on.")
 @click.option(

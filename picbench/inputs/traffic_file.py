@@ -1,4 +1,4 @@
-"""What `picbench traffic` was asked for, and the request file that comes of it."""
+"""The settings of `picbench traffic`, and the request file that it writes."""
 
 import re
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from picbench.workloads.traffic.traffic_facts import TrafficFacts, measure
 
 
 class TrafficConfig(BaseModel):
-    """The settings of a request file; each field is the flag of the same name."""
+    """The settings of a request file; each field is an option of `picbench traffic`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

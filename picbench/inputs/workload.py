@@ -30,9 +30,9 @@ from picbench.workloads.traffic.settings import Traffic
 class Workload:
     """Samples in the order of the run; `score` takes a reply and its right answers.
 
-    `skipped` says of each malformed row that was left out where it stands, `origin` where rows
-    from the hub are from, and `chat` whether the tokenizer's chat template is around prompts.
-    `synthetic` says that the rows were generated. `arrivals` are seconds from the start of the
+    `skipped` names the place of each malformed row that was left out, `origin` where rows from the
+    hub are from, and `chat` whether the tokenizer's chat template is around prompts.
+    `synthetic` rows were generated. `arrivals` are seconds from the start of the
     run, None in a closed loop. `preload` is run before anything is measured, so that the chunks
     in it are cached. `requests` is the fingerprint of the request file, where there is one.
     """
@@ -180,7 +180,7 @@ def reply_tokens(dataset: str, model: models.ModelSpec) -> int | None:
 
 
 def _unscored(reply: str, answers: Sequence[str]) -> None:
-    """Random tokens ask nothing."""
+    """Random tokens have no answer."""
 
 
 def _score_restated(dataset: str, scorer: Scorer, reply: str, answers: Sequence[str]) -> float:

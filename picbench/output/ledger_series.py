@@ -20,8 +20,8 @@ HELD = tuple(kind for kind in KINDS if kind not in IDLE)
 class Series:
     """The block ledger of one arm in one run: a value for each scheduler step.
 
-    `time` is seconds from the start of the arm's turn, `blocks` counts blocks by kind, and `pool`
-    is how many there are.
+    `time` is in seconds on the arm's own clock, `blocks` counts blocks by kind, and `pool` is how
+    many there are.
     """
 
     time: Array

@@ -33,7 +33,7 @@ SUMMARY = "summary.json"
 
 
 class RunDirectory:
-    """A directory that one run writes; `discard` takes back all that `create` made."""
+    """A directory that one run writes; `discard` removes all that `create` made."""
 
     def __init__(self, path: Path, made: tuple[Path, ...] = ()) -> None:
         self.path = path
@@ -64,7 +64,7 @@ class RunDirectory:
         write_json(self.path / MANIFEST, manifest)
 
     def append(self, rows: Iterable[SampleRow]) -> None:
-        """Append rows and see them on disk."""
+        """Append rows and sync them to disk."""
         lines = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
         with (self.path / SAMPLES).open("ab") as file:
             file.write(lines.encode("utf-8", "backslashreplace"))

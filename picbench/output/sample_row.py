@@ -22,9 +22,9 @@ Score = Callable[[str, Sequence[str]], float | None]
 class SampleRow:
     """One request of one arm; times in milliseconds, hashes of token ids.
 
-    Either `error` is set or everything behind it is, `tpot_ms` apart, which needs two tokens.
+    Either `error` is set or every field after it is, except `tpot_ms`, which needs two tokens.
     Rows that are not `timed` ran apart from their group, after another request had failed.
-    `arrival_ms` counts from the start of the arm's turn; it is None in a closed loop. A request
+    `arrival_ms` counts from the start of the arm's batch; it is None in a closed loop. A request
     was submitted `late_ms` after it arrived, and that is part of its latencies.
     """
 
@@ -49,15 +49,15 @@ class SampleRow:
     score: float | None = None
 
 
-def to_rows(turn: ArmBatch, score: Score) -> list[SampleRow]:
-    """The rows of a turn, in the order of its samples."""
-    arrivals: Sequence[float | None] = turn.arrivals or [None] * len(turn.samples)
+def to_rows(batch: ArmBatch, score: Score) -> list[SampleRow]:
+    """The rows of a batch, in the order of its samples."""
+    arrivals: Sequence[float | None] = batch.arrivals or [None] * len(batch.samples)
     return [
-        _failed(turn, sample, outcome, arrival)
+        _failed(batch, sample, outcome, arrival)
         if isinstance(outcome, Failure) or outcome.finish_reason == REJECTED
-        else _answered(turn, sample, outcome, arrival, score)
+        else _answered(batch, sample, outcome, arrival, score)
         for sample, outcome, arrival in zip(
-            turn.samples, turn.batch.outcomes, arrivals, strict=True
+            batch.samples, batch.result.outcomes, arrivals, strict=True
         )
     ]
 
@@ -68,12 +68,12 @@ def hash_tokens(tokens: Sequence[int]) -> str:
 
 
 def _failed(
-    turn: ArmBatch, sample: Sample, outcome: Failure | Result, arrival: float | None
+    batch: ArmBatch, sample: Sample, outcome: Failure | Result, arrival: float | None
 ) -> SampleRow:
     return SampleRow(
-        arm=turn.arm,
+        arm=batch.arm,
         sample=sample.id,
-        round=turn.round,
+        round=batch.round,
         timed=False,
         prompt_sha256=hash_tokens(sample.tokens),
         arrival_ms=_milliseconds(arrival),
@@ -82,14 +82,14 @@ def _failed(
 
 
 def _answered(
-    turn: ArmBatch, sample: Sample, result: Result, arrival: float | None, score: Score
+    batch: ArmBatch, sample: Sample, result: Result, arrival: float | None, score: Score
 ) -> SampleRow:
     timings = result.timings
     return SampleRow(
-        arm=turn.arm,
+        arm=batch.arm,
         sample=sample.id,
-        round=turn.round,
-        timed=turn.batch.clean,
+        round=batch.round,
+        timed=batch.result.clean,
         prompt_sha256=hash_tokens(result.prompt_tokens),
         arrival_ms=_milliseconds(arrival),
         late_ms=None if arrival is None else 1e3 * timings.late,

@@ -1,4 +1,4 @@
-"""Running an experiment's points, each into a directory of its own, and finding them again."""
+"""The runs of an experiment's points, each in a directory of its own."""
 
 import shutil
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def plan_runs(
 ) -> list[PlannedRun]:
     """Write every point's request file below `output` and prepare the runs that are missing.
 
-    A complete run is kept, one that was killed is begun anew. ConfigError for one with other
+    A complete run is kept, an unfinished one is started again. ConfigError for one with other
     settings.
     """
     model = models.resolve(settings.model)
@@ -67,7 +67,7 @@ def _flags(settings: Settings, requests: Path, directory: Path) -> dict[str, Any
 
 
 def _is_complete(directory: Path, wanted: dict[str, Any], fingerprint: str) -> bool:
-    """Whether a run is there and is the one that is wanted; an unfinished one is removed."""
+    """Whether the wanted run is there and complete; an unfinished one is removed."""
     if not (directory / MANIFEST).exists():
         return False
     manifest = read_run(directory).manifest

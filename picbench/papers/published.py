@@ -1,4 +1,4 @@
-"""The numbers that papers printed; they live with the results, outside the package."""
+"""The numbers that papers printed; they are stored with the results, outside the package."""
 
 import json
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class Published:
         return None if found is None else (float(found[0]), float(found[1]))
 
     def text(self, figure: str) -> Mapping[str, str]:
-        """What the paper's text says of a figure."""
+        """What the paper's text says about a figure."""
         found: Mapping[str, str] = self.content[figure]["text"]
         return found
 

@@ -1,4 +1,4 @@
-"""What `picbench run` was asked to do, checked at the edge."""
+"""The settings of `picbench run`, checked."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
@@ -13,7 +13,7 @@ Flags = TypeVar("Flags", bound=BaseModel)
 
 
 class RunConfig(BaseModel):
-    """The settings of one run; each field is the flag of the same name.
+    """The settings of one run; each field is an option of `picbench run`.
 
     None leaves the choice to picbench: all rows, the data set's output length, a context of the
     longest request, a pool that holds the whole workload, a new folder below ``runs``.

@@ -1,4 +1,4 @@
-"""A run that is decided and checked, and not begun."""
+"""A checked run that has not started."""
 
 import hashlib
 import json

@@ -24,27 +24,27 @@ INTERVAL = 10.0
 
 
 class Progress(Protocol):
-    """Hears what a run does."""
+    """Shows what a run does."""
 
     def say(self, message: str) -> None:
-        """Something happened that is worth a line."""
+        """Print a line."""
 
     def begin(self) -> None:
-        """The first request is about to be sent."""
+        """Start the clock: the first request is about to be sent."""
 
     def advance(self, arm: str, requests: int) -> None:
-        """An arm answered, or failed, so many requests."""
+        """Count requests that an arm answered or failed."""
 
 
 class PlainProgress:
-    """A line now and then: done, rate, time left. `clock` gives seconds."""
+    """Prints a line every few seconds: done, rate, time left. `clock` gives seconds."""
 
     def __init__(self, total: int, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
         self._total = total
         self._stream = stream
         self._clock = clock
         self._done = 0
-        self._began = self._spoke = clock()
+        self._began = self._printed = clock()
 
     def say(self, message: str) -> None:
         """See Progress."""
@@ -52,14 +52,14 @@ class PlainProgress:
 
     def begin(self) -> None:
         """See Progress."""
-        self._began = self._spoke = self._clock()
+        self._began = self._printed = self._clock()
 
     def advance(self, arm: str, requests: int) -> None:
         """See Progress."""
         self._done += requests
         now = self._clock()
-        if now - self._spoke >= INTERVAL or self._done == self._total:
-            self._spoke = now
+        if now - self._printed >= INTERVAL or self._done == self._total:
+            self._printed = now
             self.say(self._state(arm, now - self._began))
 
     def _state(self, arm: str, seconds: float) -> str:

@@ -11,7 +11,7 @@ draining the queue that they build up. There each arm serves all of them, and th
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from picbench.arms.server import Batch, Failure, Server
+from picbench.arms.server import Failure, GroupResult, Server
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import EngineError, InvalidRun
 from picbench.workloads.sample import Sample, SampleSegment
@@ -27,7 +27,7 @@ class ArmBatch:
     round: int
     arm: str
     samples: Sequence[Sample]
-    batch: Batch
+    result: GroupResult
     arrivals: Sequence[float] | None = None
 
 
@@ -58,12 +58,12 @@ def interleave(
     for number, arm, group in schedule(samples, tuple(servers), group_size(concurrency)):
         if arm not in gone:
             try:
-                batch = servers[arm].run(to_requests(group), concurrency)
+                result = servers[arm].run(to_requests(group), concurrency)
             except EngineError as error:
                 gone[arm] = str(error)
         if arm in gone:
-            batch = _lost(group, gone[arm])
-        yield ArmBatch(number, arm, group, batch)
+            result = _lost(group, gone[arm])
+        yield ArmBatch(number, arm, group, result)
 
 
 def replay(
@@ -77,24 +77,24 @@ def replay(
     first %= len(arms)
     for arm in (*arms[first:], *arms[:first]):
         try:
-            batch = servers[arm].run(to_requests(samples), None, arrivals)
+            result = servers[arm].run(to_requests(samples), None, arrivals)
         except EngineError as error:
-            batch = _lost(samples, str(error))
-        yield ArmBatch(0, arm, samples, batch, arrivals)
+            result = _lost(samples, str(error))
+        yield ArmBatch(0, arm, samples, result, arrivals)
 
 
 def preload(servers: Mapping[str, Server], samples: Sequence[Sample], concurrency: int) -> None:
     """Run samples through every arm and keep no result: the caches are warm afterwards.
 
-    An arm whose engine is gone is passed over; it says so when it is next asked. Raises
-    InvalidRun for a sample that fails, since the cache would not be as declared.
+    An arm whose engine is gone is skipped: its next batch reports it. Raises InvalidRun for a
+    sample that fails, since the cache would not be as declared.
     """
     for arm, server in servers.items():
         try:
-            batch = server.run(to_requests(samples), concurrency)
+            result = server.run(to_requests(samples), concurrency)
         except EngineError:
             continue
-        for sample, outcome in zip(samples, batch.outcomes, strict=True):
+        for sample, outcome in zip(samples, result.outcomes, strict=True):
             if isinstance(outcome, Failure):
                 raise InvalidRun(
                     f"arm {arm}: {sample.id} could not be preloaded: {outcome.message}",
@@ -120,5 +120,5 @@ def _segment(segment: SampleSegment) -> Text | Chunk:
     return (Chunk if segment.kind == "chunk" else Text)(tokens=segment.tokens)
 
 
-def _lost(samples: Sequence[Sample], reason: str) -> Batch:
-    return Batch(tuple(Failure(reason) for _ in samples), busy=0.0, clean=False)
+def _lost(samples: Sequence[Sample], reason: str) -> GroupResult:
+    return GroupResult(tuple(Failure(reason) for _ in samples), busy=0.0, clean=False)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from picbench.arms.fleet import Fleet, running
+from picbench.arms.fleet import Fleet, open_fleet
 from picbench.arms.remote import launch
 from picbench.arms.server import Server
 from picbench.engines.config import EngineConfig
@@ -37,7 +37,7 @@ class Services:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What a run came to: its directory, the arms' summaries and how many requests failed."""
+    """The result of a run: its directory, the arms' summaries and how many requests failed."""
 
     path: Path
     arms: Mapping[str, ArmSummary]
@@ -53,7 +53,7 @@ def execute(job: Job, launch: Launch, progress: Progress) -> Finished:
     directory = RunDirectory.create(job.output)
     try:
         progress.say(f"starting {len(job.arms)} engines: {', '.join(a.name for a in job.arms)}")
-        with running(
+        with open_fleet(
             job.arms,
             lambda arm: launch(arm.name, job.engine(arm), directory.log(arm.name)),
             lambda name: progress.say(f"{name} is up"),
@@ -79,7 +79,7 @@ class Session:
         self._began = _now()
 
     def run(self) -> Finished:
-        """Run all rounds; the files say how far they came in any case."""
+        """Run all rounds; the files record how far they got in any case."""
         self._write_manifest("running")
         status = "interrupted"
         try:
@@ -100,8 +100,8 @@ class Session:
     def _measure(self) -> None:
         self._preload()
         self._progress.begin()
-        for turn in self._turns():
-            self._keep(turn)
+        for batch in self._batches():
+            self._keep(batch)
 
     def _preload(self) -> None:
         samples = self._job.workload.preload
@@ -109,19 +109,19 @@ class Session:
             self._progress.say(f"preloading {len(samples)} chunks into each arm")
             preload(self._fleet.servers, samples, self._job.config.concurrency)
 
-    def _turns(self) -> Iterator[ArmBatch]:
+    def _batches(self) -> Iterator[ArmBatch]:
         workload, servers = self._job.workload, self._fleet.servers
         if workload.arrivals is None:
             return interleave(servers, workload.samples, self._job.config.concurrency)
         # Any number that differs from run to run will do.
         return replay(servers, workload.samples, workload.arrivals, int(self._job.fingerprint, 16))
 
-    def _keep(self, turn: ArmBatch) -> None:
-        rows = to_rows(turn, self._job.workload.score)
+    def _keep(self, batch: ArmBatch) -> None:
+        rows = to_rows(batch, self._job.workload.score)
         self._directory.append(rows)
-        self._tallies[turn.arm].add(rows, turn.batch)
-        self._progress.advance(turn.arm, len(rows))
-        verify(turn, self._arms[turn.arm], warm=bool(self._job.workload.preload))
+        self._tallies[batch.arm].add(rows, batch.result)
+        self._progress.advance(batch.arm, len(rows))
+        verify(batch, self._arms[batch.arm], warm=bool(self._job.workload.preload))
 
     def _write_results(self, status: str) -> dict[str, ArmSummary]:
         workload = self._job.workload

@@ -10,7 +10,7 @@ from picbench.workloads.sample import Sample
 #: Blocks that an algorithm may add for a chunk: one of padding, four of linked tokens (EPIC's 64).
 CHUNK_EXTRA = 5
 
-#: Blocks for engines that keep a few to themselves.
+#: Blocks that engines reserve for themselves.
 SPARE = 16
 
 #: Idle chunks beyond this many blocks (131,072 tokens) are left to eviction.

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from picbench.arms.fleet import running
+from picbench.arms.fleet import open_fleet
 from picbench.errors import ConfigError, EngineError
 from picbench.output.run_directory import RunDirectory, log_name
 from picbench.run.job import Job
@@ -24,7 +24,7 @@ def sweep(
     logs.mkdir(parents=True, exist_ok=True)
     first = jobs[0]
     progress.say(f"starting {len(first.arms)} engines: {', '.join(a.name for a in first.arms)}")
-    with running(
+    with open_fleet(
         first.arms,
         lambda arm: launch(arm.name, first.engine(arm), logs / log_name(arm.name)),
         lambda name: progress.say(f"{name} is up"),

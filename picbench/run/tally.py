@@ -1,9 +1,9 @@
-"""What one arm has done so far."""
+"""Running totals of one arm."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from picbench.arms.server import Batch
+from picbench.arms.server import GroupResult
 from picbench.engines.ledger import Snapshot
 from picbench.output.sample_row import SampleRow
 
@@ -12,8 +12,8 @@ from picbench.output.sample_row import SampleRow
 class Tally:
     """Rows, busy seconds and the block ledger of one arm, round after round.
 
-    `busy` counts clean rounds only, as do timings. The ledger's clock stands still while other
-    arms compute, so that averages over time are averages over the arm's own busy time. `moved` are
+    `busy` counts clean rounds only, as do timings. The ledger's clock stops while other arms
+    compute, so that averages over time are averages over the arm's own busy time. `moved` are
     bytes (loaded, stored) by tier.
     """
 
@@ -23,20 +23,20 @@ class Tally:
     moved: dict[str, tuple[int, int]] = field(default_factory=dict)
     _clock: float = 0.0
 
-    def add(self, rows: Sequence[SampleRow], batch: Batch) -> None:
+    def add(self, rows: Sequence[SampleRow], result: GroupResult) -> None:
         """Add a round."""
         self.rows.extend(rows)
         steps = len(self.snapshots)
         self.snapshots.extend(
             replace(snapshot, step=steps + number, time=self._clock + snapshot.time)
-            for number, snapshot in enumerate(batch.snapshots)
+            for number, snapshot in enumerate(result.snapshots)
         )
-        for tier, (loaded, stored) in batch.moved.items():
+        for tier, (loaded, stored) in result.moved.items():
             before = self.moved.get(tier, (0, 0))
             self.moved[tier] = (before[0] + loaded, before[1] + stored)
-        self._clock += batch.busy
-        if batch.clean:
-            self.busy += batch.busy
+        self._clock += result.busy
+        if result.clean:
+            self.busy += result.busy
 
     @property
     def failed(self) -> int:

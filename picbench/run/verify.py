@@ -1,4 +1,4 @@
-"""Checks that a turn measured what it was meant to measure."""
+"""Checks that a batch measured what it was meant to measure."""
 
 from picbench.arms.arm import Arm
 from picbench.arms.server import Failure
@@ -7,16 +7,16 @@ from picbench.errors import InvalidRun
 from picbench.run.protocol import ArmBatch
 
 
-def verify(turn: ArmBatch, arm: Arm, *, warm: bool = False) -> None:
+def verify(batch: ArmBatch, arm: Arm, *, warm: bool = False) -> None:
     """Raise InvalidRun where an engine ran other tokens, or reused what its arm may not or must.
 
     Arms are comparable only on identical token ids, and an arm that reuses nothing is the
-    baseline only if its cache never hit. A `warm` turn, before which chunks were preloaded, has
+    baseline only if its cache never hit. A `warm` batch, before which chunks were preloaded, has
     to hit in arms that reuse chunks.
     """
     if warm and arm.reuse is Reuse.CHUNKS:
-        _verify_warm(turn, arm)
-    for sample, outcome in zip(turn.samples, turn.batch.outcomes, strict=True):
+        _verify_warm(batch, arm)
+    for sample, outcome in zip(batch.samples, batch.result.outcomes, strict=True):
         if isinstance(outcome, Failure):
             continue
         where = f"arm {arm.name}, sample {sample.id}"
@@ -32,10 +32,10 @@ def verify(turn: ArmBatch, arm: Arm, *, warm: bool = False) -> None:
             )
 
 
-def _verify_warm(turn: ArmBatch, arm: Arm) -> None:
-    results = [o for o in turn.batch.outcomes if not isinstance(o, Failure)]
+def _verify_warm(batch: ArmBatch, arm: Arm) -> None:
+    results = [o for o in batch.result.outcomes if not isinstance(o, Failure)]
     if results and not any(result.counts.reused for result in results):
         raise InvalidRun(
-            f"arm {arm.name}: chunks were preloaded, and round {turn.round} reused none",
+            f"arm {arm.name}: chunks were preloaded, and round {batch.round} reused none",
             hint="raise `kv_blocks`: the pool may be too small to keep them",
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from picbench.arms.arm_process import run_group
-from picbench.arms.server import Batch, Group
+from picbench.arms.server import Group, GroupResult
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
@@ -192,7 +192,7 @@ class FakeServer:
         requests: Sequence[Request],
         concurrency: int | None,
         arrivals: Sequence[float] | None = None,
-    ) -> Batch:
+    ) -> GroupResult:
         if self.runs == self.dies_at:
             raise EngineError(f"arm {self.name}: the engine's process was ended by SIGKILL")
         self.runs += 1

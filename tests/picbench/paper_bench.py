@@ -21,7 +21,7 @@ LEDGERS = {
 
 @dataclass
 class LedgerEngine(FakeEngine):
-    """TransferResults the ledger of its arm."""
+    """Returns the ledger of its arm."""
 
     @property
     def memory(self) -> Sequence[Snapshot]:

@@ -124,9 +124,9 @@ def test_rows_and_ledger_cover_every_arm_and_sample(harness: Harness, tmp_path: 
 def test_arms_alternate_and_rotate_at_concurrency_one(harness: Harness, tmp_path: Path) -> None:
     flags = ("--algo", "full,naive,mepic", "--concurrency", "1", "--limit", "4")
     run(harness, tmp_path / "run", *flags)
-    turns = [entry for entry in harness.order if " " not in entry]
-    assert turns[:6] == ["full", "naive", "mepic", "naive", "mepic", "full"]
-    assert turns[6:9] == ["mepic", "full", "naive"]
+    answers = [entry for entry in harness.order if " " not in entry]
+    assert answers[:6] == ["full", "naive", "mepic", "naive", "mepic", "full"]
+    assert answers[6:9] == ["mepic", "full", "naive"]
 
 
 @pytest.mark.parametrize(("cores", "most"), [(1, 2), (11, 2), (12, 3), (64, 5)])

@@ -1,6 +1,6 @@
 """Rows: what is kept of a request."""
 
-from picbench.arms.server import Batch, Failure
+from picbench.arms.server import Failure, GroupResult
 from picbench.engines.request import Hits, Result, Timings, TokenCounts
 from picbench.output.sample_row import to_rows
 from picbench.run.protocol import ArmBatch
@@ -20,16 +20,16 @@ def result(**changes: object) -> Result:
     return Result(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def turn(*outcomes: Result | Failure) -> ArmBatch:
+def batch(*outcomes: Result | Failure) -> ArmBatch:
     samples = tuple(
         Sample(str(n), "musique", (SampleSegment("text", "a", (1, 2, 3)),), ("yes",), 4, "file:1")
         for n in range(len(outcomes))
     )
-    return ArmBatch(0, "mepic", samples, Batch(outcomes, busy=1.0))
+    return ArmBatch(0, "mepic", samples, GroupResult(outcomes, busy=1.0))
 
 
 def test_hits_by_tier_are_kept() -> None:
-    (row,) = to_rows(turn(result()), lambda text, answers: 1.0)
+    (row,) = to_rows(batch(result()), lambda text, answers: 1.0)
     assert row.error is None
     assert row.hits == Hits(copied=2, tiers={"host": 2})
 
@@ -37,7 +37,7 @@ def test_hits_by_tier_are_kept() -> None:
 def test_a_rejected_request_is_no_fast_one() -> None:
     """It was answered at once and has no tokens: as a result it would flatter every latency."""
     rejected = result(tokens=(), text="", finish_reason="rejected")
-    kept, refused = to_rows(turn(result(), rejected), lambda text, answers: 1.0)
+    kept, refused = to_rows(batch(result(), rejected), lambda text, answers: 1.0)
     assert kept.ttft_ms == 100.0
     assert refused.error == "rejected: short of KV blocks"
     assert refused.ttft_ms is None

@@ -8,7 +8,7 @@ from harness_fakes import make_snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.arms.server import Batch
+from picbench.arms.server import GroupResult
 from picbench.engines.request import Hits, TokenCounts
 from picbench.output.result_table import traffic
 from picbench.output.sample_row import SampleRow
@@ -81,9 +81,9 @@ def test_an_arm_by_hand() -> None:
     tally = Tally()
     tally.add(
         [row("a", 100.0, score=1.0), row("b", 300.0, tpot_ms=None, score=0.0)],
-        Batch((), busy=2.0, snapshots=(make_snapshot(0, 0.0, 10), make_snapshot(1, 1.5, 30))),
+        GroupResult((), busy=2.0, snapshots=(make_snapshot(0, 0.0, 10), make_snapshot(1, 1.5, 30))),
     )
-    tally.add([failed("c")], Batch((), busy=5.0, clean=False))
+    tally.add([failed("c")], GroupResult((), busy=5.0, clean=False))
     arm = summarise_arm(tally, [], metric="f1", meaningful=True)
     assert (arm.requests, arm.failed) == (3, 1)
     assert arm.ttft_ms is not None
@@ -103,8 +103,8 @@ def test_tiers_add_up_over_requests_and_rounds() -> None:
     tally = Tally()
     for name, tiers in (("a", {"host": 3}), ("b", {"host": 1, "disk": 2})):
         hits = Hits(copied=4, tiers=tiers)
-        tally.add([row(name, hits=hits)], Batch((), busy=1.0, moved={"host": (100, 10)}))
-    tally.add([failed("c")], Batch((), busy=1.0, clean=False, moved={"disk": (0, 7)}))
+        tally.add([row(name, hits=hits)], GroupResult((), busy=1.0, moved={"host": (100, 10)}))
+    tally.add([failed("c")], GroupResult((), busy=1.0, clean=False, moved={"disk": (0, 7)}))
     arm = summarise_arm(tally, [], metric="f1", meaningful=True)
     assert arm.hits == Hits(copied=8, tiers={"host": 4, "disk": 2})
     assert arm.moved == {"host": Moved(200, 20), "disk": Moved(0, 7)}
@@ -114,7 +114,7 @@ def test_tiers_add_up_over_requests_and_rounds() -> None:
 
 def test_an_arm_without_any_answer_has_no_numbers() -> None:
     tally = Tally()
-    tally.add([failed("a")], Batch((), busy=0.0, clean=False))
+    tally.add([failed("a")], GroupResult((), busy=0.0, clean=False))
     arm = summarise_arm(tally, [], metric="f1", meaningful=True)
     assert (arm.ttft_ms, arm.throughput_tok_s, arm.score.mean) == (None, None, None)
 
@@ -129,8 +129,8 @@ def test_rounds_are_joined_without_the_time_of_other_arms() -> None:
     tally = Tally()
     first = (make_snapshot(0, 0.0, 10), make_snapshot(1, 1.0, 20))
     second = (make_snapshot(0, 0.0, 40),)
-    tally.add([], Batch((), busy=3.0, snapshots=first))
-    tally.add([], Batch((), busy=1.0, snapshots=second))
+    tally.add([], GroupResult((), busy=3.0, snapshots=first))
+    tally.add([], GroupResult((), busy=1.0, snapshots=second))
     assert [(s.step, s.time) for s in tally.snapshots] == [(0, 0.0), (1, 1.0), (2, 3.0)]
     assert tally.busy == 4.0
 

@@ -38,14 +38,14 @@ def servers(order: list[str], **dies: int) -> dict[str, FakeServer]:
 @pytest.mark.parametrize(("first", "order"), [(0, "abc"), (1, "bca"), (5, "cab")])
 def test_arms_serve_everything_one_after_another(first: int, order: str) -> None:
     seen: list[str] = []
-    turns = list(replay(servers(seen), SAMPLES, TIMES, first))
+    batches = list(replay(servers(seen), SAMPLES, TIMES, first))
     assert seen == list(order)
-    assert all(turn.samples == SAMPLES and turn.arrivals == TIMES for turn in turns)
+    assert all(batch.samples == SAMPLES and batch.arrivals == TIMES for batch in batches)
 
 
 def test_a_dead_arm_loses_its_own_requests_only() -> None:
-    turns = list(replay(servers([], b=0), SAMPLES, TIMES, 0))
-    lost = {turn.arm: isinstance(turn.batch.outcomes[0], Failure) for turn in turns}
+    batches = list(replay(servers([], b=0), SAMPLES, TIMES, 0))
+    lost = {batch.arm: isinstance(batch.result.outcomes[0], Failure) for batch in batches}
     assert lost == {"a": False, "b": True, "c": False}
 
 

@@ -40,9 +40,9 @@ def test_every_arm_goes_first_equally_often(arms: list[str], cycles: int) -> Non
 @given(ARMS, st.integers(1, 30), st.integers(1, 5))
 def test_a_round_is_the_same_group_for_all_arms(arms: list[str], count: int, size: int) -> None:
     samples = [make_sample(n) for n in range(count)]
-    turns = list(schedule(samples, arms, size))
-    for start in range(0, len(turns), len(arms)):
-        together = turns[start : start + len(arms)]
+    batches = list(schedule(samples, arms, size))
+    for start in range(0, len(batches), len(arms)):
+        together = batches[start : start + len(arms)]
         assert len({number for number, _, _ in together}) == 1
         assert {arm for _, arm, _ in together} == set(arms)
         assert all(group == together[0][2] for _, _, group in together)
@@ -80,9 +80,9 @@ def test_a_dead_arm_is_not_asked_again() -> None:
         name: FakeServer(name, EngineConfig("m"), order, FakeEngine(), dies)
         for name, dies in (("a", None), ("b", 1))
     }
-    turns = list(interleave(servers, [make_sample(n) for n in range(3)], 1))
+    batches = list(interleave(servers, [make_sample(n) for n in range(3)], 1))
     assert order.count("a") == 3
     assert order.count("b") == 1
-    lost = [t for t in turns if t.arm == "b" and isinstance(t.batch.outcomes[0], Failure)]
+    lost = [t for t in batches if t.arm == "b" and isinstance(t.result.outcomes[0], Failure)]
     assert [t.samples[0].id for t in lost] == ["s1", "s2"]
-    assert all(t.batch.busy == 0 and not t.batch.clean for t in lost)
+    assert all(t.result.busy == 0 and not t.result.clean for t in lost)
