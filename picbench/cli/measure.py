@@ -189,7 +189,7 @@ def engine_comparison(output: Path, commit: str | None, model: str, repeats: int
 def accuracy(
     output: Path, commit: str | None, device: str, dtype: str, rows: int, eager: bool
 ) -> None:
-    """Score the testbed model in the engine; exit 3 where its card says something else."""
+    """Score the testbed model in the engine; exit 3 where its card has another score."""
     from picbench.measure import accuracy as measuring
 
     _exact_float32()

@@ -1,4 +1,4 @@
-"""The engine's accuracy on the testbed's rows against what its card says was measured without one.
+"""The engine's accuracy on the testbed's rows against its model card, measured without an engine.
 
 The card's scores are torch's with explicit masks, on the same rows (`workloads/testbed/evaluate`).
 """

@@ -1,9 +1,9 @@
 """What the chunk cache costs a request on the scheduler's side.
 
-A request for 64 resident chunks is looked up and accounted for (`lookup`, `use`), while a pool
-knows 100, 1,000 or 10,000 chunks; then a chunk is evicted as a whole (`evict`). Laying out the
-request's plan (`plan`) does not depend on what is known, and is measured beside. vLLM's own block
-pool is used, without an engine around it.
+A request for 64 resident chunks is looked up and accounted for (`lookup`, `use`) while 100, 1,000
+or 10,000 chunks are resident; then a chunk is evicted as a whole (`evict`). Laying out the
+request's plan (`plan`) does not depend on their number. The block pool is vLLM's, without an
+engine.
 """
 
 import random
@@ -50,7 +50,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """A pool that knows chunks, as a scheduler has it."""
+    """A scheduler's pool with resident chunks."""
 
     store: ChunkStore
     block_pool: Any
@@ -58,10 +58,10 @@ class Bench:
 
 
 def measure(known: int, repeats: int, seed: int = 0) -> list[Timing]:
-    """Time lookups, uses and evictions with so many chunks known."""
+    """Time lookups, uses and evictions with `known` resident chunks."""
     bench = _filled(known)
-    dice = random.Random(seed)
-    requests = [dice.choices(bench.canonicals, k=CHUNKS) for _ in range(repeats)]
+    source = random.Random(seed)
+    requests = [source.choices(bench.canonicals, k=CHUNKS) for _ in range(repeats)]
     lookup = [_timed(partial(_mappable, bench.store, request)) for request in requests]
     use = [_timed(partial(bench.store.touch, request)) for request in requests]
     allocate = partial(bench.block_pool.get_new_blocks, 1)
@@ -72,8 +72,8 @@ def measure(known: int, repeats: int, seed: int = 0) -> list[Timing]:
 
 def measure_plan(repeats: int, seed: int = 0) -> list[Timing]:
     """Time laying out a request of 64 long chunks."""
-    dice = random.Random(seed)
-    segments = [_chunk(dice, LONG) for _ in range(CHUNKS)]
+    source = random.Random(seed)
+    segments = [_chunk(source, LONG) for _ in range(CHUNKS)]
     cache = PageCache()
     cold = [_timed(partial(_plan, segments)) for _ in range(repeats)]
     warm = [_timed(partial(_plan, segments, cache)) for _ in range(repeats + 1)][1:]
@@ -108,8 +108,8 @@ def _filled(known: int) -> Bench:
     from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-    dice = random.Random(1)
-    canonicals = [_plan([_chunk(dice, TOKENS)]).canonicals[0] for _ in range(known)]
+    source = random.Random(1)
+    canonicals = [_plan([_chunk(source, TOKENS)]).canonicals[0] for _ in range(known)]
     block_pool = BlockPool(known * (TOKENS // SIZE) + 1, True, SIZE)
     pool = Pool(block_pool)
     store = ChunkStore(pool, tiers=False)
@@ -126,8 +126,8 @@ def _filled(known: int) -> Bench:
     return Bench(store, block_pool, canonicals)
 
 
-def _chunk(dice: random.Random, tokens: int) -> Segment:
-    return Segment(tuple(dice.randrange(1, 30_000) for _ in range(tokens)), chunk=True)
+def _chunk(source: random.Random, tokens: int) -> Segment:
+    return Segment(tuple(source.randrange(1, 30_000) for _ in range(tokens)), chunk=True)
 
 
 def _plan(segments: Sequence[Segment], cache: PageCache | None = None) -> Plan:

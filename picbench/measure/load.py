@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 
 from picbench.errors import ConfigError, IncomparableRuns
+from picbench.measure.load_settings import PREFIX, PRIVATE, SUBJECT
 from picbench.measure.report import update_summary
 from picbench.output import markdown
 from picbench.output.figures.occupancy import draw_occupancy
 from picbench.output.ledger_series import Series
 from picbench.output.run_reader import read_run
 from picbench.output.summary import ArmSummary
-
-#: Arms that are compared: MEPIC, EPIC, whose requests copy the same chunks, prefix caching.
-SUBJECT, PRIVATE, PREFIX = "mepic", "epic:k=16", "prefix"
 
 #: A pool is full when so much of it is held (one more request takes a few percent), and it counts
 #: as saturated when it is full for so much of the time.

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import tokenizers
 import torch
 import transformers
 from tokenizers import Tokenizer
 
 from picbench.errors import ConfigError
-from picbench.output.run_directory import write_json
+from picbench.output import provenance
+from picbench.output.json_file import write_json
 from picbench.output.sample_row import hash_tokens
 from picbench.workloads.names import closest
 from picbench.workloads.testbed import DATASETS, MAX_TOKENS, answer, rows
@@ -76,8 +76,6 @@ def collect(folder: Path, dtype: str, datasets: Sequence[str], count: int, outpu
             raise ConfigError(f"`dataset` {name}: no such data set", hint=closest(name, DATASETS))
     model = HuggingFaceModel(folder, getattr(torch, dtype))
     found = [reply for name in datasets for reply in model.replies(name, count)]
-    versions = {
-        package.__name__: package.__version__ for package in (torch, transformers, tokenizers)
-    }
+    versions = provenance.facts("torch", "transformers", "tokenizers")
     device = device_name(model.device)
     write_json(output, {"dtype": dtype, "device": device, "versions": versions, "replies": found})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from picbench.output.run_directory import write_json
+from picbench.output.json_file import write_json
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from picbench.errors import ConfigError, InvalidRun
-from picbench.measure.load import PREFIX, PRIVATE, SUBJECT
+from picbench.measure.load_settings import LOADS, POOL, PREFIX, PRIVATE, SUBJECT
 from picbench.output import provenance
 from picbench.workloads import models
 from picbench.workloads.names import closest
@@ -25,31 +25,6 @@ from picbench.workloads.testbed import model_path
 
 #: Dimensions of the model that is timed, with dummy weights.
 SHAPE = "shape:llama-3.1-8b"
-
-#: Blocks of 16 tokens in the pool of each arm under load; three arms are up at once.
-POOL = 12_000
-
-#: Chunks of about 170 tokens each, as in MiniPIC's throughput on 2WikiMQA, at a rate that no arm
-#: keeps up with; and long ones at a rate that mepic keeps up with, while private copies, of about
-#: 640 blocks a request, fill the pool.
-LOADS = {
-    "throughput": {
-        "chunk-tokens": 90,
-        "chunks": 10,
-        "pool": 256,
-        "requests": 1000,
-        "rate": 500,
-        "max-tokens": 16,
-    },
-    "memory": {
-        "chunk-tokens": 480,
-        "chunks": 16,
-        "pool": 24,
-        "requests": 200,
-        "rate": 10,
-        "max-tokens": 128,
-    },
-}
 
 _ON_ONE_GPU = {
     "kernels": "kernels against FlashAttention-3",

@@ -1,4 +1,4 @@
-"""How fast tiers take and give chunks.
+"""How fast tiers store and fetch chunks.
 
 Every tier is alone in a stack, so that what is timed is what the engine waits for: copying and
 sealing, the call with its deadline, checking. A round stores a batch of new values, waits, fetches
@@ -20,7 +20,7 @@ from picbench.engines.chunk_cache.tiers.spec import TierSpec, parse_size
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
 from picbench.errors import ConfigError, InvalidRun
 from picbench.output import markdown, provenance
-from picbench.output.run_directory import write_json
+from picbench.output.json_file import write_json
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class TierSpeeds:
 def measure(spec: TierSpec, nbytes: int, batch: int, rounds: int, seed: int) -> TierSpeeds:
     """Time one tier with values of one size, `batch` bytes at a time; the first round is dropped.
 
-    Raises InvalidRun if the tier does not keep or give back what was stored.
+    Raises InvalidRun if the tier does not keep or return what was stored.
     """
     values = max(1, batch // nbytes)
     payloads = [np.random.default_rng((seed, i)).bytes(nbytes) for i in range(values)]

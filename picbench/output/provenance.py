@@ -147,10 +147,10 @@ def _torch() -> Any:
     return torch
 
 
-#: What pages about an engine say of where it ran.
+#: Facts on pages about an engine.
 ENGINE = ("gpu", "driver", "torch", "vllm", "commit")
 
-#: What measurements that need a GPU say.
+#: Facts of measurements that need a GPU.
 GPU = ("gpu", "driver", "cuda", "python", "torch", "triton", "vllm", "commit")
 
 #: Facts by name; each function takes the device.

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.errors import ConfigError
+from picbench.output.json_file import write_json
 from picbench.output.sample_row import SampleRow
 
 MANIFEST = "manifest.json"
@@ -106,17 +107,6 @@ def check_free(path: Path) -> None:
         raise _unwritable(path, error) from error
     if taken:
         raise ConfigError(f"`output` {path}: exists and is not empty", hint="name a new folder")
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON so that a reader finds the old file or the new one, never half of one."""
-    draft = path.with_name(f".{path.name}.tmp")
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
 
 
 def _memory_schema() -> pa.Schema:

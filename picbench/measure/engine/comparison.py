@@ -134,7 +134,7 @@ def ratios(found: Found) -> dict[str, dict[str, float]]:
 
 
 def render(found: Found, facts: Mapping[str, Any]) -> str:
-    """The page, in Markdown; `facts` say where and on what it ran."""
+    """The page, in Markdown; `facts` are its provenance."""
     figures = ratios(found)
     warm, off = figures["warm_32k"], figures["pic_off"]
     rows = [
@@ -147,7 +147,7 @@ def render(found: Found, facts: Mapping[str, Any]) -> str:
         f"{facts['gpu']}, driver {facts['driver']}, torch {facts['torch']}, vLLM {facts['vllm']} "
         f"(FlashAttention-3, CUDA graphs, torch.compile),\ncommit {facts['commit']}. "
         f"{facts['model']}, dummy weights, bfloat16: times, not answers. Both engines at once, "
-        "in turns,\nin processes of their own; median (lowest - highest).",
+        "in alternation,\nin processes of their own; median (lowest - highest).",
         "",
         markdown.table(("", "stock vLLM", "picbench"), rows, right=1),
         "",

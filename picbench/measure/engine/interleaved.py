@@ -14,7 +14,7 @@ from picbench.arms.remote import Remote, launch
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 
-#: Takes an engine and a name that no other repeat has; gives figures by name. It runs in the
+#: From an engine and a name that no other repeat has to figures by name. It runs in the
 #: engine's process, so it must be a function of a module.
 Measure = Callable[[Engine, str], Mapping[str, float]]
 

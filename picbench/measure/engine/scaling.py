@@ -103,7 +103,7 @@ def render(found: Found, facts: Mapping[str, Any]) -> str:
         f"{facts['gpu']}, driver {facts['driver']}, vLLM {facts['vllm']}, torch {facts['torch']}, "
         f"commit {facts['commit']}. {facts['concurrency']} requests in flight, {CHUNKS} of {POOL} "
         f"warm chunks of {CHUNK} tokens each, questions of {QUESTION}, replies of {REPLY} tokens; "
-        f"both engines are up and take turns; median (lowest - highest), n={facts['repeats']}.",
+        f"both engines are up and alternate; median (lowest - highest), n={facts['repeats']}.",
         "",
         markdown.table(("GPUs", "tokens generated a second", "TTFT p50, ms"), rows, right=0),
         "",

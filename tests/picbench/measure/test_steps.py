@@ -13,7 +13,7 @@ import picbench.cli
 from picbench.arms.arm import parse_arms
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.errors import ConfigError, InvalidRun
-from picbench.measure.load import PREFIX, PRIVATE, SUBJECT
+from picbench.measure.load_settings import PREFIX, PRIVATE, SUBJECT
 from picbench.measure.steps import CheckStep, Command, run_steps, steps
 from picbench.output import provenance
 

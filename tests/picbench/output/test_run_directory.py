@@ -10,7 +10,8 @@ from harness_fakes import make_snapshot
 
 from picbench.engines.ledger import KINDS
 from picbench.errors import ConfigError
-from picbench.output.run_directory import SAMPLES, RunDirectory, write_json
+from picbench.output.json_file import write_json
+from picbench.output.run_directory import SAMPLES, RunDirectory
 from picbench.output.sample_row import SampleRow
 
 

@@ -1,0 +1,18 @@
+"""JSON files that are replaced as a whole."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON so that a reader finds the old file or the new one, never half of one."""
+    draft = path.with_name(f".{path.name}.tmp")
+    with draft.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=2, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
