@@ -16,7 +16,7 @@ WriteRows = Callable[..., Path]
 
 
 class WordTokenizer:
-    """One token a word, with the white space behind it; ids are handed out as words come."""
+    """One token a word, with the white space after it; ids are assigned in order of appearance."""
 
     def __init__(self, bos_token_id: int | None = 0, prepends: bool = True) -> None:
         self.bos_token_id = bos_token_id

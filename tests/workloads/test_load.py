@@ -52,7 +52,7 @@ def test_every_dataset_becomes_text_chunks_text(
     assert not sample.truncated
 
 
-def test_parts_are_tokenized_alone_with_one_bos(data: Path, word_tokenizer: Tokenizer) -> None:
+def test_segments_are_tokenized_alone_with_one_bos(data: Path, word_tokenizer: Tokenizer) -> None:
     sample = load_samples("musique", data, word_tokenizer)[0]
     assert sample.tokens[0] == 0
     assert sample.tokens.count(0) == 1
@@ -68,7 +68,7 @@ def test_no_bos_where_the_tokenizer_prepends_none(
     assert 0 not in load_samples("musique", data, make_tokenizer(*bos))[0].tokens
 
 
-def test_empty_parts_are_dropped_but_not_the_bos(
+def test_empty_segments_are_dropped_but_not_the_bos(
     data: Path, tmp_path: Path, word_tokenizer: Tokenizer
 ) -> None:
     prompts = tmp_path / "prompts.json"

@@ -1,4 +1,4 @@
-"""Needle in a haystack: one sentence hidden in text that has nothing to do with it."""
+"""Needle in a haystack: one sentence hidden in unrelated text."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -60,8 +60,8 @@ class Needle(Dataset):
     def rows(self, data: Path, reading: Reading) -> Iterator[DatasetRow]:
         """Read ready-made rows where there are any, else hide needles in text files.
 
-        Made rows come in an order drawn from the seed, so that any first few of them spread over
-        the grid. The longest haystack is bounded by the room in the context and by the text.
+        Generated rows are shuffled by the seed, so that the first ones are spread over the grid.
+        The longest haystack is limited by the room in the context and by the text.
         """
         if data.suffix != ".txt" and row_files(data, self.name):
             return super().rows(data, reading)

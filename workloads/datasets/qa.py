@@ -1,4 +1,4 @@
-"""What the multi-hop question data sets have in common."""
+"""The base of the multi-hop question data sets."""
 
 from typing import ClassVar
 

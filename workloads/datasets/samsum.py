@@ -27,5 +27,5 @@ class SAMSum(Dataset):
         return dialogues(context)
 
     def extract(self, prediction: str) -> str:
-        """Return the first line that is not empty: a model goes on with examples of its own."""
+        """Return the first line that is not empty: models continue with more examples."""
         return prediction.lstrip("\n").split("\n")[0]

@@ -19,7 +19,7 @@ def token_f1(tokenizer: Tokenizer) -> Metric:
 
     Texts are normalised as for word F1 and encoded without special tokens. Of the reply its
     first line counts, and of that no more than Yes or No where it starts with these letters
-    (also in Norway: the original's rule). Two texts without tokens agree.
+    (also in Norway: the original's rule). Two texts without tokens score 1.
     """
 
     def metric(prediction: str, reference: str) -> float:

@@ -73,7 +73,7 @@ _FORMAT = 1
 
 
 def materialise(shape: Shape, directory: Path | None = None) -> Path:
-    """Return a folder with the model, made if it is not there yet.
+    """Return a folder with the model, built if it does not exist.
 
     The folder is ``<name>-<fingerprint>`` in `directory` (default: the user's cache).
     Raises ConfigError when it cannot be written.

@@ -1,4 +1,4 @@
-"""Chat templates around prompts whose chunks stay as they are."""
+"""Chat templates around prompts, which leave the chunks unchanged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ ChatRule = Literal["auto", "on", "off"]
 #: Placeholder of the context while a template is applied.
 MARKER = "PICBENCH-CONTEXT-8C1F"
 
-#: The date that templates get which print the day: prompts must not change overnight. It is the
-#: one that Llama 3's own templates fall back to.
+#: The date for templates that print the day, fixed so that prompts do not change overnight. It is
+#: the default of Llama 3's own templates.
 TODAY = datetime(2024, 7, 26)
 
 

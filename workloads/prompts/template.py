@@ -16,8 +16,8 @@ _FIELDS = frozenset({"context", "input"})
 class Template:
     """A prompt with ``{context}`` exactly once and ``{input}`` where the question goes.
 
-    Braces are doubled to stand for themselves, as in Python's format strings (LongBench's own
-    reading). `where` names the template in errors.
+    Doubled braces are literal, as in Python's format strings and in LongBench. `where` names the
+    template in errors.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class PromptFile:
-    """Templates and output lengths (tokens) of several data sets, as a file gave them."""
+    """Templates and output lengths (tokens) of several data sets, read from a file."""
 
     path: Path
     templates: Mapping[str, str]

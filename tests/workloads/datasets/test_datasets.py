@@ -117,7 +117,7 @@ def test_a_grid_is_refused_where_rows_are_ready_made(name: str, write_rows: Any)
         list(find(name).rows(data, Reading(count_words, grid=EPIC)))
 
 
-def test_files_are_read_in_turn(write_rows: Any) -> None:
+def test_files_are_read_round_robin(write_rows: Any) -> None:
     write_rows("musique", row(_id="b1"), row(_id="b2"), row(_id="b3"), name="b")
     data = write_rows("musique", row(_id="a1"), name="a")
     rows = find("musique").rows(data, Reading(count_words))

@@ -39,7 +39,7 @@ def test_the_grid_has_twenty_lengths_and_ten_depths(folder: Path) -> None:
     assert 11_000 <= sizes[-1] <= 11_050
 
 
-def test_the_remark_answers_the_question_and_stands_once(folder: Path) -> None:
+def test_the_remark_answers_the_question_and_occurs_once(folder: Path) -> None:
     for row in rows(folder)[:20]:
         (answer,) = row.answers
         hotel = row.input.split("porter of ")[1].split(" leave")[0]
@@ -47,7 +47,7 @@ def test_the_remark_answers_the_question_and_stands_once(folder: Path) -> None:
         assert answer not in row.input
 
 
-def test_depth_is_where_the_remark_stands(folder: Path) -> None:
+def test_depth_is_the_position_of_the_remark(folder: Path) -> None:
     for row in rows(folder)[:40]:
         depth = int(row.id.rsplit("-", 1)[1]) / 100
         before = row.context.split("The night porter")[0]

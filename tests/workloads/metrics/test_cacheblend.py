@@ -69,7 +69,7 @@ def test_token_f1_is_a_share(prediction: str, reference: str) -> None:
     assert 0.0 <= token_f1(Pairs())(prediction, reference) <= 1.0
 
 
-def test_a_real_tokenizer_gives_parts_of_words(tiny_tokenizer: Tokenizer) -> None:
+def test_a_real_tokenizer_splits_words(tiny_tokenizer: Tokenizer) -> None:
     metric = token_f1(tiny_tokenizer)
     assert metric("Westminster", "Westminster") == 1.0
     assert 0.0 < metric("Westminster Abbey", "Westminster") < 1.0

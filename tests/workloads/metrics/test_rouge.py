@@ -25,7 +25,7 @@ WORDS = st.lists(st.sampled_from("abcd"), max_size=8)
         ("b a.b c", "a b", 0.4),
         # what one reference sentence found is not counted again: P = 1/1, R = 1/3
         ("x", "x y. x z", 0.5),
-        # the blank behind the full stop is a sentence of one empty word: P = 1/2, R = 1/1
+        # the blank after the full stop is a sentence of one empty word: P = 1/2, R = 1/1
         ("x. ", "x", 2 / 3),
         # case and punctuation count
         ("Cat", "cat", 0.0),
@@ -56,9 +56,9 @@ def test_common_subsequence_is_one_and_is_longest(left: list[str], right: list[s
     assert len(found) == _longest("".join(left), "".join(right))
 
 
-def _is_subsequence(part: list[str], whole: list[str]) -> bool:
-    rest = iter(whole)
-    return all(word in rest for word in part)
+def _is_subsequence(candidate: list[str], whole: list[str]) -> bool:
+    remaining = iter(whole)
+    return all(word in remaining for word in candidate)
 
 
 @cache

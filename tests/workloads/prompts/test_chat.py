@@ -13,8 +13,8 @@ from picbench.workloads.models import ModelSpec, load_tokenizer
 from picbench.workloads.prompts.chat import MARKER, Chat, find_chat
 from picbench.workloads.sample import Sample
 
-# In the manner of Llama 3, Mistral and Qwen: with BOS and stripped turns; with BOS; without
-# either, and with a system turn of its own.
+# In the manner of Llama 3, Mistral and Qwen: with BOS and stripped messages; with BOS; without
+# either, and with a default system message.
 STRIPPING = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]\n{{ m.content | trim }}[end]{% endfor %}"
     "{% if add_generation_prompt %}[assistant]\n{% endif %}"
@@ -49,8 +49,8 @@ def test_a_sample_reads_as_the_template_of_its_whole_prompt(
     data = write_rows("musique", ROW)
     plain = load(tokenizer, data, None)
     chatty = load(tokenizer, data, with_template(tokenizer, template))
-    turn = [{"role": "user", "content": "".join(segment.text for segment in plain.segments)}]
-    whole = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+    messages = [{"role": "user", "content": "".join(segment.text for segment in plain.segments)}]
+    whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert "".join(segment.text for segment in chatty.segments) == whole
     assert tokenizer.decode(chatty.tokens).removeprefix("<s>") == whole.removeprefix("<s>")
 
@@ -67,7 +67,7 @@ def test_chunks_are_the_same_tokens_as_without(
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_bos_stands_once_at_the_start(template: str, tokenizer: Any, write_rows: Any) -> None:
+def test_there_is_one_bos_at_the_start(template: str, tokenizer: Any, write_rows: Any) -> None:
     sample = load(tokenizer, write_rows("musique", ROW), with_template(tokenizer, template))
     assert sample.tokens[0] == tokenizer.bos_token_id
     assert sample.tokens.count(tokenizer.bos_token_id) == 1
@@ -106,7 +106,7 @@ def test_both_sides_survive(head: str, tail: str, tiny_tokenizer: Any) -> None:
     [
         ("{{ messages[0].content }}{{ messages[0].content }}", "2 times"),
         ("nothing", "0 times"),
-        ("{{ raise_exception('a system turn first') }}", "a system turn first"),
+        ("{{ raise_exception('a system message first') }}", "a system message first"),
         ("{{ messages[0].content[0].text.upper() }}", "fails"),
         ("{% if %}", "fails"),
         ("{{ messages[0].content | lower }}", "0 times"),
@@ -155,6 +155,6 @@ def test_when_a_template_is_used(
     assert (find_chat(rule, tokenizer, wanted=wanted) is not None) == used
 
 
-def test_a_template_that_is_asked_for_must_be_there(word_tokenizer: Any) -> None:
+def test_a_required_template_must_exist(word_tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match=r"`chat=on`: .*no chat template"):
         find_chat("on", word_tokenizer, wanted=True)

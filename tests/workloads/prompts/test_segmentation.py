@@ -30,10 +30,10 @@ def count_words(texts: Sequence[str]) -> list[int]:
 
 @pytest.mark.parametrize("cut", [passages, dialogues, articles, sentences])
 @given(text=TEXTS)
-def test_pieces_are_the_text(cut: Callable[[str], list[str]], text: str) -> None:
-    pieces = cut(text)
-    assert "".join(pieces) == text
-    assert all(pieces)
+def test_chunks_are_the_text(cut: Callable[[str], list[str]], text: str) -> None:
+    chunks = cut(text)
+    assert "".join(chunks) == text
+    assert all(chunks)
 
 
 @given(text=TEXTS, size=st.integers(1, 40))
@@ -54,7 +54,7 @@ def test_passages_keep_their_marker() -> None:
     assert passages(text) == ["Passage 1:\nOne\nsays Passage 2:\n more.\n", "Passage 10:\nTwo"]
 
 
-def test_text_before_the_first_passage_is_a_piece() -> None:
+def test_text_before_the_first_passage_is_a_chunk() -> None:
     assert passages("Intro\nPassage 1:\nOne") == ["Intro\n", "Passage 1:\nOne"]
 
 

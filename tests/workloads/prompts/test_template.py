@@ -15,7 +15,7 @@ def test_renders_both_sides() -> None:
     assert template.render("why") == ("Ask why of\n", "\nQ: why\nA:")
 
 
-def test_doubled_braces_stand_for_themselves() -> None:
+def test_doubled_braces_are_literal() -> None:
     assert Template("{{x}} {context}").render("") == ("{x} ", "")
 
 

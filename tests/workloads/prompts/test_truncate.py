@@ -36,7 +36,7 @@ def test_a_prompt_that_fits_is_left_alone() -> None:
     assert truncate(SEGMENTS, 14, Letters()) == SEGMENTS
 
 
-def test_the_middle_is_left_out_and_parts_stay_parts() -> None:
+def test_the_middle_is_left_out_and_segments_are_kept() -> None:
     assert truncate(SEGMENTS, 10, Letters()) == (
         segment("text", "SYS"),
         segment("chunk", "ab"),
@@ -45,12 +45,12 @@ def test_the_middle_is_left_out_and_parts_stay_parts() -> None:
     )
 
 
-def test_a_part_around_the_middle_keeps_both_ends() -> None:
+def test_a_segment_around_the_middle_keeps_both_ends() -> None:
     segments = (segment("text", "S"), segment("chunk", "abcdefgh"), segment("text", "Q"))
     assert truncate(segments, 6, Letters())[1] == segment("chunk", "abgh")
 
 
-def test_a_part_of_which_nothing_is_left_goes() -> None:
+def test_an_empty_segment_is_dropped() -> None:
     assert truncate(SEGMENTS, 4, Letters()) == (segment("text", "SY"), segment("text", "Q?"))
 
 

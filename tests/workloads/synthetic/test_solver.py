@@ -176,7 +176,7 @@ def loosely(passages: list[str]) -> Facts:
     return read("".join(whole))
 
 
-def test_needle_remarks_name_their_owner_or_stand_in_its_section() -> None:
+def test_needle_remarks_name_their_owner_or_are_in_its_section() -> None:
     for index in range(40):
         made = example("needle", "test", index)
         asked = re.fullmatch(r"What is (?:the (.+) of (.+)|(.+)'s (.+))\?", made.exchange.input)

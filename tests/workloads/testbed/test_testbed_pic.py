@@ -39,7 +39,7 @@ def model() -> Llama:
 
 
 def last(model: Llama, tokens: PromptTokens, arm: ReuseArm) -> Tensor:
-    """The logits behind the prompt."""
+    """The logits after the prompt."""
     layout = collate([expand(tokens, arm, LINKS)])
     with torch.no_grad():
         hidden, _ = model(layout.ids, layout.positions, visible(layout, arm.anchored))
@@ -113,7 +113,7 @@ def test_every_position_is_visible_once_behind_the_prompt() -> None:
         assert sorted(positions) == list(range(max(slots.positions) + 1)), arm.name
 
 
-def test_link_tokens_stand_behind_every_chunk_and_see_all_before() -> None:
+def test_link_tokens_follow_every_chunk_and_see_all_before() -> None:
     slots = expand(TOKENS, KVLINK, LINKS)
     assert [p for t, p in zip(slots.ids, slots.positions, strict=True) if t == 40] == [5, 14]
     assert seen(KVLINK)[41, slots.ids.index(41)] == set(range(7))

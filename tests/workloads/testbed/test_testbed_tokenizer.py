@@ -22,8 +22,8 @@ def test_any_text_comes_back(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from(["\n", " ", "a", "Tesk", "\t", "\n\n", "  "])))
-def test_any_white_space_comes_back(parts: list[str]) -> None:
-    text = "".join(parts)
+def test_any_white_space_comes_back(texts: list[str]) -> None:
+    text = "".join(texts)
     assert TOKENIZER.decode(encode(text)) == text
 
 

@@ -29,7 +29,7 @@ def test_what_has_no_questions_over_passages_is_refused(tmp_path: Path) -> None:
         topic_file("hotpotqa", topics=1, passages=11, questions=1, directory=tmp_path)
 
 
-def test_bundled_topics_have_the_chunks_asked_for(
+def test_bundled_topics_have_the_configured_chunks(
     tiny_tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -76,7 +76,7 @@ def test_renewed_chunks_start_with_a_number_of_their_own(word_tokenizer: Any) ->
     assert first.tokens[1] != second.tokens[1]
 
 
-def test_random_chunks_have_the_length_and_the_ids_asked_for() -> None:
+def test_random_chunks_have_the_given_length_and_ids() -> None:
     corpus = from_tokens([5, 6, 7], seed=1, pool=12, chunk_tokens=33, max_tokens=2)
     chunks = [chunk for topic in corpus.topics for chunk in topic.chunks]
     assert len(chunks) == len(set(chunks)) == 12

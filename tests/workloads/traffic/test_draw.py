@@ -1,4 +1,4 @@
-"""Streams of requests have what was asked for."""
+"""Streams of requests match their settings."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def test_the_same_settings_draw_the_same_stream(traffic: Traffic) -> None:
 
 
 @given(SETTINGS)
-def test_requests_are_as_many_as_asked_for_and_have_chunks_in_range(traffic: Traffic) -> None:
+def test_number_of_requests_and_of_their_chunks(traffic: Traffic) -> None:
     stream = draw(traffic, CORPUS)
     assert len(stream.samples) == len(stream.users) == traffic.requests
     assert len({sample.id for sample in stream.samples}) == traffic.requests
@@ -136,7 +136,7 @@ def test_a_topic_that_is_too_large_is_refused(random_corpus: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "values"),
+    ("field", "values"),
     [
         ("`requests`", {"requests": 0}),
         ("`chunks`", {"chunks": (3, 2)}),
@@ -147,6 +147,6 @@ def test_a_topic_that_is_too_large_is_refused(random_corpus: Make) -> None:
         ("`rate`", {"rate": float("nan")}),
     ],
 )
-def test_settings_that_cannot_be_name_their_flag(flag: str, values: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=f"^{flag} "):
+def test_settings_that_cannot_be_name_their_field(field: str, values: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=f"^{field} "):
         Traffic(**{"requests": 1, **values})  # type: ignore[arg-type]

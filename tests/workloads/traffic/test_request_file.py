@@ -89,7 +89,7 @@ def test_another_version_is_refused(tmp_path: Path, first: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "problem"),
     [
         ([REQUEST], "r.jsonl:2: no chunk is called 'c0' so far"),
         ([CHUNK, {**REQUEST, "max_tokens": 0}], "r.jsonl:3: field .*max_tokens"),
@@ -101,8 +101,8 @@ def test_another_version_is_refused(tmp_path: Path, first: Any) -> None:
         ([CHUNK, REQUEST, {**REQUEST, "arrival": 1.0}], "some requests have an arrival time"),
     ],
 )
-def test_malformed_lines_are_named(tmp_path: Path, lines: list[Any], said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_malformed_lines_are_named(tmp_path: Path, lines: list[Any], problem: str) -> None:
+    with pytest.raises(DataError, match=problem):
         read_requests(by_hand(tmp_path / "r.jsonl", HEAD, *lines))
 
 
