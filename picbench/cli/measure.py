@@ -155,9 +155,9 @@ def tiers(**options: Any) -> None:
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, help="GPUs of the engine.")
 def oracle(**settings: Any) -> int:
     """Compare a GPU engine with the oracle; exit 1 where they differ."""
+    _exact_float32()
     from picbench.measure.engine import oracle_check
 
-    _exact_float32()
     return 0 if oracle_check.measure(**settings) else 1
 
 
@@ -190,9 +190,9 @@ def accuracy(
     output: Path, commit: str | None, device: str, dtype: str, rows: int, eager: bool
 ) -> None:
     """Score the testbed model in the engine; exit 3 where its card has another score."""
+    _exact_float32()
     from picbench.measure import accuracy as measuring
 
-    _exact_float32()
     measuring.measure(device, dtype, rows, eager, commit, output)
 
 

@@ -165,7 +165,8 @@ def _load(name: str, settings: dict[str, int], runs: Path) -> Iterator[Command]:
 
 
 def _measure(*words: str) -> Command:
-    return _python("picbench", "measure", *words)
+    # With --debug an engine that fails shows the end of its log.
+    return _python("picbench", "measure", *words, "--debug")
 
 
 def _named(commit: str | None) -> tuple[str, ...]:
