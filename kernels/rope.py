@@ -48,6 +48,11 @@ class RopeTable:
         rows = self.rows(positions).view(-1, BLOCK_SIZE, self.rotary_dim)
         return rows.transpose(1, 2).flatten(1)
 
+    def shift_rows(self, rope_shift: Tensor) -> Tensor:
+        """Cosines and sines [n, rotary_dim] of RoPE shifts [n], which may be negative."""
+        cos, sin = self.cos_sin_cache[rope_shift.abs().long()].chunk(2, dim=-1)
+        return torch.cat([cos, torch.where(rope_shift.unsqueeze(1) < 0, -sin, sin)], dim=-1)
+
     def _identity(self) -> Tensor:
         row = torch.zeros_like(self.cos_sin_cache[0])
         row[: self.rotary_dim // 2] = 1

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from picbench.kernels.float64_attention import attention_reference
 from picbench.kernels.paging import BLOCK_SIZE, flat_slots, split
-from picbench.kernels.reference import attention_reference
 from picbench.kernels.rope import RopeTable
 
 

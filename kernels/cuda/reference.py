@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.float64_attention import attention_reference
 from picbench.kernels.paging import BLOCK_SIZE
-from picbench.kernels.reference import attention_reference
 from picbench.kernels.rope import RopeTable
 
 

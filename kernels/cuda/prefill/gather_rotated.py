@@ -1,6 +1,5 @@
 """Copies keys and values into pages in logical order, keys rotated on the way (Triton)."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -58,9 +57,8 @@ def gather_reference(
     """`gather` in plain torch: keys and values [n, kv_heads, head_size] of slots >= 0."""
     key_cache, value_cache = key_value(kv_cache)
     block, offset = slots // BLOCK_SIZE, slots % BLOCK_SIZE
-    cos, sin = rope.cos_sin_cache[rope_shift.abs().long()].float().chunk(2, dim=-1)
-    rows = torch.cat([cos, sin * rope_shift.sign().unsqueeze(-1)], dim=-1)
-    return rotate(key_cache[block, offset], rows), value_cache[block, offset]
+    key = rotate(key_cache[block, offset], rope.shift_rows(rope_shift))
+    return key, value_cache[block, offset]
 
 
 @triton.jit

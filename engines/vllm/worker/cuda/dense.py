@@ -57,7 +57,7 @@ class DenseRequest:
             stop=queries.stop,
             block=blocks.long()[where // BLOCK_SIZE],
             offset=where % BLOCK_SIZE,
-            cos_sin=_cos_sin(rope_shift[seen].to(device), rope),
+            cos_sin=rope.shift_rows(rope_shift[seen].to(device)),
             visible=visible.to(device),
         )
 
@@ -124,9 +124,3 @@ class DensePlanner:
         return DenseRequest.build(
             queries, blocks, torch.from_numpy(kpos), torch.from_numpy(shifts), qpos, self._rope
         )
-
-
-def _cos_sin(shifts: Tensor, rope: RopeTable) -> Tensor:
-    """Cosines and sines [n, rotary_dim] of `shifts` [n], which may be negative."""
-    cos, sin = rope.cos_sin_cache[shifts.abs().long()].chunk(2, dim=-1)
-    return torch.cat([cos, torch.where(shifts.unsqueeze(1) < 0, -sin, sin)], dim=-1)

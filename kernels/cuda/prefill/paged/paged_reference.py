@@ -7,8 +7,8 @@ from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge_reference
 from picbench.kernels.cuda.prefill.paged.paged_prefill import PagedPrefill
 from picbench.kernels.cuda.prefill.query_tile import tokens_of
+from picbench.kernels.float64_attention import rotate_reference
 from picbench.kernels.paging import BLOCK_SIZE
-from picbench.kernels.reference import rotate_reference
 
 
 def paged_reference(query: Tensor, kv_cache: Tensor, step: PagedPrefill, scale: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Attention in its plainest form, the ground truth of every kernel: float64 torch on any device."""
+"""Attention in its plainest form, what every kernel must compute: float64 torch on any device."""
 
 import torch
 from torch import Tensor
