@@ -161,7 +161,7 @@ class ChunkCache:
     def drop(
         self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
     ) -> int:
-        """Forget chunks that no request uses and nobody pinned; return how many."""
+        """Forget chunks that are neither used by a request nor pinned; return how many."""
         return sum(map(self._store.drop, self._keys(chunks, prefix, salt)))
 
     def _keys(self, chunks: Sequence[Chunk], prefix: Text | None, salt: str | None) -> list[Key]:

@@ -1,1 +1,1 @@
-"""The chunk cache: chunk KV as objects of their own, and the tiers behind HBM."""
+"""The chunk cache: a store of chunks over the KV pool, and the tiers below it."""

@@ -49,8 +49,8 @@ class PagePool(Protocol):
     def in_use(self, key: Key) -> bool:
         """Whether the page's block is referenced."""
 
-    def block_ids(self, keys: Iterable[Key]) -> tuple[int, ...]:
-        """Block ids of resident pages."""
+    def block_id(self, key: Key) -> int:
+        """The block of a resident page."""
 
     def refresh(self, keys: Iterable[Key]) -> None:
         """Make idle pages the last to be evicted."""

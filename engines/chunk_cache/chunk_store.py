@@ -76,12 +76,11 @@ class ChunkStore:
         self._tiers = tiers
         self._pending = 0
         self._records: OrderedDict[Key, ChunkRecord] = OrderedDict()
-        # Indices of the records, in the order in which chunks became resident or were pinned, and
-        # by page.
+        # Indices of the records: resident and pinned ones, oldest first, and those of each page.
         self._resident: dict[Key, ChunkRecord] = {}
         self.pinned: dict[Key, ChunkRecord] = {}
         self._owners: dict[Key, set[Key]] = {}
-        # Pages that are being computed, with the number of chunks, and those to be freed.
+        # Pages that are being compiled, by number of chunks, and pages to be freed, by chunk.
         self._unfinished: Counter[Key] = Counter()
         self._leaving: dict[Key, Sequence[Key]] = {}
 
@@ -92,19 +91,13 @@ class ChunkStore:
         """The resident chunks."""
         return iter(self._resident.values())
 
-    def find(self, key: Key) -> ChunkRecord | None:
-        """A resident chunk."""
-        return self._resident.get(key)
-
-    def owner_of(self, key: Key) -> str | None:
-        """The id of the request that compiles or fetches a chunk."""
-        record = self._records.get(key)
-        return record.owner if record else None
+    def get(self, key: Key) -> ChunkRecord:
+        """The record of a chunk; that of an unknown one is not kept."""
+        return self._records.get(key) or ChunkRecord(key)
 
     def tiers_of(self, key: Key) -> ChunkState:
         """What is known of the tiers: REMOTE, MISSING, LOOKUP or UNKNOWN."""
-        record = self._records.get(key)
-        known = record.tiers if record else ChunkState.UNKNOWN
+        known = self.get(key).tiers
         return ChunkState.MISSING if known is ChunkState.UNKNOWN and not self.asks else known
 
     def is_remote(self, key: Key) -> bool:
@@ -115,7 +108,7 @@ class ChunkStore:
         """Ask the tiers for chunks that nothing is known of."""
         for canonical in canonicals:
             key = canonical.key
-            unknown = self.tiers_of(key) is ChunkState.UNKNOWN and self.owner_of(key) is None
+            unknown = self.tiers_of(key) is ChunkState.UNKNOWN and self.get(key).owner is None
             if unknown and not self.is_mappable(canonical):
                 self._learn([key], ChunkState.LOOKUP)
                 self.commands.lookups.append(key)
@@ -218,8 +211,8 @@ class ChunkStore:
 
     def pin(self, key: Key) -> bool:
         """Keep a chunk in the pool; False if it is not resident as a whole."""
-        record = self._resident.get(key)
-        if record is None or not record.whole:
+        record = self.get(key)
+        if not record.whole:
             return False
         if key not in self.pinned:
             held = map(self._pool.hold, record.pages)
@@ -266,8 +259,8 @@ class ChunkStore:
 
     def drop(self, key: Key) -> bool:
         """Forget an idle chunk; False if it is in use or not resident."""
-        record = self._resident.get(key)
-        if record is None or self._in_use(record):
+        record = self.get(key)
+        if not record.size or self._in_use(record):
             return False
         self._remove(record)
         return True
@@ -333,8 +326,8 @@ class ChunkStore:
 
     def _complete_store(self, key: Key) -> None:
         """A chunk compiled for copies leaves the pool if a tier took it, else it is resident."""
-        record = self._records.get(key)
-        if record is None or record.storing is None:
+        record = self.get(key)
+        if record.storing is None:
             return
         canonical, record.storing = record.storing, None
         if record.tiers is ChunkState.REMOTE:
@@ -360,7 +353,7 @@ class ChunkStore:
         """Store a whole chunk whose blocks hold its KV until the step runs."""
         stores = self._tiers and record.tiers is not ChunkState.REMOTE
         if stores and record.whole and all(map(self._pool.resident, record.pages)):
-            blocks = self._pool.block_ids(record.pages)
+            blocks = tuple(map(self._pool.block_id, record.pages))
             self.commands.stores.append(StoreCommand(record.key, blocks))
 
     def _remove(self, record: ChunkRecord) -> None:

@@ -1,6 +1,5 @@
 """Transfers of one engine step: commands to the workers' tiers, and the workers' results."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Self
 
@@ -65,7 +64,7 @@ class TransferCommands:
         return taken
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TransferResults:
     """Results of one step.
 
@@ -74,12 +73,12 @@ class TransferResults:
     request and tier. `pending` counts transfers and lookups under way.
     """
 
-    present: frozenset[Key] = frozenset()
-    absent: frozenset[Key] = frozenset()
-    stored: frozenset[Key] = frozenset()
-    refused: frozenset[Key] = frozenset()
-    lost: frozenset[Key] = frozenset()
-    served: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    present: set[Key] = field(default_factory=set)
+    absent: set[Key] = field(default_factory=set)
+    stored: set[Key] = field(default_factory=set)
+    refused: set[Key] = field(default_factory=set)
+    lost: set[Key] = field(default_factory=set)
+    served: dict[str, dict[str, int]] = field(default_factory=dict)
     pending: int = 0
 
     def merge(self, other: Self) -> "TransferResults":

@@ -1,8 +1,8 @@
-"""Fills the block ledger from a vLLM scheduler, stock or PIC, without changing what it does.
+"""The block ledger of a vLLM scheduler, stock or picbench's, which it does not affect.
 
-After each `schedule` every block is attributed: referenced ones slot by slot from the requests
-that run, idle ones by the kind of their key. The two counts come from different places (requests
-here, reference counts in vLLM's pool), and a mismatch is an error, not a rounding.
+After each `schedule` every block is attributed: referenced ones slot by slot from the running
+requests, idle ones by the kind of their key. The number of referenced blocks is known twice, from
+the requests and from vLLM's reference counts; a mismatch is an error.
 """
 
 import time
@@ -28,12 +28,12 @@ _HELD, _PROMPT, _DECODE, _PAD = (_CODE[k] for k in ("chunk", "prompt", "decode",
 
 @dataclass(slots=True)
 class _Watched:
-    """A request and its blocks, as they were last seen.
+    """A request's blocks at the last snapshot.
 
-    `blocks` is vLLM's list of them: while it is the same it only gets longer, and a request that
-    lost its blocks (preempted, or a load failed) gets others in another list. `planned` [slots]
-    says what the prompt's slots hold. The first `full` of `ids` are filled and noted for good,
-    `codes` [others, slots of a block] say what the others hold; `cached` blocks have a key.
+    `blocks` is vLLM's list of them, which only grows; a request that lost its blocks (preempted, or
+    a load failed) gets another list. `planned` [slots] are the kinds of the prompt's slots. The
+    first `full` of `ids` are filled and attributed for good; `codes` [others, slots of a block] are
+    the kinds of the others' slots. The first `cached` blocks have a key.
     """
 
     blocks: list[Any]
@@ -46,10 +46,10 @@ class _Watched:
 
 
 class BlockLedger:
-    """Watches one scheduler; `on_block_evicted` and `reset` are vLLM's collector hooks.
+    """Takes snapshots of one scheduler's blocks, and counts its preemptions.
 
-    The hooks (vllm/v1/core/block_pool.py, `metrics_collector`) tell when a cached block is
-    reused, so that a step costs time in what changed, not in the size of the pool.
+    As an eviction listener it is told when a cached block is reused, so that a snapshot takes time
+    in proportion to what changed, not to the size of the pool.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -66,63 +66,47 @@ class BlockLedger:
         self._preemptions = 0
         self._began = time.monotonic()
         listen(self._pool, self)
-        scheduler.schedule = self._observed(scheduler.schedule)
-        scheduler._preempt_request = self._counted(scheduler._preempt_request)
+        scheduler.schedule = _followed_by(scheduler.schedule, self.note)
+        scheduler._preempt_request = _followed_by(
+            scheduler._preempt_request, self._count_preemption
+        )
 
     def begin(self) -> None:
         """Start a measurement: drop earlier snapshots and set the clock to zero."""
         self._snapshots = []
         self._began = time.monotonic()
 
-    def note(self) -> None:
-        """Take a snapshot between steps: the engine has nothing to do, and its clock runs on."""
-        self._observe()
-
     @property
     def snapshots(self) -> list[Snapshot]:
-        """One snapshot a step since the measurement began."""
+        """One snapshot per step since the measurement began."""
         return list(self._snapshots)
 
     @property
     def preemptions(self) -> int:
-        """How often a request lost its blocks since the engine started."""
+        """Preemptions since the engine started."""
         return self._preemptions
 
     def on_block_evicted(self, block: Any) -> None:
-        """A block is handed out again; whatever it cached is gone."""
+        """A block is reused; it caches nothing any more."""
         self._idle[block.block_id] = _FREE
 
     def reset(self) -> None:
         """The cache was dropped."""
         self._idle[:] = _FREE
 
-    def _observed(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            output = schedule(*args, **kwargs)
-            self._observe()
-            return output
-
-        return observed
-
-    def _counted(self, preempt: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(request: Any, *args: Any, **kwargs: Any) -> Any:
-            self._preemptions += 1
-            return preempt(request, *args, **kwargs)
-
-        return counted
-
-    def _observe(self) -> None:
+    def note(self) -> None:
+        """Take a snapshot, after a step or while the engine is idle."""
         holding = {request.request_id: request for request in self._holding()}
         for gone in self._watched.keys() - holding.keys():
             self._seen.drop(gone)
             del self._watched[gone]
-        unsettled = [*self._others()]
+        partial = [*self._others()]
         for name, request in holding.items():
             watched = self._watch(name, request)
-            if not self._goes_on(name, request.num_computed_tokens, watched):
+            if not self._only_decoded(name, request.num_computed_tokens, watched):
                 self._attribute(name, request.num_computed_tokens, watched)
-            unsettled.append((watched.ids[watched.full :], watched.codes))
-        slots, used = self._seen.count([part for part in unsettled if len(part[0])])
+            partial.append((watched.ids[watched.full :], watched.codes))
+        slots, used = self._seen.count([blocks for blocks in partial if len(blocks[0])])
         counts = slots / BLOCK_SIZE
         idle = np.bincount(self._idle[1:][~used[1:]], minlength=len(KINDS))
         counts += idle * (self._size // BLOCK_SIZE)
@@ -135,6 +119,9 @@ class BlockLedger:
                 blocks={kind: float(counts[code]) for kind, code in _CODE.items()},
             )
         )
+
+    def _count_preemption(self) -> None:
+        self._preemptions += 1
 
     def _holding(self) -> list[Any]:
         """Requests that hold blocks: running, being loaded, or ended while they were."""
@@ -154,8 +141,8 @@ class BlockLedger:
         known = self._watched[name] = _Watched(blocks, self._codes(request), none)
         return known
 
-    def _goes_on(self, name: str, computed: int, watched: _Watched) -> bool:
-        """Whether a request only went on generating within the blocks that it has not filled."""
+    def _only_decoded(self, name: str, computed: int, watched: _Watched) -> bool:
+        """Whether a request has only decoded since, within its last block; note what it decoded."""
         begin = watched.full * self._size
         if (
             len(watched.ids) != len(watched.blocks)
@@ -169,7 +156,7 @@ class BlockLedger:
         return True
 
     def _attribute(self, name: str, computed: int, watched: _Watched) -> None:
-        """Note the blocks that a request has filled since, and what the others hold."""
+        """Attribute the blocks that a request has filled since, and the slots of the others."""
         fresh = [block.block_id for block in watched.blocks[len(watched.ids) :]]
         watched.ids = np.append(watched.ids, np.array(fresh, dtype=np.int64))
         watched.computed = computed
@@ -185,9 +172,9 @@ class BlockLedger:
         watched.codes = self._slots(watched, slice(full, len(watched.ids)))
 
     def _register(self, name: str, watched: _Watched) -> None:
-        """Note what the request's newly cached blocks will be once they are idle."""
+        """Note the kinds that the request's newly cached blocks will have once they are idle."""
         first, cached = watched.cached, self._cached.get(name, 0)
-        # Blocks that the request found are known: of a long prompt's hits, all.
+        # The blocks of hits are known already, and a long prompt has many.
         for place in np.flatnonzero(self._idle[watched.ids[first:cached]] == _FREE) + first:
             key = key_of(watched.blocks[place])
             if key is not None:
@@ -195,7 +182,7 @@ class BlockLedger:
         watched.cached = cached
 
     def _slots(self, watched: _Watched, blocks: slice) -> Codes:
-        """What the slots of some of a request's blocks hold [blocks, slots of a block]."""
+        """Kinds of the slots of some of a request's blocks [blocks, slots of a block]."""
         planned, computed = watched.planned, watched.computed
         begin, end = blocks.start * self._size, blocks.stop * self._size
         prompt = max(begin, min(computed, len(planned), end))
@@ -213,15 +200,15 @@ class BlockLedger:
         return np.frombuffer(codes, dtype=np.uint8)
 
     def _others(self) -> Iterator[tuple[Ids, Codes]]:
-        """Blocks that no request holds that is running."""
+        """Referenced blocks that belong to no running request."""
         linker = getattr(self._scheduler, "linker", None)
-        yield self._alike(linker.held() if linker else (), _HELD)
+        yield self._uniform(linker.held() if linker else (), _HELD)
         # A step that still runs may write into blocks of a request that has ended meanwhile
         # (vllm/v1/core/sched/scheduler.py, _free_request_blocks); nothing in them is of use.
         for _, blocks in self._scheduler.deferred_frees:
-            yield self._alike(blocks, _PAD)
+            yield self._uniform(blocks, _PAD)
 
-    def _alike(self, blocks: Sequence[Any], code: int) -> tuple[Ids, Codes]:
+    def _uniform(self, blocks: Sequence[Any], code: int) -> tuple[Ids, Codes]:
         ids = np.array([block.block_id for block in blocks], dtype=np.int64)
         return ids, np.full((len(ids), self._size), code, dtype=np.uint8)
 
@@ -231,3 +218,14 @@ class BlockLedger:
             raise EngineError(
                 f"the ledger sees {used} referenced blocks, vLLM's pool counts {expected}"
             )
+
+
+def _followed_by(call: Callable[..., Any], action: Callable[[], None]) -> Callable[..., Any]:
+    """`call`, and `action` after it."""
+
+    def both(*args: Any, **kwargs: Any) -> Any:
+        result = call(*args, **kwargs)
+        action()
+        return result
+
+    return both

@@ -58,7 +58,7 @@ class ChunkJobs:
         self, canonical: Canonical, parent: "Request", *, head: bool, shared: bool
     ) -> None:
         """Compile or fetch a missing chunk ahead of the request that waits for it."""
-        job = self.find(self.store.owner_of(canonical.key))
+        job = self.find(self.store.get(canonical.key).owner)
         if job is None:
             self._start(canonical, parent, shared)
             return

@@ -24,18 +24,16 @@ class EvictionListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EvictionCollector:
-    """The collector of a block pool; `stock` is vLLM's own, which receives every call.
+    """The collector of a block pool; `stock` is vLLM's own, one of the listeners.
 
-    Listeners are not told of hits: a prompt of 32k tokens has two thousand of them.
+    The other listeners are not told of hits: a prompt of 32k tokens has two thousand of them.
     """
 
     stock: Any
     listeners: list[EvictionListener]
 
     def on_block_evicted(self, block: Any) -> None:
-        """Notify the stock collector and all listeners."""
-        if self.stock is not None:
-            self.stock.on_block_evicted(block)
+        """Notify all listeners."""
         for listener in self.listeners:
             listener.on_block_evicted(block)
 
@@ -50,9 +48,7 @@ class EvictionCollector:
             self.stock.on_block_accessed(block)
 
     def reset(self) -> None:
-        """Notify the stock collector and all listeners."""
-        if self.stock is not None:
-            self.stock.reset()
+        """Notify all listeners."""
         for listener in self.listeners:
             listener.reset()
 
@@ -79,5 +75,6 @@ def listen(block_pool: Any, listener: EvictionListener) -> None:
     """Add a listener to a block pool."""
     collector = block_pool.metrics_collector
     if not isinstance(collector, EvictionCollector):
-        collector = block_pool.metrics_collector = EvictionCollector(collector, [])
+        listeners = [] if collector is None else [collector]
+        collector = block_pool.metrics_collector = EvictionCollector(collector, listeners)
     collector.listeners.append(listener)

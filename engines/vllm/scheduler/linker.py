@@ -10,7 +10,8 @@ that are already resident, so that they are not evicted while the others are on 
 are requested only for as many waiting requests as fit the pool together.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -54,18 +55,13 @@ class Link:
     tag: str | None
     held: "dict[Key, KVCacheBlock]" = field(default_factory=dict)
     compiled: int = 0
-    served: dict[str, int] = field(default_factory=dict)
+    served: Counter[str] = field(default_factory=Counter)
     scheduled: bool = False
 
     @property
     def copies(self) -> bool:
         """Whether the request copies its chunks into blocks of its own."""
         return bool(self.plan.copies)
-
-    def count_served(self, served: Mapping[str, int]) -> None:
-        """Add blocks that tiers loaded."""
-        for tier, blocks in served.items():
-            self.served[tier] = self.served.get(tier, 0) + blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +75,7 @@ class PromptCost:
 class Linker:
     """Plans the requests of one scheduler and has their missing chunks compiled or fetched.
 
-    The `on_...`, `before_...` and `can_...` methods are called by the scheduler, in this order in
-    the life of a request.
+    The scheduler and its connector call the hooks, in the order in which they are defined.
     """
 
     def __init__(self, settings: PicSettings, limits: Limits, pool: Pool, jobs: ChunkJobs) -> None:
@@ -112,16 +107,6 @@ class Linker:
         if algorithm.reuse is Reuse.NOTHING:
             rewrite.isolate(request)
             self._isolated.add(request.request_id)
-
-    def blocks_needed(self, request: "Request") -> int:
-        """Blocks that a request will take from those that have no references now."""
-        link = self._links.get(request.request_id)
-        if link is None:
-            return -(-(request.num_prompt_tokens + request.max_tokens) // self._block_size)
-        if link.copies:
-            return link.need
-        mapped = set(filter(None, link.plan.keys[: link.plan.shared]))
-        return link.need - sum(map(self._pool.in_use, mapped))
 
     def before_schedule(self, waiting: "Iterable[Request]") -> None:
         """Request the chunks that waiting requests need, in queue order."""
@@ -197,6 +182,19 @@ class Linker:
             self._store.touch(link.plan.canonicals)
             self._record_cost(request, link, hit_tokens)
 
+    def on_transfer_results(self, results: TransferResults) -> None:
+        """Apply the tiers' results, and count loaded blocks by request."""
+        self._store.complete_transfers(results)
+        for request_id, served in results.served.items():
+            job = self._jobs.find(request_id)
+            link = self._links.get(job.charged_to if job else request_id)
+            if link is not None:
+                link.served.update(served)
+
+    def on_preempted(self, request: "Request", block_ids: tuple[int, ...]) -> None:
+        """Forget the private blocks of a request that is about to lose its blocks."""
+        self._pool.forget(self._private(request, block_ids))
+
     def on_finished(self, request: "Request", block_ids: tuple[int, ...], *, success: bool) -> None:
         """Drop everything kept for a request that ended for whatever reason."""
         self._pool.forget(self._private(request, block_ids))
@@ -208,18 +206,15 @@ class Linker:
         if job is not None:
             self._jobs.finish(job, block_ids, success=success)
 
-    def on_transfer_results(self, results: TransferResults) -> None:
-        """Apply the tiers' results, and count loaded blocks by request."""
-        self._store.complete_transfers(results)
-        for request_id, served in results.served.items():
-            job = self._jobs.find(request_id)
-            link = self._links.get(job.charged_to if job else request_id)
-            if link is not None:
-                link.count_served(served)
-
-    def on_preempted(self, request: "Request", block_ids: tuple[int, ...]) -> None:
-        """Forget the private blocks of a request that is about to lose its blocks."""
-        self._pool.forget(self._private(request, block_ids))
+    def blocks_needed(self, request: "Request") -> int:
+        """Blocks that a request will take from those that have no references now."""
+        link = self._links.get(request.request_id)
+        if link is None:
+            return -(-(request.num_prompt_tokens + request.max_tokens) // self._block_size)
+        if link.copies:
+            return link.need
+        mapped = set(filter(None, link.plan.keys[: link.plan.shared]))
+        return link.need - sum(map(self._pool.in_use, mapped))
 
     def orphans(self) -> list[str]:
         """Ids of the linker's own requests that no request waits for any more."""

@@ -46,10 +46,6 @@ class Pool:
             raise KeyError(key)
         return int(block.block_id)
 
-    def block_ids(self, keys: Iterable[Key]) -> tuple[int, ...]:
-        """The ids of resident blocks; raises KeyError if one is not resident."""
-        return tuple(map(self.block_id, keys))
-
     def hold(self, key: Key) -> "KVCacheBlock | None":
         """Reference a block, so that it is not evicted; None if it is not resident."""
         block = self._find(key)

@@ -3,8 +3,8 @@
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import Fetched
 from picbench.engines.chunk_cache.tiers.tier import Usage, pageable
 from picbench.engines.chunk_cache.transfers import (
-    ChunkLoad,
     LoadCommand,
     StoreCommand,
     TransferCommands,
@@ -24,47 +23,14 @@ from picbench.engines.chunk_cache.transfers import (
 from picbench.engines.planning.keys import Key
 from picbench.engines.vllm.transfer.block_io import BlockStore
 
+T = TypeVar("T")
+U = TypeVar("U")
+
 #: Seconds that an idle step waits for transfers instead of spinning.
 _WAIT = 0.001
 
 #: At most this many stored chunks are remembered.
 _MAX_STORED = 1 << 20
-
-
-@dataclass(slots=True)
-class Loading:
-    """A load under way."""
-
-    load: LoadCommand
-    ticket: Ticket[Fetched | None]
-
-
-@dataclass(slots=True)
-class Storing:
-    """A store under way."""
-
-    key: Key
-    ticket: Ticket[tuple[str, ...]]
-
-
-@dataclass(slots=True)
-class LookingUp:
-    """A lookup under way."""
-
-    keys: Sequence[Key]
-    ticket: Ticket[str | None]
-
-
-@dataclass(slots=True)
-class _Results:
-    """Results to be sent next; see `TransferResults`."""
-
-    present: set[Key] = field(default_factory=set)
-    absent: set[Key] = field(default_factory=set)
-    stored: set[Key] = field(default_factory=set)
-    refused: set[Key] = field(default_factory=set)
-    lost: set[Key] = field(default_factory=set)
-    served: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 class TierClient:
@@ -79,11 +45,12 @@ class TierClient:
         allocate = _pinned if torch.cuda.is_available() else pageable
         self._stack = open_tiers(parse_tiers(tiers), allocate=allocate)
         self._namespace = b""
-        self._loads: list[Loading] = []
-        self._stores: list[Storing] = []
-        self._lookups: list[LookingUp] = []
+        # What is under way, with its ticket.
+        self._loads: list[tuple[LoadCommand, Ticket[Fetched | None]]] = []
+        self._stores: list[tuple[Key, Ticket[tuple[str, ...]]]] = []
+        self._lookups: list[tuple[Sequence[Key], Ticket[str | None]]] = []
         self._stored: OrderedDict[Key, None] = OrderedDict()
-        self._results = _Results()
+        self._results = TransferResults()
 
     def register_kv_caches(self, layers: Sequence[Tensor]) -> None:
         """Set the pool's tensors, one per layer, [blocks, kv_heads, slots, 2 * head_size] each."""
@@ -116,14 +83,13 @@ class TierClient:
             self._load(load)
         if commands.lookups:
             names = [self._name(key) for key in commands.lookups]
-            self._lookups.append(LookingUp(commands.lookups, self._stack.lookup(names)))
+            self._lookups.append((commands.lookups, self._stack.lookup(names)))
 
     def wait(self) -> None:
         """Wait briefly for transfers, in a step that computes nothing."""
-        under_way = [x.ticket.done() for x in self._loads]
-        under_way += [x.ticket.done() for x in self._stores]
-        under_way += [x.ticket.done() for x in self._lookups]
-        if under_way and not any(under_way):
+        under_way: list[tuple[Any, Ticket[Any]]] = [*self._loads, *self._stores, *self._lookups]
+        done = [ticket.done() for _, ticket in under_way]
+        if done and not any(done):
             time.sleep(_WAIT)
 
     def finish_loads(self) -> tuple[set[str], set[str]]:
@@ -132,24 +98,15 @@ class TierClient:
         self._finish_lookups()
         done: set[str] = set()
         failed: set[str] = set()
-        for loading in [loading for loading in self._loads if loading.ticket.done()]:
-            self._loads.remove(loading)
-            target = done if self._finish_load(loading) else failed
-            target.add(loading.load.request_id)
+        for load, values in _take_done(self._loads):
+            (done if self._finish_load(load, values) else failed).add(load.request_id)
         return done, failed
 
     def take_results(self) -> TransferResults:
         """Results since the last call."""
-        results, self._results = self._results, _Results()
-        return TransferResults(
-            present=frozenset(results.present),
-            absent=frozenset(results.absent),
-            stored=frozenset(results.stored),
-            refused=frozenset(results.refused),
-            lost=frozenset(results.lost),
-            served=results.served,
-            pending=len(self._stores) + len(self._lookups) + len(self._loads),
-        )
+        results, self._results = self._results, TransferResults()
+        results.pending = len(self._stores) + len(self._lookups) + len(self._loads)
+        return results
 
     def close(self) -> None:
         """Finish what takes seconds at most, and close the tiers."""
@@ -158,45 +115,37 @@ class TierClient:
     def _store(self, store: StoreCommand) -> None:
         value = self._blocks.read(store.blocks)
         ticket = self._stack.store([(self._name(store.key), value)], copy=False)
-        self._stores.append(Storing(store.key, ticket))
+        self._stores.append((store.key, ticket))
 
     def _load(self, load: LoadCommand) -> None:
         wanted = [(self._name(c.key), self._blocks.nbytes(c.size)) for c in load.chunks]
-        self._loads.append(Loading(load, self._stack.fetch(wanted)))
+        self._loads.append((load, self._stack.fetch(wanted)))
 
-    def _finish_load(self, loading: Loading) -> bool:
-        chunks = loading.load.chunks
-        values = loading.ticket.result()
-        for chunk, fetched in zip(chunks, values, strict=True):
-            if fetched is None:
+    def _finish_load(self, load: LoadCommand, values: Sequence[Fetched | None]) -> bool:
+        """Write the values that were found, and count their blocks if all were found."""
+        served: dict[str, int] = {}
+        for chunk, value in zip(load.chunks, values, strict=True):
+            if value is None:
                 self._results.lost.add(chunk.key)
-            else:
-                self._blocks.write(fetched.data, chunk.size, chunk.pages, chunk.blocks)
+                continue
+            self._blocks.write(value.data, chunk.size, chunk.pages, chunk.blocks)
+            served[value.tier] = served.get(value.tier, 0) + len(chunk.blocks)
         if not all(values):
             return False
-        self._count_served(loading.load.request_id, zip(chunks, values, strict=True))
+        total = self._results.served.setdefault(load.request_id, {})
+        for tier, blocks in served.items():
+            total[tier] = total.get(tier, 0) + blocks
         return True
 
-    def _count_served(
-        self, request_id: str, loaded: Iterable[tuple[ChunkLoad, Fetched | None]]
-    ) -> None:
-        served = self._results.served.setdefault(request_id, {})
-        for chunk, fetched in loaded:
-            if fetched is not None:
-                served[fetched.tier] = served.get(fetched.tier, 0) + len(chunk.blocks)
-
     def _finish_stores(self) -> None:
-        for storing in [s for s in self._stores if s.ticket.done()]:
-            self._stores.remove(storing)
-            (tiers,) = storing.ticket.result()
-            (self._results.stored if tiers else self._results.refused).add(storing.key)
+        for key, (tiers,) in _take_done(self._stores):
+            (self._results.stored if tiers else self._results.refused).add(key)
             if tiers:
-                self._remember(storing.key)
+                self._remember(key)
 
     def _finish_lookups(self) -> None:
-        for lookup in [x for x in self._lookups if x.ticket.done()]:
-            self._lookups.remove(lookup)
-            for key, tier in zip(lookup.keys, lookup.ticket.result(), strict=True):
+        for keys, tiers in _take_done(self._lookups):
+            for key, tier in zip(keys, tiers, strict=True):
                 (self._results.absent if tier is None else self._results.present).add(key)
 
     def _remember(self, key: Key) -> None:
@@ -207,6 +156,17 @@ class TierClient:
 
     def _name(self, key: Key) -> Key:
         return hashlib.sha256(self._namespace + key).digest()
+
+
+def _take_done(under_way: list[tuple[T, Ticket[U]]]) -> list[tuple[T, Sequence[U]]]:
+    """Remove what is done from a list, and return it with its results."""
+    done: list[tuple[T, Sequence[U]]] = []
+    for entry in list(under_way):
+        subject, ticket = entry
+        if ticket.done():
+            under_way.remove(entry)
+            done.append((subject, ticket.result()))
+    return done
 
 
 def _pinned(nbytes: int) -> memoryview:

@@ -60,6 +60,9 @@ class Queue:
             if not self.in_use(key):
                 self.pages.pop(key, None)
 
+    def block_id(self, key: Key) -> int:
+        return self.numbers[key]
+
     def block_ids(self, keys: Iterable[Key]) -> tuple[int, ...]:
         return tuple(self.numbers[key] for key in keys)
 
@@ -122,8 +125,8 @@ def test_one_block_takes_the_whole_chunk_along() -> None:
     pages = [page.name for page in canonical(4).pages]
     evict(queue, store, pages[1])
     assert not any(map(queue.resident, pages))
-    assert store.find(canonical(4).key) is None
-    assert store.find(canonical(3).key) is not None
+    assert not store.get(canonical(4).key).size
+    assert store.get(canonical(3).key).whole
     assert stores == [StoreCommand(canonical(4).key, queue.block_ids(pages))]
 
 
@@ -133,8 +136,7 @@ def test_a_chunk_in_use_loses_only_pages_that_no_request_maps() -> None:
     for key in mapped.keys:
         queue.references[key] = 1
     evict(queue, store, mapped.pages[0].name)
-    chunk = store.find(mapped.key)
-    assert chunk is not None
+    chunk = store.get(mapped.key)
     assert chunk.pages == mapped.keys
     assert all(map(queue.resident, mapped.keys))
     assert not stores
@@ -150,7 +152,7 @@ def test_a_page_of_two_chunks_takes_both() -> None:
 def test_a_page_that_another_chunk_needs_stays() -> None:
     queue, store, _ = filled(0, 1)
     evict(queue, store, canonical(0).pages[1].name)
-    assert store.find(canonical(0).key) is None
+    assert not store.get(canonical(0).key).size
     assert all(queue.resident(page.name) for page in canonical(1).pages)
 
 
@@ -158,8 +160,7 @@ def test_using_a_chunk_refreshes_the_pages_that_it_does_not_map() -> None:
     queue, store, _ = filled(4, 3)
     store.touch([canonical(4, linked=SIZE)])
     assert queue.idle()[-1] == canonical(4).pages[0].name
-    chunk = store.find(canonical(4).key)
-    assert chunk is not None
+    chunk = store.get(canonical(4).key)
     assert chunk.hits == 1
 
 
@@ -173,9 +174,8 @@ def test_a_page_that_came_back_with_another_chunk_is_owned_by_both() -> None:
     store.touch([canonical(0)])
     queue.references[shared] = 1
     evict(queue, store, canonical(1).pages[1].name)
-    assert store.find(canonical(1).key) is None
-    chunk = store.find(canonical(0).key)
-    assert chunk is not None
+    assert not store.get(canonical(1).key).size
+    chunk = store.get(canonical(0).key)
     assert chunk.pages == (shared, own)
 
 
@@ -191,8 +191,7 @@ def test_compiling_again_keeps_what_was_counted() -> None:
     queue, store, _ = filled(4)
     store.touch([canonical(4)])
     compile_chunk(queue, store, 4)
-    again = store.find(canonical(4).key)
-    assert again is not None
+    again = store.get(canonical(4).key)
     assert again.hits == 1
     assert len(store) == 1
 
@@ -216,13 +215,13 @@ def test_a_chunk_compiled_for_copies_is_resident_only_if_no_tier_takes_it() -> N
     for index, results in ((3, {"stored"}), (4, {"refused"})):
         key = canonical(index).key
         compile_chunk(queue, store, index, shared=False)
-        assert store.find(key) is None
+        assert not store.get(key).size
         assert not store.idle
         store.complete_transfers(TransferResults(**{name: {key} for name in results}))
     store.release_stored()
-    assert store.find(canonical(3).key) is None
+    assert not store.get(canonical(3).key).size
     assert not queue.resident(canonical(3).pages[0].name)
-    assert store.find(canonical(4).key) is not None
+    assert store.get(canonical(4).key).whole
 
 
 def told(store: ChunkStore, **results: set[Key]) -> None:
@@ -309,10 +308,6 @@ class Lifecycle(RuleBasedStateMachine):
         self.jobs: dict[Key, tuple[Canonical, bool, bool]] = {}
         self.unanswered: tuple[list[Key], list[Key]] = ([], [])
 
-    def state(self, key: Key) -> ChunkState:
-        record = self.store._records.get(key)
-        return record.state if record else ChunkState.UNKNOWN
-
     def available(self, chunk: Canonical, shared: bool) -> bool:
         if shared:
             return self.store.is_mappable(chunk)
@@ -322,7 +317,7 @@ class Lifecycle(RuleBasedStateMachine):
     def need(self, index: int, shared: bool) -> None:
         """A waiting request needs a chunk, as `ChunkJobs` serves it."""
         chunk = canonical(index)
-        if self.available(chunk, shared) or self.store.owner_of(chunk.key):
+        if self.available(chunk, shared) or self.store.get(chunk.key).owner:
             return
         tiers = self.store.tiers_of(chunk.key)
         if tiers is ChunkState.UNKNOWN:
@@ -348,7 +343,7 @@ class Lifecycle(RuleBasedStateMachine):
             blocks = self.queue.block_ids(names) if success else ()
             self.store.complete_compile(chunk, blocks, success=success, shared=shared)
         if success and (shared or fetches or not self.tiers):
-            assert self.state(key) is ChunkState.RESIDENT
+            assert self.store.get(key).state is ChunkState.RESIDENT
 
     @rule(data=st.data(), lost=st.sets(CHUNKS))
     def answer(self, data: st.DataObject, lost: set[int]) -> None:
@@ -392,16 +387,16 @@ class Lifecycle(RuleBasedStateMachine):
 
     @rule(index=CHUNKS)
     def drop(self, index: int) -> None:
-        chunk = self.store.find(canonical(index).key)
-        used = chunk is not None and any(map(self.queue.in_use, chunk.pages))
+        chunk = self.store.get(canonical(index).key)
+        used = any(map(self.queue.in_use, chunk.pages))
         dropped = self.store.drop(canonical(index).key)
-        assert dropped or used or chunk is None
+        assert dropped or used or not chunk.size
         assert not (dropped and chunk in self.store)
 
     @rule(index=CHUNKS)
     def pin(self, index: int) -> None:
-        chunk = self.store.find(canonical(index).key)
-        assert self.store.pin(canonical(index).key) == (chunk is not None and chunk.whole)
+        chunk = self.store.get(canonical(index).key)
+        assert self.store.pin(canonical(index).key) == chunk.whole
 
     @rule(index=CHUNKS)
     def unpin(self, index: int) -> None:

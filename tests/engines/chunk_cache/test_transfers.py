@@ -6,12 +6,12 @@ A, B, C = b"a", b"b", b"c"
 
 
 def test_two_ranks_have_only_what_both_have() -> None:
-    one = TransferResults(present=frozenset({A, B}), stored=frozenset({C}), pending=1)
-    other = TransferResults(present=frozenset({A}), absent=frozenset({B}), refused=frozenset({C}))
+    one = TransferResults(present={A, B}, stored={C}, pending=1)
+    other = TransferResults(present={A}, absent={B}, refused={C})
     both = one.merge(other)
     assert both.present == {A}
     assert both.absent == {B}
-    assert both.stored == frozenset()
+    assert both.stored == set()
     assert both.refused == {C}
     assert both.pending == 1
 
