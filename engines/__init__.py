@@ -14,21 +14,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunk", "Engine", "EngineConfig", "Request", "Result", "Text"]
 
-_MODULES = {
-    "Chunk": "request",
-    "Engine": "engine",
-    "EngineConfig": "config",
-    "Request": "request",
-    "Result": "request",
-    "Text": "request",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    module = {"Engine": "engine", "EngineConfig": "config"}.get(name, "request")
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -6,11 +6,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.conversion import PreparedRequest, RequestPreparer, make_result
 from picbench.engines.ledger import Snapshot
 from picbench.engines.pace import Departure, Pace
-from picbench.engines.prepared_request import PreparedRequest, RequestPreparer
 from picbench.engines.request import Chunk, Request, Result, Text
-from picbench.engines.results import make_result
 from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.launch import Launched, launch
 from picbench.errors import ConfigError, EngineError
@@ -72,7 +71,9 @@ class Engine:
         prepared = [self._prepare(r, max_tokens, logprobs, ignore_eos) for r in requests]
         pace = Pace(prepared, concurrency or len(prepared), arrivals)
         served = self._serve(prepared, pace)
-        return [self._result(p, *served[p.tag]) for p in prepared]
+        return [
+            make_result(p, *served[p.tag], self._report(p.tag), self._tokenizer) for p in prepared
+        ]
 
     def warm_up(self) -> None:
         """Run a few requests and drop their KV, so that first-use costs are not measured.
@@ -214,7 +215,10 @@ class Engine:
                     done[output.request_id] = output
                     pace.landed()
         except BaseException:
-            self._abort([p.tag for p in prepared if p.tag not in done])
+            unfinished = [p.tag for p in prepared if p.tag not in done]
+            engine.abort_request(unfinished)
+            for tag in unfinished:
+                self._report(tag)
             raise
         return {tag: (output, late[tag]) for tag, output in done.items()}
 
@@ -232,11 +236,6 @@ class Engine:
             if room <= 0:
                 return
 
-    def _abort(self, tags: list[str]) -> None:
-        self._running.engine.abort_request(tags)
-        for tag in tags:
-            self._report(tag)
-
     def _submit(self, departure: Departure[PreparedRequest]) -> None:
         prepared = departure.item
         prompt: Any = {"prompt_token_ids": prepared.prompt_token_ids}
@@ -245,9 +244,6 @@ class Engine:
         self._running.engine.add_request(
             prepared.tag, prompt, prepared.sampling_params, arrival_time=departure.arrived
         )
-
-    def _result(self, prepared: PreparedRequest, output: "RequestOutput", late: float) -> Result:
-        return make_result(prepared, output, self._report(prepared.tag), late, self._tokenizer)
 
     def _report(self, tag: str) -> "PromptCost | None":
         """What a request with chunks cost, once; None for a plain one."""
@@ -260,8 +256,4 @@ def _versions() -> dict[str, str]:
     import transformers
     import vllm
 
-    return {
-        "vllm": vllm.__version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
+    return {module.__name__: module.__version__ for module in (vllm, torch, transformers)}

@@ -5,7 +5,7 @@ tokens are linked, and whether requests share the chunks' blocks or copy them.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -53,17 +53,14 @@ class Algorithm(ABC):
     @property
     def spec(self) -> str:
         """The notation that `parse` reads, ``name:option=value``."""
-        listed = [f for f in self.options() if _is_named(f) or self._is_set(f)]
-        listed.sort(key=_is_named, reverse=True)
-        return ":".join([self.name, *(f"{f.name}={getattr(self, f.name)}" for f in listed)])
+        options = sorted(self.options(), key=_is_named, reverse=True)
+        given = [f for f in options if _is_named(f) or getattr(self, f.name) != f.default]
+        return ":".join([self.name, *(f"{f.name}={getattr(self, f.name)}" for f in given)])
 
     @classmethod
     def options(cls) -> tuple[Field[Any], ...]:
         """The options that users may set."""
         return fields(cls)
-
-    def _is_set(self, option: Field[Any]) -> bool:
-        return option.default is MISSING or getattr(self, option.name) != option.default
 
 
 def _is_named(option: Field[Any]) -> bool:

@@ -105,7 +105,7 @@ class _Builder:
             else:
                 self._compute(segment, range(len(segment.tokens)), position, SlotKind.PROMPT)
             position += len(segment.tokens)
-        computed = self._computed_pages()
+        computed = list(self._pack(self._computed, self._events, self._prefix_keys))
         full = [page for page in computed if page.key is not None]
         covered = max((p for page in full for p in page.positions), default=-1)
         return Plan(
@@ -115,7 +115,7 @@ class _Builder:
             prompt_tokens=prompt_tokens,
             end=self._end,
             block_size=self._layout.block_size,
-            tail_key=full[-1].name if full else self._root(),
+            tail_key=full[-1].name if full else root_key(self._layout.scope),
             tail_events=tuple(event for event in self._events if event.start > covered),
         )
 
@@ -192,16 +192,25 @@ class _Builder:
         lead = [_Token(token, i, SlotKind.PROMPT) for i, token in enumerate(tokens)]
         fill = -len(lead) % self._layout.block_size
         lead += [_Token(tokens[-1], GAP, SlotKind.PAD)] * fill if tokens else []
-        return tuple(_chain_pages(lead, (), self._root(), keys, self._layout.block_size))
+        return tuple(self._pack(lead, (), keys))
 
-    def _computed_pages(self) -> list[Page]:
-        size = self._layout.block_size
-        return list(
-            _chain_pages(self._computed, self._events, self._root(), self._prefix_keys, size)
-        )
-
-    def _root(self) -> Key:
-        return root_key(self._layout.scope)
+    def _pack(
+        self, tokens: Sequence[_Token], events: Sequence[ChunkEvent], prefix_keys: Sequence[Key]
+    ) -> Iterator[Page]:
+        """Pack computed tokens into pages; full ones are keyed by the whole logical prefix."""
+        key, seen, size = root_key(self._layout.scope), 0, self._layout.block_size
+        ids, positions, kinds = zip(*tokens, strict=True) if tokens else ((), (), ())
+        for index, begin in enumerate(range(0, len(tokens), size)):
+            page = slice(begin, begin + size)
+            last = _last(positions[page])
+            upto = bisect_right(events, last, lo=seen, key=lambda event: event.start)
+            if index < len(prefix_keys):
+                key = prefix_keys[index]
+            else:
+                key = computed_key(key, ids[page], positions[page], events[seen:upto])
+            seen = upto
+            full = begin + size <= len(tokens)
+            yield Page(ids[page], positions[page], kinds[page], key if full else None)
 
 
 def _leading_text(segments: Sequence[Segment]) -> tuple[int, ...]:
@@ -225,32 +234,6 @@ def _pad_as_paper(segments: Sequence[Segment], layout: LayoutConfig) -> Iterator
             yield segment
 
 
-def _chain_pages(
-    tokens: Sequence[_Token],
-    events: Sequence[ChunkEvent],
-    root: Key,
-    prefix_keys: Sequence[Key],
-    size: int,
-) -> Iterator[Page]:
-    """Pack computed tokens into pages; full ones are keyed by the whole logical prefix."""
-    key, seen = root, 0
-    ids, positions, kinds = zip(*tokens, strict=True) if tokens else ((), (), ())
-    for index, begin in enumerate(range(0, len(tokens), size)):
-        page = slice(begin, begin + size)
-        upto = bisect_right(events, _last(positions[page]), lo=seen, key=_start)
-        if index < len(prefix_keys):
-            key = prefix_keys[index]
-        else:
-            key = computed_key(key, ids[page], positions[page], events[seen:upto])
-        seen = upto
-        full = begin + size <= len(tokens)
-        yield Page(ids[page], positions[page], kinds[page], key if full else None)
-
-
 def _last(positions: Sequence[int]) -> int:
     """The last visible position; they ascend, and gaps come last."""
     return positions[-1] if positions[-1] != GAP else max(p for p in positions if p != GAP)
-
-
-def _start(event: ChunkEvent) -> int:
-    return event.start

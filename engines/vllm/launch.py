@@ -58,7 +58,8 @@ def launch(config: EngineConfig) -> Launched:
     context = _context(config, model)
     arguments = _common_arguments(config, device)
     if config.stock:
-        arguments |= _stock_arguments(config, device)
+        caching = parse(config.algorithm).reuse is Reuse.PREFIX
+        arguments |= {"block_size": device.stock_block_size, "enable_prefix_caching": caching}
         capacity = context
     else:
         arguments |= engine_arguments(
@@ -141,11 +142,6 @@ def _common_arguments(config: EngineConfig, device: Device) -> dict[str, Any]:
         "kv_cache_memory_bytes": device.pool_bytes,
         **device.arguments,
     }
-
-
-def _stock_arguments(config: EngineConfig, device: Device) -> dict[str, Any]:
-    caching = parse(config.algorithm).reuse is Reuse.PREFIX
-    return {"block_size": device.stock_block_size, "enable_prefix_caching": caching}
 
 
 def _settings(config: EngineConfig, model: Mapping[str, Any]) -> PicSettings:

@@ -110,8 +110,12 @@ def engine_arguments(
     """
     from vllm.config import KVTransferConfig
 
-    return {
-        **(_on_cuda(asynchronous) if device == "cuda" else _ON_CPU),
+    cuda = device == "cuda"
+    asynchronous = asynchronous and cuda
+    arguments = {
+        "scheduler_cls": ASYNC_SCHEDULER if asynchronous else SCHEDULER,
+        "worker_cls": CUDA_WORKER if cuda else CPU_WORKER,
+        "async_scheduling": asynchronous,
         "additional_config": {KEY: asdict(settings)},
         "block_size": BLOCK_SIZE,
         "enable_prefix_caching": True,
@@ -122,15 +126,4 @@ def engine_arguments(
             kv_load_failure_policy="recompute",
         ),
     }
-
-
-_ON_CPU = {"scheduler_cls": SCHEDULER, "worker_cls": CPU_WORKER, "async_scheduling": False}
-
-
-def _on_cuda(asynchronous: bool) -> dict[str, Any]:
-    return {
-        "scheduler_cls": ASYNC_SCHEDULER if asynchronous else SCHEDULER,
-        "worker_cls": CUDA_WORKER,
-        "async_scheduling": asynchronous,
-        "attention_backend": "CUSTOM",
-    }
+    return arguments | {"attention_backend": "CUSTOM"} if cuda else arguments

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -37,8 +38,10 @@ class Ticket(Generic[T]):
         end = None if timeout is None else time.monotonic() + timeout
         answers = [self._nothing] * self._size
         for group in self._groups:
-            for index, answer in zip(group.group, _answers(group, end), strict=False):
-                answers[index] = answer
+            left = None if end is None else max(0.0, end - time.monotonic())
+            with suppress(CancelledError):
+                for index, answer in zip(group.group, group.future.result(left), strict=False):
+                    answers[index] = answer
         return answers
 
     def cancel(self) -> None:
@@ -139,11 +142,3 @@ def group_by_size(sizes: Sequence[int], limit: int, indices: Sequence[int]) -> S
         groups[-1].append(index)
         filled += sizes[index]
     return groups
-
-
-def _answers(group: TicketGroup[T], end: float | None) -> list[T]:
-    left = None if end is None else max(0.0, end - time.monotonic())
-    try:
-        return group.future.result(left)
-    except CancelledError:
-        return []

@@ -153,7 +153,7 @@ class GuardedTier:
             self._count(skipped=len(unknown) if isinstance(unknown, list) else 1)
             return unknown
         try:
-            answer = self._timely(call)
+            answer = call() if self.immediate else self._timebox.run(call, self._deadline)
         except TimeoutError as error:
             self._fail(f"no answer in {self._deadline:g} s ({error})", timeouts=1)
         except Exception as error:
@@ -162,11 +162,6 @@ class GuardedTier:
             self._succeed()
             return answer
         return unknown
-
-    def _timely(self, call: Callable[[], T]) -> T:
-        if self.immediate:
-            return call()
-        return self._timebox.run(call, self._deadline)
 
     def _fail(self, reason: str, **amounts: int) -> None:
         self._count(**amounts)

@@ -85,7 +85,7 @@ class TierSpec:
         """An option's value in seconds, None if it is not given."""
         if name not in self.options:
             return None
-        seconds = parse_seconds(self.options[name])
+        seconds = _parse_seconds(self.options[name])
         if not seconds:
             problem = f"{name}={self.options[name]} is not a duration"
             self.reject(problem, "write 500ms, 2s, 10m or 1h")
@@ -113,8 +113,7 @@ def parse_size(text: str) -> int | None:
     return int(float(match[1]) * unit) if match and unit else None
 
 
-def parse_seconds(text: str) -> float | None:
-    """Seconds in ``500ms``, ``2s``, ``10m``, ``1h``, ``7d``; None for anything else."""
+def _parse_seconds(text: str) -> float | None:
     match = _QUANTITY.fullmatch(text)
     unit = _SECONDS.get(match[2]) if match else None
     return float(match[1]) * unit if match and unit else None

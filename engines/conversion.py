@@ -1,26 +1,36 @@
-"""Requests in vLLM's terms: token ids, sampling parameters, spans of chunks."""
+"""Requests in vLLM's terms, and results from vLLM's outputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.policy import Segment
-from picbench.engines.request import Chunk, PromptSegment, Request
+from picbench.engines.request import (
+    Chunk,
+    Hits,
+    PromptSegment,
+    Request,
+    Result,
+    Timings,
+    TokenCounts,
+)
 from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.frontend.limits import check_request
 from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs, Span
 from picbench.engines.vllm.launch import Launched
-from picbench.engines.vllm.settings import PicSettings
-from picbench.errors import ConfigError
+from picbench.engines.vllm.settings import REJECTED, PicSettings
+from picbench.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
+    from vllm.outputs import RequestOutput
 
     from picbench.engines.planning.plan import Canonical
+    from picbench.engines.vllm.scheduler.linker import PromptCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,33 @@ class RequestPreparer:
         )
 
 
+def make_result(
+    prepared: PreparedRequest,
+    output: "RequestOutput",
+    late: float,
+    cost: "PromptCost | None",
+    tokenizer: ModelTokenizer,
+) -> Result:
+    """The result of a request that was submitted `late` seconds after it was due.
+
+    `cost` is the linker's account of a request with chunks; without one, vLLM's counts of cached
+    tokens are used. Raises EngineError if vLLM reported no timings.
+    """
+    completion: Any = output.outputs[0]
+    cached = output.num_cached_tokens or 0
+    rejected = completion.stop_reason == REJECTED
+    return Result(
+        text=tokenizer.decode(completion.token_ids),
+        tokens=tuple(completion.token_ids),
+        prompt_tokens=tuple(prepared.prompt_token_ids),
+        timings=_timings(output, len(completion.token_ids), late),
+        counts=cost.tokens if cost else TokenCounts(len(prepared.prompt_token_ids), reused=cached),
+        hits=cost.hits if cost else Hits(prefix=cached // BLOCK_SIZE),
+        finish_reason="rejected" if rejected else completion.finish_reason,
+        logprobs=_logprobs(completion.logprobs),
+    )
+
+
 def _check_fits(prompt: int, limit: int, running: Launched) -> None:
     if not prompt:
         raise ConfigError("a request has no tokens", hint="add a Text or a Chunk")
@@ -135,3 +172,23 @@ def _not_stock(algorithm: str) -> ConfigError:
         f"stock vLLM cannot serve {algorithm!r}",
         hint="stock engines serve 'full' or 'prefix', whichever they were started with",
     )
+
+
+def _timings(output: "RequestOutput", generated: int, late: float) -> Timings:
+    stats: Any = output.metrics
+    if stats is None:
+        raise EngineError("vLLM reported no timings")
+    decode = stats.last_token_ts - stats.first_token_ts
+    return Timings(
+        ttft=stats.first_token_latency,
+        prefill=stats.first_token_ts - stats.scheduled_ts,
+        tpot=decode / (generated - 1) if generated > 1 else None,
+        e2e=stats.first_token_latency + decode,
+        late=late,
+    )
+
+
+def _logprobs(steps: Any) -> tuple[dict[int, float], ...] | None:
+    if steps is None:
+        return None
+    return tuple({token: entry.logprob for token, entry in step.items()} for step in steps)
