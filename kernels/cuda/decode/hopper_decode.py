@@ -73,7 +73,7 @@ def _load_tile(
 def _load_seen(  # type: ignore[no-untyped-def]
     bits: gl.tensor, tile: gl.tensor, last: gl.tensor, layout: gl.constexpr
 ):
-    """Which slots of a tile are visible."""
+    """Which keys of a tile are visible; after the last tile, those of the last."""
     lane = gl.arange(0, _KEYS, layout=layout)
     seen = gl.load(bits + gl.minimum(tile, last - 1) * _BLOCKS + lane // _SLOTS)
     return ((seen >> (lane % _SLOTS)) & 1) != 0
@@ -97,7 +97,7 @@ def _rotate_query(
     cos: gl.tensor,
     sin: gl.tensor,
 ) -> None:
-    """Rotates the queries by the opposite of the shift."""
+    """Rotates the queries, halves [COLUMNS, SIZE / 2] each, by the opposite of the shift."""
     low_rotated = low * cos[None, :] + high * sin[None, :]
     high_rotated = high * cos[None, :] - low * sin[None, :]
     # One store: between two into the same buffer the compiler places a barrier.

@@ -79,6 +79,7 @@ def _gather(
     ROTARY: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
+    """Copies TILE keys and values of one KV head; grid (n / TILE, kv_heads). See `gather`."""
     half: tl.constexpr = ROTARY // 2
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     head = tl.program_id(1)

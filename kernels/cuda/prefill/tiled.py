@@ -175,7 +175,11 @@ def _attend(
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """One row of `TiledPrefill.work` a program; grid (KV heads, n). `scale` includes log2(e)."""
+    """Attention of one row of `TiledPrefill.work`; grid (KV heads, n). `scale` includes log2(e).
+
+    GROUP query heads share a KV head, padded to PADDED rows a query; a tile has TOKENS queries.
+    With SPLIT, outputs and log-sum-exps go to `partial` and `lse`, else outputs go to `out`.
+    """
     kv_head = tl.program_id(0)
     work += tl.program_id(1) * 7
     first = tl.load(work)

@@ -39,7 +39,10 @@ def load_tiles(  # type: ignore[no-untyped-def]
     SIZE: gl.constexpr,
     FLAT: gl.constexpr,
 ):
-    """Copies keys and values of each scheduled tile; hidden slots become zeros, even if NaN."""
+    """Copies keys and values of each scheduled tile; hidden slots become zeros, even if NaN.
+
+    `keys` and `values` are two buffers [128, SIZE] each and their barriers: ready, free.
+    """
     k_smem, k_ready, k_free = keys
     v_smem, v_ready, v_free = values
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
@@ -119,7 +122,11 @@ def rotate_queries(  # type: ignore[no-untyped-def]
     GROUP: gl.constexpr,
     PADDED: gl.constexpr,
 ):
-    """Keeps the program's queries and re-rotates them before each key tile whose shift differs."""
+    """Keeps the program's queries and re-rotates them before each key tile whose shift differs.
+
+    `q_smem` holds the queries, `rotated` two versions of them, two halves [64, SIZE] each, and
+    their barriers: ready, free. Version v is for the v-th run of tiles of one shift.
+    """
     q_rotated, q_ready, q_free = rotated
     half: gl.constexpr = SIZE // 2
     step: gl.constexpr = 256 // (half // 4)

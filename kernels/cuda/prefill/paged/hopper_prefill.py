@@ -41,7 +41,10 @@ _LN2 = gl.constexpr(0.6931471805599453)
 def _softmax(  # type: ignore[no-untyped-def]
     scores: gl.tensor, row_max: gl.tensor, row_sum: gl.tensor, scale: gl.tensor
 ):
-    """One step of the running softmax in base 2; `scale` includes log2(e)."""
+    """One step of the online softmax in base 2; `scale` includes log2(e).
+
+    Returns the new maxima and sums [64], the weights [64, 128] and the factor [64] of older ones.
+    """
     peak = gl.maximum(row_max, gl.max(scores, 1) * scale)
     safe = gl.where(peak == float("-inf"), 0.0, peak)
     weight = gl.exp2(scores * scale - safe[:, None])
@@ -58,7 +61,7 @@ def _mask(  # type: ignore[no-untyped-def]
     shown: gl.tensor,
     MASKED: gl.constexpr,
 ):
-    """Masks keys after each row's position, or those after the first `shown`."""
+    """Masks keys after each row's position (`sees`), or those after the first `shown`."""
     lane = gl.arange(0, TILE, layout=gl.SliceLayout(0, scores.type.layout))
     if MASKED:
         seen = gl.load(kpos + tile * TILE + lane)[None, :] <= sees[:, None]
@@ -100,7 +103,11 @@ def _mainloop(  # type: ignore[no-untyped-def]
     HALF: gl.constexpr,
     MASKED: gl.constexpr,
 ):
-    """Attends to the scheduled tiles begin .. end, at least one; returns the state."""
+    """Attends to the scheduled tiles begin .. end, at least one.
+
+    Takes and returns the state: `acc` [64, SIZE], `row_max` and `row_sum` [64], float32, the shift
+    of the queries in use, and the number of their version (see `rotate_queries`).
+    """
     acc, row_max, row_sum, shift, version = state
     schedule, rope_shift, shown, kpos = tiles
     q_rotated, q_ready, q_free = rotated
