@@ -9,52 +9,20 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from picbench.arms.server import Call, Failure, Group, GroupResult, Reset
+from picbench.arms.messages import Call, Failure, Group, GroupResult
 from picbench.engines.config import EngineConfig
-from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Request, Result
 from picbench.errors import EngineError, PicBenchError
 
+if TYPE_CHECKING:
+    from picbench.engines.engine import Engine
 
-class EngineLike(Protocol):
-    """The part of `picbench.engines.engine.Engine` that a run uses."""
-
-    @property
-    def memory(self) -> Sequence[Snapshot]:
-        """The ledger since the last `measure`."""
-
-    @property
-    def moved(self) -> Mapping[str, tuple[int, int]]:
-        """Bytes (loaded, stored) by tier since the engine started."""
-
-    def generate(
-        self,
-        requests: Sequence[Request],
-        *,
-        concurrency: int | None,
-        arrivals: Sequence[float] | None = None,
-    ) -> list[Result]:
-        """Run requests, at most `concurrency` at a time; results in request order."""
-
-    def measure(self) -> None:
-        """Begin a new ledger and clock."""
-
-    def reset(self) -> None:
-        """Drop all cached KV."""
-
-    def warm_up(self) -> None:
-        """Run what would otherwise slow the first request down."""
-
-    def describe(self) -> Mapping[str, object]:
-        """Versions, device, block size, pool and attention backend."""
+Build = Callable[[], AbstractContextManager["Engine"]]
 
 
-Build = Callable[[], AbstractContextManager[EngineLike]]
-
-
-def open_engine(config: EngineConfig) -> AbstractContextManager[EngineLike]:
+def open_engine(config: EngineConfig) -> AbstractContextManager["Engine"]:
     """The real engine; vLLM is imported here, hence only in the arm's process."""
     from picbench.engines.engine import Engine
 
@@ -64,9 +32,9 @@ def open_engine(config: EngineConfig) -> AbstractContextManager[EngineLike]:
 def serve(connection: Connection) -> None:
     """Build the engine, send its description, then answer every message.
 
-    The first message builds the engine. A Group is answered by a GroupResult, a Reset by None, a
-    Call by what its function returns. An error of start-up crosses as a PicBenchError object. Ends
-    on None or when the parent is gone.
+    The first message builds the engine. A Group is answered by a GroupResult, a Call by what
+    its function returns. An error of start-up crosses as a PicBenchError object. Ends on None or
+    when the parent is gone.
     """
     try:
         build: Build = connection.recv()
@@ -80,7 +48,7 @@ def serve(connection: Connection) -> None:
             connection.send(_portable(error))
 
 
-def run_group(engine: EngineLike, group: Group) -> GroupResult:
+def run_group(engine: "Engine", group: Group) -> GroupResult:
     """Run a group under a fresh ledger; after a failure, find out which requests fail."""
     engine.measure()
     before = engine.moved
@@ -104,7 +72,7 @@ def _since(
     return {n: (now[n][0] - start[n][0], now[n][1] - start[n][1]) for n in now}
 
 
-def _answer(engine: EngineLike, connection: Connection) -> None:
+def _answer(engine: "Engine", connection: Connection) -> None:
     engine.warm_up()
     engine.reset()
     connection.send(engine.describe())
@@ -112,28 +80,25 @@ def _answer(engine: EngineLike, connection: Connection) -> None:
         connection.send(_reply(engine, message))
 
 
-def _reply(engine: EngineLike, message: Group | Reset | Call) -> Any:
+def _reply(engine: "Engine", message: Group | Call) -> Any:
     if isinstance(message, Group):
         return run_group(engine, message)
     try:
-        if isinstance(message, Call):
-            return message.function(engine)
-        engine.reset()
+        return message.function(engine)
     except Exception as error:
         traceback.print_exc()
         return _portable(error)
-    return None
 
 
 def _isolate(
-    engine: EngineLike, requests: Sequence[Request], error: Exception
+    engine: "Engine", requests: Sequence[Request], error: Exception
 ) -> list[Result | Failure]:
     if len(requests) == 1:
         return [_failure(error)]
     return [_alone(engine, request) for request in requests]
 
 
-def _alone(engine: EngineLike, request: Request) -> Result | Failure:
+def _alone(engine: "Engine", request: Request) -> Result | Failure:
     try:
         return engine.generate([request], concurrency=1)[0]
     except Exception as error:

@@ -18,8 +18,7 @@ from picbench.measure.load_settings import PREFIX, PRIVATE, SUBJECT
 from picbench.measure.report import update_summary
 from picbench.output import markdown
 from picbench.output.figures.occupancy import draw_occupancy
-from picbench.output.ledger_series import Series
-from picbench.output.run_reader import read_run
+from picbench.output.run_reader import Series, read_run
 from picbench.output.summary import ArmSummary
 
 #: A pool is full when so much of it is held (one more request takes a few percent), and it counts

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from picbench.arms.server import Failure
+from picbench.arms.messages import Failure
 from picbench.engines.request import Hits, Result, TokenCounts
 from picbench.run.protocol import ArmBatch
 from picbench.workloads.sample import Sample

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from picbench.output.figures.curves import Line, draw_sweep
 from picbench.output.figures.occupancy import draw_kinds, draw_occupancy
-from picbench.output.figures.sweep_curves import Line, draw_sweep
 from picbench.papers.measured_runs import MeasuredRun, SeedSpread, arms_of, by_label
 from picbench.papers.paper_settings import Settings
 from picbench.papers.published import Published

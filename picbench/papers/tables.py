@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from picbench.errors import InvalidRun
-from picbench.output.ledger_series import HELD
+from picbench.output.run_reader import HELD
 from picbench.papers.measured_runs import MeasuredRun, SeedSpread, arms_of, by_label
 from picbench.papers.published import Published
 from picbench.papers.report_table import Cell, ReportTable

@@ -11,7 +11,8 @@ draining the queue that they build up. There each arm serves all of them, and th
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from picbench.arms.server import Failure, GroupResult, Server
+from picbench.arms.messages import Failure, GroupResult
+from picbench.arms.server import Server
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import EngineError, InvalidRun
 from picbench.workloads.sample import Sample, SampleSegment

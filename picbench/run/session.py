@@ -1,19 +1,19 @@
-"""A run from the first engine to the last file."""
+"""Runs from the first engine to the last file: one, or several on the same engines."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from picbench.arms.fleet import Fleet, open_fleet
-from picbench.arms.remote import launch
-from picbench.arms.server import Server
+from picbench.arms.server import Server, launch
 from picbench.engines.config import EngineConfig
-from picbench.errors import InvalidRun
+from picbench.errors import ConfigError, EngineError, InvalidRun
 from picbench.inputs.workload import Workload, load_workload
 from picbench.output import provenance
 from picbench.output.manifest import make_manifest, make_summary
-from picbench.output.run_directory import RunDirectory
+from picbench.output.run_directory import RunDirectory, log_name
 from picbench.output.sample_row import to_rows
 from picbench.output.summary import ArmSummary, summarise
 from picbench.run.config import RunConfig
@@ -52,17 +52,34 @@ def execute(job: Job, launch: Launch, progress: Progress) -> Finished:
     """
     directory = RunDirectory.create(job.output)
     try:
-        progress.say(f"starting {len(job.arms)} engines: {', '.join(a.name for a in job.arms)}")
-        with open_fleet(
-            job.arms,
-            lambda arm: launch(arm.name, job.engine(arm), directory.log(arm.name)),
-            lambda name: progress.say(f"{name} is up"),
-        ) as fleet:
+        with _start_engines(job, launch, progress, directory.log) as fleet:
             return Session(job, directory, fleet, progress).run()
     except BaseException:
         if not directory.begun:
             directory.discard()
         raise
+
+
+def sweep(
+    jobs: Sequence[Job], launch: Launch, progress: Progress, logs: Path
+) -> Iterator[Finished]:
+    """Run jobs one after another, each from a cold cache and into a directory of its own.
+
+    The engines start once, so the jobs must agree on their settings (ConfigError); their output
+    goes to `logs`. A run with a failed request ends the sweep with EngineError: an engine that is
+    gone would fail all that follow.
+    """
+    _check_alike(jobs)
+    logs.mkdir(parents=True, exist_ok=True)
+    first = jobs[0]
+    with _start_engines(first, launch, progress, lambda arm: logs / log_name(arm)) as fleet:
+        for job in jobs:
+            for server in fleet.servers.values():
+                server.reset()
+            progress.say(f"{job.output.name}")
+            done = Session(job, RunDirectory.create(job.output), fleet, progress).run()
+            _check_complete(done)
+            yield done
 
 
 class Session:
@@ -151,6 +168,34 @@ class Session:
     @property
     def _failed(self) -> int:
         return sum(tally.failed for tally in self._tallies.values())
+
+
+def _start_engines(
+    job: Job, launch: Launch, progress: Progress, log: Callable[[str], Path]
+) -> AbstractContextManager[Fleet]:
+    progress.say(f"starting {len(job.arms)} engines: {', '.join(arm.name for arm in job.arms)}")
+    return open_fleet(
+        job.arms,
+        lambda arm: launch(arm.name, job.engine(arm), log(arm.name)),
+        lambda name: progress.say(f"{name} is up"),
+    )
+
+
+def _check_alike(jobs: Sequence[Job]) -> None:
+    settings = [[job.engine(arm) for arm in job.arms] for job in jobs]
+    if any(other != settings[0] for other in settings):
+        raise ConfigError(
+            "runs on the same engines need the same arms, model, pool and context",
+            hint="fix kv_blocks, context and max_running for all of them",
+        )
+
+
+def _check_complete(done: Finished) -> None:
+    if done.failed:
+        raise EngineError(
+            f"{done.failed} requests failed in {done.path}",
+            hint="see error in its samples.jsonl, and logs/; the same command goes on from here",
+        )
 
 
 def _now() -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from picbench.arms.server import GroupResult
+from picbench.arms.messages import GroupResult
 from picbench.engines.ledger import Snapshot
 from picbench.output.sample_row import SampleRow
 

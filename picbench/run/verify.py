@@ -1,7 +1,7 @@
 """Checks that a batch measured what it was meant to measure."""
 
 from picbench.arms.arm import Arm
-from picbench.arms.server import Failure
+from picbench.arms.messages import Failure
 from picbench.engines.algorithms import Reuse
 from picbench.errors import InvalidRun
 from picbench.run.protocol import ArmBatch

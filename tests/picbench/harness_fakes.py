@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from picbench.arms.arm_process import run_group
-from picbench.arms.server import Group, GroupResult
+from picbench.arms.messages import Group, GroupResult
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts

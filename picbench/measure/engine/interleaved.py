@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from picbench.arms.remote import Remote, launch
+from picbench.arms.server import Server, launch
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 
@@ -42,8 +42,8 @@ def run_interleaved(
 
 
 @contextmanager
-def _started(arms: Mapping[str, EngineConfig]) -> Iterator[Mapping[str, Remote]]:
-    engines: dict[str, Remote] = {}
+def _started(arms: Mapping[str, EngineConfig]) -> Iterator[Mapping[str, Server]]:
+    engines: dict[str, Server] = {}
     with TemporaryDirectory(prefix="picbench-") as logs:
         try:
             for name, config in arms.items():

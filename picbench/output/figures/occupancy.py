@@ -5,7 +5,7 @@ from pathlib import Path
 
 from picbench.engines.ledger import KINDS
 from picbench.output.figures.style import WIDTH, arm_styles, drawing, kind_colours, write
-from picbench.output.ledger_series import Series
+from picbench.output.run_reader import Series
 
 #: Panels: the series of each arm, by name of the workload.
 Panels = Mapping[str, Mapping[str, Series]]

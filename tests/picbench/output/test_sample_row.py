@@ -1,6 +1,6 @@
 """Rows: what is kept of a request."""
 
-from picbench.arms.server import Failure, GroupResult
+from picbench.arms.messages import Failure, GroupResult
 from picbench.engines.request import Hits, Result, Timings, TokenCounts
 from picbench.output.sample_row import to_rows
 from picbench.run.protocol import ArmBatch

@@ -8,7 +8,7 @@ from harness_fakes import make_snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.arms.server import GroupResult
+from picbench.arms.messages import GroupResult
 from picbench.engines.request import Hits, TokenCounts
 from picbench.output.result_table import traffic
 from picbench.output.sample_row import SampleRow

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.ledger import KINDS, summarise
-from picbench.output.ledger_series import HELD, Series, read_series
 from picbench.output.run_directory import RunDirectory
+from picbench.output.run_reader import HELD, Series, read_series
 from picbench.papers.measured_runs import SeedSpread
 from picbench.papers.report_table import ReportTable
 

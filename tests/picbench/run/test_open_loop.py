@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 from harness_fakes import DeafEngine, FakeEngine, FakeServer, Harness, make_sample
 
-from picbench.arms.server import Failure
+from picbench.arms.messages import Failure
 from picbench.cli import main
 from picbench.engines.config import EngineConfig
 from picbench.errors import InvalidRun

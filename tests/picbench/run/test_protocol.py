@@ -7,7 +7,7 @@ from harness_fakes import FakeEngine, FakeServer, make_sample
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.arms.server import Failure
+from picbench.arms.messages import Failure
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
 from picbench.run.protocol import group_size, interleave, schedule, to_request, to_requests

@@ -11,7 +11,7 @@ from picbench.errors import ConfigError, EngineError
 from picbench.run.config import parse_config
 from picbench.run.job import Job, prepare
 from picbench.run.progress import PlainProgress
-from picbench.run.sweep import sweep
+from picbench.run.session import sweep
 
 SAMPLES = [make_sample(n) for n in range(3)]
 

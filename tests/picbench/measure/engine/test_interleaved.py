@@ -12,7 +12,7 @@ import pytest
 from failing_measures import gone, wrong
 from harness_fakes import FakeEngine
 
-from picbench.arms.remote import Remote, launch
+from picbench.arms.server import Server, launch
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
@@ -33,11 +33,11 @@ def config(llama: Path) -> EngineConfig:
 
 
 @pytest.fixture(autouse=True)
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Remote]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Server]]:
     """The arms that were started, none of which is left after the test."""
-    found: list[Remote] = []
+    found: list[Server] = []
 
-    def begin(name: str, config: EngineConfig, log: Path) -> Remote:
+    def begin(name: str, config: EngineConfig, log: Path) -> Server:
         found.append(launch(name, config, log))
         return found[-1]
 
@@ -126,15 +126,15 @@ def test_an_error_of_an_engine_is_raised_and_no_other_is_asked(
     [(gone, "a: the engine's process ended with exit code 9"), (wrong, "a: ValueError: not x 0")],
 )
 def test_an_engine_that_fails_is_named(
-    monkeypatch: pytest.MonkeyPatch, started: list[Remote], end: Any, said: str
+    monkeypatch: pytest.MonkeyPatch, started: list[Server], end: Any, said: str
 ) -> None:
     # The child process must find the fakes.
     folder = str(Path(__file__).parents[2])
     path = os.environ.get("PYTHONPATH")
     monkeypatch.setenv("PYTHONPATH", f"{folder}:{path}" if path else folder)
 
-    def begin(name: str, config: EngineConfig, log: Path) -> Remote:
-        started.append(Remote(name, FakeEngine, log))
+    def begin(name: str, config: EngineConfig, log: Path) -> Server:
+        started.append(Server(name, FakeEngine, log))
         return started[-1]
 
     monkeypatch.setattr(interleaved, "launch", begin)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from matplotlib.axes import Axes
 
-from picbench.output.figures.context_curves import draw_context
+from picbench.output.figures.curves import draw_context
 
 CAPTION = "A model, dummy weights; a GPU. n=3."
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from picbench.engines.ledger import KINDS
+from picbench.output.figures.curves import Line, draw_sweep
 from picbench.output.figures.occupancy import draw_kinds, draw_occupancy
 from picbench.output.figures.style import PALETTE, arm_styles, kind_colours
-from picbench.output.figures.sweep_curves import Line, draw_sweep
-from picbench.output.ledger_series import Series
+from picbench.output.run_reader import Series
 
 CAPTION = "cpu: a machine. testbed model, synthetic rows. 3 requests an arm, seeds 1."
 

@@ -18,13 +18,13 @@ from harness_fakes import (
 )
 
 from picbench.arms.arm_process import run_group
-from picbench.arms.remote import Remote, log_tail
-from picbench.arms.server import Failure, Group
+from picbench.arms.messages import Failure, Group
+from picbench.arms.server import Server, log_tail
 from picbench.engines.request import Result
 from picbench.errors import ConfigError, EngineError
 from picbench.run.protocol import to_request
 
-Start = Callable[[type[FakeEngine]], Remote]
+Start = Callable[[type[FakeEngine]], Server]
 
 
 @pytest.fixture
@@ -33,42 +33,42 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
     with ExitStack() as stack:
 
-        def begin(engine: type[FakeEngine]) -> Remote:
-            remote = Remote("mepic", engine, tmp_path / "mepic.log")
-            stack.callback(remote.kill)
-            return remote
+        def begin(engine: type[FakeEngine]) -> Server:
+            server = Server("mepic", engine, tmp_path / "mepic.log")
+            stack.callback(server.kill)
+            return server
 
         yield begin
 
 
 def test_groups_cross_and_come_back(start: Start) -> None:
-    remote = start(FakeEngine)
-    assert remote.ready()["pid"] != os.getpid()
+    server = start(FakeEngine)
+    assert server.ready()["pid"] != os.getpid()
     samples = [make_sample(1), make_sample(2)]
-    batch = remote.run([to_request(sample) for sample in samples], 2)
+    batch = server.run([to_request(sample) for sample in samples], 2)
     assert batch.clean
     prompts = [o.prompt_tokens for o in batch.outcomes if isinstance(o, Result)]
     assert prompts == [sample.tokens for sample in samples]
     assert batch.snapshots[1].blocks["prompt"] == 20
-    remote.close()
+    server.close()
 
 
 def test_arrival_times_and_resets_cross(start: Start) -> None:
-    remote = start(FakeEngine)
-    remote.ready()
-    batch = remote.run([to_request(make_sample(1))], None, [0.25])
+    server = start(FakeEngine)
+    server.ready()
+    batch = server.run([to_request(make_sample(1))], None, [0.25])
     assert batch.clean
-    remote.reset()
-    assert remote.run([to_request(make_sample(2))], 1).clean
-    remote.close()
+    server.reset()
+    assert server.run([to_request(make_sample(2))], 1).clean
+    server.close()
 
 
 def test_a_reset_that_fails_raises_here(start: Start) -> None:
-    remote = start(StuckEngine)
-    remote.ready()
-    remote.run([to_request(make_sample(1))], 1)
+    server = start(StuckEngine)
+    server.ready()
+    server.run([to_request(make_sample(1))], 1)
     with pytest.raises(EngineError, match="arm mepic: requests hold blocks"):
-        remote.reset()
+        server.reset()
 
 
 def test_an_error_of_picbench_crosses_with_its_hint(start: Start) -> None:
@@ -93,17 +93,17 @@ def test_a_process_that_ends_is_an_engine_error_with_its_last_words(start: Start
 
 
 def test_an_engine_that_dies_at_work_says_so_every_time(start: Start) -> None:
-    remote = start(FakeEngine)
-    remote.ready()
+    server = start(FakeEngine)
+    server.ready()
     for _ in range(2):
         with pytest.raises(EngineError, match="ended with exit code 7"):
-            remote.run([to_request(make_sample(1, first=DEADLY))], 1)
+            server.run([to_request(make_sample(1, first=DEADLY))], 1)
 
 
 def test_killing_twice_is_harmless(start: Start) -> None:
-    remote = start(FakeEngine)
-    remote.kill()
-    remote.kill()
+    server = start(FakeEngine)
+    server.kill()
+    server.kill()
 
 
 def test_a_group_says_what_moved_while_it_ran() -> None:

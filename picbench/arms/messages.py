@@ -1,0 +1,48 @@
+"""What a run and the process of an arm's engine send each other."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from picbench.engines.ledger import Snapshot
+from picbench.engines.request import Request, Result
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A request that gave no result, and why."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """The results of a group of requests.
+
+    `outcomes` are in request order, `busy` is the engine's wall-clock seconds and `snapshots` its
+    block ledger, whose times start at the group's start. `moved` gives the bytes (loaded, stored)
+    between the pool and each tier. If it is not `clean`, a request failed and each was run again on
+    its own, so that timings mean nothing.
+    """
+
+    outcomes: tuple[Result | Failure, ...]
+    busy: float
+    snapshots: tuple[Snapshot, ...] = ()
+    clean: bool = True
+    moved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Requests to run together, at most `concurrency` at a time or at `arrivals` (seconds)."""
+
+    requests: tuple[Request, ...]
+    concurrency: int | None
+    arrivals: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of a module, to be called with the engine; its answer crosses back."""
+
+    function: Callable[[Any], Any]
