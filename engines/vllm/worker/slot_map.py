@@ -62,12 +62,12 @@ class SlotMap:
         first, counts = np.array(self.cached_at_runs, np.int32).reshape(-1, 2).T
         return np.repeat(first != GAP, counts)
 
-    def rope_shifts(self) -> Positions:
+    def rope_shifts(self, positions: Positions) -> Positions:
         """By how many positions keys that are cached with RoPE are re-rotated when read [slots].
 
-        0 for computed slots and for hidden ones.
+        0 for computed slots and for hidden ones. `positions` are those of `positions()`.
         """
-        positions, cached_at = _expand(self.position_runs), _expand(self.cached_at_runs)
+        cached_at = _expand(self.cached_at_runs)
         reread = (positions != GAP) & (cached_at != GAP)
         shifts: Positions = (positions - cached_at) * reread
         return shifts
@@ -76,8 +76,7 @@ class SlotMap:
 def _expand(runs: Runs) -> Positions:
     first, counts = np.array(runs, np.int32).reshape(-1, 2).T
     starts = np.cumsum(counts, dtype=np.int32) - counts
-    values = np.repeat(first - starts, counts)
+    values: Positions = np.repeat(first - starts, counts)
     # This lets runs of gaps ascend from GAP.
     values += np.arange(len(values), dtype=np.int32)
-    expanded: Positions = np.minimum(values, np.int32(GAP))
-    return expanded
+    return np.minimum(values, GAP, out=values)

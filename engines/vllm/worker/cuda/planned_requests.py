@@ -116,7 +116,7 @@ class PlannedRequests:
         if not self._free:
             raise EngineError(f"no row is left for request {request_id}")
         kpos = slot_map.positions()
-        shifts = _seen_or_zero(kpos) if self._keys_without_rope else slot_map.rope_shifts()
+        shifts = _seen_or_zero(kpos) if self._keys_without_rope else slot_map.rope_shifts(kpos)
         request = PlannedRequest(
             self._free[-1], kpos, shifts, slot_map.end, self._keys_without_rope
         )
