@@ -59,7 +59,7 @@ quick: install
 	+$(MAKE) --no-print-directory --jobs 2 --output-sync=target types lint unit
 
 unit: install
-	$(BIN)/python -m pytest -q -m 'not engine' $(HEAVY:%=--ignore=tests/%) tests
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not engine' $(HEAVY:%=--ignore=tests/%) tests
 
 # mypy and import-linter cannot see through setuptools' package-dir mapping, so they get the same
 # tree as links.

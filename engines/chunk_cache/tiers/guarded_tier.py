@@ -1,4 +1,4 @@
-"""One tier behind a deadline, a circuit breaker, checksums and counters."""
+"""One tier with a deadline, a circuit breaker, checksums and counters."""
 
 import logging
 import time

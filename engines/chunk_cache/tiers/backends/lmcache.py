@@ -1,4 +1,4 @@
-"""LMCache's cache server (``lmcache_server``, the server behind LMCache's ``lm://`` addresses)."""
+"""LMCache's cache server (``lmcache_server``, the server of LMCache's ``lm://`` addresses)."""
 
 import socket
 from collections.abc import Iterator, Sequence
