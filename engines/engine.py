@@ -133,12 +133,12 @@ class Engine:
         from picbench.engines.cache import ChunkCache
 
         if self.config.stock:
-            raise ConfigError("stock vLLM has no chunk cache", hint="leave stock off")
+            raise ConfigError("stock vLLM has no chunk cache", hint="leave `stock` off")
         tier_client = self._tier_client
         if tier_client is None:
             raise ConfigError(
                 "the chunk cache of several workers cannot be looked into",
-                hint="use tensor_parallel=1",
+                hint="use `tensor_parallel=1`",
             )
         store = self._running.scheduler.chunk_store
         return ChunkCache(store, tier_client, self.generate, self._canonical, self.drain)

@@ -70,7 +70,7 @@ _CORES = "VLLM_CPU_OMP_THREADS_BIND"
 def _check_enough(workers: int, found: int, what: str) -> None:
     if workers > found:
         raise ConfigError(
-            f"tensor_parallel is {workers}, and there are {found} {what} here",
+            f"`tensor_parallel` is {workers}, and there are {found} {what} here",
             hint="lower `tensor_parallel`",
         )
 

@@ -81,7 +81,7 @@ class PicSettings:
         parse_tiers(self.tiers)
         if self.on_pressure not in PRESSURE:
             raise ConfigError(
-                f"on_pressure is {self.on_pressure!r}", hint=f"use {' or '.join(PRESSURE)}"
+                f"`on_pressure` is {self.on_pressure!r}", hint=f"use {' or '.join(PRESSURE)}"
             )
 
     @property

@@ -42,7 +42,7 @@ class Limits:
             raise ConfigError(
                 f"the prompt needs {slots} KV slots with pads, linked and generated tokens; "
                 f"the engine has room for {self.capacity} a request",
-                hint="raise context (vLLM: max_model_len), or send fewer chunks",
+                hint="raise `context` (vLLM: max_model_len), or send fewer chunks",
             )
         return need
 

@@ -40,8 +40,8 @@ def distance(a: Any, b: Any) -> float:
 
 
 def plan_of(given: Request, algorithm: str = "mepic", salt: str = "") -> Plan:
-    pieces = [Segment(s.tokens or (), isinstance(s, Chunk)) for s in given.segments]
-    return lay_out(pieces, parse(algorithm).plan_chunk, LayoutConfig(scope=salt))
+    segments = [Segment(s.tokens or (), isinstance(s, Chunk)) for s in given.segments]
+    return lay_out(segments, parse(algorithm).plan_chunk, LayoutConfig(scope=salt))
 
 
 # 1. Limits: link everything and it is full recompute; one chunk alone and it is prefix caching.
@@ -73,7 +73,7 @@ def test_one_chunk_in_front_equals_prefix_caching(engine, inside, draw):
     assert distance(hit, cached) < 1e-3
 
 
-# 2. Two prompts that differ in the first document share no block behind it.
+# 2. Two prompts that differ in the first document share no block after it.
 
 
 def shared_behind_first(inside, engine: Engine, one: Request, other: Request) -> set[int]:

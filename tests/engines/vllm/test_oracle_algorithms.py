@@ -168,7 +168,7 @@ def test_chunks_with_a_common_start(case: Case, algorithm: str) -> None:
 
 
 def test_same_documents_behind_another_first_one(case: Case) -> None:
-    """Only the first document differs: nothing behind it may be taken from the other prompt."""
+    """Only the first document differs: nothing after it may be taken from the other prompt."""
     b, question = case.chunk(50, 2), case.text(40)
     for algorithm in ("mepic", "epic:k=16"):
         for key in (1, 3):
@@ -176,7 +176,7 @@ def test_same_documents_behind_another_first_one(case: Case) -> None:
 
 
 def test_text_that_repeats_a_chunk_is_not_its_linked_tokens(case: Case) -> None:
-    """The same computed tokens behind the same chunks, at other positions."""
+    """The same computed tokens after the same chunks, at other positions."""
     a, b, question = case.chunk(20, 1), case.chunk(20, 2), case.text(40)
     repeated = Text(tokens=(b.tokens or ())[:4])
     case.hold("naive", [a, b, repeated, question])
@@ -224,7 +224,7 @@ def test_plain_requests_beside_pic_ones(case: Case) -> None:
 
 
 def test_plain_prompt_equal_to_a_pic_prompt(case: Case) -> None:
-    """The same tokens, once with a chunk and once without, share no KV behind the text."""
+    """The same tokens, once with a chunk and once without, share no KV after the text."""
     segments = [case.text(20), case.chunk(50), case.text(20, 2)]
     tokens = tuple(token for segment in segments for token in segment.tokens or ())
     pic, plain = Request(segments, algorithm="naive"), Request([Text(tokens=tokens)])

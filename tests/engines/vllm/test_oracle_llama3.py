@@ -24,7 +24,7 @@ REUSING: dict[str, Rule] = {
 }
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["keys at rest", "unrotated keys"])
+@pytest.fixture(scope="module", params=[False, True], ids=["default", "keys without RoPE"])
 def engine(llama3: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
     config = EngineConfig(
         model=str(llama3),

@@ -45,7 +45,7 @@ def test_two_workers_agree_with_the_oracle(
 
 def test_more_workers_than_cores_are_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    with pytest.raises(ConfigError, match="tensor_parallel is 4, and there are 3 cores"):
+    with pytest.raises(ConfigError, match="`tensor_parallel` is 4, and there are 3 cores"):
         Engine(EngineConfig(str(llama), tensor_parallel=4))
 
 

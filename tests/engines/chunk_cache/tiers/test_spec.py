@@ -70,7 +70,7 @@ def test_what_is_wrong_is_said_with_the_flag(text: str, problem: str) -> None:
 def test_tiers_of_a_wrong_list_are_closed_again(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         open_tiers(parse_tiers(f"disk:{tmp_path}:1MiB,host"))
-    (tmp_path / "index.sqlite").rename(tmp_path / "moved")  # nobody holds a write-ahead log
+    (tmp_path / "index.sqlite").rename(tmp_path / "moved")  # no process has a write-ahead log open
     assert not list(tmp_path.glob("*-wal"))
 
 

@@ -56,7 +56,7 @@ def test_what_was_found_below_is_found_above_next_time() -> None:
     assert found is not None
     assert found.tier == "far"
     while not host.usage().objects:
-        sleep(0.001)  # promotions are behind the answer
+        sleep(0.001)  # values are promoted after the answer
     (found,) = stack.fetch([(A, 3)]).result(WAIT)
     assert found is not None
     assert (found.tier, found.data) == ("host", b"one")
@@ -147,7 +147,7 @@ def test_stores_beyond_the_limit_are_refused_and_room_comes_back(stuck: Stuck) -
     stuck.released.set()
     assert [ticket.result(WAIT) for ticket in tickets[:3]] == [[("stuck",)]] * 3
     while stack.store([(A, bytes(10))]).result(WAIT) == [()]:
-        sleep(0.001)  # the budget comes back right behind the answer
+        sleep(0.001)  # the budget is given back right after the answer
     stack.close()
 
 
@@ -245,7 +245,7 @@ def test_deleted_values_are_gone_everywhere() -> None:
 def test_usage_names_tiers_that_do_not_answer() -> None:
     class Mute(Far):
         def usage(self) -> None:  # type: ignore[override]
-            raise ConnectionError("nobody is there")
+            raise ConnectionError("connection refused")
 
     stack = stack_of(Host(1000), Mute("mute"))
     usage = stack.usage()

@@ -55,7 +55,7 @@ class Dead(Far):
 
     def _check(self) -> None:
         if self.dead:
-            raise ConnectionRefusedError("nobody is there")
+            raise ConnectionRefusedError("connection refused")
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
         answer = super().exists(keys)

@@ -80,7 +80,7 @@ def test_a_server_without_memory_keeps_what_it_has(
 
 def test_only_its_own_values_are_counted(redis_process: RedisProcess) -> None:
     with redis_process.client() as client:
-        client.set("somebody's", "value")
+        client.set("another client's", "value")
     tier = open_redis(redis_process)
     tier.put([(bytes([i, j]), b"12345") for i in range(50) for j in range(50)])
     usage = tier.usage()
