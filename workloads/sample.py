@@ -34,6 +34,11 @@ class Sample:
     truncated: bool = False
 
     @property
+    def parts(self) -> tuple[SampleSegment, ...]:
+        """The segments, under their name in request files (`traffic/file.py`)."""
+        return self.segments
+
+    @property
     def tokens(self) -> tuple[int, ...]:
         """The token ids of the whole prompt."""
         return tuple(chain.from_iterable(segment.tokens for segment in self.segments))

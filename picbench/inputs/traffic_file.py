@@ -14,7 +14,7 @@ from picbench.run.config import parse_flags
 from picbench.workloads import models
 from picbench.workloads.traffic.chunk_source import ChunkSource, build
 from picbench.workloads.traffic.draw import draw
-from picbench.workloads.traffic.request_file import Header, write_requests
+from picbench.workloads.traffic.file import Header, write_requests
 from picbench.workloads.traffic.settings import Traffic
 from picbench.workloads.traffic.traffic_facts import TrafficFacts, measure
 

@@ -22,7 +22,7 @@ from picbench.workloads.sources.source import locate
 from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
 from picbench.workloads.traffic.corpus import SYNTHETIC
 from picbench.workloads.traffic.draw import Stream, times
-from picbench.workloads.traffic.request_file import check_tokens, read_requests
+from picbench.workloads.traffic.file import check_tokens, read_requests
 from picbench.workloads.traffic.settings import Traffic
 
 

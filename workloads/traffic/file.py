@@ -111,7 +111,7 @@ def _lines(stream: Stream) -> Iterator[dict[str, Any]]:
             "max_tokens": sample.max_tokens,
             "answers": list(sample.answers),
             "parts": [
-                {"chunk": names[p]} if p.kind == "chunk" else _content(p) for p in sample.segments
+                {"chunk": names[p]} if p.kind == "chunk" else _content(p) for p in sample.parts
             ],
         }
 
@@ -121,7 +121,7 @@ def _content(segment: SampleSegment) -> dict[str, Any]:
 
 
 def _read_header(line: bytes, path: Path) -> Header:
-    from picbench.workloads.traffic.request_file_schema import HeaderSchema
+    from picbench.workloads.traffic.file_schema import HeaderSchema
 
     try:
         found = HeaderSchema.model_validate_json(line)
@@ -167,7 +167,7 @@ class _Reader:
 
     def _take(self, line: bytes, where: str) -> None:
         from picbench.workloads.sources.row_schema import first_problem
-        from picbench.workloads.traffic.request_file_schema import ChunkSchema, LineSchema
+        from picbench.workloads.traffic.file_schema import ChunkSchema, LineSchema
 
         try:
             found = LineSchema.validate_json(line)

@@ -13,7 +13,7 @@ from picbench.errors import ConfigError, DataError
 from picbench.workloads.sample import SampleSegment
 from picbench.workloads.traffic.corpus import from_tokens
 from picbench.workloads.traffic.draw import Stream, draw
-from picbench.workloads.traffic.request_file import (
+from picbench.workloads.traffic.file import (
     Header,
     check_tokens,
     read_requests,
