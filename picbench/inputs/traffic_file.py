@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from picbench.errors import ConfigError
 from picbench.inputs.workload import reply_tokens
-from picbench.run.config import parse_flags
+from picbench.run.config import parse_settings
 from picbench.workloads import models
 from picbench.workloads.traffic.chunk_source import ChunkSource, build
 from picbench.workloads.traffic.draw import draw
@@ -78,7 +78,7 @@ class Written:
 
 def parse_traffic(values: Mapping[str, Any]) -> TrafficConfig:
     """Check raw values; ConfigError names the first that is wrong."""
-    return parse_flags(TrafficConfig, values, command="picbench traffic")
+    return parse_settings(TrafficConfig, values, command="picbench traffic")
 
 
 def write_traffic(path: Path, config: TrafficConfig, model: models.ModelSpec) -> Written:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -200,13 +200,7 @@ def ttft_ratio(rows: Iterable[SampleRow], full: Iterable[SampleRow]) -> Ratio | 
 def sum_tokens(counts: Iterable[TokenCounts]) -> TokenCounts:
     """The sum, kind by kind."""
     totals = list(counts)
-    return TokenCounts(
-        prompt=sum(c.prompt for c in totals),
-        reused=sum(c.reused for c in totals),
-        compiled=sum(c.compiled for c in totals),
-        linked=sum(c.linked for c in totals),
-        padded=sum(c.padded for c in totals),
-    )
+    return TokenCounts(*(sum(getattr(c, f.name) for c in totals) for f in fields(TokenCounts)))
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -79,13 +79,13 @@ def _plan(
     requests = output / "requests" / f"{point.name}.jsonl"
     written = write_traffic(requests, point.traffic, model)
     directory = output / "runs" / point.name
-    wanted = _flags(settings, requests, directory) | {"context": settings.context or model.context}
+    wanted = _config(settings, requests, directory) | {"context": settings.context or model.context}
     if _is_complete(directory, wanted, written.fingerprint):
         return PlannedRun(point, written.facts, directory, None)
     return PlannedRun(point, written.facts, directory, prepare(parse_config(wanted), services.load))
 
 
-def _flags(settings: Settings, requests: Path, directory: Path) -> dict[str, Any]:
+def _config(settings: Settings, requests: Path, directory: Path) -> dict[str, Any]:
     return {
         "algo": tuple(settings.arms),
         "requests": str(requests),

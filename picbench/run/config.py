@@ -9,7 +9,7 @@ from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.engines.config import DEFAULT_TIERS
 from picbench.errors import ConfigError
 
-Flags = TypeVar("Flags", bound=BaseModel)
+Config = TypeVar("Config", bound=BaseModel)
 
 
 class RunConfig(BaseModel):
@@ -60,11 +60,11 @@ class RunConfig(BaseModel):
 
 def parse_config(values: Mapping[str, Any]) -> RunConfig:
     """Check raw values; ConfigError names the first that is wrong."""
-    return parse_flags(RunConfig, values, command="picbench run")
+    return parse_settings(RunConfig, values, command="picbench run")
 
 
-def parse_flags(kind: type[Flags], values: Mapping[str, Any], command: str) -> Flags:
-    """Check the flags of a command; ConfigError names the first that is wrong."""
+def parse_settings(kind: type[Config], values: Mapping[str, Any], command: str) -> Config:
+    """Check the settings of a command; ConfigError names the first that is wrong."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:

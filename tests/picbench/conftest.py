@@ -5,7 +5,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-# The fakes lie beside the tests, and an arm's process imports them by the same name.
+# The fakes are beside the tests, and an arm's process imports them by the same name.
 sys.path.insert(0, str(Path(__file__).parent))
 
 # How fast the machine is must not decide a test.

@@ -111,7 +111,7 @@ class FakeEngine:
 
 
 class BrokenEngine(FakeEngine):
-    """Fails to start, in a way that picbench knows nothing of."""
+    """Fails to start, with an error that is not one of picbench."""
 
     def warm_up(self) -> None:
         print("loading weights", flush=True)
