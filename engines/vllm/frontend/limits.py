@@ -66,7 +66,11 @@ def check_request(config: Any, request: Any, registry: Registry) -> None:
     algorithm = registry.parse(args.algorithm or settings.algorithm)
     if algorithm.reuse is Reuse.CHUNKS and args.spans:
         params = request.sampling_params
-        _check_chunks(params)
+        if params.skip_reading_prefix_cache or params.prompt_logprobs is not None:
+            raise ConfigError(
+                "a request with chunks cannot skip the cache",
+                hint="leave prompt_logprobs and skip_reading_prefix_cache off",
+            )
         limits = Limits.of(config)
         layout = settings.layout(algorithm, request.cache_salt, limits.block_size)
         segments = cut(request.prompt_token_ids, args.spans)
@@ -75,11 +79,3 @@ def check_request(config: Any, request: Any, registry: Registry) -> None:
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
         limits.check(footprint, params.max_tokens or 1)
-
-
-def _check_chunks(params: Any) -> None:
-    if params.skip_reading_prefix_cache or params.prompt_logprobs is not None:
-        raise ConfigError(
-            "a request with chunks cannot skip the cache",
-            hint="leave prompt_logprobs and skip_reading_prefix_cache off",
-        )

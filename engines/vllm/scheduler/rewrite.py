@@ -32,7 +32,10 @@ def apply_plan(request: "Request", plan: Plan) -> None:
     request.block_hashes.clear()
     request._block_hasher = _hasher(plan)
     request.update_block_hashes()
-    request.sampling_params = _with_slot_map(request.sampling_params, plan)
+    # Callers may share one SamplingParams between requests, hence the copy.
+    params: Any = copy.copy(request.sampling_params)
+    params.extra_args = {**(params.extra_args or {}), SLOT_MAP: SlotMap.of(plan)}
+    request.sampling_params = params
 
 
 def isolate(request: "Request") -> None:
@@ -89,13 +92,6 @@ def _hasher(plan: Plan) -> "Hasher":
         return fresh + plan.generated_keys(tokens, [*known, *fresh])
 
     return hash_new_blocks
-
-
-def _with_slot_map(params: Any, plan: Plan) -> Any:
-    # Callers may share one SamplingParams between requests, hence the copy.
-    mine = copy.copy(params)
-    mine.extra_args = {**(params.extra_args or {}), SLOT_MAP: SlotMap.of(plan)}
-    return mine
 
 
 def _private() -> "BlockHash":

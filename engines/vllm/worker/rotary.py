@@ -87,11 +87,16 @@ def rope_table(model: nn.Module, *, exact: bool = False) -> RopeTable:
             f"{type(model).__name__} rotates {len(rotaries)} of {attentions} attention layers",
             hint="picbench serves Llama-like models, with RoPE in every layer",
         )
-    table = _table(rotaries)
+    first = rotaries[0]
+    if any(not torch.equal(r.cos_sin_cache, first.cos_sin_cache) for r in rotaries[1:]):
+        raise ConfigError(
+            "layers rotate with different parameters", hint="picbench needs one RoPE per model"
+        )
+    table = RopeTable(first.cos_sin_cache, first.rotary_dim, first.is_neox_style)
     if not exact:
         return table
     check_signature(RotaryEmbedding._compute_cos_sin_cache, ("self",))
-    cache = rotaries[0]._compute_cos_sin_cache().to(table.cos_sin_cache.device)
+    cache = first._compute_cos_sin_cache().to(table.cos_sin_cache.device)
     return replace(table, cos_sin_cache=cache)
 
 
@@ -105,12 +110,3 @@ def _rotating_layers(model: nn.Module) -> Iterator[tuple[nn.Module, RotaryEmbedd
                     hint="picbench needs vLLM's RotaryEmbedding or a subclass",
                 )
             yield module, rotary
-
-
-def _table(rotaries: list[RotaryEmbedding]) -> RopeTable:
-    first = rotaries[0]
-    if any(not torch.equal(r.cos_sin_cache, first.cos_sin_cache) for r in rotaries[1:]):
-        raise ConfigError(
-            "layers rotate with different parameters", hint="picbench needs one RoPE per model"
-        )
-    return RopeTable(first.cos_sin_cache, first.rotary_dim, first.is_neox_style)

@@ -126,8 +126,8 @@ class TritonSplitAttention(SplitAttention, TritonAttentionImpl):
     """A layer in which vLLM's Triton attention serves requests without a plan."""
 
 
-class PicFlashBackend(FlashAttentionBackend):
-    """FlashAttention and picbench's: bfloat16 and float16."""
+class PluginBackend:
+    """What both backends tell vLLM's registry."""
 
     supported_kv_cache_dtypes: ClassVar[Any] = ["auto", "float16", "bfloat16"]
 
@@ -135,6 +135,10 @@ class PicFlashBackend(FlashAttentionBackend):
     def get_name() -> str:
         """The member of vLLM's registry that is reserved for plug-ins."""
         return "CUSTOM"
+
+
+class PicFlashBackend(PluginBackend, FlashAttentionBackend):
+    """FlashAttention and picbench's: bfloat16 and float16."""
 
     @staticmethod
     def get_impl_cls() -> type[FlashSplitAttention]:
@@ -147,15 +151,8 @@ class PicFlashBackend(FlashAttentionBackend):
         return FlashBuilder
 
 
-class PicTritonBackend(TritonAttentionBackend):
+class PicTritonBackend(PluginBackend, TritonAttentionBackend):
     """vLLM's Triton attention and picbench's, where FlashAttention does not serve the model."""
-
-    supported_kv_cache_dtypes: ClassVar[Any] = ["auto", "float16", "bfloat16"]
-
-    @staticmethod
-    def get_name() -> str:
-        """The member of vLLM's registry that is reserved for plug-ins."""
-        return "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> type[TritonSplitAttention]:

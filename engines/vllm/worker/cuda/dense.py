@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.pages import GAP
+from picbench.engines.vllm.worker.cuda.metadata import AttentionCalls
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
 from picbench.kernels.rope import RopeTable, rotate
 
@@ -62,7 +63,7 @@ class DenseRequest:
         )
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
-        """Fill the request's rows of `out` [tokens, heads, head_size]."""
+        """See `PlannedAttention.attend`."""
         pairs = kv_cache[self.block, :, self.offset]
         key, value = pairs.chunk(2, dim=-1)
         key = rotate(key, self.cos_sin)
@@ -78,22 +79,6 @@ class DenseRequest:
         out[mine] = attended.transpose(0, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class DenseAttention:
-    """The planned requests of one step."""
-
-    requests: tuple[DenseRequest, ...]
-
-    def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
-        """Fill the requests' rows of `out` and leave the others alone.
-
-        `query`, `out` [tokens, heads, head_size], queries rotated; `kv_cache` [blocks, kv_heads,
-        16, 2 * head_size], keys in the first half of the last dimension.
-        """
-        for request in self.requests:
-            request.attend(query, kv_cache, scale, out)
-
-
 class DensePlanner:
     """A `Planner` for PyTorch."""
 
@@ -102,7 +87,7 @@ class DensePlanner:
     def __init__(self, rope: RopeTable) -> None:
         self._rope = rope
 
-    def plan(self, batch: PlannedBatch, block_table: Tensor) -> DenseAttention:
+    def plan(self, batch: PlannedBatch, block_table: Tensor) -> AttentionCalls:
         """See `Planner.plan`."""
         requests, start = [], 0
         for i, count in enumerate(batch.scheduled):
@@ -110,7 +95,7 @@ class DensePlanner:
                 queries = slice(start, start + count)
                 requests.append(self._request(batch, i, queries, block_table[i]))
             start += count
-        return DenseAttention(tuple(requests))
+        return AttentionCalls(tuple(requests))
 
     def _request(
         self, batch: PlannedBatch, index: int, queries: slice, blocks: Tensor

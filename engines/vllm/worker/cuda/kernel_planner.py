@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from picbench.engines.vllm.worker.cuda.metadata import PlannedAttention
+from picbench.engines.vllm.worker.cuda.metadata import AttentionCalls, PlannedAttention
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch, PlannedRequest
 from picbench.kernels.cuda.decode.attention import DecodeBatch, decode
 from picbench.kernels.cuda.decode.request_table import RequestTable
@@ -19,18 +19,6 @@ from picbench.kernels.cuda.prefill.warm_up import warm_up_link
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
-
-
-@dataclass(frozen=True, slots=True)
-class KernelAttention:
-    """The planned requests of one step as kernel calls."""
-
-    calls: tuple[PlannedAttention, ...]
-
-    def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
-        """See `PlannedAttention.attend`."""
-        for call in self.calls:
-            call.attend(query, kv_cache, scale, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +77,7 @@ class KernelPlanner:
         """Compile the kernels that no graph holds before any request needs them."""
         warm_up_link(self._rope, self._shape, self._workspace, self.table.blocks.device)
 
-    def plan(self, batch: PlannedBatch, block_table: Tensor) -> KernelAttention:
+    def plan(self, batch: PlannedBatch, block_table: Tensor) -> AttentionCalls:
         """See `Planner.plan`."""
         calls: list[PlannedAttention] = []
         if batch.decoded:
@@ -99,7 +87,7 @@ class KernelPlanner:
         for group in self._groups(batch, batch.leading):
             linked = LinkBatch.build(group, block_table, self._rope, self._shape, self._workspace)
             calls.append(LinkCall(linked))
-        return KernelAttention(tuple(calls))
+        return AttentionCalls(tuple(calls))
 
     def _decode_call(self, batch: PlannedBatch, block_table: Tensor) -> DecodeCall:
         host = np.zeros((2, len(block_table)), dtype=np.int32)

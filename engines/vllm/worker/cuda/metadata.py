@@ -18,9 +18,22 @@ class PlannedAttention(Protocol):
         """Fill rows of `out` [tokens, heads, head_size] and leave the others alone.
 
         They are those of planned requests, or all if vLLM's attention is not run
-        (`PlannedBatch.stock`).
+        (`PlannedBatch.stock`). `query` has the shape of `out` and is rotated; `kv_cache` [blocks,
+        kv_heads, 16, 2 * head_size] has keys in the first half of the last dimension.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCalls:
+    """Attention of one step in several calls, which fill different rows."""
+
+    calls: tuple[PlannedAttention, ...]
+
+    def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
+        """See `PlannedAttention.attend`."""
+        for call in self.calls:
+            call.attend(query, kv_cache, scale, out)
 
 
 class Planner(Protocol):
