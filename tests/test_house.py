@@ -54,7 +54,7 @@ def name(path: Path) -> str:
 
 def is_twin(paths: list[Path]) -> bool:
     """Whether files differ only in the device: one below cpu/, one below cuda/."""
-    devices = [{"cpu", "cuda"} & set(path.parts) for path in paths]
+    devices = [{"cpu", "cuda"} & set(path.relative_to(ROOT).parts) for path in paths]
     return len(paths) == 2 and sorted(map(len, devices)) == [1, 1] and devices[0] != devices[1]
 
 
