@@ -2,7 +2,7 @@
 
 The linker and its jobs call the primitives in this order:
 
-    lookup()             on arrival: ask the tiers for chunks that nothing is known of
+    lookup()             on arrival: look up in the tiers the chunks that nothing is known of
     is_mappable()        before a step: may a request map the chunk, or copy it (`is_copyable`)?
     prepare_compile()    if not: a request of the linker's own compiles it, or `prepare_fetch()`
     complete_compile()   that request has finished or was given up, or `complete_fetch()`
@@ -53,8 +53,8 @@ class ChunkStore:
            +----------------------> COMPILING -+----------------------------+
 
     A chunk that is evicted or lost, or whose compile or fetch is given up, returns to what is known
-    of the tiers. Without `tiers` nothing is stored. With `asks`, other engines may have stored
-    chunks, so the tiers are asked for unknown ones; otherwise an unknown chunk is a missing one.
+    of the tiers. Without `tiers` nothing is stored. With `shared_tiers`, other engines may have
+    stored chunks, so unknown ones are looked up; otherwise an unknown chunk is a missing one.
 
     Knowledge of the tiers may be out of date: a load that fails says so, and the chunk counts as
     missing. A chunk that is lost repeatedly counts as missing for a while whatever the tiers say,
@@ -66,10 +66,10 @@ class ChunkStore:
         pool: PagePool,
         *,
         tiers: bool,
-        asks: bool = False,
+        shared_tiers: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.asks = asks
+        self.shared_tiers = shared_tiers
         self.clock = clock
         self.commands = TransferCommands()
         self._pool = pool
@@ -97,15 +97,16 @@ class ChunkStore:
 
     def tiers_of(self, key: Key) -> ChunkState:
         """What is known of the tiers: REMOTE, MISSING, LOOKUP or UNKNOWN."""
-        known = self.get(key).tiers
-        return ChunkState.MISSING if known is ChunkState.UNKNOWN and not self.asks else known
+        tiers = self.get(key).tiers
+        missing = tiers is ChunkState.UNKNOWN and not self.shared_tiers
+        return ChunkState.MISSING if missing else tiers
 
     def is_remote(self, key: Key) -> bool:
         """Whether a tier has a chunk, as far as is known."""
         return self.tiers_of(key) is ChunkState.REMOTE
 
     def lookup(self, canonicals: Iterable[Canonical]) -> None:
-        """Ask the tiers for chunks that nothing is known of."""
+        """Look up in the tiers the chunks that nothing is known of."""
         for canonical in canonicals:
             key = canonical.key
             unknown = self.tiers_of(key) is ChunkState.UNKNOWN and self.get(key).owner is None
@@ -131,7 +132,7 @@ class ChunkStore:
         """The request `owner` is going to compute a missing chunk."""
         record = self._record(canonical.key)
         if record.tiers is ChunkState.MISSING:
-            # The tiers are asked again when the chunk is needed after it was evicted.
+            # It is looked up again when it is needed after it was evicted.
             record.tiers = ChunkState.UNKNOWN
         record.owner = owner
         self._unfinished.update(_names(canonical))
@@ -190,7 +191,7 @@ class ChunkStore:
                 self._pool.refresh(canonical.unused)
 
     def complete_transfers(self, results: TransferResults) -> None:
-        """Apply what the tiers answered."""
+        """Apply the results of lookups, stores and loads."""
         self._pending = results.pending
         for key in results.lost:
             record = self._record(key)

@@ -321,7 +321,7 @@ class Linker:
         return block_ids[link.plan.shared :] if link and link.copies else ()
 
     def _charge(self, job: ChunkJob, hit_tokens: int) -> None:
-        """Charge a compile to the request that asked first."""
+        """Charge a compile to the request that needed it first."""
         owner = self._links.get(job.charged_to)
         if owner is not None and not owner.scheduled:
             fresh = job.plan.pages_from(hit_tokens // self._block_size)

@@ -41,8 +41,8 @@ class PicScheduler(Scheduler):
         check_kv_groups(len(kv_cache_config.kv_cache_groups))
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
         pool = Pool(self.kv_cache_manager.block_pool)
-        tiers, asks = bool(settings.tiers), settings.shares_tiers
-        self.chunk_store = ChunkStore(pool, tiers=tiers, asks=asks)
+        tiers, shared = bool(settings.tiers), settings.shares_tiers
+        self.chunk_store = ChunkStore(pool, tiers=tiers, shared_tiers=shared)
         self.jobs = ChunkJobs(self.chunk_store, self._queue_ahead)
         self.linker = Linker(settings, Limits.of(vllm_config), pool, self.jobs)
         self._pool = pool

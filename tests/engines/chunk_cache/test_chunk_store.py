@@ -229,7 +229,7 @@ def told(store: ChunkStore, **results: set[Key]) -> None:
 
 
 def test_tiers_of_our_own_hold_what_we_stored() -> None:
-    store = ChunkStore(Queue(), tiers=True, asks=False)
+    store = ChunkStore(Queue(), tiers=True, shared_tiers=False)
     assert store.tiers_of(A) is ChunkState.MISSING
     told(store, stored={A}, refused={B})
     assert store.tiers_of(A) is ChunkState.REMOTE
@@ -237,7 +237,7 @@ def test_tiers_of_our_own_hold_what_we_stored() -> None:
 
 
 def test_tiers_that_others_use_are_asked() -> None:
-    store = ChunkStore(Queue(), tiers=True, asks=True)
+    store = ChunkStore(Queue(), tiers=True, shared_tiers=True)
     assert store.tiers_of(A) is ChunkState.UNKNOWN
     store.lookup([canonical(0)])
     assert store.tiers_of(A) is ChunkState.LOOKUP
@@ -247,21 +247,21 @@ def test_tiers_that_others_use_are_asked() -> None:
 
 
 def test_a_chunk_that_was_missing_is_asked_for_again_later() -> None:
-    store = ChunkStore(Queue(), tiers=True, asks=True)
+    store = ChunkStore(Queue(), tiers=True, shared_tiers=True)
     told(store, absent={A})
     store.prepare_compile(canonical(0), "owner")
     assert store.tiers_of(A) is ChunkState.UNKNOWN
 
 
 def test_fetching_does_not_forget_what_is_there() -> None:
-    store = ChunkStore(Queue(), tiers=True, asks=True)
+    store = ChunkStore(Queue(), tiers=True, shared_tiers=True)
     told(store, present={A})
     store.prepare_fetch(canonical(0), "owner")
     assert store.tiers_of(A) is ChunkState.REMOTE
 
 
 def test_a_load_that_fails_counts_as_missing() -> None:
-    store = ChunkStore(Queue(), tiers=True, asks=True)
+    store = ChunkStore(Queue(), tiers=True, shared_tiers=True)
     told(store, present={A})
     told(store, lost={A})
     assert store.tiers_of(A) is ChunkState.MISSING
@@ -269,7 +269,7 @@ def test_a_load_that_fails_counts_as_missing() -> None:
 
 def test_a_chunk_that_is_lost_again_and_again_is_banned_for_a_while() -> None:
     now = 0.0
-    store = ChunkStore(Queue(), tiers=True, asks=True, clock=lambda: now)
+    store = ChunkStore(Queue(), tiers=True, shared_tiers=True, clock=lambda: now)
     for expected in (ChunkState.REMOTE, ChunkState.REMOTE, ChunkState.MISSING):
         told(store, stored={A}, present={B})
         assert store.tiers_of(A) is expected
@@ -282,7 +282,7 @@ def test_a_chunk_that_is_lost_again_and_again_is_banned_for_a_while() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_store, "_MAX_RECORDS", 2)
-    store = ChunkStore(Queue(), tiers=True, asks=False)
+    store = ChunkStore(Queue(), tiers=True, shared_tiers=False)
     for key in (A, B, C):
         told(store, stored={key})
     assert [store.tiers_of(key) for key in (A, B, C)] == [
@@ -296,12 +296,12 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 class Lifecycle(RuleBasedStateMachine):
     """Requests, jobs, tiers and evictions in any order, over a pool and tiers without KV."""
 
-    @initialize(tiers=st.booleans(), asks=st.booleans())
-    def start(self, tiers: bool, asks: bool) -> None:
+    @initialize(tiers=st.booleans(), shared=st.booleans())
+    def start(self, tiers: bool, shared: bool) -> None:
         self.now = 0.0
         self.queue = Queue()
         self.store = ChunkStore(
-            self.queue, tiers=tiers, asks=tiers and asks, clock=lambda: self.now
+            self.queue, tiers=tiers, shared_tiers=tiers and shared, clock=lambda: self.now
         )
         self.tiers = tiers
         self.users: list[Canonical] = []

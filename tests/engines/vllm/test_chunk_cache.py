@@ -127,19 +127,19 @@ def test_tenants_do_not_meet_in_a_tier(engine: Engine, chunks: list[Chunk], ques
 
 
 @contextmanager
-def behind(engine: Engine, *tiers: Any, deadline: float = 30.0) -> Iterator[None]:
+def using_tiers(engine: Engine, *tiers: Any, deadline: float = 30.0) -> Iterator[None]:
     """Let an engine use other tiers, and ask them as if others stored in them, too."""
     tier_client = engine._running.engine.model_executor.driver_worker.worker.tier_client
     store = engine._running.scheduler.chunk_store
-    asks = store.asks
+    shared = store.shared_tiers
     with closing(TierStack([GuardedTier(tier, deadline=deadline) for tier in tiers])) as stack:
         tier_client._stack, before = stack, tier_client._stack
-        store.asks = True
+        store.shared_tiers = True
         try:
             yield
             engine.drain()
         finally:
-            tier_client._stack, store.asks = before, asks
+            tier_client._stack, store.shared_tiers = before, shared
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
@@ -161,7 +161,7 @@ def test_a_faulty_tier_costs_no_answer(
     request = Request([*chunks, chunks[1], question], algorithm)
     (expected,) = serve(engine, request)
     engine.reset()
-    with behind(engine, FAULTS[fault]()):
+    with using_tiers(engine, FAULTS[fault]()):
         for _ in range(2):
             (found,) = serve(engine, request)
             assert found.tokens == expected.tokens
@@ -179,7 +179,7 @@ def test_a_tier_that_hangs_costs_its_deadline(
     (expected,) = serve(engine, request)
     engine.reset()
     stuck = Stuck()
-    with behind(engine, stuck, deadline=0.2):
+    with using_tiers(engine, stuck, deadline=0.2):
         (found,) = serve(engine, request)
         stuck.released.set()
     assert found.tokens == expected.tokens
@@ -195,7 +195,7 @@ def test_a_tier_that_gives_nothing_back_keeps_no_request_going_round(
     request = Request([*many, question], "epic:k=16")
     (expected,) = serve(engine, request)
     engine.reset()
-    with behind(engine, FAULTS[fault]()):
+    with using_tiers(engine, FAULTS[fault]()):
         (found,) = serve(engine, request)
     assert found.tokens == expected.tokens
 
@@ -205,7 +205,7 @@ def test_a_corrupted_value_is_compiled_again_and_replaced(
 ) -> None:
     request = Request([*chunks, question], "naive")
     far = Far(capacity=64 << 20)
-    with behind(engine, far):
+    with using_tiers(engine, far):
         (expected,) = serve(engine, request)
         engine.drain()
         evict_all(engine)
@@ -221,7 +221,7 @@ def test_aborts_while_chunks_are_loaded_leak_nothing(
 ) -> None:
     free = engine._running.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     stuck = Stuck()
-    with behind(engine, stuck):
+    with using_tiers(engine, stuck):
         for algorithm in ("naive", "epic:k=16"):
             stuck.released.set()
             serve(engine, Request([*chunks, question], algorithm))

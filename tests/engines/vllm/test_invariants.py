@@ -22,8 +22,8 @@ from picbench.errors import EngineError
 Tokens = tuple[int, ...]
 
 
-def request(*parts: Tokens, question: Tokens = (), system: Tokens = (), **kwargs: Any) -> Request:
-    segments = [Text(tokens=system), *(Chunk(tokens=part) for part in parts), Text(tokens=question)]
+def request(*chunks: Tokens, question: Tokens = (), system: Tokens = (), **kwargs: Any) -> Request:
+    segments = [Text(tokens=system), *(Chunk(tokens=c) for c in chunks), Text(tokens=question)]
     return Request([s for s in segments if s.tokens], **kwargs)
 
 
