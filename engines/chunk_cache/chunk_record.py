@@ -14,13 +14,13 @@ class ChunkState(StrEnum):
     """Where a chunk is, or how it is on its way; see the picture in `ChunkStore`."""
 
     UNKNOWN = "unknown"
-    LOOKUP = "lookup"
-    MISSING = "missing"
-    REMOTE = "remote"
-    COMPILING = "compiling"
-    FETCHING = "fetching"
-    STORING = "storing"
-    RESIDENT = "resident"
+    LOOKUP = "lookup"  # being looked up in the tiers
+    MISSING = "missing"  # neither in the pool nor in a tier
+    REMOTE = "remote"  # in a tier only
+    COMPILING = "compiling"  # a request of its own computes it
+    FETCHING = "fetching"  # a request of its own waits for a tier to load it
+    STORING = "storing"  # compiled for copies, in the pool until a tier takes it
+    RESIDENT = "resident"  # in the pool, with or without a copy in a tier
 
 
 #: The states that may follow each state.

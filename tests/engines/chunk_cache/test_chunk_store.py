@@ -508,4 +508,4 @@ def answers(draw: st.DrawFn, asked: list[Key]) -> tuple[set[Key], set[Key]]:
 
 
 TestLifecycle = Lifecycle.TestCase
-TestLifecycle.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLifecycle.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
