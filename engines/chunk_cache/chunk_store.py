@@ -338,7 +338,6 @@ class ChunkStore:
         self._settle(record)
 
     def _add(self, record: ChunkRecord, canonical: Canonical) -> None:
-        self._disown(record)
         self._resident.setdefault(record.key, record)
         record.size = len(canonical.pages)
         record.tokens = sum(page.real for page in canonical.pages)

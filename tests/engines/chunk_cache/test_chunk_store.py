@@ -221,6 +221,8 @@ def test_a_chunk_compiled_for_copies_is_resident_only_if_no_tier_takes_it() -> N
     store.release_stored()
     assert not store.get(canonical(3).key).size
     assert not queue.resident(canonical(3).pages[0].name)
+    store.commands.take()
+    assert store.idle
     assert store.get(canonical(4).key).whole
 
 
