@@ -51,9 +51,10 @@ lint: install tree
 types: install tree
 	MYPYPATH=$(TREE) $(BIN)/mypy -p picbench
 
-# Before a commit, on two cores: lint, types, and the tests that start no engine, compile no kernel and
-# train no model.
-HEAVY := engines/vllm engines/oracle kernels workloads/models workloads/testbed
+# Before a commit: lint, types, and the tests that need no engine. Those of kernels and models, and two
+# files that start dozens of processes, are left to `make test`.
+HEAVY := engines/vllm engines/oracle kernels workloads/models workloads/testbed \
+  workloads/sources/test_hub.py picbench/papers/test_reproduction.py
 
 quick: install
 	+$(MAKE) --no-print-directory --jobs 2 --output-sync=target types lint unit
