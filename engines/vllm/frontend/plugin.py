@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from picbench.engines.vllm.compat import check_signature, check_version
+from picbench.engines.vllm.compat import check_plug_in, check_signature, check_version
 from picbench.engines.vllm.frontend.hashing import defer_hashing
 from picbench.errors import ConfigError, PicBenchError
 
@@ -49,8 +49,9 @@ def register() -> None:
 def check_registered() -> None:
     """Raise ConfigError in a process in which vLLM has not loaded the plug-in."""
     if not _registered():
+        check_plug_in()
         raise ConfigError(
-            "picbench's plug-in is not loaded", hint="add picbench to VLLM_PLUGINS, or unset it"
+            "picbench's plug-in is not loaded", hint="start the engine in a process of its own"
         )
 
 
