@@ -32,6 +32,9 @@ class EngineConfig:
     (``"host:4GiB,redis://localhost:6379"``; "" for none). `on_pressure` says whether a request that
     needs more blocks than are free or can be evicted waits ("wait"), or is rejected before anything
     is allocated for it ("reject").
+
+    With `self_check` the engine compares ways to the same answers before it serves any, and does
+    not start if they differ (`Engine.self_check`).
     """
 
     model: str
@@ -50,3 +53,4 @@ class EngineConfig:
     tensor_parallel: int = 1
     tiers: str = DEFAULT_TIERS
     on_pressure: str = "wait"
+    self_check: bool = False

@@ -10,6 +10,13 @@ from picbench.engines.conversion import PreparedRequest, RequestPreparer, make_r
 from picbench.engines.ledger import Snapshot
 from picbench.engines.pace import Departure, Pace
 from picbench.engines.request import Chunk, Request, Result, Text
+from picbench.engines.self_check import (
+    CheckedPrompts,
+    Comparison,
+    SelfCheck,
+    checked_prompts,
+    compare_answers,
+)
 from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.launch import Launched, launch
 from picbench.errors import ConfigError, EngineError
@@ -29,15 +36,20 @@ _STEPS_AHEAD = 4
 class Engine:
     """vLLM with picbench in it (or, with `EngineConfig.stock`, without), in this process.
 
-    Raises ConfigError for settings and requests that cannot work, before anything is computed.
-    Use it as a context manager, or call `close`.
+    Raises ConfigError for settings and requests that cannot work, before anything is computed, and
+    InvalidRun if `EngineConfig.self_check` finds that its answers are wrong. Use it as a context
+    manager, or call `close`.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self._tokenizer = ModelTokenizer(config.model)
         self._preparer = RequestPreparer(config, self._tokenizer)
+        if config.self_check and config.stock:
+            raise ConfigError("stock vLLM has no self-check", hint="leave `self_check` off")
         self._launched: Launched | None = launch(config)
+        if config.self_check:
+            self._require_right_answers()
 
     def __enter__(self) -> Self:
         return self
@@ -88,6 +100,28 @@ class Engine:
                     self.generate([request], max_tokens=2, ignore_eos=True)
         self.reset()
         self.measure()
+
+    def checked_prompts(self) -> CheckedPrompts:
+        """Random prompts with this engine's answers, for the self-check of another one.
+
+        The engine must cache prefixes. Raises ConfigError if it is too small for any prompt.
+        """
+        running = self._running
+        vocabulary = running.engine.vllm_config.model_config.get_vocab_size()
+        slots = running.pool * BLOCK_SIZE
+        return checked_prompts(self.generate, vocabulary, running.context, slots)
+
+    def self_check(self, known: CheckedPrompts | None = None) -> SelfCheck:
+        """Compare ways to the same answers, and drop their KV. Only where no request runs.
+
+        `known` are the answers of another engine with the same model, by default this one's own to
+        plain requests.
+        """
+        running = self._running
+        dtype = str(running.engine.vllm_config.model_config.dtype).removeprefix("torch.")
+        found = compare_answers(self.generate, known or self.checked_prompts(), dtype)
+        self.reset()
+        return SelfCheck((*self._check_workers(), *found))
 
     def measure(self) -> None:
         """Begin a measurement: the block ledger starts again."""
@@ -164,6 +198,21 @@ class Engine:
         if self._launched is not None:
             self._launched.engine.engine_core.shutdown()
             self._launched = None
+
+    def _require_right_answers(self) -> None:
+        try:
+            self.self_check().require()
+        except BaseException:
+            self.close()
+            raise
+        self.measure()
+
+    def _check_workers(self) -> Iterator[Comparison]:
+        """What the workers compare themselves; of several workers the largest differences."""
+        answers: Any = self._running.engine.collective_rpc("self_check")
+        for same in zip(*answers, strict=True):
+            names, errors, tolerances = zip(*same, strict=True)
+            yield Comparison(names[0], max(errors), tolerances[0])
 
     @property
     def _tier_client(self) -> "TierClient | None":

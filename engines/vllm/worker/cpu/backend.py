@@ -158,9 +158,15 @@ class PicAttention(AttentionImpl[Any]):
         """Attention of `query` [tokens, heads, head_size], rotated, into `output`."""
         if attn_metadata is None:  # vLLM's profiling run
             return output.zero_()
-        shape = (-1, self.num_heads, self.head_size)
-        attend(query.view(shape), kv_cache, attn_metadata, self.scale, output.view(shape))
+        self.attend(query, kv_cache, attn_metadata, output)
         return output
+
+    def attend(
+        self, query: Tensor, kv_cache: Tensor, batch: AttentionBatch, output: Tensor
+    ) -> None:
+        """Attention of `query`, rotated, over the cache into `output`, both of the same size."""
+        shape = (-1, self.num_heads, self.head_size)
+        attend(query.view(shape), kv_cache, batch, self.scale, output.view(shape))
 
 
 @contextmanager

@@ -13,11 +13,20 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.settings import PicSettings
-from picbench.engines.vllm.worker.cpu.backend import PicMetadataBuilder, backend_selected
+from picbench.engines.vllm.worker.cpu.backend import (
+    PicAttention,
+    PicMetadataBuilder,
+    backend_selected,
+)
 from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable
 from picbench.engines.vllm.worker.rotary import KeyPositions, SplitRotary, replace_rotary
+from picbench.engines.vllm.worker.rotary_check import TOLERANCE as ROTARY
+from picbench.engines.vllm.worker.rotary_check import rotary_error
 from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.errors import EngineError
+from picbench.kernels.cpu.attention_check import TOLERANCE as ATTENTION
+from picbench.kernels.cpu.attention_check import attention_error
+from picbench.kernels.shape import HeadShape
 
 
 class PicModelRunner(CPUModelRunner):
@@ -57,6 +66,23 @@ class PicModelRunner(CPUModelRunner):
         for builder in self._builders():
             builder.step, builder.rope = step, self._rope
         return inputs
+
+    def self_check(self) -> list[tuple[str, float, float]]:
+        """Errors of rotations and attention: name, relative error, largest that passes."""
+        config: Any = self.model_config
+        impl, dtype = self._attention(), config.dtype
+        shape = HeadShape(impl.num_heads, impl.num_kv_heads, impl.head_size, dtype)
+        rotary = rotary_error(self.model, self._rope, impl.head_size, dtype)
+        attention = attention_error(impl.attend, shape, self._rope, impl.scale)
+        return [
+            ("rotary table", rotary, ROTARY[dtype]),
+            ("attention kernels", attention, ATTENTION[dtype]),
+        ]
+
+    def _attention(self) -> PicAttention:
+        """Attention of the first layer."""
+        layers = self.compilation_config.static_forward_context.values()
+        return next(i for layer in layers if isinstance(i := layer.impl, PicAttention))
 
     def _builders(self) -> list[PicMetadataBuilder]:
         found = [b for group in self._attn_group_iterator() for b in group.metadata_builders]

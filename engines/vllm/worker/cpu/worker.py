@@ -28,3 +28,8 @@ class PicCPUWorker(ConnectorWorkerMixin, CPUWorker):
                 "model runner V2 is not supported on CPU", hint="VLLM_USE_V2_MODEL_RUNNER=0"
             )
         self.model_runner = PicModelRunner(self.vllm_config, torch.device("cpu"))
+
+    def self_check(self) -> list[tuple[str, float, float]]:
+        """See PicModelRunner.self_check."""
+        assert isinstance(self.model_runner, PicModelRunner)
+        return self.model_runner.self_check()

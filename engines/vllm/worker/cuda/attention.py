@@ -29,10 +29,11 @@ WORKSPACE_BYTES = 512 << 20
 
 @dataclass(frozen=True, slots=True)
 class RunnerAttention:
-    """The planned requests of one model runner, and the planner of its steps."""
+    """The planned requests of one model runner, the planner of its steps, and their RoPE."""
 
     requests: PlannedRequests
     planner: Planner
+    rope: RopeTable
 
     @classmethod
     def of(cls, vllm_config: Any, model: nn.Module, device: torch.device) -> "RunnerAttention":
@@ -52,11 +53,12 @@ class RunnerAttention:
             require(shape)
         except ConfigError as error:
             logger.warning_once("picbench: %s; PyTorch attends, which is slow", error.message)
-            return cls(PlannedRequests(most, None, keys_without_rope=bare), DensePlanner(rope))
+            requests = PlannedRequests(most, None, keys_without_rope=bare)
+            return cls(requests, DensePlanner(rope), rope)
         planner = _kernels(vllm_config, rope, shape, device, keys_without_rope=bare)
         kernels = describe(shape, rope, planner.table)
         logger.info_once("picbench: %s (%d MiB)", kernels, planner.nbytes >> 20)
-        return cls(PlannedRequests(most, planner.table, keys_without_rope=bare), planner)
+        return cls(PlannedRequests(most, planner.table, keys_without_rope=bare), planner, rope)
 
 
 def _kernels(

@@ -17,6 +17,7 @@ from picbench.engines.vllm.worker.cuda.metadata import PlannedStep, Planner
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
 from picbench.errors import EngineError
 from picbench.kernels.cuda.device import upload
+from picbench.kernels.rope import RopeTable
 
 
 class PicModelState(DefaultModelState):
@@ -50,6 +51,11 @@ class PicModelState(DefaultModelState):
     def graphs(self) -> bool:
         """Whether CUDA graphs may hold the attention of planned requests."""
         return self._attention.planner.graphs
+
+    @property
+    def rope(self) -> RopeTable:
+        """How keys are re-rotated."""
+        return self._attention.rope
 
     def begin_step(
         self, request_ids: Sequence[str], computed: Sequence[int], scheduled: Sequence[int]

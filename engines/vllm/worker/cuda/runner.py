@@ -16,6 +16,7 @@ from picbench.engines.vllm.worker.cuda.backend import select_backend
 from picbench.engines.vllm.worker.cuda.model_state import PicModelState
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
 from picbench.errors import ConfigError
+from picbench.kernels.rope import RopeTable
 
 
 class PlannedGraphs(ModelCudaGraphManager):
@@ -66,6 +67,11 @@ class PicModelRunner(GPUModelRunner):
         self._planned_graphs = PlannedGraphs(
             self.vllm_config, self.device, stock.cudagraph_mode, self.decode_query_len
         )
+
+    @property
+    def rope(self) -> RopeTable:
+        """How keys are re-rotated."""
+        return self._state.rope
 
     def capture_model(self, *, profile_only: bool = False) -> int:
         """Capture both sets of graphs; returns their size in bytes."""

@@ -13,6 +13,7 @@ from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
 from picbench.engines.vllm.worker.cuda.backend import select_backend
 from picbench.engines.vllm.worker.cuda.model_state import set_step, write_positions
+from picbench.kernels.rope import RopeTable
 
 
 class PicModelRunnerV1(GPUModelRunner):
@@ -31,6 +32,11 @@ class PicModelRunnerV1(GPUModelRunner):
         super().load_model(*args, **kwargs)
         self._attention = RunnerAttention.of(self.vllm_config, self.model, self.device)
         self._seen: set[str] = set()
+
+    @property
+    def rope(self) -> RopeTable:
+        """How keys are re-rotated."""
+        return self._attention.rope
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)

@@ -11,6 +11,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from picbench.engines.vllm.compat import check_signature, check_version
 from picbench.engines.vllm.settings import ASYNC_SCHEDULER, SCHEDULER, PicSettings
 from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
+from picbench.engines.vllm.worker.rotary_check import TOLERANCE, rotary_error
 from picbench.errors import ConfigError
 
 
@@ -39,6 +40,16 @@ class PicGPUWorker(ConnectorWorkerMixin, Worker):
         from picbench.engines.vllm.worker.cuda.runner_v1 import PicModelRunnerV1
 
         return PicModelRunnerV1(self.vllm_config, self.device)
+
+    def self_check(self) -> list[tuple[str, float, float]]:
+        """The error of rotations: name, error, largest that passes.
+
+        Attention of plain requests is vLLM's own here, so planned ones are compared with them.
+        """
+        model: Any = self.vllm_config.model_config
+        runner: Any = self.model_runner
+        error = rotary_error(runner.get_model(), runner.rope, model.get_head_size(), model.dtype)
+        return [("rotary table", error, TOLERANCE[model.dtype])]
 
     def namespace(self) -> bytes:
         """As on CPU, and whether keys are cached with RoPE."""

@@ -1,0 +1,316 @@
+"""Whether an engine's answers are right, by ways to serve a prompt that must give the same answer.
+
+Three equalities hold for every model, whatever its weights: full recompute in a PIC engine is what
+stock vLLM computes; chunks whose tokens are all linked are full recompute; and a chunk at the very
+beginning of a prompt is a prefix that was cached. Answers are compared by the log-probabilities of
+their tokens, generated greedily. Where a way generates another token, which rounding may cause, it
+is asked again with the expected tokens so far in its prompt.
+
+A wrong engine shows only if the model's answers depend on the prompt. The control of a check is by
+how much they change when the prompt's tokens are reversed.
+"""
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
+from picbench.errors import ConfigError, InvalidRun
+
+#: Largest difference in log-probability that passes, in nats, by type.
+TOLERANCE = {"float32": 2e-3, "bfloat16": 0.35, "float16": 0.08}
+
+#: Tokens of the chunks of each prompt: few and many to link. All but a prompt's first chunk have at
+#: most 64, which is as many as `epic` links.
+_CHUNKS = ((96, 24), (150, 64, 64, 35, 64))
+
+#: Tokens of the question after the chunks, and generated tokens.
+_QUESTION, _ANSWER = 19, 6
+
+#: Log-probabilities a token.
+_CANDIDATES = 8
+
+#: The share of what the control shows that a difference may have.
+_SHARE = 0.25
+
+
+class Generate(Protocol):
+    """`Engine.generate`."""
+
+    def __call__(
+        self,
+        requests: Sequence[Request],
+        *,
+        max_tokens: int,
+        logprobs: int,
+        ignore_eos: bool,
+    ) -> list[Result]:
+        """Serve requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPrompt:
+    """A prompt and its right answers: computed from nothing, and after a prefix hit."""
+
+    chunks: tuple[tuple[int, ...], ...]
+    question: tuple[int, ...]
+    full: Result
+    hit: Result
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedPrompts:
+    """Prompts with right answers, and by how many nats answers to reversed prompts differ."""
+
+    prompts: tuple[CheckedPrompt, ...]
+    control: float
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How far what was found is from what must be.
+
+    At most `tolerance` passes, and of answers at most a share of `control`: a difference that is
+    smaller says nothing where other prompts make none that is larger.
+    """
+
+    name: str
+    difference: float
+    tolerance: float
+    control: float = math.inf
+
+    @property
+    def limit(self) -> float:
+        """The largest difference that passes."""
+        return min(self.tolerance, _SHARE * self.control)
+
+    @property
+    def fault(self) -> str:
+        """What is wrong, "" if nothing is; a difference of NaN is wrong."""
+        if self.difference <= self.limit:
+            return ""
+        text = f"{self.name}: off by {self.difference:.2g}"
+        if self.difference <= self.tolerance:
+            return f"{text}, other prompts by {self.control:.2g}: this model cannot tell"
+        return f"{text}, at most {self.tolerance:.2g} passes"
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """The comparisons of one engine."""
+
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def fault(self) -> str:
+        """What is wrong, in one line; "" if nothing is."""
+        return "; ".join(c.fault for c in self.comparisons if c.fault)
+
+    def require(self) -> None:
+        """Raise InvalidRun if something is wrong."""
+        if self.fault:
+            raise InvalidRun(f"the self-check failed: {self.fault}", hint="see picbench doctor")
+
+
+def checked_prompts(
+    generate: Generate, vocabulary: int, context: int, slots: int, algorithm: str | None = None
+) -> CheckedPrompts:
+    """Random prompts, and the answers of an engine that is taken to be right.
+
+    `algorithm` is what plain requests are served by; None for the engine's default, which must
+    cache prefixes. `slots` is the size of the KV pool. Raises ConfigError if context or pool are
+    too small for any prompt.
+    """
+    drawn = list(_draw(vocabulary, context, slots))
+    if not drawn:
+        raise ConfigError(
+            f"a context of {context} tokens and a pool of {slots // BLOCK_SIZE} blocks are too "
+            "small for the self-check",
+            hint="raise `context` or `kv_blocks`, or leave `self_check` off",
+        )
+    asked = [_plain(chunks, question, algorithm) for chunks, question in drawn]
+    # Its own name for each run, so that nothing of it is in the cache.
+    full, hit, other = (
+        generate(
+            [replace(request, salt=salt) for request in requests],
+            max_tokens=_ANSWER,
+            logprobs=_CANDIDATES,
+            ignore_eos=True,
+        )
+        for salt, requests in (
+            ("self-check", asked),
+            ("self-check", asked),
+            ("self-check reversed", [_reversed(request) for request in asked]),
+        )
+    )
+    pairs = list(zip(drawn, full, hit, strict=True))
+    control = max(_first_difference(a, b) for a, b in zip(full, other, strict=True))
+    return CheckedPrompts(tuple(CheckedPrompt(*d, a, b) for d, a, b in pairs), control)
+
+
+def compare_answers(
+    generate: Generate, known: CheckedPrompts, dtype: str
+) -> tuple[Comparison, ...]:
+    """A PIC engine's answers, way by way, beside those that are known.
+
+    Each way serves the prompts together, twice: chunks are compiled, then found.
+    """
+    return tuple(
+        Comparison(
+            name,
+            _largest(generate, known.prompts, way, expected),
+            TOLERANCE[dtype],
+            known.control,
+        )
+        for name, (way, expected) in _WAYS.items()
+    )
+
+
+Way = Callable[[CheckedPrompt], Request]
+
+
+def _draw(
+    vocabulary: int, context: int, slots: int
+) -> Iterator[tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]]:
+    """Chunks and question of each prompt that context and pool have room for."""
+    source = random.Random(0)
+    # The first ids are often special.
+    lowest = min(16, vocabulary // 2)
+    for sizes in _CHUNKS:
+        drawn = [
+            tuple(source.randrange(lowest, vocabulary) for _ in range(size))
+            for size in (*sizes, _QUESTION)
+        ]
+        tokens = sum(sizes) + _QUESTION + _ANSWER
+        # Linked tokens have slots of their own, and chunks are padded to whole blocks.
+        if tokens <= context and 2 * tokens + BLOCK_SIZE * len(sizes) <= slots:
+            yield tuple(drawn[:-1]), drawn[-1]
+
+
+def _plain(
+    chunks: Sequence[tuple[int, ...]], question: tuple[int, ...], algorithm: str | None
+) -> Request:
+    return Request([Text(tokens=(*_joined(chunks), *question))], algorithm)
+
+
+def _reversed(request: Request) -> Request:
+    """The same tokens in the opposite order but for the last one."""
+    [segment] = request.segments
+    *tokens, last = segment.tokens or ()
+    return replace(request, segments=[Text(tokens=(*reversed(tokens), last))])
+
+
+def _joined(chunks: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(token for chunk in chunks for token in chunk)
+
+
+def _chunked(prompt: CheckedPrompt, algorithm: str) -> Request:
+    chunks: list[PromptSegment] = [Chunk(tokens=chunk) for chunk in prompt.chunks]
+    return Request([*chunks, Text(tokens=prompt.question)], algorithm)
+
+
+def _recomputed(prompt: CheckedPrompt) -> Request:
+    return _chunked(prompt, "full")
+
+
+def _linked(prompt: CheckedPrompt) -> Request:
+    return _chunked(prompt, "epic:k=64:copy=shared")
+
+
+def _linked_copies(prompt: CheckedPrompt) -> Request:
+    return _chunked(prompt, "epic:k=64")
+
+
+def _one_chunk(prompt: CheckedPrompt) -> Request:
+    return Request([Chunk(tokens=_joined(prompt.chunks)), Text(tokens=prompt.question)], "naive")
+
+
+def _full(prompt: CheckedPrompt) -> Result:
+    return prompt.full
+
+
+def _hit(prompt: CheckedPrompt) -> Result:
+    return prompt.hit
+
+
+#: How prompts are served, and the answer that they must get.
+_WAYS: Mapping[str, tuple[Way, Callable[[CheckedPrompt], Result]]] = {
+    "full recompute": (_recomputed, _full),
+    "all tokens linked": (_linked, _full),
+    "all tokens linked, copied chunks": (_linked_copies, _full),
+    "one chunk at the start": (_one_chunk, _hit),
+}
+
+
+def _largest(
+    generate: Generate,
+    prompts: Sequence[CheckedPrompt],
+    way: Way,
+    expected: Callable[[CheckedPrompt], Result],
+) -> float:
+    requests = [way(prompt) for prompt in prompts]
+    answers = [expected(prompt) for prompt in prompts]
+    return max(_apart(generate, requests, answers) for _ in range(2))
+
+
+def _apart(generate: Generate, requests: Sequence[Request], expected: Sequence[Result]) -> float:
+    """The largest difference along the expected tokens, in nats."""
+    done = [0] * len(requests)
+    worst = 0.0
+    while waiting := [i for i, answer in enumerate(expected) if done[i] < len(answer.tokens)]:
+        found = generate(
+            [_continued(requests[i], expected[i].tokens, done[i]) for i in waiting],
+            max_tokens=_ANSWER,
+            logprobs=_CANDIDATES,
+            ignore_eos=True,
+        )
+        for i, result in zip(waiting, found, strict=True):
+            rest = replace(
+                expected[i],
+                tokens=expected[i].tokens[done[i] :],
+                logprobs=(expected[i].logprobs or ())[done[i] :],
+            )
+            worst = max(worst, _first_difference(result, rest))
+            done[i] += _in_common(result.tokens, rest.tokens)
+    return worst
+
+
+def _continued(request: Request, answer: tuple[int, ...], done: int) -> Request:
+    """The request with the first `done` tokens of an answer, asked for the rest."""
+    given: list[PromptSegment] = [Text(tokens=answer[:done])] if done else []
+    return replace(request, segments=[*request.segments, *given], max_tokens=len(answer) - done)
+
+
+def _in_common(found: Sequence[int], expected: Sequence[int]) -> int:
+    """Tokens whose log-probabilities are of the same prompt: up to the first different one."""
+    same = 0
+    for ours, theirs in zip(found, expected, strict=False):
+        same += 1
+        if ours != theirs:
+            break
+    return max(same, 1)
+
+
+def _first_difference(found: Result, expected: Result) -> float:
+    """The largest difference of log-probabilities up to the first token that differs, in nats."""
+    count = _in_common(found.tokens, expected.tokens)
+    steps = list(zip(found.logprobs or (), expected.logprobs or (), strict=False))[:count]
+    if not steps:
+        return math.inf
+    return max(max(_missing(a, b), _missing(b, a)) for a, b in steps)
+
+
+def _missing(one: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """How much more or less likely `other` finds the candidates of `one`.
+
+    Candidates that the other does not name are at most as likely as its last one.
+    """
+    last = min(other.values())
+    found = [
+        abs(value - other[token]) if token in other else max(0.0, value - last)
+        for token, value in one.items()
+    ]
+    return max(difference if math.isfinite(difference) else math.inf for difference in found)
