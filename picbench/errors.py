@@ -3,7 +3,7 @@
     PicBenchError           hint: which field or file to change
     ├── ConfigError         exit 2: a field, a file or a request is wrong
     │   └── DataError       exit 2: a row of a data set is wrong (file and line)
-    ├── InvalidRun          exit 3: the run happened, but its numbers mean nothing
+    ├── InvalidRun          exit 3: the run's numbers mean nothing, or would mean nothing
     ├── IncomparableRuns    exit 3: two runs did not measure the same thing
     └── EngineError         exit 4: the engine failed after some results were kept
 
@@ -44,7 +44,7 @@ class DataError(ConfigError):
 
 
 class InvalidRun(PicBenchError):  # noqa: N818
-    """A run happened, but its numbers mean nothing."""
+    """A run's numbers mean nothing, or would: its engine gives wrong answers."""
 
     exit_code = 3
 

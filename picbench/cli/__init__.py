@@ -2,6 +2,7 @@
 
 import click
 
+from picbench.cli.doctor import doctor
 from picbench.cli.guard import GuardedGroup
 from picbench.cli.listing import listing
 from picbench.cli.measure import measure
@@ -28,3 +29,4 @@ main.add_command(warm)
 main.add_command(reproduce)
 main.add_command(measure)
 main.add_command(listing)
+main.add_command(doctor)

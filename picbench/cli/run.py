@@ -207,6 +207,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="What to do about a malformed row; skipped ones are counted.",
 )
+@click.option(
+    "--self-check",
+    is_flag=True,
+    help="Before anything is measured, compare ways to the same answers in each PIC engine; see "
+    "picbench doctor.",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would run; start no engine.")
 @click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
 @click.pass_obj

@@ -48,6 +48,7 @@ class RunConfig(BaseModel):
     same_engine: bool = False
     on_bad_row: Literal["stop", "skip"] = "stop"
     offline: bool = False
+    self_check: bool = False
     chat: Literal["auto", "on", "off"] = "auto"
     scoring: Literal["longbench", "cacheblend"] = "longbench"
     grid: str | None = None

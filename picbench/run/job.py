@@ -21,7 +21,7 @@ from picbench.workloads.facts import fingerprint as fingerprint_of
 
 #: Settings that change where or how a run is written, and none of its numbers. The names of
 #: files are covered by the fingerprint of the requests that were made from them.
-_NEUTRAL = {"output", "data", "prompts", "algo", "on_bad_row", "offline", "requests"}
+_NEUTRAL = {"output", "data", "prompts", "algo", "on_bad_row", "offline", "requests", "self_check"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class Job:
             keys_without_rope=self.config.keys_without_rope,
             tiers=self.config.tiers,
             on_pressure=self.config.on_pressure,
+            self_check=self.config.self_check and not arm.stock,
         )
 
     @property

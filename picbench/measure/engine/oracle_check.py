@@ -12,11 +12,9 @@ from typing import Any
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
+from picbench.engines.self_check import TOLERANCE
 from picbench.measure.engine.random_tokens import random_tokens
 from picbench.workloads import models
-
-#: Largest difference in log-probability that passes, by type.
-TOLERANCE = {"float32": 2e-3, "bfloat16": 0.35, "float16": 0.08}
 
 LENGTHS = {"A": 150, "B": 35, "C": 81, "D": 400}
 ORDERS = ("ABCD", "DCBA", "ABA", "C")

@@ -198,6 +198,14 @@ def test_runs_on_other_devices_are_other_runs(
     assert one != other
 
 
+def test_the_self_check_is_for_engines_with_picbench_in_them(
+    harness: Harness, tmp_path: Path
+) -> None:
+    run(harness, tmp_path / "run", "--algo", "full,prefix,mepic", "--self-check")
+    checked = {name: server.config.self_check for name, server in harness.servers.items()}
+    assert checked == {"full": False, "prefix": False, "mepic": True}
+
+
 def test_same_engine_takes_full_and_prefix_off_stock(harness: Harness, tmp_path: Path) -> None:
     run(harness, tmp_path / "run", "--algo", "full,prefix,mepic", "--same-engine")
     assert not any(server.config.stock for server in harness.servers.values())
