@@ -333,7 +333,9 @@ class ChunkStore:
         canonical, record.storing = record.storing, None
         if record.tiers is ChunkState.REMOTE:
             self._leaving[key] = _names(canonical)
-        elif self.is_mappable(canonical):
+        elif all(map(self._pool.resident, _names(canonical))):
+            # Nothing held its pages while the tiers decided: some may have been evicted, also those
+            # that the request for which it was compiled does not need.
             self._add(record, canonical)
         self._settle(record)
 

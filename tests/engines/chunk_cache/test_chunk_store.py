@@ -93,8 +93,10 @@ def canonical(index: int, linked: int = 0) -> Canonical:
     return plan.canonicals[0]
 
 
-def compile_chunk(queue: Queue, store: ChunkStore, index: int, *, shared: bool = True) -> None:
-    chunk = canonical(index)
+def compile_chunk(
+    queue: Queue, store: ChunkStore, index: int, *, shared: bool = True, linked: int = 0
+) -> None:
+    chunk = canonical(index, linked)
     store.prepare_compile(chunk, f"compile-{index}")
     names = [page.name for page in chunk.pages]
     queue.insert(names)
@@ -226,6 +228,18 @@ def test_a_chunk_compiled_for_copies_is_resident_only_if_no_tier_takes_it() -> N
     assert store.get(canonical(4).key).whole
 
 
+def test_a_chunk_that_lost_a_page_while_it_was_stored_is_not_resident_as_a_whole() -> None:
+    """Its first page is linked by the request that needed it: no one misses it but others."""
+    queue, store, _ = filled()
+    linked = canonical(4, linked=SIZE)
+    compile_chunk(queue, store, 4, shared=False, linked=SIZE)
+    evict(queue, store, linked.pages[0].name)
+    store.complete_transfers(TransferResults(refused={linked.key}))
+    assert store.is_mappable(linked)
+    assert not store.is_mappable(canonical(4))
+    assert not store.get(linked.key).size
+
+
 def told(store: ChunkStore, **results: set[Key]) -> None:
     store.complete_transfers(TransferResults(**results))
 
@@ -315,10 +329,10 @@ class Lifecycle(RuleBasedStateMachine):
             return self.store.is_mappable(chunk)
         return self.store.is_copyable(chunk) or self.store.is_remote(chunk.key)
 
-    @rule(index=CHUNKS, shared=st.booleans())
-    def need(self, index: int, shared: bool) -> None:
-        """A waiting request needs a chunk, as `ChunkJobs` serves it."""
-        chunk = canonical(index)
+    @rule(index=CHUNKS, shared=st.booleans(), linked=st.sampled_from([0, SIZE]))
+    def need(self, index: int, shared: bool, linked: int) -> None:
+        """A waiting request needs a chunk, or all but its first page, as `ChunkJobs` serves it."""
+        chunk = canonical(index, linked if linked < len(TOKENS[index]) else 0)
         if self.available(chunk, shared) or self.store.get(chunk.key).owner:
             return
         tiers = self.store.tiers_of(chunk.key)
