@@ -10,6 +10,7 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.policy import Segment
 from picbench.engines.request import (
+    FAILED,
     Chunk,
     Hits,
     PromptSegment,
@@ -130,6 +131,7 @@ def make_result(
     completion: Any = output.outputs[0]
     cached = output.num_cached_tokens or 0
     rejected = completion.stop_reason == REJECTED
+    failed = completion.finish_reason == FAILED
     return Result(
         text=tokenizer.decode(completion.token_ids),
         tokens=tuple(completion.token_ids),
@@ -139,6 +141,7 @@ def make_result(
         hits=cost.hits if cost else Hits(prefix=cached // BLOCK_SIZE),
         finish_reason="rejected" if rejected else completion.finish_reason,
         logprobs=_logprobs(completion.logprobs),
+        error=str(completion.stop_reason or "no reason given") if failed else None,
     )
 
 

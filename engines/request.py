@@ -6,6 +6,9 @@ Nothing here imports torch or vllm.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+#: The finish reason of a request that an error ended.
+FAILED = "error"
+
 
 @dataclass(frozen=True, slots=True)
 class PromptSegment:
@@ -100,7 +103,8 @@ class Result:
     """The outcome of a request. `logprobs` has one {token id: logprob} a generated token.
 
     `finish_reason` is vLLM's, or ``"rejected"`` for a request that `on_pressure` refused: it has no
-    tokens, and its timings say when it was answered.
+    tokens, and its timings say when it was answered. A request that an error ended has the reason
+    ``"error"`` and one line in `error`, as has a rejected one.
     """
 
     text: str
@@ -111,3 +115,4 @@ class Result:
     hits: Hits
     finish_reason: str | None = None
     logprobs: tuple[dict[int, float], ...] | None = field(default=None, repr=False)
+    error: str | None = None

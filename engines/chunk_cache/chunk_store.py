@@ -12,6 +12,7 @@ The linker and its jobs call the primitives in this order:
     pin(), unpin()       keep a chunk in the pool
     evict()              the pool reuses the block of a page
     drop()               forget an idle chunk
+    reconcile()          forget pages that left the pool without an eviction: after a fault
     reset_pool()         the pool, or with `reset_tiers()` the tiers, were emptied
 
 Chunk and prefix KV share one pool and one order of eviction, the pool's least-recently-used queue
@@ -131,12 +132,12 @@ class ChunkStore:
     def prepare_compile(self, canonical: Canonical, owner: str) -> None:
         """The request `owner` is going to compute a missing chunk."""
         record = self._record(canonical.key)
+        record.enter(ChunkState.COMPILING)
         if record.tiers is ChunkState.MISSING:
             # It is looked up again when it is needed after it was evicted.
             record.tiers = ChunkState.UNKNOWN
         record.owner = owner
         self._unfinished.update(_names(canonical))
-        record.enter(ChunkState.COMPILING)
 
     def complete_compile(
         self, canonical: Canonical, blocks: tuple[int, ...], *, success: bool, shared: bool
@@ -147,11 +148,9 @@ class ChunkStore:
         resident only if no tier takes it.
         """
         record = self._records[canonical.key]
+        if record.owner is not None:
+            self._unfinished -= Counter(_names(canonical))
         record.owner = None
-        for name in _names(canonical):
-            self._unfinished[name] -= 1
-            if not self._unfinished[name]:
-                del self._unfinished[name]
         if success and self._tiers:
             blocks = blocks[len(canonical.anchor_pages) :]
             self.commands.stores.append(StoreCommand(record.key, blocks))
@@ -164,8 +163,8 @@ class ChunkStore:
     def prepare_fetch(self, canonical: Canonical, owner: str) -> None:
         """The tiers are going to load a remote chunk into blocks of the request `owner`."""
         record = self._records[canonical.key]
-        record.owner = owner
         record.enter(ChunkState.FETCHING)
+        record.owner = owner
 
     def complete_fetch(self, canonical: Canonical, *, success: bool) -> None:
         """The owner's request ended."""
@@ -265,6 +264,13 @@ class ChunkStore:
             return False
         self._remove(record)
         return True
+
+    def reconcile(self, canonicals: Iterable[Canonical]) -> None:
+        """Compare what is known of chunks with the pool, and forget pages that are not in it."""
+        for canonical in canonicals:
+            for page in self.get(canonical.key).pages:
+                if not self._pool.resident(page):
+                    self.evict(page)
 
     def reset_pool(self) -> None:
         """The pool was emptied."""

@@ -34,8 +34,9 @@ class LoadCommand:
 
 @dataclass(frozen=True, slots=True)
 class CopyCommand:
-    """Copy a block of the KV pool into another one."""
+    """Copy a block of the KV pool into another one, which is a request's own."""
 
+    request_id: str
     source: int
     target: int
 
@@ -56,6 +57,11 @@ class TransferCommands:
     def __bool__(self) -> bool:
         return any(getattr(self, f.name) for f in fields(self))
 
+    def withdraw(self, request_id: str) -> None:
+        """Remove the loads and copies of a request."""
+        self.loads = [load for load in self.loads if load.request_id != request_id]
+        self.copies = [copy for copy in self.copies if copy.request_id != request_id]
+
     def take(self) -> "TransferCommands":
         """Return the collected commands, and start empty."""
         taken = TransferCommands(**{f.name: getattr(self, f.name) for f in fields(self)})
@@ -70,7 +76,8 @@ class TransferResults:
 
     `present` and `absent` answer lookups. `stored` chunks are in a tier, `refused` ones in none;
     `lost` ones were missing or broken when they were loaded. `served` counts loaded blocks by
-    request and tier. `pending` counts transfers and lookups under way.
+    request and tier. `pending` counts transfers and lookups under way. `faults` are the requests
+    whose commands raised an exception, with the reason.
     """
 
     present: set[Key] = field(default_factory=set)
@@ -80,6 +87,16 @@ class TransferResults:
     lost: set[Key] = field(default_factory=set)
     served: dict[str, dict[str, int]] = field(default_factory=dict)
     pending: int = 0
+    faults: dict[str, str] = field(default_factory=dict)
+
+    def as_failed(self) -> "TransferResults":
+        """The results as if the tiers had nothing and took nothing."""
+        return TransferResults(
+            absent=self.present | self.absent,
+            refused=self.stored | self.refused,
+            lost=self.lost,
+            pending=self.pending,
+        )
 
     def merge(self, other: Self) -> "TransferResults":
         """Combine the results of two ranks: a chunk is in the tiers only if both ranks have it."""
@@ -93,4 +110,5 @@ class TransferResults:
             lost=self.lost | other.lost,
             served=self.served,
             pending=max(self.pending, other.pending),
+            faults=self.faults | other.faults,
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from picbench.arms.messages import Failure
-from picbench.engines.request import Hits, Result, TokenCounts
+from picbench.engines.request import FAILED, Hits, Result, TokenCounts
 from picbench.run.protocol import ArmBatch
 from picbench.workloads.sample import Sample
 
@@ -54,7 +54,7 @@ def to_rows(batch: ArmBatch, score: Score) -> list[SampleRow]:
     arrivals: Sequence[float | None] = batch.arrivals or [None] * len(batch.samples)
     return [
         _failed(batch, sample, outcome, arrival)
-        if isinstance(outcome, Failure) or outcome.finish_reason == REJECTED
+        if isinstance(outcome, Failure) or outcome.finish_reason in (REJECTED, FAILED)
         else _answered(batch, sample, outcome, arrival, score)
         for sample, outcome, arrival in zip(
             batch.samples, batch.result.outcomes, arrivals, strict=True
@@ -77,8 +77,13 @@ def _failed(
         timed=False,
         prompt_sha256=hash_tokens(sample.tokens),
         arrival_ms=_milliseconds(arrival),
-        error=outcome.message if isinstance(outcome, Failure) else "rejected: short of KV blocks",
+        error=outcome.message if isinstance(outcome, Failure) else _reason(outcome),
     )
+
+
+def _reason(result: Result) -> str:
+    rejected = result.finish_reason == REJECTED
+    return "rejected: short of KV blocks" if rejected else result.error or "an error"
 
 
 def _answered(

@@ -75,12 +75,15 @@ class ChunkJobs:
         self.store.commands.loads.append(LoadCommand(job.request.request_id, (chunk,)))
 
     def finish(self, job: ChunkJob, blocks: tuple[int, ...], *, success: bool) -> None:
-        """Complete a job whose request ended; `blocks` are the request's."""
-        del self._jobs[job.request.request_id]
+        """Complete a job whose request ended; `blocks` are the request's.
+
+        If this raises, the job remains, to be finished without `success`.
+        """
         if job.fetches:
             self.store.complete_fetch(job.canonical, success=success)
         else:
             self.store.complete_compile(job.canonical, blocks, success=success, shared=job.shared)
+        self._jobs.pop(job.request.request_id, None)
 
     def fetches(self) -> list[ChunkJob]:
         """The jobs whose chunks a tier loads."""
@@ -102,7 +105,13 @@ class ChunkJobs:
         request = rewrite.chunk_request(f"pic-{verb}-{next(self._numbers)}", plan, parent)
         asker = parent.request_id
         job = ChunkJob(canonical, request, plan, asker, asker, fetches, shared)
-        self._jobs[request.request_id] = job
         prepare = self.store.prepare_fetch if fetches else self.store.prepare_compile
         prepare(canonical, request.request_id)
-        self.submit(request, parent)
+        self._jobs[request.request_id] = job
+        try:
+            self.submit(request, parent)
+        except Exception:
+            # Otherwise requests would wait for a job that never starts.
+            if request.request_id in self._jobs:
+                self.finish(job, (), success=False)
+            raise

@@ -4,11 +4,12 @@ The pool calls its one `metrics_collector` (vllm/v1/core/block_pool.py); this co
 calls on to several listeners, and to vLLM's own collector if there was one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.planning.keys import is_canonical
+from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.scheduler.pool import Pool, key_of
 
 
@@ -59,12 +60,16 @@ class ChunkEvictions:
 
     store: ChunkStore
     pool: Pool
+    faults: Faults = field(default_factory=Faults)
 
     def on_block_evicted(self, block: Any) -> None:
-        """Evict the page's chunks, unless another block holds the same page."""
+        """Evict the page's chunks, unless another block holds the same page.
+
+        vLLM calls this in the middle of an allocation, which must not be left half done.
+        """
         key = key_of(block)
         if key is not None and is_canonical(key) and self.pool.is_last(block):
-            self.store.evict(key)
+            self.faults.succeeds("evict a chunk", None, lambda: self.store.evict(key))
 
     def reset(self) -> None:
         """The pool was emptied."""

@@ -13,6 +13,7 @@ are requested only for as many waiting requests as fit the pool together.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
@@ -28,6 +29,7 @@ from picbench.engines.planning.layout import Footprint, lay_out
 from picbench.engines.planning.pages import SlotKind
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.request import Hits, TokenCounts
+from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.frontend.hashing import hash_lead, hash_prompt
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.frontend.request_args import RequestArgs, cut, request_args
@@ -47,7 +49,8 @@ class Link:
     """A planned request: its plan, the blocks it references while it waits, and its counts.
 
     `need` is the number of KV blocks that it can occupy. `compiled` counts tokens; `served` counts
-    blocks that tiers loaded for it, by tier.
+    blocks that tiers loaded for it, by tier. `scheduled` says that it was at least once, `running`
+    that it has blocks now.
     """
 
     plan: Plan
@@ -57,6 +60,7 @@ class Link:
     compiled: int = 0
     served: Counter[str] = field(default_factory=Counter)
     scheduled: bool = False
+    running: bool = False
 
     @property
     def copies(self) -> bool:
@@ -75,14 +79,18 @@ class PromptCost:
 class Linker:
     """Plans the requests of one scheduler and has their missing chunks compiled or fetched.
 
-    The scheduler and its connector call the hooks, in the order in which they are defined.
+    The scheduler and its connector call the hooks, in the order in which they are defined, by way
+    of `IsolatedLinker`: a hook that raises ends the request that it was called for.
     """
 
-    def __init__(self, settings: PicSettings, limits: Limits, pool: Pool, jobs: ChunkJobs) -> None:
+    def __init__(
+        self, settings: PicSettings, limits: Limits, pool: Pool, jobs: ChunkJobs, faults: Faults
+    ) -> None:
         self._settings = settings
         self._registry = Registry()
         self._pool = pool
         self._jobs = jobs
+        self._faults = faults
         self._store = jobs.store
         self._limits = limits
         self._block_size = limits.block_size
@@ -119,13 +127,14 @@ class Linker:
             self._store.unpin_for(self.blocks_needed(queue[0]))
         for place, request in enumerate(queue):
             link = self._links.get(request.request_id)
-            if link is None:
+            if link is None or request.request_id in self._faults:
                 continue
             room -= link.need
             if room < 0 and place:
                 self._release(link)
                 continue
-            self._advance(request, link, head=place == 0)
+            advance = partial(self._advance, request, link, head=place == 0)
+            self._faults.succeeds("request chunks", request.request_id, advance)
 
     def can_schedule(self, request: "Request") -> bool:
         """Whether a waiting request may be scheduled now: its chunks are available."""
@@ -177,6 +186,7 @@ class Linker:
         if link is None:
             return
         self._release(link)
+        link.running = True
         if not link.scheduled:
             link.scheduled = True
             self._store.touch(link.plan.canonicals)
@@ -193,18 +203,53 @@ class Linker:
 
     def on_preempted(self, request: "Request", block_ids: tuple[int, ...]) -> None:
         """Forget the private blocks of a request that is about to lose its blocks."""
+        link = self._links.get(request.request_id)
+        if link is not None:
+            link.running = False
         self._pool.forget(self._private(request, block_ids))
 
     def on_finished(self, request: "Request", block_ids: tuple[int, ...], *, success: bool) -> None:
         """Drop everything kept for a request that ended for whatever reason."""
         self._pool.forget(self._private(request, block_ids))
-        self._isolated.discard(request.request_id)
-        link = self._links.pop(request.request_id, None)
-        if link is not None:
-            self._release(link)
+        self._drop(request)
         job = self._jobs.find(request.request_id)
         if job is not None:
             self._jobs.finish(job, block_ids, success=success)
+
+    def abandon(self, request: "Request") -> None:
+        """Drop everything kept for a request whose last hook failed."""
+        self._drop(request)
+        job = self._jobs.find(request.request_id)
+        if job is not None:
+            self._jobs.finish(job, (), success=False)
+
+    def withdraw(self, request: "Request") -> None:
+        """Take back what was commanded for a request in this step."""
+        self._store.commands.withdraw(request.request_id)
+
+    def concerned(self, request_id: str) -> tuple[str, ...]:
+        """The requests that end with a request: with one of the linker's own, one that needs it.
+
+        That is one for whose sake it was started or moved if that still waits, or any other that
+        waits for the chunk. So a job that fails whenever it is started ends, one by one, all
+        requests that need it.
+        """
+        job = self._jobs.find(request_id)
+        if job is None:
+            return (request_id,)
+        key = job.canonical.key
+        for name in (job.charged_to, job.ahead_of, *self._links):
+            link = self._links.get(name)
+            waits = link is not None and not link.running and name not in self._faults
+            if link is not None and waits and any(c.key == key for c in link.plan.canonicals):
+                return (request_id, name)
+        return (request_id,)
+
+    def reconcile(self, request_id: str) -> None:
+        """Compare what is known of a request's chunks with the pool, after a fault."""
+        link = self._links.get(request_id)
+        if link is not None:
+            self._store.reconcile(link.plan.canonicals)
 
     def blocks_needed(self, request: "Request") -> int:
         """Blocks that a request will take from those that have no references now."""
@@ -281,6 +326,12 @@ class Linker:
         else:
             self._release(link)
 
+    def _drop(self, request: "Request") -> None:
+        self._isolated.discard(request.request_id)
+        link = self._links.pop(request.request_id, None)
+        if link is not None:
+            self._release(link)
+
     def _hold(self, link: Link) -> None:
         for canonical in link.plan.canonicals:
             if link.copies and self._store.is_remote(canonical.key):
@@ -303,7 +354,9 @@ class Linker:
             into = [(i, b) for i in canonical.used for b in target.pop(canonical.pages[i].name, ())]
             if not self._store.is_remote(canonical.key):
                 source = {i: self._pool.block_id(canonical.pages[i].name) for i in canonical.used}
-                self._store.commands.copies += [CopyCommand(source[i], block) for i, block in into]
+                own = request.request_id
+                copies = (CopyCommand(own, source[i], block) for i, block in into)
+                self._store.commands.copies.extend(copies)
             elif into:
                 pages, ids = zip(*into, strict=True)
                 loads.append(ChunkLoad(canonical.key, len(canonical.pages), pages, ids))

@@ -1,10 +1,14 @@
 """vLLM's scheduler with a linker: the official `scheduler_cls` extension point.
 
+A fault in a hook of the linker, or in a worker's transfers, ends one request: it is answered with
+vLLM's finish reason "error" and one line as the stop reason.
+
 Upstream: vllm/v1/core/sched/scheduler.py of vLLM 0.32.0. Its methods are extended, none is
 replaced.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -22,15 +26,29 @@ from picbench.engines.vllm.compat import (
     check_signature,
     check_version,
 )
+from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.frontend.plugin import check_registered
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.scheduler.evictions import ChunkEvictions, listen
+from picbench.engines.vllm.scheduler.isolation import IsolatedLinker
 from picbench.engines.vllm.scheduler.linker import Linker
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.settings import REJECTED, WORKERS, PicSettings
 from picbench.engines.vllm.transfer.connector import PicConnector
 from picbench.errors import ConfigError
+
+#: How a request of the linker's own ends whose chunk is computed or loaded.
+_SUCCESS = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a client is told of a request that was ended: the reason, one line."""
+
+    client: int
+    request_id: str
+    reason: str
 
 
 class PicScheduler(Scheduler):
@@ -44,49 +62,61 @@ class PicScheduler(Scheduler):
         tiers, shared = bool(settings.tiers), settings.shares_tiers
         self.chunk_store = ChunkStore(pool, tiers=tiers, shared_tiers=shared)
         self.jobs = ChunkJobs(self.chunk_store, self._queue_ahead)
-        self.linker = Linker(settings, Limits.of(vllm_config), pool, self.jobs)
+        self._faults = Faults(lambda request_id: self.linker.concerned(request_id))
+        limits = Limits.of(vllm_config)
+        self.linker = Linker(settings, limits, pool, self.jobs, self._faults)
+        self._hooks = IsolatedLinker(self.linker, self._faults)
         self._pool = pool
         self._rejects = settings.on_pressure == "reject"
-        self._rejected: list[Request] = []
-        listen(self.kv_cache_manager.block_pool, ChunkEvictions(self.chunk_store, pool))
+        self._answers: list[_Answer] = []
+        evictions = ChunkEvictions(self.chunk_store, pool, self._faults)
+        listen(self.kv_cache_manager.block_pool, evictions)
         assert isinstance(self.connector, PicConnector)
-        self.connector.set_planner(self.linker, self.chunk_store)
+        self.connector.set_planner(self._hooks, self.chunk_store)
 
     def add_request(self, request: Request) -> None:
         """Plan a request on arrival."""
         new = request.request_id not in self.requests
         if new:
-            self.linker.on_arrival(request)
+            self._hooks.on_arrival(request)
         super().add_request(request)
-        if new and self._rejects and self._short_of_blocks():
-            self._rejected.append(request)
-            super().finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+        short = new and self._rejects and not self._hooks.has_failed(request)
+        if short and self._faults.attempt("count", None, self._short_of_blocks, False):
+            self._end(request, REJECTED)
+        self._end_failed()
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Request chunks, schedule, and tell the linker what was scheduled."""
-        self.linker.before_schedule(self.waiting)
+        self._hooks.before_schedule(self.waiting)
+        self._end_failed()
         output = super().schedule(throttle_prefills)
         fresh = [r.req_id for r in output.scheduled_new_reqs]
         for request_id in (*fresh, *output.scheduled_cached_reqs.resumed_req_ids):
             request = self.requests[request_id]
             hit = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
-            self.linker.on_scheduled(request, hit)
+            self._hooks.on_scheduled(request, hit)
+        # Nothing is going to be received for these: their blocks can be freed when they end.
+        self.finished_recving_kv_req_ids |= self._hooks.unloaded & self._receiving()
+        self._hooks.unloaded.clear()
         return output
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Drop the outputs of the linker's own requests, and finish its fetches."""
+        """Drop the outputs of the linker's own requests, finish its fetches, and answer faults."""
+        self._end_failed()
         internal = {
             request_id
             for request_id in scheduler_output.num_scheduled_tokens
             if request_id in self.requests and self.linker.is_own(self.requests[request_id])
         }
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        for client in outputs.values():
-            client.outputs = [o for o in client.outputs if o.request_id not in internal]
+        self._end_failed()
         self._finish_fetches()
-        self._answer_rejected(outputs)
+        dropped = internal | {answer.request_id for answer in self._answers}
+        for client in outputs.values():
+            client.outputs = [o for o in client.outputs if o.request_id not in dropped]
+        self._answer(outputs)
         return outputs
 
     def finish_requests(
@@ -94,28 +124,30 @@ class PicScheduler(Scheduler):
     ) -> list[Request]:
         """Finish also those of the linker's own requests that no request waits for any more."""
         finished = super().finish_requests(request_ids, finished_status)
-        if orphans := self.linker.orphans():
+        if orphans := self._hooks.orphans():
             super().finish_requests(orphans, RequestStatus.FINISHED_ABORTED)
         return finished
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        if self._hooks.has_failed(request):
+            return False
         unblocked = super()._handle_blocked_waiting_request(request)
-        return unblocked and self.linker.can_schedule(request)
+        return unblocked and self._hooks.can_schedule(request)
 
     def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
         hit = super()._get_local_prefix_cache_hit(request)
-        self.linker.check_hits(request, hit[1])
+        self._hooks.check_hits(request, hit[1])
         return hit
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
-        self.linker.on_preempted(request, self._block_ids(request))
+        self._hooks.on_preempted(request, self._block_ids(request))
         super()._preempt_request(request, *args, **kwargs)
 
     def _free_request(
         self, request: Request, delay_free_blocks: bool = False
     ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-        success = request.status != RequestStatus.FINISHED_ABORTED
-        self.linker.on_finished(request, self._block_ids(request), success=success)
+        success = request.status in _SUCCESS
+        self._hooks.on_finished(request, self._block_ids(request), success=success)
         return super()._free_request(request, delay_free_blocks)
 
     def _block_ids(self, request: Request) -> tuple[int, ...]:
@@ -138,17 +170,42 @@ class PicScheduler(Scheduler):
         waiting = [r for r in self.waiting if not self.linker.is_own(r)]
         return sum(map(self.linker.blocks_needed, waiting)) > self._pool.available
 
-    def _answer_rejected(self, outputs: dict[int, EngineCoreOutputs]) -> None:
-        for request in self._rejected:
-            client = outputs.setdefault(request.client_index, EngineCoreOutputs())
-            answer = EngineCoreOutput(
-                request_id=request.request_id,
+    def _receiving(self) -> set[str]:
+        return {
+            request.request_id
+            for request in self.kv_holding_waiting
+            if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+        }
+
+    def _end_failed(self) -> None:
+        """End the requests that faults are to end; those that they end with, too."""
+        while failed := self._faults.take():
+            for request_id, reason in failed.items():
+                request = self.requests.get(request_id)
+                if request is not None and not request.is_finished():
+                    self.linker.reconcile(request_id)
+                    self._end(request, reason)
+                elif request_id in self._hooks.ended:
+                    client = self._hooks.ended.pop(request_id)
+                    self._answers.append(_Answer(client, request_id, reason))
+
+    def _end(self, request: Request, reason: str) -> None:
+        """End a request with an error; one of the linker's own, without an answer."""
+        if not self.linker.is_own(request):
+            self._answers.append(_Answer(request.client_index, request.request_id, reason))
+        self.finish_requests(request.request_id, RequestStatus.FINISHED_ERROR)
+
+    def _answer(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        for answer in self._answers:
+            client = outputs.setdefault(answer.client, EngineCoreOutputs())
+            output = EngineCoreOutput(
+                request_id=answer.request_id,
                 new_token_ids=[],
                 finish_reason=FinishReason.ERROR,
-                stop_reason=REJECTED,
+                stop_reason=answer.reason,
             )
-            client.outputs = [*client.outputs, answer]
-        self._rejected.clear()
+            client.outputs = [*client.outputs, output]
+        self._answers.clear()
 
     def _queue_ahead(self, request: Request, parent: Request) -> None:
         """Queue a request of the linker's right ahead of a waiting one, moving it if need be."""
@@ -157,8 +214,12 @@ class PicScheduler(Scheduler):
         if request.status in (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS):
             return
         queue = self.waiting
-        queue.remove_request(request)
-        queue.insert(queue.index(parent), request)  # type: ignore[attr-defined]
+        try:
+            queue.remove_request(request)
+            queue.insert(queue.index(parent), request)  # type: ignore[attr-defined]
+        except Exception:
+            super().finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+            raise
 
 
 class PicAsyncScheduler(PicScheduler, AsyncScheduler):

@@ -19,15 +19,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.transfers import TransferCommands, TransferResults
+from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.transfer.tier_client import TierClient
 
 
 class TransferPlanner(Protocol):
-    """The linker, as the scheduler's connector calls it."""
+    """The linker, as the scheduler's connector calls it; nothing raises."""
 
-    def external_tokens(self, request: Any, hit_tokens: int) -> tuple[int, bool]:
-        """Tokens after the hits that a tier or a copy provides, and whether that takes steps."""
+    def external_tokens(self, request: Any, hit_tokens: int) -> tuple[int | None, bool]:
+        """Tokens after the hits that a tier or a copy provides, and whether that takes steps.
+
+        None keeps the request out of the step.
+        """
 
     def on_allocated(self, request: Any, block_ids: tuple[int, ...], external: int) -> None:
         """Blocks were allocated, some of them for `external` tokens."""
@@ -65,6 +69,7 @@ class PicConnector(KVConnectorBase_V1):
         self._store: ChunkStore | None = None
         self._tier_client: TierClient | None = None
         self._idle = False
+        self._faults = Faults()
         if role == KVConnectorRole.WORKER:
             settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
             self._tier_client = TierClient(settings.tiers)
@@ -131,7 +136,11 @@ class PicConnector(KVConnectorBase_V1):
         """
         assert isinstance(kv_connector_metadata, StepTransferCommands)
         self._idle = kv_connector_metadata.idle
-        self.tier_client.start(kv_connector_metadata.commands)
+        commands = kv_connector_metadata.commands
+        if not self._faults.succeeds(
+            "start transfers", None, lambda: self.tier_client.start(commands)
+        ):
+            self.tier_client.give_up(commands)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Worker: nothing to do, `handle_preemptions` has started the loads."""
@@ -151,12 +160,20 @@ class PicConnector(KVConnectorBase_V1):
         """Worker: the loads that finished since the last step."""
         if self._idle:
             self.tier_client.wait()
-        done, failed = self.tier_client.finish_loads()
+        # Loads that are not finished now are finished after the next step.
+        none: tuple[set[str], set[str]] = (set(), set())
+        done, failed = self._faults.attempt(
+            "finish loads", None, self.tier_client.finish_loads, none
+        )
         return KVConnectorTransferResults(finished_recving=done | failed, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Worker: the other results of the step."""
-        return StepTransferResults(self.tier_client.take_results())
+        later = TransferResults(pending=1)
+        results = self._faults.attempt(
+            "report transfers", None, self.tier_client.take_results, later
+        )
+        return StepTransferResults(results)
 
     def shutdown(self) -> None:
         """Worker: finish what takes seconds at most, then close the tiers."""

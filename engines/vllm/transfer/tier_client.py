@@ -4,6 +4,9 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
@@ -21,6 +24,7 @@ from picbench.engines.chunk_cache.transfers import (
     TransferResults,
 )
 from picbench.engines.planning.keys import Key
+from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.transfer.block_io import BlockStore
 
 T = TypeVar("T")
@@ -51,6 +55,8 @@ class TierClient:
         self._lookups: list[tuple[Sequence[Key], Ticket[str | None]]] = []
         self._stored: OrderedDict[Key, None] = OrderedDict()
         self._results = TransferResults()
+        self._faults = Faults()
+        self._failed: set[str] = set()
 
     def register_kv_caches(self, layers: Sequence[Tensor]) -> None:
         """Set the pool's tensors, one per layer, [blocks, kv_heads, slots, 2 * head_size] each."""
@@ -71,19 +77,38 @@ class TierClient:
         return self._stack.usage()
 
     def start(self, commands: TransferCommands) -> None:
-        """Read the blocks that the step will overwrite, and start transfers and lookups."""
+        """Read the blocks that the step will overwrite, and start transfers and lookups.
+
+        An exception ends the request whose blocks were to be filled. A chunk that could not be
+        stored or looked up counts as missing in the tiers.
+        """
+        attempt = self._faults.succeeds
         if commands.clear:
-            self._stack.delete([self._name(key) for key in self._stored])
-            self._stored.clear()
+            attempt("clear tiers", None, self._clear)
         for store in commands.stores:
-            self._store(store)
+            if not attempt("store a chunk", None, partial(self._store, store)):
+                self._results.refused.add(store.key)
         # After the stores: a copy may overwrite blocks of a chunk that is evicted and stored.
-        self._blocks.copy([(c.source, c.target) for c in commands.copies])
+        for request_id, copies in groupby(commands.copies, attrgetter("request_id")):
+            pairs = [(c.source, c.target) for c in copies]
+            attempt("copy chunks", request_id, partial(self._blocks.copy, pairs))
         for load in commands.loads:
-            self._load(load)
-        if commands.lookups:
-            names = [self._name(key) for key in commands.lookups]
-            self._lookups.append((commands.lookups, self._stack.lookup(names)))
+            if not attempt("load chunks", load.request_id, partial(self._load, load)):
+                self._fail(load)
+        lookup = partial(self._look_up, commands.lookups)
+        if commands.lookups and not attempt("look up chunks", None, lookup):
+            self._results.absent.update(commands.lookups)
+
+    def give_up(self, commands: TransferCommands) -> None:
+        """Report that none of a step's commands succeeded."""
+        reason = "picbench failed to start transfers"
+        self._results.refused.update(store.key for store in commands.stores)
+        self._results.absent.update(commands.lookups)
+        for load in commands.loads:
+            self._faults.blame(load.request_id, reason)
+            self._fail(load)
+        for copy in commands.copies:
+            self._faults.blame(copy.request_id, reason)
 
     def wait(self) -> None:
         """Wait briefly for transfers, in a step that computes nothing."""
@@ -97,20 +122,37 @@ class TierClient:
         self._finish_stores()
         self._finish_lookups()
         done: set[str] = set()
-        failed: set[str] = set()
-        for load, values in _take_done(self._loads):
-            (done if self._finish_load(load, values) else failed).add(load.request_id)
+        failed, self._failed = self._failed, set()
+        for load, ticket in _take_done(self._loads):
+            finish = partial(self._finish_load, load, ticket)
+            if self._faults.attempt("load chunks", load.request_id, finish, False):
+                done.add(load.request_id)
+            else:
+                failed.add(load.request_id)
         return done, failed
 
     def take_results(self) -> TransferResults:
         """Results since the last call."""
         results, self._results = self._results, TransferResults()
         results.pending = len(self._stores) + len(self._lookups) + len(self._loads)
+        results.faults = self._faults.take()
         return results
 
     def close(self) -> None:
         """Finish what takes seconds at most, and close the tiers."""
         self._stack.close()
+
+    def _clear(self) -> None:
+        self._stack.delete([self._name(key) for key in self._stored])
+        self._stored.clear()
+
+    def _look_up(self, keys: Sequence[Key]) -> None:
+        self._lookups.append((keys, self._stack.lookup([self._name(key) for key in keys])))
+
+    def _fail(self, load: LoadCommand) -> None:
+        """A load failed before it began."""
+        self._failed.add(load.request_id)
+        self._results.lost.update(chunk.key for chunk in load.chunks)
 
     def _store(self, store: StoreCommand) -> None:
         value = self._blocks.read(store.blocks)
@@ -121,9 +163,10 @@ class TierClient:
         wanted = [(self._name(c.key), self._blocks.nbytes(c.size)) for c in load.chunks]
         self._loads.append((load, self._stack.fetch(wanted)))
 
-    def _finish_load(self, load: LoadCommand, values: Sequence[Fetched | None]) -> bool:
+    def _finish_load(self, load: LoadCommand, ticket: Ticket[Fetched | None]) -> bool:
         """Write the values that were found, and count their blocks if all were found."""
         served: dict[str, int] = {}
+        values = ticket.result()
         for chunk, value in zip(load.chunks, values, strict=True):
             if value is None:
                 self._results.lost.add(chunk.key)
@@ -138,13 +181,17 @@ class TierClient:
         return True
 
     def _finish_stores(self) -> None:
-        for key, (tiers,) in _take_done(self._stores):
+        for key, ticket in _take_done(self._stores):
+            none: list[tuple[str, ...]] = [()]
+            (tiers,) = self._faults.attempt("store a chunk", None, ticket.result, none)
             (self._results.stored if tiers else self._results.refused).add(key)
             if tiers:
                 self._remember(key)
 
     def _finish_lookups(self) -> None:
-        for keys, tiers in _take_done(self._lookups):
+        for keys, ticket in _take_done(self._lookups):
+            unknown: list[str | None] = [None] * len(keys)
+            tiers = self._faults.attempt("look up chunks", None, ticket.result, unknown)
             for key, tier in zip(keys, tiers, strict=True):
                 (self._results.absent if tier is None else self._results.present).add(key)
 
@@ -158,14 +205,13 @@ class TierClient:
         return hashlib.sha256(self._namespace + key).digest()
 
 
-def _take_done(under_way: list[tuple[T, Ticket[U]]]) -> list[tuple[T, Sequence[U]]]:
-    """Remove what is done from a list, and return it with its results."""
-    done: list[tuple[T, Sequence[U]]] = []
-    for entry in list(under_way):
-        subject, ticket = entry
-        if ticket.done():
-            under_way.remove(entry)
-            done.append((subject, ticket.result()))
+def _take_done(under_way: list[tuple[T, Ticket[U]]]) -> list[tuple[T, Ticket[U]]]:
+    """Remove what is done from a list, and return it."""
+    done: list[tuple[T, Ticket[U]]] = []
+    waiting: list[tuple[T, Ticket[U]]] = []
+    for entry in under_way:
+        (done if entry[1].done() else waiting).append(entry)
+    under_way[:] = waiting
     return done
 
 

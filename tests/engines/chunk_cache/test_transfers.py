@@ -17,10 +17,10 @@ def test_two_ranks_have_only_what_both_have() -> None:
 
 
 def test_commands_are_taken_once() -> None:
-    commands = TransferCommands(copies=[CopyCommand(1, 2)], clear=True)
+    commands = TransferCommands(copies=[CopyCommand("a", 1, 2)], clear=True)
     assert commands
     taken = commands.take()
-    assert taken.copies == [CopyCommand(1, 2)]
+    assert taken.copies == [CopyCommand("a", 1, 2)]
     assert taken.clear
     assert not commands
     commands.lookups.append(A)

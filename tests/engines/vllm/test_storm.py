@@ -57,31 +57,6 @@ def requests(storm: Storm, draw: Any) -> list[Request]:
     ]
 
 
-@pytest.fixture(scope="module")
-def pebble(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One small layer: the storm is about blocks, not about numbers."""
-    import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=64,
-        vocab_size=1024,
-        max_position_embeddings=1024,
-        initializer_range=0.3,
-        tie_word_embeddings=False,
-    )
-    folder = tmp_path_factory.mktemp("pebble")
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # type: ignore[no-untyped-call]
-    return folder
-
-
 @dataclass(slots=True)
 class Driver:
     """Keeps an engine busy, and aborts requests at random if it is told to."""

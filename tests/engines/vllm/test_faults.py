@@ -1,0 +1,183 @@
+"""An exception anywhere between arrival and answer ends one request; all others are served."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+
+from picbench.engines.chunk_cache.chunk_store import ChunkStore
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Request, Result, Text
+from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
+from picbench.engines.vllm.scheduler.linker import Linker
+from picbench.engines.vllm.transfer.block_io import BlockStore
+from picbench.engines.vllm.transfer.tier_client import TierClient
+
+#: Hooks that are called for a request, or for a job that a request waits for.
+OF_A_REQUEST = [
+    (Linker, "on_arrival"),
+    (Linker, "before_schedule"),
+    (Linker, "_advance"),
+    (Linker, "can_schedule"),
+    (Linker, "check_hits"),
+    (Linker, "external_tokens"),
+    (Linker, "on_allocated"),
+    (Linker, "on_scheduled"),
+    (Linker, "on_preempted"),
+    (Linker, "on_finished"),
+    (Linker, "_fill"),
+    (ChunkJobs, "compile_or_fetch"),
+    (ChunkJobs, "load"),
+    (ChunkJobs, "finish"),
+    (ChunkStore, "lookup"),
+    (ChunkStore, "is_mappable"),
+    (ChunkStore, "prepare_compile"),
+    (ChunkStore, "prepare_fetch"),
+    (ChunkStore, "complete_compile"),
+    (ChunkStore, "complete_fetch"),
+    (ChunkStore, "touch"),
+    (ChunkStore, "release_stored"),
+    (FCFSRequestQueue, "insert"),
+    (TierClient, "_load"),
+    (TierClient, "_finish_load"),
+    (BlockStore, "write"),
+    (BlockStore, "copy"),
+]
+
+#: Hooks that are called for no request in particular: none has to end.
+OF_NO_REQUEST = [
+    (Linker, "on_transfer_results"),
+    (ChunkStore, "complete_transfers"),
+    (TierClient, "_store"),
+    (TierClient, "finish_loads"),
+    (TierClient, "take_results"),
+    (BlockStore, "read"),
+]
+
+ALGORITHMS = ["mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "prefix"]
+
+
+@pytest.fixture(scope="module")
+def engine(pebble: Path) -> Iterator[Engine]:
+    """A pool that is too small for the requests that run at a time, and a tier for its chunks."""
+    config = EngineConfig(
+        model=str(pebble),
+        dtype="float32",
+        kv_blocks=40,
+        context=256,
+        batch_tokens=128,
+        max_requests=8,
+        tiers="host:1MiB",
+    )
+    with Engine(config) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def requests(draw: Any) -> list[Request]:
+    dice = random.Random(5)
+    chunks = [Chunk(tokens=draw(dice.randint(17, 48), 5000 + i)) for i in range(9)]
+    return [
+        Request(
+            [*dice.sample(chunks, dice.randint(1, 3)), Text(tokens=draw(5, 100_000 + index))],
+            algorithm=ALGORITHMS[index % len(ALGORITHMS)],
+            max_tokens=dice.choice([2, 4, 40]),
+        )
+        for index in range(24)
+    ]
+
+
+def serve(engine: Engine, requests: list[Request]) -> list[Result]:
+    results = engine.generate(requests, ignore_eos=True)
+    engine.drain()
+    return results
+
+
+@pytest.fixture(scope="module")
+def expected(engine: Engine, requests: list[Request]) -> list[Result]:
+    results = serve(engine, requests)
+    engine.reset()
+    assert engine.preemptions > 0
+    assert all(result.error is None for result in results)
+    return results
+
+
+@pytest.fixture
+def fail_once(
+    engine: Engine, expected: list[Result], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[type, str, int], list[int]]]:
+    """Make the n-th call of a method raise; returns the list of its calls."""
+
+    def install(owner: type, name: str, nth: int) -> list[int]:
+        real, calls = getattr(owner, name), list[int]()
+
+        def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
+            calls.append(len(calls) + 1)
+            if len(calls) == nth:
+                raise RuntimeError("injected")
+            return real(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, hook)
+        return calls
+
+    engine.reset()
+    yield install
+    monkeypatch.undo()
+
+
+def check_sound(engine: Engine) -> None:
+    """Nothing is left of the requests, and every block was accounted for at every step."""
+    scheduler = engine._running.scheduler
+    assert scheduler.linker.idle
+    assert not scheduler.requests
+    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == engine._running.pool
+    assert all(sum(s.blocks.values()) == s.pool for s in engine.memory)
+
+
+def ended_by_fault(results: list[Result], expected: list[Result]) -> list[Result]:
+    """The results that are errors; what there is of tokens must be as expected."""
+    for result, right in zip(results, expected, strict=True):
+        count = None if result.error is None else len(result.tokens)
+        assert result.tokens == right.tokens[:count]
+    return [result for result in results if result.error is not None]
+
+
+@pytest.mark.parametrize("nth", [1, 3])
+@pytest.mark.parametrize(("owner", "name"), OF_A_REQUEST)
+def test_a_fault_ends_one_request(
+    engine: Engine,
+    requests: list[Request],
+    expected: list[Result],
+    fail_once: Callable[[type, str, int], list[int]],
+    owner: type,
+    name: str,
+    nth: int,
+) -> None:
+    calls = fail_once(owner, name, nth)
+    results = serve(engine, requests)
+    assert len(calls) >= nth
+    failed = ended_by_fault(results, expected)
+    assert len(failed) == 1
+    assert failed[0].finish_reason == "error"
+    assert "RuntimeError: injected" in str(failed[0].error)
+    assert "\n" not in str(failed[0].error)
+    check_sound(engine)
+
+
+@pytest.mark.parametrize(("owner", "name"), OF_NO_REQUEST)
+def test_a_fault_of_no_request_ends_none(
+    engine: Engine,
+    requests: list[Request],
+    expected: list[Result],
+    fail_once: Callable[[type, str, int], list[int]],
+    owner: type,
+    name: str,
+) -> None:
+    calls = fail_once(owner, name, 2)
+    assert not ended_by_fault(serve(engine, requests), expected)
+    assert len(calls) > 2
+    check_sound(engine)
