@@ -1,10 +1,10 @@
-"""Hugging Face's Llama over expanded rows: simple and slow, one request at a time."""
+"""Hugging Face's model over expanded rows: simple and slow, one request at a time."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from picbench.engines.oracle.expand import ExpandedRow, OracleSegment, expand
 from picbench.engines.oracle.rule import Rule
@@ -25,15 +25,19 @@ def visible(rows: Sequence[ExpandedRow]) -> torch.Tensor:
 
 
 class Oracle:
-    """What the Llama in `folder` computes under a rule, in float32 on the CPU.
+    """What the decoder in `folder` computes under a rule, in float32 on the CPU.
 
-    `model` is Hugging Face's, for checks against its plain forward.
+    Of any architecture whose layers all have full attention with rotary embeddings: the mask says
+    what is seen, and positions are given. `model` is Hugging Face's, for checks against its plain
+    forward. Raises ValueError for models with a sliding window, which the mask does not have.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.model = LlamaForCausalLM.from_pretrained(
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )
+        if _has_window(self.model.config):
+            raise ValueError(f"{folder}: the oracle does not know sliding windows")
 
     def logprobs(
         self, segments: Sequence[OracleSegment], rule: Rule, continuation: Sequence[int]
@@ -65,6 +69,14 @@ class Oracle:
             use_cache=False,
         ).logits
         return logits[0]
+
+
+def _has_window(config: PreTrainedConfig) -> bool:
+    """Whether a layer sees the last tokens only."""
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return any(kind != "full_attention" for kind in kinds)
+    return getattr(config, "sliding_window", None) is not None
 
 
 def distance(expected: torch.Tensor, reported: Sequence[Mapping[int, float]]) -> float:
