@@ -68,11 +68,21 @@ def check_config(config: Any) -> None:
     for setting, unsupported in _unsupported(config):
         if unsupported:
             raise ConfigError(f"picbench does not support {setting}", hint="leave it off")
+    check_weights(config.model_config.quantization)
     found = config.cache_config.block_size
     if found != BLOCK_SIZE:
         raise ConfigError(f"block_size is {found}", hint=f"picbench needs block_size={BLOCK_SIZE}")
     if not config.cache_config.enable_prefix_caching:
         raise ConfigError("prefix caching is off", hint="enable_prefix_caching=True")
+
+
+def check_weights(quantization: str | None) -> None:
+    """Raise ConfigError for quantised weights; `quantization` is vLLM's name of the method."""
+    if quantization is not None:
+        raise ConfigError(
+            f"{quantization} weights are refused: picbench was not checked with quantised weights",
+            hint="use the same model in bfloat16",
+        )
 
 
 def check_kv_groups(groups: int) -> None:

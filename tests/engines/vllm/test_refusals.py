@@ -1,5 +1,6 @@
 """What is refused: at start, on arrival, and in a process without picbench's parts."""
 
+import json
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,30 @@ from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError, EngineError
 
+#: `quantization_config` of checkpoints, by method.
+QUANTISED: dict[str, dict[str, Any]] = {
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "compressed-tensors": {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+                "input_activations": {
+                    "num_bits": 8,
+                    "type": "float",
+                    "strategy": "token",
+                    "dynamic": True,
+                },
+            }
+        },
+        "ignore": ["lm_head"],
+    },
+}
+
 
 def config(**changes: Any) -> Any:
     """As much of a VllmConfig as the checks read, with one part changed."""
@@ -26,6 +51,7 @@ def config(**changes: Any) -> Any:
             "use_mla": False,
             "is_encoder_decoder": False,
             "runner_type": "generate",
+            "quantization": None,
             "hf_text_config": SimpleNamespace(sliding_window=None),
         },
         "parallel_config": {
@@ -53,6 +79,7 @@ def config(**changes: Any) -> Any:
         ({"use_mla": True}, "MLA"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"runner_type": "pooling"}, "pooling"),
+        ({"quantization": "fp8"}, "fp8 weights are refused"),
         ({"hf_text_config": SimpleNamespace(sliding_window=512)}, "sliding-window"),
         ({"speculative_config": object()}, "speculative"),
         ({"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}, "KV events"),
@@ -113,6 +140,17 @@ class TestStart:
 
         with pytest.raises(ConfigError, match="scheduler is not"):
             _start(self.arguments(llama) | {"worker_cls": CPU_WORKER}, {})
+
+    @pytest.mark.parametrize("method", ["fp8", "awq", "gptq", "compressed-tensors"])
+    def test_quantised_weights(self, llama, tmp_path, method):
+        """Before any weight is read: this folder has none."""
+        quantised = json.loads((llama / "config.json").read_bytes()) | {
+            "quantization_config": QUANTISED[method],
+            "dtype": "bfloat16",
+        }
+        (tmp_path / "config.json").write_text(json.dumps(quantised))
+        with pytest.raises(ConfigError, match=f"{method}.* weights are refused"):
+            Engine(EngineConfig(model=str(tmp_path), dtype="bfloat16", kv_blocks=64, context=256))
 
     @staticmethod
     def arguments(llama) -> dict[str, Any]:

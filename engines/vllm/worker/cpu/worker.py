@@ -3,7 +3,7 @@
 import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
-from picbench.engines.vllm.compat import check_version
+from picbench.engines.vllm.compat import check_config, check_version
 from picbench.engines.vllm.settings import SCHEDULER, PicSettings
 from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
 from picbench.engines.vllm.worker.cpu.runner import PicModelRunner
@@ -22,6 +22,7 @@ class PicCPUWorker(ConnectorWorkerMixin, CPUWorker):
                 "the workers are picbench's, but the scheduler is not",
                 hint=f"scheduler_cls={SCHEDULER} and additional_config with 'pic'",
             )
+        check_config(self.vllm_config)
         super().init_device()  # type: ignore[no-untyped-call]
         if self.use_v2_model_runner:
             raise ConfigError(

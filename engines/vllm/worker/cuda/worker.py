@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm.v1.worker.gpu_worker import Worker
 
-from picbench.engines.vllm.compat import check_signature, check_version
+from picbench.engines.vllm.compat import check_config, check_signature, check_version
 from picbench.engines.vllm.settings import ASYNC_SCHEDULER, SCHEDULER, PicSettings
 from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
 from picbench.engines.vllm.worker.rotary_check import TOLERANCE, rotary_error
@@ -29,6 +29,7 @@ class PicGPUWorker(ConnectorWorkerMixin, Worker):
                 "the workers are picbench's, but the scheduler is not",
                 hint=f"scheduler_cls={ASYNC_SCHEDULER} and additional_config with 'pic'",
             )
+        check_config(self.vllm_config)
         super().init_device()
 
     def _make_model_runner(self) -> Any:
