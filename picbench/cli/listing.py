@@ -28,10 +28,13 @@ def datasets() -> None:
 
 @listing.command()
 def models() -> None:
-    """Built-in model shapes, for --model."""
+    """Built-in models, for --model, and architectures: which were checked, which are refused."""
     from picbench.workloads import models as known
+    from picbench.workloads.models import architectures
 
     _print(known.describe().items())
+    click.echo("Architectures, checked against the oracle with tiny models of random weights:")
+    _print(architectures.rows())
 
 
 @listing.command()

@@ -147,18 +147,38 @@ def tiers(**options: Any) -> None:
 
 
 @measure.command()
-@click.option("--model", default="testbed", show_default=True, help="A Llama.")
+@_DEVICE
+@click.option("--model", default="testbed", show_default=True, help="With full attention and RoPE.")
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16", "float16")), default="float32")
 @_EAGER
 @click.option("--synchronous", is_flag=True, help="Schedule no step ahead.")
 @click.option("--keys-without-rope", is_flag=True, help="Cache all keys without RoPE.")
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, help="GPUs of the engine.")
 def oracle(**settings: Any) -> int:
-    """Compare a GPU engine with the oracle; exit 1 where they differ."""
+    """Compare an engine with the oracle; exit 1 where they differ."""
     _exact_float32()
     from picbench.measure.engine import oracle_check
 
     return 0 if oracle_check.measure(**settings) else 1
+
+
+@measure.command()
+@_ON_GPU
+@_COMMIT
+@_DEVICE
+@click.option("--dtype", type=click.Choice(("float32", "bfloat16", "float16")), default="float32")
+@_EAGER
+@click.option("--only", multiple=True, metavar="NAME", help="Only these; repeat the flag for more.")
+@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="At a time.")
+def architectures(**settings: Any) -> int:
+    """Compare engines with the oracle on a tiny model of each architecture; exit 1 where wrong.
+
+    Needs no network. Architectures that are refused must be refused for the reason that picbench
+    list models gives.
+    """
+    from picbench.measure.engine import architecture_check
+
+    return 0 if architecture_check.measure(**settings) else 1
 
 
 @measure.command(name="engine-comparison")

@@ -122,6 +122,11 @@ def _checks(output: Path, commit: str | None) -> Iterator[CheckStep]:
             f"six data sets against the testbed's card, {dtype}",
             (_measure("accuracy", *where, "--dtype", dtype),),
         )
+    yield CheckStep(
+        "architectures",
+        "a tiny model of each architecture against the oracle",
+        (_measure("architectures", *where, "--eager", "--jobs", "4"),),
+    )
     # The testbed model's heads cannot be divided among four.
     several = {2: oracle, 4: _oracle(models.resolve("shape:small").path)}
     for gpus, command in several.items():

@@ -1,10 +1,10 @@
-"""Compares a GPU engine with the oracle.
+"""Compares an engine with the oracle.
 
 Prompts are random tokens of the model's vocabulary from a fixed seed. The last line says whether
 every request agreed with the oracle.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,13 +29,13 @@ class OracleCase:
     rule: Any
 
 
-def cases(vocabulary: int) -> Iterator[OracleCase]:
+def cases(vocabulary: int, orders: Sequence[str] = ORDERS) -> Iterator[OracleCase]:
     """Plain prompts and each algorithm over chunks in several orders."""
     from picbench.engines.oracle import epic, full, mepic, naive
 
     rules = {"naive": naive(), "epic:k=16": epic(16), "mepic": mepic(), "full": full()}
     draw = partial(random_tokens, vocabulary=vocabulary)
-    for order in ORDERS:
+    for order in orders:
         for algorithm, rule in rules.items():
             chunks = [Chunk(tokens=draw(LENGTHS[name], name)) for name in order]
             question = Text(tokens=draw(19, f"{order} {algorithm}"))
@@ -46,22 +46,23 @@ def cases(vocabulary: int) -> Iterator[OracleCase]:
         yield OracleCase(f"plain {length}", request, full())
 
 
-def check(config: EngineConfig, tolerance: float) -> bool:
-    """Run all cases cold, one by one, then warm and together; print a line for each."""
+def check(config: EngineConfig, tolerance: float, orders: Sequence[str] = ORDERS) -> bool:
+    """Serve all cases, print a line for each, and return whether all are the oracle's.
+
+    Each is served three times: cold, with nothing cached; after other cases, whose chunks it
+    shares; and warm, all cases together.
+    """
     from picbench.engines.oracle import Oracle
 
     oracle = Oracle(config.model)
-    found = list(cases(oracle.model.config.vocab_size))
-    requests = [case.request for case in found]
-    options: dict[str, Any] = {"max_tokens": 6, "logprobs": 8, "ignore_eos": True}
-    with Engine(config) as engine:
-        print(engine.describe())
-        cold = engine.generate(requests, concurrency=1, **options)
-        warm = engine.generate(requests, **options)
+    found = list(cases(oracle.model.config.vocab_size, orders))
+    served = _serve(config, [case.request for case in found])
     good = True
-    for case, *results in zip(found, cold, warm, strict=True):
-        for name, result in zip(("cold", "warm"), results, strict=True):
-            error, same = _compare(oracle, case, result)
+    for case, *results in zip(found, *served.values(), strict=True):
+        replies = {result.tokens for result in results}
+        expected = {tokens: _expected(oracle, case, tokens) for tokens in replies}
+        for name, result in zip(served, results, strict=True):
+            error, same = _compare(expected[result.tokens], result)
             right = error < tolerance and (same or config.dtype != "float32")
             good &= right
             verdict = "ok" if right else "WRONG"
@@ -69,19 +70,33 @@ def check(config: EngineConfig, tolerance: float) -> bool:
     return good
 
 
+def _serve(config: EngineConfig, requests: Sequence[Request]) -> dict[str, list[Result]]:
+    options: dict[str, Any] = {"max_tokens": 6, "logprobs": 8, "ignore_eos": True}
+    cold: list[Result] = []
+    with Engine(config) as engine:
+        print(engine.describe())
+        for request in requests:
+            engine.reset()
+            cold += engine.generate([request], **options)
+        engine.reset()
+        after = engine.generate(requests, concurrency=1, **options)
+        return {"cold": cold, "after": after, "warm": engine.generate(requests, **options)}
+
+
 def measure(
     model: str,
     dtype: str,
     *,
+    device: str,
     eager: bool,
     synchronous: bool,
     keys_without_rope: bool,
     tensor_parallel: int,
 ) -> bool:
-    """Compare an engine on GPUs with the oracle, and print whether all requests agree."""
+    """Compare an engine with the oracle, and print whether all requests agree."""
     config = EngineConfig(
         model=str(models.resolve(model).path),
-        device="cuda",
+        device=device,
         dtype=dtype,
         eager=eager,
         asynchronous=not synchronous,
@@ -96,12 +111,16 @@ def measure(
     return good
 
 
-def _compare(oracle: Any, case: OracleCase, result: Result) -> tuple[float, bool]:
+def _expected(oracle: Any, case: OracleCase, tokens: Sequence[int]) -> Any:
+    """The oracle's log-probabilities of a reply, [tokens, vocabulary]."""
+    kinds = ["chunk" if isinstance(s, Chunk) else "text" for s in case.request.segments]
+    segments = list(zip(kinds, [s.tokens for s in case.request.segments], strict=True))
+    return oracle.logprobs(segments, case.rule, tokens)
+
+
+def _compare(expected: Any, result: Result) -> tuple[float, bool]:
     """Largest difference in log-probability, and whether each token is the oracle's own choice."""
     from picbench.engines.oracle import distance
 
-    kinds = ["chunk" if isinstance(s, Chunk) else "text" for s in case.request.segments]
-    segments = list(zip(kinds, [s.tokens for s in case.request.segments], strict=True))
-    expected = oracle.logprobs(segments, case.rule, result.tokens)
     assert result.logprobs is not None
     return distance(expected, result.logprobs), expected.argmax(-1).tolist() == list(result.tokens)

@@ -12,7 +12,13 @@ from click.testing import CliRunner, Result
 from picbench.cli import main
 from picbench.errors import IncomparableRuns
 from picbench.measure import accuracy, load, steps
-from picbench.measure.engine import comparison, context, oracle_check, scaling
+from picbench.measure.engine import (
+    architecture_check,
+    comparison,
+    context,
+    oracle_check,
+    scaling,
+)
 from picbench.measure.steps import CheckStep
 from picbench.output import provenance
 
@@ -21,6 +27,7 @@ STEPS = (
     "chunk-store",
     "tiers",
     "oracle",
+    "architectures",
     "engine-comparison",
     "accuracy",
     "context",
@@ -163,11 +170,36 @@ def test_an_engine_that_differs_from_the_oracle_ends_in_exit_code_1(
     assert asked == [
         {
             "model": "m",
+            "device": "cuda",
             "dtype": "float32",
             "eager": True,
             "synchronous": False,
             "keys_without_rope": False,
             "tensor_parallel": 2,
+        }
+    ]
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_architectures_get_their_flags(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, agrees: bool
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        architecture_check, "measure", lambda **given: asked.append(given) or agrees
+    )
+    flags = ("--device", "cpu", "--only", "glm-4", "--only", "qwen3", "--jobs", "3")
+    result = invoke("architectures", *flags, "--output", str(tmp_path))
+    assert result.exit_code == (0 if agrees else 1)
+    assert asked == [
+        {
+            "output": tmp_path,
+            "commit": None,
+            "device": "cpu",
+            "dtype": "float32",
+            "eager": False,
+            "only": ("glm-4", "qwen3"),
+            "jobs": 3,
         }
     ]
 

@@ -18,7 +18,7 @@ from picbench.measure.steps import CheckStep, Command, run_steps, steps
 from picbench.output import provenance
 
 #: Steps that say whether the engine is right, and are followed by those that say how fast.
-CHECKS = ("kernels-ok", "engine-float32", "accuracy-float32", "engine-bfloat16")
+CHECKS = ("kernels-ok", "engine-float32", "accuracy-float32", "engine-bfloat16", "architectures")
 MEASUREMENTS = (
     "kernels",
     "engine-comparison",

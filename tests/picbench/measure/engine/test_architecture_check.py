@@ -1,0 +1,156 @@
+"""Every row of the table of architectures: what it says holds in the engine."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.oracle import Oracle, epic, full, mepic, naive
+from picbench.errors import ConfigError, PicBenchError
+from picbench.kernels.cuda import support
+from picbench.kernels.shape import HeadShape
+from picbench.measure.engine import architecture_check
+from picbench.measure.engine.architecture_check import ArchitectureVerdict
+from picbench.measure.engine.oracle_check import cases, check
+from picbench.workloads.models.architectures import ARCHITECTURES, Architecture
+from picbench.workloads.models.random_weights import write
+
+RESULTS = Path(__file__).parents[4] / "results" / "gpu" / "architectures.json"
+TOLERANCE = 1e-3
+APART = 0.05  # fifty times the tolerance
+
+#: Chunks at two places, twice in one prompt, on both sides of another.
+ORDERS = ("BAB",)
+
+
+def rows(said: str) -> Any:
+    found = [pytest.param(row, id=row.name) for row in ARCHITECTURES if row.cpu == said]
+    return pytest.mark.parametrize("row", found)
+
+
+def config(model: Path) -> EngineConfig:
+    return EngineConfig(
+        model=str(model),
+        device="cpu",
+        dtype="float32",
+        kv_blocks=512,
+        context=1024,
+        batch_tokens=256,
+        max_requests=8,
+    )
+
+
+@pytest.mark.engine
+@rows("checked")
+def test_checked_rows_agree_with_the_oracle(
+    row: Architecture, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write(row, tmp_path)
+    agrees = check(config(model), TOLERANCE, ORDERS)
+    said = capsys.readouterr().out
+    assert agrees, said
+    for algorithm in ("naive", "epic:k=16", "mepic", "full"):
+        for name in ("cold", "after", "warm"):
+            assert re.search(rf"^ok +{algorithm} BAB +{name} ", said, re.MULTILINE)
+
+
+@pytest.mark.engine
+@rows("refused")
+def test_refused_rows_are_refused_in_their_words(row: Architecture, tmp_path: Path) -> None:
+    with pytest.raises(PicBenchError, match=re.escape(row.why)):
+        Engine(config(write(row, tmp_path))).close()
+
+
+def test_every_row_has_been_tried_on_a_cpu() -> None:
+    assert {row.cpu for row in ARCHITECTURES} <= {"checked", "refused"}
+    assert all(row.why for row in ARCHITECTURES if "refused" in (row.cpu, row.gpu))
+
+
+@pytest.mark.engine
+@rows("checked")
+def test_tiny_models_tell_algorithms_apart(row: Architecture, tmp_path: Path) -> None:
+    """An engine that used another algorithm, or the wrong positions, would be noticed."""
+    oracle = Oracle(write(row, tmp_path))
+    assert json.loads((tmp_path / "config.json").read_bytes())["architectures"] == [
+        row.architecture
+    ]
+    case = next(iter(cases(oracle.model.config.vocab_size, ORDERS)))
+    kinds = ("text", "chunk", "chunk", "chunk", "text")
+    tokens = [segment.tokens or () for segment in case.request.segments]
+    found = [
+        oracle.logprobs(list(zip(kinds, tokens, strict=True)), rule, (7,))
+        for rule in (naive(), epic(16), mepic(), full())
+    ]
+    for place, one in enumerate(found):
+        assert all(float((one - other).abs().max()) > APART for other in found[:place])
+
+
+def test_what_the_table_says_of_gpus_is_what_was_measured() -> None:
+    """Without a measurement it says so, or refuses what the kernels refuse."""
+    measured: dict[str, str] = {}
+    if RESULTS.exists():
+        found = json.loads(RESULTS.read_bytes())["found"]
+        measured = {row["name"]: row["verdict"] for row in found}
+    for row in ARCHITECTURES:
+        if row.name in measured:
+            assert row.gpu == measured[row.name], row.name
+        else:
+            assert row.gpu == "not checked" or row.gpu == row.cpu or _refused(row), row.name
+
+
+def _refused(row: Architecture) -> bool:
+    """Whether picbench's CUDA kernels refuse the heads of an architecture, as its row says."""
+    fields = row.configuration
+    size = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
+    import torch
+
+    shape = HeadShape(num_heads=2, num_kv_heads=1, head_size=size, dtype=torch.float32)
+    with pytest.raises(ConfigError, match=re.escape(row.why)):
+        support.require(shape)
+    return row.gpu == "refused"
+
+
+def outcome(name: str, verdict: Any, line: str) -> ArchitectureVerdict:
+    return ArchitectureVerdict(name, verdict, line)
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "line", "good"),
+    [
+        ("llama-3", "checked", "all agree with the oracle", True),
+        ("llama-3", "wrong", "NOT all agree with the oracle", False),
+        ("llama-3", "failed", "ended with exit code 139", False),
+        ("phi-3-mini", "refused", "heads of size 96 are not supported on CUDA (hint)", True),
+        ("phi-3-mini", "refused", "out of memory", False),
+    ],
+)
+def test_a_check_stands_by_the_table(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    verdict: Any,
+    line: str,
+    good: bool,
+) -> None:
+    monkeypatch.setattr(
+        architecture_check, "_check", lambda row, **_: outcome(row.name, verdict, line)
+    )
+    stands = architecture_check.measure(
+        "cuda", "float32", eager=True, only=[name], jobs=2, commit="c", output=tmp_path
+    )
+    assert stands is good
+    [found] = json.loads((tmp_path / "architectures.json").read_bytes())["found"]
+    assert found == {"name": name, "verdict": verdict, "line": line}
+    assert (tmp_path / "architectures.md").read_text() in capsys.readouterr().out
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="`only` qwen4: no such architecture"):
+        architecture_check.measure(
+            "cpu", "float32", eager=True, only=["qwen4"], jobs=1, commit="c", output=tmp_path
+        )
