@@ -24,7 +24,8 @@ def merge_splits(partial: Tensor, lse: Tensor, counts: Tensor, out: Tensor, spli
 
     Request r owns rows [r * splits, (r + 1) * splits) of `partial` [rows, heads, head_size] and
     `lse` [rows, heads], float32. Those splits are filled that got any of its counts[r] key tiles;
-    `counts` [requests] is int32.
+    `counts` [requests] is int32. A request with a count of 0 is not written, one with a negative
+    count has no keys and gets zeros.
     """
     requests, heads, size = out.shape
     merge[(requests, heads)](
@@ -45,7 +46,7 @@ def merge_splits(partial: Tensor, lse: Tensor, counts: Tensor, out: Tensor, spli
     )
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["lse_row_stride", "splits"])
 def merge(
     partial: tl.tensor,
     lse: tl.tensor,
@@ -65,8 +66,8 @@ def merge(
 
     With `splits`, request r owns rows [r * splits, (r + 1) * splits) of `partial` and `lse`, of
     which those that got any of its counts[r] tiles are filled; else counts[r] rows from starts[r]
-    on. A request with a count of 0 is not written. `partial` [rows, heads, HEAD] may be of any
-    floating type, `lse` [rows, heads] is float32 and strided.
+    on. A request with a count of 0 is not written, one with a negative count gets zeros. `partial`
+    [rows, heads, HEAD] may be of any floating type, `lse` [rows, heads] is float32 and strided.
     """
     request = tl.program_id(0)
     head = tl.program_id(1)
@@ -75,7 +76,8 @@ def merge(
         return
     start = request * splits
     if splits > 0:
-        count = tl.cdiv(count, tl.cdiv(count, splits))
+        # Without tiles there is no split, and no length of one to divide by.
+        count = tl.cdiv(count, tl.maximum(tl.cdiv(count, splits), 1))
     else:
         start = tl.load(starts + request)
     dim = tl.arange(0, HEAD)

@@ -98,7 +98,7 @@ class DecodeBatch:
 
         `block_table` [requests, max_blocks], `table_rows` [requests], rows of the request table,
         and `lengths` [requests], the slots of each with this step's token, are int32 on the device.
-        A length of 0 leaves a request out.
+        A length of 0 leaves a request out; a negative one means that it has no keys (padding).
         """
         self.size = len(table_rows)
         self.table_rows[: self.size].copy_(table_rows)
@@ -127,8 +127,8 @@ def decode(
     """Attention of `query` [requests, num_heads, head_size] over the cache, into `out`.
 
     Queries are rotated by their logical positions. `out` has the shape of `query`; rows of
-    requests that the batch leaves out are not touched. Slots that are not visible may hold
-    anything, NaN included. Nothing is allocated.
+    requests that the batch leaves out are not touched, those of requests without keys are zeros.
+    Slots that are not visible may hold anything, NaN included. Nothing is allocated.
     """
     shape, table = batch.shape, batch.table
     key, value = key_value(kv_cache)

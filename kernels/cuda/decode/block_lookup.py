@@ -6,8 +6,12 @@ import triton.language as tl
 #: Visible blocks that one program looks up.
 SPAN = 1024
 
+# Parts of tensors that are uploaded with each step: where they begin depends on its requests.
+_PER_STEP = ["block_table", "table_rows", "lengths"]
 
-@triton.jit
+
+# Of what depends on the step nothing is assumed: each assumption would be a kernel of its own.
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=_PER_STEP)
 def look_up_blocks(
     listed_blocks: tl.tensor,
     listed_seen: tl.tensor,
@@ -28,7 +32,8 @@ def look_up_blocks(
     Grid (requests, width / SPAN). The visible blocks of request r are those listed in row
     table_rows[r] of the request table (`listed_blocks`, `listed_seen`, `bounds`), then the tail, in
     tiles of WIDTH. Their indices become cache blocks by `block_table` [requests, max_blocks], and
-    slots after the first lengths[r] are cleared from `seen`. A length of 0 makes no tiles.
+    slots after the first lengths[r] are cleared from `seen`. A length of 0 makes no tiles, a
+    negative one -1, which `merge` takes for a request without keys.
     """
     request = tl.program_id(0).to(tl.int64)
     row = tl.load(table_rows + request).to(tl.int64)
@@ -38,7 +43,7 @@ def look_up_blocks(
     tail_blocks = tl.maximum(tl.cdiv(length, 16) - tail, 0)
     count = tl.where(length > 0, listed + tl.cdiv(tail_blocks, WIDTH), 0)
     if tl.program_id(1) == 0:
-        tl.store(tiles + request, count)
+        tl.store(tiles + request, tl.where(length < 0, -1, count))
     place = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
     wanted = place < count * WIDTH
     known = wanted & (place < listed * WIDTH)

@@ -61,7 +61,8 @@ def gather_reference(
     return key, value_cache[block, offset]
 
 
-@triton.jit
+# KV heads are gathered in as many passes as the workspace is too small for a context.
+@triton.jit(do_not_specialize=["heads"])
 def _gather(
     key_cache: tl.tensor,
     value_cache: tl.tensor,

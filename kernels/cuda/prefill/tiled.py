@@ -150,7 +150,7 @@ def _keys_and_stages(row_bytes: int) -> tuple[int, int]:
     return (64, 2) if row_bytes <= 512 else (16, 2)
 
 
-@triton.jit(do_not_specialize=["splits"])
+@triton.jit(do_not_specialize=["kv_heads", "splits"])
 def _attend(
     query: tl.tensor,
     key: tl.tensor,

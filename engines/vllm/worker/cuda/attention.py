@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.vllm.settings import PicSettings
@@ -60,6 +61,11 @@ class RunnerAttention:
         logger.info_once("picbench: %s (%d MiB)", kernels, planner.nbytes >> 20)
         return cls(PlannedRequests(most, planner.table, keys_without_rope=bare), planner, rope)
 
+    def warm_up(self, model: nn.Module) -> None:
+        """Compile what steps can need, once the layers of the `model` have their KV caches."""
+        caches = (layer.kv_cache for layer in model.modules() if isinstance(layer, Attention))
+        self.planner.warm_up(next(caches))
+
 
 def _kernels(
     vllm_config: Any,
@@ -72,9 +78,7 @@ def _kernels(
     most = vllm_config.scheduler_config.max_num_seqs
     blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE) + 1
     table = RequestTable(most + 1, blocks, device, unrotated=keys_without_rope)
-    planner = KernelPlanner(table, most, rope, shape, CudaWorkspace(WORKSPACE_BYTES, device))
-    planner.warm_up()
-    return planner
+    return KernelPlanner(table, most, rope, shape, CudaWorkspace(WORKSPACE_BYTES, device))
 
 
 def _shape(vllm_config: Any) -> HeadShape:

@@ -87,6 +87,9 @@ class DensePlanner:
     def __init__(self, rope: RopeTable) -> None:
         self._rope = rope
 
+    def warm_up(self, kv_cache: Tensor) -> None:
+        """PyTorch's operators need no compilation."""
+
     def plan(self, batch: PlannedBatch, block_table: Tensor) -> AttentionCalls:
         """See `Planner.plan`."""
         requests, start = [], 0

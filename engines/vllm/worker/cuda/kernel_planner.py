@@ -15,7 +15,8 @@ from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.device import upload
 from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
-from picbench.kernels.cuda.prefill.warm_up import warm_up_link
+from picbench.kernels.cuda.visible_blocks import Ints
+from picbench.kernels.cuda.warm_up import warm_up_decode, warm_up_link
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
@@ -73,9 +74,10 @@ class KernelPlanner:
         """Device memory held."""
         return self.table.nbytes + self._decode.nbytes + self._workspace.nbytes
 
-    def warm_up(self) -> None:
-        """Compile the kernels that no graph holds before any request needs them."""
-        warm_up_link(self._rope, self._shape, self._workspace, self.table.blocks.device)
+    def warm_up(self, kv_cache: Tensor) -> None:
+        """See `Planner.warm_up`."""
+        warm_up_decode(kv_cache, self._decode)
+        warm_up_link(kv_cache, self._rope, self._shape, self._workspace)
 
     def plan(self, batch: PlannedBatch, block_table: Tensor) -> AttentionCalls:
         """See `Planner.plan`."""
@@ -90,12 +92,7 @@ class KernelPlanner:
         return AttentionCalls(tuple(calls))
 
     def _decode_call(self, batch: PlannedBatch, block_table: Tensor) -> DecodeCall:
-        host = np.zeros((2, len(block_table)), dtype=np.int32)
-        for i, request in enumerate(batch.requests[: batch.decoded]):
-            if request is not None:
-                host[:, i] = request.row, batch.computed[i] + 1
-            elif not batch.stock:
-                host[:, i] = self._plain_row, batch.computed[i] + 1
+        host = rows_and_lengths(batch, len(block_table), self._plain_row)
         rows, lengths = upload(host, block_table.device)
         self._decode.fill(block_table, rows, lengths)
         return DecodeCall(self._decode, len(block_table))
@@ -121,6 +118,22 @@ class KernelPlanner:
             group.append(request)
             used += slots
         yield group
+
+
+def rows_and_lengths(batch: PlannedBatch, count: int, plain_row: int) -> Ints:
+    """Row of the request table and slots of `count` decoding requests [2, count], for `fill`.
+
+    Requests that vLLM's attention serves have length 0 and are left out. Requests after the batch's
+    pad a graph: their length is -1, and their outputs zeros instead of those of an older step.
+    """
+    host = np.zeros((2, count), dtype=np.int32)
+    host[1, batch.decoded :] = -1
+    for i, request in enumerate(batch.requests[: batch.decoded]):
+        if request is not None:
+            host[:, i] = request.row, batch.computed[i] + 1
+        elif not batch.stock:
+            host[:, i] = plain_row, batch.computed[i] + 1
+    return host
 
 
 def _requests(batch: PlannedBatch, first: int) -> Iterator[LinkRequest | None]:

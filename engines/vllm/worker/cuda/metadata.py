@@ -44,6 +44,13 @@ class Planner(Protocol):
 
     graphs: bool
 
+    def warm_up(self, kv_cache: Tensor) -> None:
+        """Compile all kernels that steps can need, with the cache [...] of any layer.
+
+        Its layout is that of `PlannedAttention.attend`. It is not written to.
+        """
+        ...
+
     def plan(self, batch: PlannedBatch, block_table: Tensor) -> PlannedAttention:
         """Row i of `block_table` [requests, blocks] lists the blocks of request i of `batch`."""
         ...

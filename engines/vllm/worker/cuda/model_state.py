@@ -57,6 +57,10 @@ class PicModelState(DefaultModelState):
         """How keys are re-rotated."""
         return self._attention.rope
 
+    def warm_up(self) -> None:
+        """Compile what steps with planned requests can need; layers must have their KV caches."""
+        self._attention.warm_up(self.model)
+
     def begin_step(
         self, request_ids: Sequence[str], computed: Sequence[int], scheduled: Sequence[int]
     ) -> PlannedBatch | None:

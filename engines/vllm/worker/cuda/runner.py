@@ -59,8 +59,10 @@ class PicModelRunner(GPUModelRunner):
     def initialize_kv_cache(
         self, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
     ) -> None:
-        """Set up a second set of graphs, for steps with planned requests."""
+        """Compile kernels, and set up a second set of graphs, for steps with planned requests."""
         super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
+        if not is_profiling:
+            self._state.warm_up()
         stock = self.cudagraph_manager
         assert stock is not None
         self._stock_graphs = stock

@@ -23,6 +23,10 @@ class PicModelRunnerV1(GPUModelRunner):
         check_signature(
             GPUModelRunner._prepare_inputs, ("self", "scheduler_output", "num_scheduled_tokens")
         )
+        check_signature(
+            GPUModelRunner.initialize_kv_cache,
+            ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
+        )
         check_signature(GPUModelRunner.load_model, ("self", "load_dummy_weights", "model"))
         super().__init__(vllm_config, device)
 
@@ -37,6 +41,14 @@ class PicModelRunnerV1(GPUModelRunner):
     def rope(self) -> RopeTable:
         """How keys are re-rotated."""
         return self._attention.rope
+
+    def initialize_kv_cache(
+        self, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
+        """Compile what steps with planned requests need, for the layout of the cache."""
+        super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
+        if not is_profiling:
+            self._attention.warm_up(self.get_model())
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)

@@ -1,5 +1,7 @@
 """Decode against the float64 reference, over poisoned caches."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -29,6 +31,7 @@ def decoded(
     unrotated: bool = False,
     splits: int = 3,
     skip: int = -1,
+    padding: int = 0,
     gluon: bool = True,
 ) -> Tensor:
     device = scene.table.device
@@ -40,13 +43,14 @@ def decoded(
     lengths = scene.lengths
     if skip >= 0:
         lengths[skip] = 0
+    lengths[count - padding :] = -1
     batch = DecodeBatch(table, count + 1, scene.shape, scene.rope, gluon=gluon, splits=splits)
     for held in (batch.blocks, batch.seen):
         held.fill_(-1)
     batch.partial.fill_(float("nan"))
     batch.lse.fill_(float("nan"))
     batch.fill(scene.table, rows, lengths)
-    out = torch.full_like(query, UNTOUCHED)
+    out = torch.full_like(query, float("nan") if padding else UNTOUCHED)
     return decode(query, scene.kv_cache, batch, scene.scale, out)
 
 
@@ -117,6 +121,20 @@ def test_requests_left_out_are_not_touched(device: str, dtype: torch.dtype) -> N
     found = decoded(scene, scene.queries(5), skip=2)
     assert torch.equal(found[2], torch.full_like(found[2], UNTOUCHED))
     assert bool(found.isfinite().all())
+
+
+def test_outputs_of_padding_are_zeros(
+    shape: HeadShape, device: str, head_major: bool, tolerance: float
+) -> None:
+    """A graph is replayed with more requests than there are, over outputs of an older step."""
+    rope = rope_table(shape.head_size, 300, device)
+    scene = draw(requests(), shape, rope, device=device, head_major=head_major, poison=True)
+    query = scene.queries(5)
+    query[3:] = float("nan")
+    for splits in (1, 3):
+        found = decoded(scene, query, splits=splits, padding=2)
+        assert not found[3:].any()
+        assert worst(replace(scene, requests=scene.requests[:3]), query, found) <= tolerance
 
 
 def test_generated_tokens_need_no_new_row(

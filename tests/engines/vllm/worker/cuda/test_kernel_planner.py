@@ -6,7 +6,11 @@ import pytest
 import torch
 
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner, LinkCall
+from picbench.engines.vllm.worker.cuda.kernel_planner import (
+    KernelPlanner,
+    LinkCall,
+    rows_and_lengths,
+)
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.workspace import CudaWorkspace
@@ -68,3 +72,19 @@ def test_calls_are_cut_where_the_workspace_ends(send: Any) -> None:
     made = planner(room=50)
     step = [("x", 16, 11), ("y", 16, 2), ("z", 16, 8)]
     assert links((known(made, send), made), *step) == [(0, 13), (13, 21)]
+
+
+def test_what_pads_a_graph_has_no_keys(pair: Pair) -> None:
+    batch = pair[0].batch(["y", "plain", "x"], [30, 7, 27], [1, 1, 1])
+    assert batch is not None
+    assert batch.decodes
+    rows = [pair[0].batch([name], [0], [1]).requests[0].row for name in "yx"]  # type: ignore[union-attr]
+    found = rows_and_lengths(batch, 5, plain_row=4).tolist()
+    assert found == [[rows[0], 4, rows[1], 0, 0], [31, 8, 28, -1, -1]]
+
+
+def test_what_vllm_serves_is_left_out(pair: Pair) -> None:
+    batch = pair[0].batch(["y", "plain", "prefilled"], [30, 7, 0], [1, 1, 9])
+    assert batch is not None
+    assert batch.stock
+    assert rows_and_lengths(batch, batch.decoded, plain_row=4)[1].tolist() == [31, 0]

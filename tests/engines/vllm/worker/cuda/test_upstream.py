@@ -19,6 +19,10 @@ def test_methods_that_are_extended_are_those_of_the_pinned_release() -> None:
     check_signature(
         GPUModelRunner._prepare_inputs, ("self", "scheduler_output", "num_scheduled_tokens")
     )
+    check_signature(
+        GPUModelRunner.initialize_kv_cache,
+        ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
+    )
 
 
 def test_every_step_of_a_worker_runs_with_its_own_connector() -> None:

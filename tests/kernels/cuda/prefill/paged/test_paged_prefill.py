@@ -19,7 +19,7 @@ from picbench.kernels.cuda.prefill.paged.key_tiles import KEYS, LOOSE, KeyTiles
 from picbench.kernels.cuda.prefill.paged.paged_reference import paged_reference
 from picbench.kernels.cuda.prefill.paged.tile_schedule import TileSchedule, query_tiles
 from picbench.kernels.cuda.prefill.tiled import TiledPrefill
-from picbench.kernels.cuda.prefill.warm_up import warm_up_link
+from picbench.kernels.cuda.warm_up import warm_up_link
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.shape import HeadShape
@@ -190,7 +190,10 @@ class Launches(list[dict[str, object]]):
         self.append({**fixed, "aligned": aligned, "ints": ints})
 
 
-def test_every_way_to_launch_paged_prefill_is_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("head_major", [False, True], ids=["token-major", "head-major"])
+def test_every_way_to_launch_paged_prefill_is_warmed_up(
+    monkeypatch: pytest.MonkeyPatch, head_major: bool
+) -> None:
     launches = Launches()
     monkeypatch.setattr(device, "runs_gluon", lambda: True)
     monkeypatch.setattr(hopper_prefill, "attend_paged", launches)
@@ -200,7 +203,7 @@ def test_every_way_to_launch_paged_prefill_is_warmed_up(monkeypatch: pytest.Monk
     shape = HeadShape(32, 8, 128, torch.bfloat16)
     rope, room = rope_table(128, 4096, "cpu"), CudaWorkspace(64 << 20, "cpu")
 
-    def launched(slots: Slots, *, head_major: bool = False) -> dict[str, object]:
+    def launched(slots: Slots, *, head_major: bool = head_major) -> dict[str, object]:
         scene = draw([slots], shape, rope, device="cpu", head_major=head_major)
         query = scene.queries(slots.computed)
         paged_prefill_of(scene).attend(query, scene.kv_cache, 1.0, torch.empty_like(query))
@@ -208,8 +211,9 @@ def test_every_way_to_launch_paged_prefill_is_warmed_up(monkeypatch: pytest.Monk
 
     served = [launched(plain(40, 8)), launched(plain(4000, 64))]
     assert [made["SPLIT"] for made in served] == [False, True]
-    assert launched(plain(40, 8), head_major=True) not in served
-    warm_up_link(rope, shape, room, torch.device("cpu"))
+    assert launched(plain(40, 8), head_major=not head_major) not in served
+    cache = draw([plain(40, 8)], shape, rope, device="cpu", head_major=head_major).kv_cache
+    warm_up_link(cache, rope, shape, room)
     assert list(launches) == served
 
 
