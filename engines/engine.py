@@ -1,5 +1,6 @@
 """The offline engine: segments in, tokens, timings and block counts out."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -19,6 +20,7 @@ from picbench.engines.self_check import (
 )
 from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.launch import Launched, launch
+from picbench.engines.vllm.worker.compilations import compiled_kernels, watch_compilations
 from picbench.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Engine:
         if config.self_check and config.stock:
             raise ConfigError("stock vLLM has no self-check", hint="leave `self_check` off")
         self._launched: Launched | None = launch(config)
+        self._submitted: dict[str, PreparedRequest] = {}
         if config.self_check:
             self._require_right_answers()
 
@@ -86,6 +89,41 @@ class Engine:
         return [
             make_result(p, *served[p.tag], self._report(p.tag), self._tokenizer) for p in prepared
         ]
+
+    def submit(
+        self,
+        request: Request,
+        *,
+        max_tokens: int = 16,
+        logprobs: int | None = None,
+        ignore_eos: bool = False,
+    ) -> str:
+        """Queue a request and return its tag, for callers that decide between steps what to do.
+
+        `step` serves it, `abort` ends it; for the rest see `generate`. Raises ConfigError for a
+        request that can never be served.
+        """
+        prepared = self._prepare(request, max_tokens, logprobs, ignore_eos)
+        self._submit(Departure(prepared, time.time(), 0.0))
+        self._submitted[prepared.tag] = prepared
+        return prepared.tag
+
+    def step(self) -> dict[str, Result]:
+        """Run one scheduler step; results, by tag, of submitted requests that ended in it."""
+        outputs: list[Any] = self._running.engine.step()
+        ended = {output.request_id: output for output in outputs}
+        known = ((tag, self._submitted.pop(tag, None)) for tag in ended)
+        return {
+            tag: make_result(own, ended[tag], 0.0, self._report(tag), self._tokenizer)
+            for tag, own in known
+            if own is not None
+        }
+
+    def abort(self, tag: str) -> None:
+        """End a submitted request without a result; one that has ended is ignored."""
+        if self._submitted.pop(tag, None) is not None:
+            self._running.engine.abort_request([tag])
+            self._report(tag)
 
     def warm_up(self) -> None:
         """Run a few requests and drop their KV, so that first-use costs are not measured.
@@ -176,6 +214,26 @@ class Engine:
             )
         store = self._running.scheduler.chunk_store
         return ChunkCache(store, tier_client, self.generate, self._canonical, self.drain)
+
+    @property
+    def drained(self) -> bool:
+        """Whether no request and no transfer is left, and none of the pool's blocks is held."""
+        scheduler = self._running.scheduler
+        linker: Linker | None = getattr(scheduler, "linker", None)
+        pool = scheduler.kv_cache_manager.block_pool
+        left = scheduler.requests or (linker and not linker.idle)
+        # The first block is vLLM's own (vllm/v1/core/block_pool.py, null_block).
+        return not left and pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+
+    def watch_compilations(self) -> None:
+        """Begin to note which kernels are compiled in this engine's workers."""
+        self._running.engine.collective_rpc(watch_compilations)
+
+    @property
+    def compilations(self) -> list[str]:
+        """Kernels, by dotted name, that any worker compiled since `watch_compilations`."""
+        found = self._running.engine.collective_rpc(compiled_kernels)
+        return [kernel for worker in found for kernel in worker]
 
     def describe(self) -> dict[str, Any]:
         """What runs here: versions, device, pool, limits."""

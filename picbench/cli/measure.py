@@ -181,6 +181,37 @@ def architectures(**settings: Any) -> int:
     return 0 if architecture_check.measure(**settings) else 1
 
 
+@measure.command()
+@_ON_GPU
+@_COMMIT
+@click.option("--model", default="shape:small", show_default=True)
+@click.option("--device", default="auto", show_default=True, help="cuda or cpu.")
+@click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="float32")
+@_EAGER
+@click.option("--synchronous", is_flag=True, help="Schedule no step ahead.")
+@click.option("--tensor-parallel", type=click.IntRange(1), default=1, help="Workers.")
+@click.option("--pool", type=click.IntRange(32), default=6000, show_default=True, help="Blocks.")
+@click.option("--tiers", default="", help="As for picbench run [none].")
+@click.option("--requests", type=click.IntRange(1), default=600, show_default=True)
+@click.option(
+    "--longest",
+    type=click.IntRange(256),
+    default=32_000,
+    show_default=True,
+    help="Prompt tokens. Shapes get as many positions as that needs.",
+)
+@click.option("--preemptions", type=int, default=0, show_default=True, help="At least so many.")
+@_SEED
+def storm(output: Path, commit: str | None, **options: Any) -> int:
+    """Compare a starved pool under mixed requests and aborts with a large one; exit 1 if wrong."""
+    _exact_float32()
+    from picbench.measure.engine import storm as measuring
+
+    wrong, page = measuring.measure(measuring.StormSettings(**options), commit, output)
+    click.echo(page)
+    return 1 if wrong else 0
+
+
 @measure.command(name="engine-comparison")
 @_ON_GPU
 @_COMMIT

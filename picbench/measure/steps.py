@@ -136,6 +136,19 @@ def _checks(output: Path, commit: str | None) -> Iterator[CheckStep]:
             ((*command, "--dtype", "float32", "--eager", "--tensor-parallel", str(gpus)),),
             gpus,
         )
+    yield from _storms(where)
+
+
+def _storms(where: tuple[str, ...]) -> Iterator[CheckStep]:
+    """The engine as it is served: with graphs and scheduling ahead, short of memory."""
+    flags = {"float32": ("float32", 1), "bfloat16": ("bfloat16", 1), "tp2": ("float32", 2)}
+    for name, (dtype, gpus) in flags.items():
+        storm = _measure(
+            *("storm", *where, "--device", "cuda", "--dtype", dtype),
+            *("--tensor-parallel", str(gpus), "--preemptions", "100"),
+        )
+        summary = f"a storm in a starved pool against a large one, {dtype}, {gpus} GPU(s)"
+        yield CheckStep(f"storm-{name}", summary, (storm,), gpus)
 
 
 def _oracle(model: Path | str) -> Command:

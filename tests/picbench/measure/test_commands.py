@@ -18,6 +18,7 @@ from picbench.measure.engine import (
     context,
     oracle_check,
     scaling,
+    storm,
 )
 from picbench.measure.steps import CheckStep
 from picbench.output import provenance
@@ -28,6 +29,7 @@ STEPS = (
     "tiers",
     "oracle",
     "architectures",
+    "storm",
     "engine-comparison",
     "accuracy",
     "context",
@@ -202,6 +204,20 @@ def test_architectures_get_their_flags(
             "jobs": 3,
         }
     ]
+
+
+@pytest.mark.parametrize("wrong", [[], ["the pool did not drain"]])
+def test_a_storm_with_faults_ends_in_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: list[str]
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(storm, "measure", lambda *given: asked.append(given) or (wrong, "page"))
+    flags = ["--dtype", "bfloat16", "--eager", "--pool", "900", "--tensor-parallel", "2"]
+    result = invoke("storm", *flags, "--commit", "abc", "--output", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (1 if wrong else 0, "page\n")
+    settings = storm.StormSettings(dtype="bfloat16", eager=True, pool=900, tensor_parallel=2)
+    assert asked == [(settings, "abc", tmp_path)]
+    assert settings.name == "storm-bfloat16-tp2-eager"
 
 
 def test_load_takes_one_run_or_two_and_shows_its_page(note: Note, tmp_path: Path) -> None:

@@ -18,7 +18,16 @@ from picbench.measure.steps import CheckStep, Command, run_steps, steps
 from picbench.output import provenance
 
 #: Steps that say whether the engine is right, and are followed by those that say how fast.
-CHECKS = ("kernels-ok", "engine-float32", "accuracy-float32", "engine-bfloat16", "architectures")
+CHECKS = (
+    "kernels-ok",
+    "engine-float32",
+    "accuracy-float32",
+    "engine-bfloat16",
+    "architectures",
+    "storm-float32",
+    "storm-bfloat16",
+    "storm-tp2",
+)
 MEASUREMENTS = (
     "kernels",
     "engine-comparison",
@@ -191,6 +200,7 @@ def test_no_measurement_comes_before_a_check(found: dict[str, CheckStep]) -> Non
     assert {name: step.gpus for name, step in found.items() if step.gpus > 1} == {
         "engine-tp2": 2,
         "engine-tp4": 4,
+        "storm-tp2": 2,
         "scaling-2": 2,
         "scaling-4": 4,
     }
@@ -218,6 +228,7 @@ def test_all_flags_of_picbench_exist(found: dict[str, CheckStep]) -> None:
     assert {command[3] for command in ours} == {"measure", "traffic", "run"}
     measured = {command[4] for command in ours if command[3] == "measure"}
     assert measured >= {"oracle", "accuracy", "context", "load", "scaling", "engine-comparison"}
+    assert "storm" in measured
 
 
 def test_what_is_tested_is_there(found: dict[str, CheckStep]) -> None:

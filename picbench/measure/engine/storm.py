@@ -1,0 +1,312 @@
+"""A storm: mixed requests in a pool that is too small for them, against a large pool.
+
+The engine runs as it is served: scheduling ahead, with CUDA graphs, on one GPU or several. Requests
+are aborted at random, and lose their blocks to others. In float32 every answer must be the large
+pool's; in bfloat16, where a step's other requests change roundings, the share of answers that
+differ is held against that between two runs of the large pool with other batches. The block ledger
+has to sum at every step, the pool to drain, and none of picbench's kernels to be compiled.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.request import Request, Result
+from picbench.errors import ConfigError
+from picbench.measure.engine.storm_requests import draw_requests
+from picbench.measure.report import save
+from picbench.output import markdown, provenance
+from picbench.workloads import models
+from picbench.workloads.models.build import materialise
+from picbench.workloads.models.shapes import SHAPES
+
+#: How many times the starved pool the large one is.
+LARGE = 8
+
+#: Requests that an engine runs and that are submitted at a time, and how many in the large pool's
+#: second run.
+RUNNING, FLYING, FEWER = 48, 96, 12
+
+#: The probability that some request is aborted after a step.
+ABORTS = 0.05
+
+#: Two tokens whose log-probabilities differ by less (nats) tie: float32 sums in another order
+#: may choose the other.
+TIE = 1e-3
+
+#: In bfloat16 so many times as many answers may differ as between two runs of the large pool,
+#: and so many more (a share of all).
+FACTOR, MARGIN = 2.0, 0.02
+
+#: Tokens of the context beyond the longest prompt.
+_OUTPUT_ROOM = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StormSettings:
+    """What is run; `pool` is in blocks, `longest` in prompt tokens.
+
+    With `preemptions`, requests must lose their blocks at least so often.
+    """
+
+    model: str = "shape:small"
+    device: str = "auto"
+    dtype: str = "float32"
+    eager: bool = False
+    synchronous: bool = False
+    tensor_parallel: int = 1
+    pool: int = 6000
+    tiers: str = ""
+    requests: int = 600
+    longest: int = 32_000
+    preemptions: int = 0
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the files with results."""
+        parts = ["storm", self.dtype]
+        parts += [f"tp{self.tensor_parallel}"] if self.tensor_parallel > 1 else []
+        parts += ["eager"] if self.eager else []
+        parts += ["synchronous"] if self.synchronous else []
+        return "-".join(parts)
+
+
+@dataclass(slots=True)
+class StormRun:
+    """What an engine made of the requests: results by number, and what happened meanwhile.
+
+    `unsound` counts ledger snapshots that do not sum to the pool, `compiled` kernels by name.
+    """
+
+    results: dict[int, Result] = field(default_factory=dict)
+    aborted: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    unsound: int = 0
+    drained: bool = True
+    compiled: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class StormTally:
+    """Requests of one algorithm: how many were drawn, answered, and answered otherwise.
+
+    `differ` compares the starved pool with the large one, but for `ties`, `control` two runs of the
+    large pool.
+    """
+
+    requests: int
+    answered: int
+    differ: int
+    ties: int
+    control: int
+
+
+def serve(
+    engine: Engine,
+    requests: Sequence[Request],
+    *,
+    flying: int = FLYING,
+    aborts: float = 0.0,
+    seed: int = 0,
+    logprobs: int | None = None,
+) -> StormRun:
+    """Serve all requests, at most `flying` at a time; after a step abort one of them at random."""
+    dice, run, alive = random.Random(seed), StormRun(), dict[str, int]()
+    before, waiting = engine.preemptions, list(enumerate(requests))[::-1]
+    engine.measure()
+    engine.watch_compilations()
+    while waiting or alive:
+        while waiting and len(alive) < flying:
+            index, request = waiting.pop()
+            alive[engine.submit(request, logprobs=logprobs, ignore_eos=True)] = index
+        for tag, result in engine.step().items():
+            run.results[alive.pop(tag)] = result
+        if alive and dice.random() < aborts:
+            victim = dice.choice(sorted(alive))
+            engine.abort(victim)
+            del alive[victim]
+            run.aborted += 1
+    engine.drain()
+    memory = engine.memory
+    run.steps, run.drained = len(memory), engine.drained
+    run.unsound = sum(sum(s.blocks.values()) != s.pool for s in memory)
+    run.preemptions = engine.preemptions - before
+    run.compiled = Counter(engine.compilations)
+    return run
+
+
+def measure(
+    settings: StormSettings, commit: str | None, output: Path | None
+) -> tuple[list[str], str]:
+    """Run the storm; what is wrong, and the page, which is written to `output` with a JSON file."""
+    config = _config(settings)
+    requests = draw_requests(settings.requests, settings.longest, settings.seed)
+    with Engine(replace(config, kv_blocks=LARGE * settings.pool, tiers="")) as engine:
+        expected = serve(engine, requests, logprobs=2)
+        engine.reset()
+        control = serve(engine, requests, flying=FEWER)
+    with Engine(config) as engine:
+        found = serve(engine, requests, aborts=ABORTS, seed=settings.seed)
+        described = engine.describe()
+    tallies = tally(requests, expected, control, found)
+    wrong = faults(settings, tallies, found)
+    facts = provenance.facts(*provenance.ENGINE, device=config.device, commit=commit)
+    facts |= {"engine": described, "settings": asdict(settings)}
+    page = render(settings, facts, tallies, found, wrong)
+    if output is not None:
+        rows = {name: asdict(row) for name, row in tallies.items()}
+        document = {"schema": 1, "provenance": facts, "algorithms": rows, "faults": wrong}
+        save(output / settings.name, document | {"run": _counts(found)}, page)
+    return wrong, page
+
+
+def _config(settings: StormSettings) -> EngineConfig:
+    context = settings.longest + _OUTPUT_ROOM
+    return EngineConfig(
+        model=str(_model(settings.model, context)),
+        device=_device(settings.device),
+        dtype=settings.dtype,
+        eager=settings.eager,
+        asynchronous=not settings.synchronous,
+        tensor_parallel=settings.tensor_parallel,
+        kv_blocks=settings.pool,
+        tiers=settings.tiers,
+        context=context,
+        batch_tokens=min(2048, settings.longest),
+        max_requests=RUNNING,
+    )
+
+
+def _device(name: str) -> str:
+    from picbench.engines.vllm.device import find
+
+    return find(name).name
+
+
+def _model(name: str, context: int) -> Path | str:
+    """The folder of a model; shapes get as many positions as the storm needs."""
+    shape = SHAPES.get(name.removeprefix("shape:")) if name.startswith("shape:") else None
+    if shape is not None and shape.positions < context:
+        return materialise(replace(shape, positions=context))
+    model = models.resolve(name)
+    if model.context is not None and model.context < context:
+        raise ConfigError(
+            f"`longest`: the model has {model.context} positions",
+            hint=f"use `longest` <= {model.context - _OUTPUT_ROOM}",
+        )
+    return model.path
+
+
+def tally(
+    requests: Sequence[Request], expected: StormRun, control: StormRun, found: StormRun
+) -> dict[str, StormTally]:
+    """Counts by algorithm, in the order of their names."""
+    numbers: dict[str, list[int]] = {}
+    for number, request in enumerate(requests):
+        numbers.setdefault(str(request.algorithm), []).append(number)
+    return {
+        algorithm: _tally(numbers[algorithm], expected, control, found)
+        for algorithm in sorted(numbers)
+    }
+
+
+def _tally(
+    numbers: Sequence[int], expected: StormRun, control: StormRun, found: StormRun
+) -> StormTally:
+    pairs = [(expected.results[n], found.results[n]) for n in numbers if n in found.results]
+    other = [(one, two) for one, two in pairs if one.tokens != two.tokens]
+    ties = sum(is_tie(one, two) for one, two in other)
+    runs = [(expected.results[n].tokens, control.results[n].tokens) for n in numbers]
+    apart = sum(one != two for one, two in runs)
+    return StormTally(len(numbers), len(pairs), len(other) - ties, ties, apart)
+
+
+def is_tie(expected: Result, found: Result) -> bool:
+    """Whether two answers part at two tokens that were as likely, by the log-probabilities."""
+    pairs = zip(expected.tokens, found.tokens, strict=False)
+    at = next((i for i, (one, two) in enumerate(pairs) if one != two), None)
+    if at is None or expected.logprobs is None:
+        return False
+    likely = expected.logprobs[at]
+    one, two = likely[expected.tokens[at]], likely.get(found.tokens[at])
+    return two is not None and abs(one - two) < TIE
+
+
+def faults(settings: StormSettings, tallies: Mapping[str, StormTally], run: StormRun) -> list[str]:
+    """What is wrong with a storm, a line each."""
+    answered = sum(row.answered for row in tallies.values())
+    differ = sum(row.differ for row in tallies.values())
+    ours = _ours(run)
+    found = {
+        f"{settings.requests - answered - run.aborted} requests got no answer": answered
+        + run.aborted
+        != settings.requests,
+        f"{differ} of {answered} answers differ from the large pool's": differ
+        > _allowed(settings, tallies, answered),
+        f"{run.preemptions} preemptions, not {settings.preemptions}": run.preemptions
+        < settings.preemptions,
+        f"the ledger does not sum to the pool at {run.unsound} steps": run.unsound > 0,
+        "the pool did not drain": not run.drained,
+        f"{ours} kernels of picbench were compiled while serving": ours > 0,
+    }
+    return [line for line, wrong in found.items() if wrong]
+
+
+def _allowed(settings: StormSettings, tallies: Mapping[str, StormTally], answered: int) -> float:
+    """How many answers may differ: none in float32."""
+    if settings.dtype == "float32":
+        return 0
+    drawn = sum(row.requests for row in tallies.values())
+    share = sum(row.control for row in tallies.values()) / drawn
+    return answered * (FACTOR * share + MARGIN)
+
+
+def _ours(run: StormRun) -> int:
+    return sum(n for kernel, n in run.compiled.items() if kernel.startswith("picbench."))
+
+
+def _counts(run: StormRun) -> dict[str, Any]:
+    names = ("aborted", "preemptions", "steps", "unsound", "drained")
+    return {name: getattr(run, name) for name in names} | {"compiled": dict(run.compiled)}
+
+
+def render(
+    settings: StormSettings,
+    facts: Mapping[str, Any],
+    tallies: Mapping[str, StormTally],
+    run: StormRun,
+    wrong: Sequence[str],
+) -> str:
+    """The page, in Markdown: one row an algorithm, and a line with the verdict last."""
+    head = ("algorithm", "requests", "answered", "differ", "ties", "differ in large pool twice")
+    rows = [(name, *map(str, asdict(row).values())) for name, row in tallies.items()]
+    columns = [[int(row[column]) for row in rows] for column in range(1, len(head))]
+    rows.append(("all", *(str(sum(column)) for column in columns)))
+    graphs = "eager" if settings.eager else "CUDA graphs where the device has them"
+    ahead = "synchronous" if settings.synchronous else "scheduling ahead"
+    lines = [
+        f"# A storm in {settings.dtype}",
+        "",
+        f"{facts['gpu']}, driver {facts['driver']}, torch {facts['torch']}, vLLM {facts['vllm']}, "
+        f"commit {facts['commit']}.",
+        f"{settings.model}, {settings.tensor_parallel} worker(s), {graphs}, {ahead}; a pool of "
+        f"{settings.pool:,} blocks against {LARGE * settings.pool:,}, tiers "
+        f"{settings.tiers or 'none'}, prompts to {settings.longest:,} tokens, "
+        f"seed {settings.seed}.",
+        "",
+        markdown.table(head, rows, right=1),
+        "",
+        f"{run.aborted} aborted, {run.preemptions} preemptions, {run.steps:,} steps; kernels "
+        f"compiled while serving: {_ours(run)} of picbench, "
+        f"{run.compiled.total() - _ours(run)} of vLLM.",
+        "",
+        "Wrong: " + "; ".join(wrong) if wrong else "Nothing is wrong.",
+    ]
+    return "\n".join(lines) + "\n"
