@@ -7,8 +7,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
 from picbench.output.summary import ArmSummary, Percentiles
+from picbench.output.verdict import verdict
 from picbench.run.job import Job
 
 #: Characters in a line where output is not a terminal.
@@ -18,7 +20,7 @@ NOTHING = "-"
 
 
 def print_result(job: Job, arms: Mapping[str, ArmSummary], stream: TextIO) -> None:
-    """A line for each arm, and below them what a reader must know about the numbers."""
+    """A line for each arm, what reuse gains and loses, and what the numbers mean."""
     facts = job.facts
     print_all(
         stream,
@@ -26,6 +28,7 @@ def print_result(job: Job, arms: Mapping[str, ArmSummary], stream: TextIO) -> No
         f"{job.workload.model.label}, {load_of(job)}, "
         f"pool {job.sizes.pool} blocks",
         result_table(arms, job.workload.metric),
+        *verdict(arms, [arm.name for arm in job.arms if arm.reuse is Reuse.CHUNKS]),
         *notes(job),
         *traffic(arms),
     )

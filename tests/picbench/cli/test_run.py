@@ -63,6 +63,14 @@ def test_a_run_writes_its_directory_and_names_it_last(harness: Harness, tmp_path
     assert {server.state for server in harness.servers.values()} == {"closed"}
 
 
+def test_a_line_below_the_table_says_what_reuse_gains(harness: Harness, tmp_path: Path) -> None:
+    result = run(harness, tmp_path / "run", "--algo", ARMS)
+    line = "mepic against full: first token in 0.25x the time, 1.00x the blocks at peak (n=10)"
+    assert line in result.stdout.splitlines()
+    alone = run(harness, tmp_path / "alone", "--algo", "mepic")
+    assert "against full" not in alone.stdout
+
+
 def test_the_summary_has_the_promised_keys(harness: Harness, tmp_path: Path) -> None:
     run(harness, tmp_path / "run", "--algo", ARMS)
     summary = read(tmp_path / "run" / "summary.json")
