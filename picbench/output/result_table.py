@@ -19,8 +19,16 @@ WIDTH = 140
 NOTHING = "-"
 
 
-def print_result(job: Job, arms: Mapping[str, ArmSummary], stream: TextIO) -> None:
-    """A line for each arm, what reuse gains and loses, and what the numbers mean."""
+def print_result(
+    job: Job,
+    arms: Mapping[str, ArmSummary],
+    stream: TextIO,
+    worded: Callable[[str], str] = str,
+) -> None:
+    """A line for each arm, what reuse gains and loses, and what the numbers mean.
+
+    `worded` puts flags for fields into what is advised.
+    """
     facts = job.facts
     print_all(
         stream,
@@ -31,6 +39,7 @@ def print_result(job: Job, arms: Mapping[str, ArmSummary], stream: TextIO) -> No
         *verdict(arms, [arm.name for arm in job.arms if arm.reuse is Reuse.CHUNKS]),
         *notes(job),
         *traffic(arms),
+        *map(worded, slow_tiers(arms)),
     )
 
 
@@ -112,6 +121,15 @@ def traffic(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
         ]
         if moved:
             yield f"{name}: {'; '.join(moved)}"
+
+
+def slow_tiers(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
+    """What to do about tiers that slow an arm, an arm a line."""
+    for name, arm in arms.items():
+        times = arm.step_times
+        if times.slow:
+            took = f"{name}: tiers took {times.share:.0%} of the arm's steps"
+            yield f'{took}: `tiers=""` serves without'
 
 
 def _megabytes(count: int) -> str:
