@@ -55,7 +55,9 @@ def measure(
     chosen = _chosen(only)
     flags = ["--device", device, "--dtype", dtype, *(["--eager"] if eager else [])]
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(jobs) as pool:
-        found = list(pool.map(partial(_check, scratch=Path(scratch), flags=flags), chosen))
+        # One after another: torch's generator belongs to all threads.
+        models = [write(row, Path(scratch) / row.name) for row in chosen]
+        found = list(pool.map(partial(_check, flags=flags), chosen, models))
     facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
     settings = {"device": device, "dtype": dtype, "eager": eager}
     document = {
@@ -87,8 +89,7 @@ def _chosen(only: Sequence[str]) -> list[Architecture]:
     return [row for row in ARCHITECTURES if not only or row.name in only]
 
 
-def _check(row: Architecture, *, scratch: Path, flags: Sequence[str]) -> ArchitectureVerdict:
-    model = write(row, scratch / row.name)
+def _check(row: Architecture, model: Path, *, flags: Sequence[str]) -> ArchitectureVerdict:
     command = [sys.executable, "-m", "picbench", "measure", "oracle", "--model", str(model), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     said = (done.stdout if done.returncode in (0, 1) else done.stderr).strip().splitlines()
