@@ -149,6 +149,29 @@ def test_a_check_stands_by_the_table(
     assert (tmp_path / "architectures.md").read_text() in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("code", "stdout", "stderr", "verdict", "line"),
+    [
+        (
+            0,
+            "ok naive\nall agree with the oracle\nINFO bye",
+            "W",
+            "checked",
+            "all agree with the oracle",
+        ),
+        (1, "ok    a\nWRONG b 1.0\nWRONG c\nNOT all agree", "", "wrong", "WRONG b 1.0"),
+        (2, "INFO", "W1\npicbench: no such heads (hint)\nbye", "refused", "no such heads (hint)"),
+        (4, "INFO", "picbench: the engine failed", "failed", "the engine failed"),
+        (-11, "", "", "failed", "ended with exit code -11"),
+    ],
+)
+def test_what_a_process_said_is_found_in_its_logs(
+    code: int, stdout: str, stderr: str, verdict: str, line: str
+) -> None:
+    found = architecture_check.judge("a", code, stdout, stderr)
+    assert (found.verdict, found.line) == (verdict, line)
+
+
 @pytest.mark.engine
 def test_models_are_checked_in_processes_of_their_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
