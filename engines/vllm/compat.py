@@ -96,14 +96,12 @@ def check_kv_groups(groups: int) -> None:
 
 def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
-    text = model.hf_text_config
     events = config.kv_events_config
     yield "LoRA adapters", config.lora_config is not None
     yield "multimodal models", bool(model.is_multimodal_model)
     yield "MLA attention", bool(model.use_mla)
     yield "encoder-decoder models", bool(model.is_encoder_decoder)
     yield "pooling models", model.runner_type == "pooling"
-    yield "sliding-window attention", _has_window(text)
     yield "speculative decoding", config.speculative_config is not None
     yield "KV events", events is not None and bool(events.enable_kv_cache_events)
     yield "decode context parallelism", parallel.decode_context_parallel_size > 1
@@ -117,11 +115,6 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
 
 def _unsupported_async(scheduler: Any) -> bool:
     return bool(scheduler.async_scheduling) and scheduler.scheduler_cls != ASYNC_SCHEDULER
-
-
-def _has_window(text: Any) -> bool:
-    window = getattr(text, "sliding_window", None)
-    return bool(window) and bool(getattr(text, "use_sliding_window", True))
 
 
 def _installed() -> str | None:

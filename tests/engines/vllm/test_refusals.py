@@ -52,7 +52,6 @@ def config(**changes: Any) -> Any:
             "is_encoder_decoder": False,
             "runner_type": "generate",
             "quantization": None,
-            "hf_text_config": SimpleNamespace(sliding_window=None),
         },
         "parallel_config": {
             "decode_context_parallel_size": 1,
@@ -80,7 +79,6 @@ def config(**changes: Any) -> Any:
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"runner_type": "pooling"}, "pooling"),
         ({"quantization": "fp8"}, "fp8 weights are refused"),
-        ({"hf_text_config": SimpleNamespace(sliding_window=512)}, "sliding-window"),
         ({"speculative_config": object()}, "speculative"),
         ({"kv_events_config": SimpleNamespace(enable_kv_cache_events=True)}, "KV events"),
         ({"decode_context_parallel_size": 2}, "decode context"),

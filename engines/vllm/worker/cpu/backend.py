@@ -119,23 +119,17 @@ class PicAttention(AttentionImpl[Any]):
         kv_sharing_target_layer_name: str | None = None,
         sinks: Tensor | None = None,
     ) -> None:
-        given = {
-            "ALiBi": alibi_slopes,
-            "a sliding window": sliding_window,
-            "soft-capped logits": logits_soft_cap,
-            "KV sharing between layers": kv_sharing_target_layer_name,
-            "attention sinks": sinks,
-        }
-        for feature, value in given.items():
-            if value:
-                raise NotImplementedError(f"picbench attention does not support {feature}")
+        # Features are kept for `check_layers`, which refuses them.
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads or num_heads
         self.head_size = head_size
         self.scale = float(scale)
         self.kv_cache_dtype = kv_cache_dtype
-        self.sliding_window = None
-        self.kv_sharing_target_layer_name = None
+        self.alibi_slopes = alibi_slopes
+        self.sliding_window = sliding_window
+        self.logits_soft_cap = logits_soft_cap
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.sinks = sinks
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor

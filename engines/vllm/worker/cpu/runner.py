@@ -13,6 +13,7 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.settings import PicSettings
+from picbench.engines.vllm.worker.attention_layers import check_layers
 from picbench.engines.vllm.worker.cpu.backend import (
     PicAttention,
     PicMetadataBuilder,
@@ -47,6 +48,7 @@ class PicModelRunner(CPUModelRunner):
         """Load the model with picbench's attention, and key positions of their own."""
         with backend_selected():
             super().load_model(load_dummy_weights)
+        check_layers(self.compilation_config.static_forward_context, PicAttention)
         self._rope = replace_rotary(self.model, partial(SplitRotary, keys=self._keys))
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:

@@ -79,6 +79,13 @@ class SplittingBuilder(_Builder):
 class SplitAttention(_Attention):
     """Attention of one layer, vLLM's own or split."""
 
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        """No: outputs are quantised after attention, as picbench's kernels do not do it.
+
+        vLLM's fusion passes ask (vllm/compilation/passes/fusion/attn_quant_fusion.py).
+        """
+        return False
+
     def forward(
         self,
         layer: Any,

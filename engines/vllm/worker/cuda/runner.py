@@ -12,7 +12,8 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
 from picbench.engines.vllm.compat import check_signature
-from picbench.engines.vllm.worker.cuda.backend import select_backend
+from picbench.engines.vllm.worker.attention_layers import check_layers
+from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_backend
 from picbench.engines.vllm.worker.cuda.model_state import PicModelState
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
 from picbench.errors import ConfigError
@@ -47,6 +48,7 @@ class PicModelRunner(GPUModelRunner):
         """Load the model with picbench's attention and model state."""
         select_backend(self.vllm_config)
         super().load_model(*args, **kwargs)
+        check_layers(self.compilation_config.static_forward_context, SplitAttention)
         if type(self.model_state) is not DefaultModelState:
             raise ConfigError(
                 f"{type(self.model).__name__} keeps a state of its own",

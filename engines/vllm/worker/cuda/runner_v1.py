@@ -10,8 +10,9 @@ import torch
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from picbench.engines.vllm.compat import check_signature
+from picbench.engines.vllm.worker.attention_layers import check_layers
 from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
-from picbench.engines.vllm.worker.cuda.backend import select_backend
+from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_backend
 from picbench.engines.vllm.worker.cuda.model_state import set_step, write_positions
 from picbench.kernels.rope import RopeTable
 
@@ -34,6 +35,7 @@ class PicModelRunnerV1(GPUModelRunner):
         """Load the model with picbench's attention."""
         select_backend(self.vllm_config)
         super().load_model(*args, **kwargs)
+        check_layers(self.compilation_config.static_forward_context, SplitAttention)
         self._attention = RunnerAttention.of(self.vllm_config, self.model, self.device)
         self._seen: set[str] = set()
 
