@@ -37,7 +37,11 @@ def attention_reference(
 def rotate_reference(key: Tensor, rope_shift: Tensor, rope: RopeTable) -> Tensor:
     """Keys [n, heads, head_size] in float64, rotated by signed shifts [n]."""
     half = rope.rotary_dim // 2
+    column = torch.arange(half)
+    first, second = (column, column + half) if rope.is_neox else (2 * column, 2 * column + 1)
     rows = rope.cos_sin_cache[rope_shift.abs().long()].double().unsqueeze(1)
     cos, sin = rows[..., :half], rows[..., half:] * rope_shift.sign().view(-1, 1, 1)
-    x, y, passed = key.tensor_split((half, 2 * half), dim=-1)
-    return torch.cat([x * cos - y * sin, y * cos + x * sin, passed], dim=-1)
+    x, y = key[..., first], key[..., second]
+    rotated = key.clone()
+    rotated[..., first], rotated[..., second] = x * cos - y * sin, y * cos + x * sin
+    return rotated

@@ -8,15 +8,23 @@ from torch import Tensor
 from picbench.errors import EngineError
 from picbench.kernels.paging import BLOCK_SIZE
 
+# Largest error of a cosine or sine in float32.
+_LENGTH_ERROR = 1e-5
+_HINT = "picbench re-rotates keys; use a model with another rotary embedding"
+
 
 @dataclass(frozen=True, slots=True)
 class RopeTable:
-    """A model's own rotary parameters, as vLLM's rotary modules hold them.
+    """How far a model rotates keys, by position.
 
     `cos_sin_cache` is [max_position, rotary_dim], cosines in the first half of each row and sines
-    in the second; scaling (llama3, yarn) is already in it. The first `rotary_dim` dimensions of a
-    head are rotated and the others pass through. Only the neox pairing (i, i + rotary_dim / 2) is
-    supported; the other one raises EngineError.
+    in the second, as vLLM's rotary modules hold them; scaled frequencies (llama3, yarn) are already
+    in it. Its rotations are of unit length, because the factor that yarn applies to queries and
+    keys is in cached keys once and must not be applied again (`unit_length`).
+
+    The first `rotary_dim` dimensions of a head are rotated and the others pass through. Column i
+    rotates dimensions i and i + rotary_dim / 2 (`is_neox`), or else 2i and 2i + 1: interleaved, as
+    in GPT-J. Raises EngineError if width and `rotary_dim` differ.
     """
 
     cos_sin_cache: Tensor
@@ -24,11 +32,6 @@ class RopeTable:
     is_neox: bool = True
 
     def __post_init__(self) -> None:
-        if not self.is_neox:
-            raise EngineError(
-                "interleaved (GPT-J style) rotary embedding is not supported",
-                hint="use a model with neox style rotary embedding",
-            )
         if self.cos_sin_cache.shape[-1] != self.rotary_dim or self.rotary_dim % 2:
             raise EngineError(
                 f"cos_sin_cache {tuple(self.cos_sin_cache.shape)} does not fit "
@@ -59,14 +62,42 @@ class RopeTable:
         return row
 
 
-def rotate(keys: Tensor, rows: Tensor) -> Tensor:
+def rotate(keys: Tensor, rows: Tensor, *, is_neox: bool) -> Tensor:
     """Rotates `keys` [n, heads, head_size] by `rows` [n, rotary_dim] of a RopeTable.
 
     Computes in float32 and returns the type of `keys`. Su et al., RoFormer, section 3.2.2, in the
-    half-split pairing of GPT-NeoX.
+    half-split pairing of GPT-NeoX or the interleaved one of GPT-J.
     """
-    half = rows.shape[-1] // 2
+    rotary_dim = rows.shape[-1]
     cos, sin = rows.float().unsqueeze(1).chunk(2, dim=-1)
-    first, second, passed = keys.float().tensor_split((half, 2 * half), dim=-1)
-    rotated = (first * cos - second * sin, second * cos + first * sin, passed)
-    return torch.cat(rotated, dim=-1).to(keys.dtype)
+    turned, passed = keys.float().tensor_split((rotary_dim,), dim=-1)
+    if is_neox:
+        first, second = turned.chunk(2, dim=-1)
+    else:
+        first, second = turned.reshape(*turned.shape[:-1], -1, 2).unbind(-1)
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    rotated = torch.cat(pair, dim=-1) if is_neox else torch.stack(pair, dim=-1).flatten(-2)
+    return torch.cat((rotated, passed), dim=-1).to(keys.dtype)
+
+
+def unit_length(cos_sin_cache: Tensor) -> tuple[Tensor, float]:
+    """The rotations [positions, rotary_dim] of a model's table, and the factor that was in it.
+
+    `cos_sin_cache` is the model's own in float32. Yarn and longrope multiply theirs by one number,
+    which scales every query and every key that the model rotates. Raises EngineError if what
+    remains are not rotations by position times frequency: a key that is re-rotated by them would
+    not be the key that the model has at the other position.
+    """
+    factor = float(cos_sin_cache[0, 0])
+    table = cos_sin_cache if factor == 1 else cos_sin_cache / factor
+    turns = torch.complex(*table.chunk(2, dim=-1))
+    length = float((turns.abs() - 1).abs().max())
+    if not length <= _LENGTH_ERROR:
+        raise EngineError(f"its rotations are not of one length (off by {length:.2g})", hint=_HINT)
+    # Angles are products in float32, which are off by 2^-24 of themselves.
+    allowed = _LENGTH_ERROR + 2.5e-7 * len(turns)
+    start = float((turns[0] - 1).abs().max())
+    steps = (turns[:-1] * turns[1:2] - turns[1:]).abs()
+    if not start <= _LENGTH_ERROR or (steps.numel() and not float(steps.max()) <= allowed):
+        raise EngineError("its angles are not positions times frequencies", hint=_HINT)
+    return table, factor

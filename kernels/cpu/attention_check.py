@@ -90,8 +90,9 @@ def _fill(
     key, value = torch.randn(size, generator=noise).to(shape.dtype)
     slots = flat_slots(table, torch.arange(len(positions)))
     store(key, value, bare, slots)
-    rotated = rotate(key, rope.rows(positions)) if request.plain else key
-    store(rotated, value, cached, slots)
+    if request.plain:
+        key = rotate(key, rope.rows(positions), is_neox=rope.is_neox)
+    store(key, value, cached, slots)
 
 
 def _step(

@@ -24,7 +24,7 @@ def attend_dense(
     block, offset = gather.slots // BLOCK_SIZE, gather.slots % BLOCK_SIZE
     key, value = key_cache[block, :, offset], value_cache[block, :, offset]
     if gather.rows is not None:
-        key = rotate(key, gather.rows)
+        key = rotate(key, gather.rows, is_neox=gather.is_neox)
     for start in range(gather.start, gather.stop, _QUERY_TILE):
         stop = min(start + _QUERY_TILE, gather.stop)
         visible = gather.visible[start - gather.start : stop - gather.start]

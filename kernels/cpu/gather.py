@@ -56,9 +56,10 @@ class Gather:
     """Keys and values of one request in the order in which its queries see them.
 
     First the whole `blocks` [b] of the cache, then single `slots` [s], both int64. `pages` and
-    `rows` are their cosines and sines (RopeTable), None where no key is to be rotated. Query i of
-    the request sees the first visible[i] keys, none more than the first `length`. `blind` holds
-    the packed indices of queries that see nothing, None if there are none.
+    `rows` are their cosines and sines (RopeTable), None where no key is to be rotated, and
+    `is_neox` says which dimensions they rotate. Query i of the request sees the first visible[i]
+    keys, none more than the first `length`. `blind` holds the packed indices of queries that see
+    nothing, None if there are none.
     """
 
     start: int
@@ -67,6 +68,7 @@ class Gather:
     pages: Tensor | None
     slots: Tensor
     rows: Tensor | None
+    is_neox: bool
     visible: Tensor
     length: int
     blind: Tensor | None
@@ -138,6 +140,7 @@ def _gather(
         pages=rope.pages(by_block) if _any_rotation(by_block) else None,
         slots=flat_slots(request.table, order),
         rows=rope.rows(by_slot) if _any_rotation(by_slot) else None,
+        is_neox=rope.is_neox,
         visible=visible,
         length=int(visible.max()),
         blind=blind if len(blind) else None,

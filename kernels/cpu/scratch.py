@@ -23,7 +23,8 @@ def gather_rotated(kv_cache: Tensor, gather: Gather, workspace: Workspace) -> Te
     if len(whole):
         torch.index_select(kv_cache, 0, gather.blocks, out=whole)
         if gather.pages is not None:
-            vllm_ops.rotate_tiles(whole, gather.pages.to(kv_cache.dtype))
+            pages = gather.pages.to(kv_cache.dtype)
+            (vllm_ops.rotate_tiles if gather.is_neox else _rotate_interleaved)(whole, pages)
     if len(loose):
         _gather_slots(kv_cache, gather, loose)
     tail = gather.length % BLOCK_SIZE
@@ -32,10 +33,21 @@ def gather_rotated(kv_cache: Tensor, gather: Gather, workspace: Workspace) -> Te
     return scratch
 
 
+def _rotate_interleaved(blocks: Tensor, pages: Tensor) -> None:
+    """`vllm_ops.rotate_tiles` for interleaved pairs, which are neighbouring rows of a tile."""
+    count, heads = blocks.shape[:2]
+    rotated = blocks.view(count, heads, -1)[:, :, : pages.shape[1]]
+    rotated = rotated.view(count, heads, -1, 2, BLOCK_SIZE)
+    cos, sin = pages.float().view(count, 2, 1, -1, BLOCK_SIZE).unbind(1)
+    first, second = rotated.float().unbind(3)
+    pair = (first * cos - second * sin, second * cos + first * sin)
+    rotated.copy_(torch.stack(pair, dim=3))
+
+
 def _gather_slots(kv_cache: Tensor, gather: Gather, loose: Tensor) -> None:
     key_cache, value_cache = split(kv_cache)
     block, offset = gather.slots // BLOCK_SIZE, gather.slots % BLOCK_SIZE
     key, value = key_cache[block, :, offset], value_cache[block, :, offset]
     if gather.rows is not None:
-        key = rotate(key, gather.rows)
+        key = rotate(key, gather.rows, is_neox=gather.is_neox)
     vllm_ops.pack(key, value, loose, torch.arange(len(gather.slots)))

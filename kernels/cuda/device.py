@@ -39,7 +39,7 @@ def gluon_serves(shape: HeadShape, rope: RopeTable) -> bool:
     """Whether kernels written in Gluon serve such heads here."""
     half = shape.dtype in (torch.float16, torch.bfloat16)
     whole = rope.rotary_dim == shape.head_size and shape.head_size in (64, 128)
-    return half and whole and runs_gluon()
+    return half and whole and rope.is_neox and runs_gluon()
 
 
 def precision(dtype: torch.dtype) -> str:

@@ -2,12 +2,11 @@
 
 import os
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from picbench.cli.guard import traced, with_flags
+from picbench.cli.guard import traced
 from picbench.engines.config import DEFAULT_TIERS, PRESSURE
 
 if TYPE_CHECKING:
@@ -110,7 +109,8 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--tiers",
-    show_default=f"{DEFAULT_TIERS['cpu']} on a CPU, none on a GPU",
+    default=DEFAULT_TIERS,
+    show_default=True,
     metavar="KIND[:PLACE]:SIZE,...",
     help='Where chunk KV is stored below the pool, nearest first; see picbench list tiers. "": '
     "nowhere.",
@@ -127,8 +127,7 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
     show_default=True,
-    help="Type of weights and KV; auto is the model's own, or float32 on a CPU that has neither "
-    "AVX512_BF16 nor AMX.",
+    help="Type of weights and KV; auto is the model's own.",
 )
 @click.option(
     "--device",
@@ -245,8 +244,7 @@ def _run(services: "Services | None", dry_run: bool, flags: dict[str, Any]) -> i
         return 0
     with open_progress(job.facts.samples * len(job.arms)) as progress:
         finished = execute(job, services.launch, progress)
-    worded = partial(with_flags, context=click.get_current_context())
-    print_result(job, finished.arms, sys.stdout, worded)
+    print_result(job, finished.arms, sys.stdout)
     click.echo(finished.path)
     return _verdict(finished.failed, job.facts.samples * len(job.arms))
 

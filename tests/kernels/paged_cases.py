@@ -98,12 +98,18 @@ class PagedCase:
         return attend_reference(self.query, self.kv_cache, **self.description, scale=self.scale)
 
 
-def rope_table(rotary_dim: int, dtype: torch.dtype = torch.float32, length: int = 512) -> RopeTable:
+def rope_table(
+    rotary_dim: int,
+    dtype: torch.dtype = torch.float32,
+    length: int = 512,
+    *,
+    is_neox: bool = True,
+) -> RopeTable:
     """A plain rotary table, base 10,000."""
     frequencies = 10_000.0 ** -(torch.arange(0, rotary_dim, 2) / rotary_dim)
     angles = torch.arange(length).unsqueeze(1) * frequencies
     table = torch.cat([angles.cos(), angles.sin()], dim=-1)
-    return RopeTable(table.to(dtype), rotary_dim)
+    return RopeTable(table.to(dtype), rotary_dim, is_neox)
 
 
 def make_case(
@@ -140,7 +146,8 @@ def _fill(
         torch.randn(len(kpos), shape.num_kv_heads, shape.head_size, generator=generator)
         for _ in range(2)
     )
-    key = rotate(key, rope.rows(torch.where(stored_rotated(layout) & (kpos != GAP), kpos, -1)))
+    stored_at = torch.where(stored_rotated(layout) & (kpos != GAP), kpos, -1)
+    key = rotate(key, rope.rows(stored_at), is_neox=rope.is_neox)
     slots = slots_of(layout)
     slots[kpos == GAP] = -1
     store(key.to(shape.dtype), value.to(shape.dtype), kv_cache, slots)

@@ -8,7 +8,6 @@ from typing import Self
 
 from picbench.arms.arm_process import run_group
 from picbench.arms.messages import Group, GroupResult
-from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
@@ -54,8 +53,6 @@ class FakeEngine:
     algorithm: str = "mepic"
     calls: list[str] = field(default_factory=list)
     reused: int = 16
-    tier_seconds: float = 0.0
-    notes: Sequence[str] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -71,11 +68,6 @@ class FakeEngine:
     def moved(self) -> Mapping[str, tuple[int, int]]:
         groups = sum(call.startswith("generate") for call in self.calls)
         return {"host": (100 * groups, 10 * groups)}
-
-    @property
-    def step_times(self) -> StepTimes:
-        groups = sum(call.startswith("generate") for call in self.calls)
-        return StepTimes(2.0 * groups, self.tier_seconds * groups)
 
     def generate(
         self,
@@ -98,7 +90,7 @@ class FakeEngine:
         self.calls.append("warm_up")
 
     def describe(self) -> Mapping[str, object]:
-        return {"vllm": "fake", "pid": os.getpid(), "notes": list(self.notes)}
+        return {"vllm": "fake", "pid": os.getpid()}
 
     def _answer(self, request: Request) -> Result:
         prompt = tuple(t for segment in request.segments for t in segment.tokens or ())

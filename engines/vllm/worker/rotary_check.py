@@ -26,7 +26,8 @@ def rotary_error(model: nn.Module, rope: RopeTable, head_size: int, dtype: torch
     start, end = (torch.tensor(p, device=device).clamp(max=last) for p in (_FROM, _TO))
     noise = torch.Generator().manual_seed(0)
     key = torch.randn(len(start), 1, head_size, generator=noise).to(device, dtype)
-    moved = rotate(_rotated(rotary, start, key), rope.shift_rows(end - start))
+    before, rows = _rotated(rotary, start, key), rope.shift_rows(end - start)
+    moved = rotate(before, rows, is_neox=rope.is_neox)
     error = (moved.float() - _rotated(rotary, end, key).float()).abs().max()
     return float(error)
 

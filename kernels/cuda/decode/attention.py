@@ -7,7 +7,6 @@ import torch
 import triton
 from torch import Tensor
 
-from picbench.errors import EngineError
 from picbench.kernels.cuda.decode import split_kv
 from picbench.kernels.cuda.decode.block_lookup import SPAN, look_up_blocks
 from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RequestTable
@@ -60,11 +59,6 @@ class DecodeBatch:
         gluon: bool = True,
         splits: int | None = None,
     ) -> None:
-        if table.unrotated and rope.rotary_dim != shape.head_size:
-            raise EngineError(
-                f"keys of {shape.head_size} dimensions rotate only {rope.rotary_dim}",
-                hint="set `keys_without_rope=False`",
-            )
         self.table, self.shape, self.rope = table, shape, rope
         self.size = 0
         self.gluon = gluon and covers(shape, rope, table)
@@ -185,6 +179,7 @@ def _triton(batch: DecodeBatch) -> tuple[Any, dict[str, Any]]:
         "HEAD": shape.head_size,
         "PACKED": max(16, triton.next_power_of_2(shape.group)),
         "ROTARY": batch.rope.rotary_dim,
+        "NEOX": batch.rope.is_neox,
         "TILE": table.tile_blocks * BLOCK_SIZE,
         "PRECISION": precision(shape.dtype),
         "num_warps": 4,

@@ -18,6 +18,8 @@ values waits for another load, and the compiler keeps `num_stages` tiles of them
 import triton
 import triton.language as tl
 
+from picbench.kernels.cuda.pairing import pair_of, pairs
+
 _LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
@@ -95,13 +97,12 @@ def _store_split(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load_cos_sin(  # type: ignore[no-untyped-def]
-    table: tl.tensor, shift: tl.tensor, dim: tl.tensor, ROTARY: tl.constexpr
+    table: tl.tensor, shift: tl.tensor, column: tl.tensor, rotates: tl.tensor, ROTARY: tl.constexpr
 ):
-    """Cosine and sine of a signed RoPE shift by dimension; the identity from ROTARY on."""
-    half: tl.constexpr = ROTARY // 2
-    row = table + tl.abs(shift).to(tl.int64) * ROTARY + dim % half
-    cos = tl.load(row, mask=dim < ROTARY, other=1.0).to(tl.float32)
-    sin = tl.load(row + half, mask=dim < ROTARY, other=0.0).to(tl.float32)
+    """Cosine and sine of a signed RoPE shift by dimension; the identity unless it `rotates`."""
+    row = table + tl.abs(shift).to(tl.int64) * ROTARY + column
+    cos = tl.load(row, mask=rotates, other=1.0).to(tl.float32)
+    sin = tl.load(row + ROTARY // 2, mask=rotates, other=0.0).to(tl.float32)
     return cos, tl.where(shift < 0, -sin, sin)
 
 
@@ -131,6 +132,7 @@ def decode_rotating_query(
     GROUP: tl.constexpr,
     PACKED: tl.constexpr,
     ROTARY: tl.constexpr,
+    NEOX: tl.constexpr,
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
@@ -150,17 +152,17 @@ def decode_rotating_query(
     if first >= last:
         return
 
-    half: tl.constexpr = ROTARY // 2
     dim = tl.arange(0, HEAD)
     lane = tl.arange(0, TILE)
     member = tl.arange(0, PACKED)
     packed = member < GROUP
     heads = kv_head * GROUP + member
-    paired_dim = tl.where(dim < half, dim + half, tl.where(dim < ROTARY, dim - half, dim))
+    paired_dim, column, leads = pair_of(dim, ROTARY, NEOX)
+    rotates = dim < ROTARY
     q_at = query + request * query_stride + heads[:, None] * HEAD
     q = tl.load(q_at + dim[None, :], mask=packed[:, None], other=0.0).to(tl.float32)
     paired = tl.load(q_at + paired_dim[None, :], mask=packed[:, None], other=0.0).to(tl.float32)
-    paired = paired * tl.where(dim < half, 1.0, -1.0)[None, :]
+    paired = paired * tl.where(leads, 1.0, -1.0)[None, :]
 
     blocks += request.to(tl.int64) * list_stride
     seen_bits += request.to(tl.int64) * list_stride
@@ -170,14 +172,14 @@ def decode_rotating_query(
     row_sum = tl.zeros([PACKED], tl.float32)
     acc = tl.zeros([PACKED, HEAD], tl.float32)
     block, seen = _load_blocks(blocks, seen_bits, first, last, TILE)
-    cos, sin = _load_cos_sin(cos_sin, tl.load(rope_shift + first), dim, ROTARY)
+    cos, sin = _load_cos_sin(cos_sin, tl.load(rope_shift + first), column, rotates, ROTARY)
     shift = tl.load(rope_shift + tl.minimum(first + 1, last - 1))
     for tile in range(first, last):
         at = block.to(tl.int64) * block_stride + inside
         k = tl.load(key + at[None, :] + dim[:, None], mask=seen[None, :], other=0.0)
         v = tl.load(value + at[:, None] + dim[None, :], mask=seen[:, None], other=0.0)
         next_block, next_seen = _load_blocks(blocks, seen_bits, tile + 1, last, TILE)
-        next_cos, next_sin = _load_cos_sin(cos_sin, shift, dim, ROTARY)
+        next_cos, next_sin = _load_cos_sin(cos_sin, shift, column, rotates, ROTARY)
         shift = tl.load(rope_shift + tl.minimum(tile + 2, last - 1))
         rotated = (q * cos[None, :] + paired * sin[None, :]).to(k.dtype)
         scores = tl.dot(rotated, k, input_precision=PRECISION) * scale
@@ -214,12 +216,13 @@ def decode_rotating_keys(
     GROUP: tl.constexpr,
     PACKED: tl.constexpr,
     ROTARY: tl.constexpr,
+    NEOX: tl.constexpr,
     TILE: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """`decode_rotating_query` for keys cached without RoPE, which are rotated as they are read.
 
-    `rope_shift` [rows, slots] int32 is the shift of each slot, 16 a block; ROTARY is HEAD.
+    `rope_shift` [rows, slots] int32 is the shift of each slot, 16 a block.
     """
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -228,16 +231,16 @@ def decode_rotating_keys(
     if first >= last:
         return
 
-    half: tl.constexpr = HEAD // 2
     dim = tl.arange(0, HEAD)
-    low = tl.arange(0, half)
+    pair, low, high = pairs(HEAD, ROTARY, NEOX)
+    rotates = (pair < ROTARY // 2)[:, None]
     lane = tl.arange(0, TILE)
     member = tl.arange(0, PACKED)
     packed = member < GROUP
     heads = kv_head * GROUP + member
-    q_at = query + request * query_stride + heads[:, None] * HEAD + low[None, :]
-    q_low = tl.load(q_at, mask=packed[:, None], other=0.0)
-    q_high = tl.load(q_at + half, mask=packed[:, None], other=0.0)
+    q_at = query + request * query_stride + heads[:, None] * HEAD
+    q_low = tl.load(q_at + low[None, :], mask=packed[:, None], other=0.0)
+    q_high = tl.load(q_at + high[None, :], mask=packed[:, None], other=0.0)
 
     blocks += request.to(tl.int64) * list_stride
     seen_bits += request.to(tl.int64) * list_stride
@@ -251,11 +254,11 @@ def decode_rotating_keys(
     for tile in range(first, last):
         at = block.to(tl.int64) * block_stride + inside
         k_low = tl.load(key + at[None, :] + low[:, None], mask=seen[None, :], other=0.0)
-        k_high = tl.load(key + at[None, :] + low[:, None] + half, mask=seen[None, :], other=0.0)
+        k_high = tl.load(key + at[None, :] + high[:, None], mask=seen[None, :], other=0.0)
         v = tl.load(value + at[:, None] + dim[None, :], mask=seen[:, None], other=0.0)
-        angle = cos_sin + shift.to(tl.int64)[None, :] * ROTARY + low[:, None]
-        cos = tl.load(angle).to(tl.float32)
-        sin = tl.load(angle + half).to(tl.float32)
+        angle = cos_sin + shift.to(tl.int64)[None, :] * ROTARY + pair[:, None]
+        cos = tl.load(angle, mask=rotates, other=1.0).to(tl.float32)
+        sin = tl.load(angle + ROTARY // 2, mask=rotates, other=0.0).to(tl.float32)
         next_block, next_seen = _load_blocks(blocks, seen_bits, tile + 1, last, TILE)
         shift = tl.load(rope_shift + tl.minimum(tile + 1, last - 1) * TILE, mask=next_seen, other=0)
         k_low_rotated = (k_low * cos - k_high * sin).to(k_low.dtype)

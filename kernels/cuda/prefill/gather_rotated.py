@@ -5,6 +5,7 @@ import triton.language as tl
 from torch import Tensor
 
 from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.cuda.pairing import pair_of
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable, rotate
 
@@ -46,6 +47,7 @@ def gather(
         BLOCK=BLOCK_SIZE,
         SIZE=size,
         ROTARY=rope.rotary_dim,
+        NEOX=rope.is_neox,
         TILE=_TILE,
         num_warps=4,
     )
@@ -57,7 +59,8 @@ def gather_reference(
     """`gather` in plain torch: keys and values [n, kv_heads, head_size] of slots >= 0."""
     key_cache, value_cache = key_value(kv_cache)
     block, offset = slots // BLOCK_SIZE, slots % BLOCK_SIZE
-    key = rotate(key_cache[block, offset], rope.shift_rows(rope_shift))
+    rows = rope.shift_rows(rope_shift)
+    key = rotate(key_cache[block, offset], rows, is_neox=rope.is_neox)
     return key, value_cache[block, offset]
 
 
@@ -78,10 +81,10 @@ def _gather(
     BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
     ROTARY: tl.constexpr,
+    NEOX: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """Copies TILE keys and values of one KV head; grid (n / TILE, kv_heads). See `gather`."""
-    half: tl.constexpr = ROTARY // 2
     place = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     head = tl.program_id(1)
     slot = tl.load(slots + place)
@@ -89,16 +92,16 @@ def _gather(
     there = (slot >= 0)[:, None]
     dim = tl.arange(0, SIZE)
     rotates = (dim < ROTARY)[None, :]
-    paired_dim = tl.where(dim < half, dim + half, tl.where(dim < ROTARY, dim - half, dim))[None, :]
-    sign = tl.where(dim < half, -1.0, 1.0)[None, :]
+    paired_dim, column, first = pair_of(dim, ROTARY, NEOX)
+    sign = tl.where(first, -1.0, 1.0)[None, :]
     at = (slot // BLOCK) * block_stride + (slot % BLOCK) * slot_stride + head * head_stride
     own = tl.load(key_cache + at[:, None] + dim[None, :], mask=there, other=0.0)
-    paired = tl.load(key_cache + at[:, None] + paired_dim, mask=there, other=0.0).to(tl.float32)
-    row = cos_sin + tl.abs(shift).to(tl.int64)[:, None] * ROTARY + (dim % half)[None, :]
+    paired = tl.load(key_cache + at[:, None] + paired_dim[None, :], mask=there, other=0.0)
+    row = cos_sin + tl.abs(shift).to(tl.int64)[:, None] * ROTARY + column[None, :]
     cos = tl.load(row, mask=there & rotates, other=1.0).to(tl.float32)
-    sin = tl.load(row + half, mask=there & rotates, other=0.0).to(tl.float32)
+    sin = tl.load(row + ROTARY // 2, mask=there & rotates, other=0.0).to(tl.float32)
     sin = tl.where((shift < 0)[:, None], -sin, sin)
-    rotated = own.to(tl.float32) * cos + paired * (sign * sin)
+    rotated = own.to(tl.float32) * cos + paired.to(tl.float32) * (sign * sin)
     to = (place[:, None] * heads + head) * SIZE + dim[None, :]
     tl.store(key + to, rotated.to(key.dtype.element_ty))
     moved = tl.load(value_cache + at[:, None] + dim[None, :], mask=there, other=0.0)

@@ -97,7 +97,7 @@ def draw(case: AttentionCase, seed: int) -> LayerInputs:
     rope = _rope(case)
     blocks = -(-case.context // BLOCK_SIZE)
     table = torch.randperm(case.requests * blocks, generator=generator).int()
-    rotated_key = rotate(key, rope.rows(torch.arange(case.context)))
+    rotated_key = rotate(key, rope.rows(torch.arange(case.context)), is_neox=rope.is_neox)
     return LayerInputs(query, key, rotated_key, value, table.view(case.requests, blocks), rope)
 
 

@@ -156,12 +156,18 @@ def _poison(kv_cache: Tensor, requests: Sequence[Slots], table: Tensor) -> None:
 
 
 def rope_table(
-    rotary_dim: int, positions: int, device: torch.device | str, base: float = 500_000.0
+    rotary_dim: int,
+    positions: int,
+    device: torch.device | str,
+    base: float = 500_000.0,
+    *,
+    is_neox: bool = True,
 ) -> RopeTable:
     """A rotary table in float32 without scaling."""
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=device) / rotary_dim
     angles = torch.arange(positions, device=device).unsqueeze(1) * base**-exponents
-    return RopeTable(torch.cat([angles.cos(), angles.sin()], dim=-1).float(), rotary_dim)
+    table = torch.cat([angles.cos(), angles.sin()], dim=-1).float()
+    return RopeTable(table, rotary_dim, is_neox)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

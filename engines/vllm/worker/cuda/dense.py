@@ -22,8 +22,9 @@ class DenseRequest:
     """One request of a step.
 
     `start` and `stop` bound its queries in the batch. Key i is in slot `offset[i]` of block
-    `block[i]` ([keys] int64), `cos_sin` [keys, rotary_dim] are cosines and sines of its RoPE shift,
-    and `visible` [queries, keys] bool says which query sees which key.
+    `block[i]` ([keys] int64). `cos_sin` [keys, rotary_dim] are cosines and sines of its RoPE shift,
+    `is_neox` says of which dimensions; `visible` [queries, keys] bool says which query sees which
+    key.
     """
 
     start: int
@@ -31,6 +32,7 @@ class DenseRequest:
     block: Tensor
     offset: Tensor
     cos_sin: Tensor
+    is_neox: bool
     visible: Tensor
 
     @classmethod
@@ -59,6 +61,7 @@ class DenseRequest:
             block=blocks.long()[where // BLOCK_SIZE],
             offset=where % BLOCK_SIZE,
             cos_sin=rope.shift_rows(rope_shift[seen].to(device)),
+            is_neox=rope.is_neox,
             visible=visible.to(device),
         )
 
@@ -66,7 +69,7 @@ class DenseRequest:
         """See `PlannedAttention.attend`."""
         pairs = kv_cache[self.block, :, self.offset]
         key, value = pairs.chunk(2, dim=-1)
-        key = rotate(key, self.cos_sin)
+        key = rotate(key, self.cos_sin, is_neox=self.is_neox)
         mine = slice(self.start, self.stop)
         attended = scaled_dot_product_attention(
             query[mine].transpose(0, 1),

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from shifted_keys import KINDS, Kind, attention_at, shifted_scene
 from torch import Tensor
 
-from picbench.errors import EngineError
 from picbench.kernels.cuda.decode.attention import DecodeBatch, decode
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.device import runs_gluon
@@ -108,11 +108,34 @@ def test_unrotated_keys(shape: HeadShape, device: str, tolerance: float) -> None
     assert worst(scene, query, decoded(scene, query, unrotated=True)) <= tolerance
 
 
-def test_partial_rotary(device: str, dtype: torch.dtype, tolerance: float) -> None:
+@pytest.mark.parametrize("unrotated", [False, True], ids=["rotated", "unrotated"])
+@pytest.mark.parametrize(
+    ("rotary_dim", "is_neox"), [(32, True), (64, False), (24, False)], ids=["half", "GPT-J", "GLM"]
+)
+def test_partial_and_interleaved_rotary(
+    device: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    rotary_dim: int,
+    is_neox: bool,
+    unrotated: bool,
+) -> None:
+    rope = rope_table(rotary_dim, 300, device, is_neox=is_neox)
     shape = HeadShape(4, 2, 64, dtype)
-    scene = draw(requests(), shape, rope_table(32, 300, device), device=device, poison=True)
+    scene = draw(requests(unrotated), shape, rope, device=device, poison=True)
     query = scene.queries(5)
-    assert worst(scene, query, decoded(scene, query)) <= tolerance
+    assert worst(scene, query, decoded(scene, query, unrotated=unrotated)) <= tolerance
+
+
+@KINDS
+def test_keys_that_are_read_at_another_position(
+    kind: Kind, device: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    slots = planned([40, 60], linked=16, text=5, anchor=20)
+    scene, key = shifted_scene(slots, kind, HeadShape(4, 2, 64, dtype), device)
+    query = scene.queries(1)
+    expected = attention_at(scene, key, query, torch.tensor([slots.end], device=device))
+    assert relative_error(decoded(scene, query), expected) <= tolerance
 
 
 def test_requests_left_out_are_not_touched(device: str, dtype: torch.dtype) -> None:
@@ -135,33 +158,6 @@ def test_outputs_of_padding_are_zeros(
         found = decoded(scene, query, splits=splits, padding=2)
         assert not found[3:].any()
         assert worst(replace(scene, requests=scene.requests[:3]), query, found) <= tolerance
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a GPU")
-def test_a_graph_that_is_replayed_with_padding_leaves_nothing_of_older_steps(
-    shape: HeadShape, device: str, tolerance: float
-) -> None:
-    rope = rope_table(shape.head_size, 300, device)
-    scene = draw(requests(), shape, rope, device=device, poison=True)
-    query = scene.queries(5)
-    table = RequestTable(5, scene.table.shape[1] + 4, device)
-    for row, slots in enumerate(scene.requests):
-        table.put(row, slots.kpos, slots.rope_shift)
-    batch = DecodeBatch(table, 5, shape, rope)
-    rows, lengths, out = torch.arange(5, device=device).int(), scene.lengths, query.clone()
-    batch.fill(scene.table, rows, lengths)
-    decode(query, scene.kv_cache, batch, scene.scale, out)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        decode(query, scene.kv_cache, batch, scene.scale, out)
-    for padding in (0, 2, 4):
-        kept = 5 - padding
-        out.fill_(float("nan"))
-        lengths[kept:] = -1
-        batch.fill(scene.table, rows, lengths)
-        graph.replay()
-        assert not out[kept:].any()
-        assert worst(replace(scene, requests=scene.requests[:kept]), query, out) <= tolerance
 
 
 def test_generated_tokens_need_no_new_row(
@@ -200,10 +196,3 @@ def test_a_row_is_written_anew(device: str, dtype: torch.dtype, tolerance: float
     query = scene.queries(1)
     out = decode(query, scene.kv_cache, batch, scene.scale, torch.empty_like(query))
     assert worst(scene, query, out) <= tolerance
-
-
-def test_unrotated_partial_rotary_is_refused(device: str) -> None:
-    table = RequestTable(1, 4, device, unrotated=True)
-    shape = HeadShape(4, 2, 64, torch.float16)
-    with pytest.raises(EngineError, match="rotate only 32"):
-        DecodeBatch(table, 1, shape, rope_table(32, 100, device))

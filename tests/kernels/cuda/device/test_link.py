@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from shifted_keys import KINDS, Kind, attention_at, shifted_scene
 from torch import Tensor
 
 from picbench.errors import ConfigError
@@ -86,6 +87,17 @@ def test_linked_requests(
     query = scene.queries(sum(slots.computed for slots in scene.requests))
     found = linked(scene, query, CudaWorkspace(16 << 20, device), copied=copied)
     assert worst(scene, query, found) <= tolerance
+
+
+@KINDS
+def test_keys_that_are_read_at_another_position(
+    kind: Kind, device: str, dtype: torch.dtype, tolerance: float, copied: bool
+) -> None:
+    slots = planned([40, 30], linked=4, text=3, anchor=20)
+    scene, key = shifted_scene(slots, kind, HeadShape(4, 2, 64, dtype), device)
+    query, qpos = scene.queries(slots.computed), slots.kpos[-slots.computed :].to(device)
+    found = linked(scene, query, CudaWorkspace(16 << 20, device), copied=copied)
+    assert relative_error(found, attention_at(scene, key, query, qpos)) <= tolerance
 
 
 def test_only_the_batch_is_written(
