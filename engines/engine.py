@@ -6,6 +6,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from picbench.engines.chunk_cache.tiers.kinds import without_credentials
+from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.conversion import PreparedRequest, RequestPreparer, make_result
 from picbench.engines.ledger import Snapshot
@@ -179,6 +181,16 @@ class Engine:
         return {} if self.config.stock or self._tier_client is None else self.cache.moved
 
     @property
+    def step_times(self) -> StepTimes:
+        """Seconds of steps since the engine started, and what tiers took of them.
+
+        Both are zero in an engine without tiers.
+        """
+        connector = getattr(self._running.scheduler, "connector", None)
+        times: StepTimes = getattr(connector, "step_times", StepTimes())
+        return times
+
+    @property
     def preemptions(self) -> int:
         """How often a request lost its blocks to another one since the engine started."""
         return self._running.ledger.preemptions
@@ -249,6 +261,8 @@ class Engine:
             "context": running.context,
             "capacity": running.capacity,
             "batch_tokens": config.scheduler_config.max_num_batched_tokens,
+            "tiers": "" if self.config.stock else without_credentials(running.config.tiers or ""),
+            "notes": list(running.notes),
         }
 
     def close(self) -> None:

@@ -2,7 +2,8 @@
 
 Three equalities hold for every model, whatever its weights: full recompute in a PIC engine is what
 stock vLLM computes; chunks whose tokens are all linked are full recompute; and a chunk at the very
-beginning of a prompt is a prefix that was cached. Answers are compared by the log-probabilities of
+beginning of a prompt is a prefix that was cached. Besides, tokens that are decoded must be those
+that a longer prompt gives. Answers are compared by the log-probabilities of
 their tokens, generated greedily. Where a way generates another token, which rounding may cause, it
 is asked again with the expected tokens so far in its prompt.
 
@@ -134,12 +135,7 @@ def checked_prompts(
     asked = [_plain(chunks, question, algorithm) for chunks, question in drawn]
     # Its own name for each run, so that nothing of it is in the cache.
     full, hit, other = (
-        generate(
-            [replace(request, salt=salt) for request in requests],
-            max_tokens=_ANSWER,
-            logprobs=_CANDIDATES,
-            ignore_eos=True,
-        )
+        _answers(generate, [replace(request, salt=salt) for request in requests])
         for salt, requests in (
             ("self-check", asked),
             ("self-check", asked),
@@ -158,14 +154,14 @@ def compare_answers(
 
     Each way serves the prompts together, twice: chunks are compiled, then found.
     """
-    return tuple(
-        Comparison(
-            name,
-            _largest(generate, known.prompts, way, expected),
-            TOLERANCE[dtype],
-            known.control,
-        )
+    found = {
+        name: _largest(generate, known.prompts, way, expected)
         for name, (way, expected) in _WAYS.items()
+    }
+    found["moved chunks, token by token"] = _token_by_token(generate, known.prompts)
+    return tuple(
+        Comparison(name, difference, TOLERANCE[dtype], known.control)
+        for name, difference in found.items()
     )
 
 
@@ -184,7 +180,7 @@ def _draw(
             tuple(source.randrange(lowest, vocabulary) for _ in range(size))
             for size in (*sizes, _QUESTION)
         ]
-        tokens = sum(sizes) + _QUESTION + _ANSWER
+        tokens = sum(sizes) + 2 * _QUESTION + _ANSWER
         # Linked tokens have slots of their own, and chunks are padded to whole blocks.
         if tokens <= context and 2 * tokens + BLOCK_SIZE * len(sizes) <= slots:
             yield tuple(drawn[:-1]), drawn[-1]
@@ -228,6 +224,13 @@ def _one_chunk(prompt: CheckedPrompt) -> Request:
     return Request([Chunk(tokens=_joined(prompt.chunks)), Text(tokens=prompt.question)], "naive")
 
 
+def _moved(prompt: CheckedPrompt) -> Request:
+    """The question first, so that no chunk is where it was compiled."""
+    chunks: list[PromptSegment] = [Chunk(tokens=chunk) for chunk in prompt.chunks]
+    question = Text(tokens=prompt.question)
+    return Request([question, *chunks, question], "naive")
+
+
 def _full(prompt: CheckedPrompt) -> Result:
     return prompt.full
 
@@ -256,23 +259,45 @@ def _largest(
     return max(_apart(generate, requests, answers) for _ in range(2))
 
 
+def _token_by_token(generate: Generate, prompts: Sequence[CheckedPrompt]) -> float:
+    """How far tokens that are decoded are from the same ones after a prompt that ends before them.
+
+    The chunks are read away from where they were compiled, by the kernels of decoding and by those
+    of linking, which need not agree with full recompute but with each other.
+    """
+    requests = [_moved(prompt) for prompt in prompts]
+    decoded = _answers(generate, requests)
+    worst = 0.0
+    for done in range(1, _ANSWER):
+        asked = [
+            replace(_continued(request, answer.tokens, done), max_tokens=1)
+            for request, answer in zip(requests, decoded, strict=True)
+        ]
+        rest = [_rest(answer, done) for answer in decoded]
+        computed = _answers(generate, asked)
+        worst = max(worst, *map(_first_difference, computed, rest))
+    return worst
+
+
+def _answers(generate: Generate, requests: Sequence[Request]) -> list[Result]:
+    return generate(requests, max_tokens=_ANSWER, logprobs=_CANDIDATES, ignore_eos=True)
+
+
+def _rest(answer: Result, done: int) -> Result:
+    """An answer without its first `done` tokens."""
+    logprobs = (answer.logprobs or ())[done:]
+    return replace(answer, tokens=answer.tokens[done:], logprobs=logprobs)
+
+
 def _apart(generate: Generate, requests: Sequence[Request], expected: Sequence[Result]) -> float:
     """The largest difference along the expected tokens, in nats."""
     done = [0] * len(requests)
     worst = 0.0
     while waiting := [i for i, answer in enumerate(expected) if done[i] < len(answer.tokens)]:
-        found = generate(
-            [_continued(requests[i], expected[i].tokens, done[i]) for i in waiting],
-            max_tokens=_ANSWER,
-            logprobs=_CANDIDATES,
-            ignore_eos=True,
-        )
+        asked = [_continued(requests[i], expected[i].tokens, done[i]) for i in waiting]
+        found = _answers(generate, asked)
         for i, result in zip(waiting, found, strict=True):
-            rest = replace(
-                expected[i],
-                tokens=expected[i].tokens[done[i] :],
-                logprobs=(expected[i].logprobs or ())[done[i] :],
-            )
+            rest = _rest(expected[i], done[i])
             worst = max(worst, _first_difference(result, rest))
             done[i] += _in_common(result.tokens, rest.tokens)
     return worst

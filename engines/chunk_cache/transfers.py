@@ -70,6 +70,42 @@ class TransferCommands:
         return taken
 
 
+#: Tiers that take more than this share of steps are said to slow them.
+SLOW_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds of steps that computed something: of all of them, and what tiers took of that.
+
+    `tiers` is the time in which steps stalled for chunk KV on its way between pool and tiers.
+    Copies within the pool are not counted: they are made without tiers as well.
+    """
+
+    steps: float = 0.0
+    tiers: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """The tiers' share of the steps, from 0 to 1."""
+        return self.tiers / self.steps if self.steps else 0.0
+
+    @property
+    def slow(self) -> bool:
+        """Whether tiers slow the steps."""
+        return self.share > SLOW_SHARE
+
+    def __add__(self, other: Self) -> "StepTimes":
+        return StepTimes(self.steps + other.steps, self.tiers + other.tiers)
+
+    def __sub__(self, other: Self) -> "StepTimes":
+        return StepTimes(self.steps - other.steps, self.tiers - other.tiers)
+
+    def slowest(self, other: Self) -> "StepTimes":
+        """The times of two ranks that step together."""
+        return StepTimes(max(self.steps, other.steps), max(self.tiers, other.tiers))
+
+
 @dataclass(slots=True)
 class TransferResults:
     """Results of one step.
@@ -77,7 +113,8 @@ class TransferResults:
     `present` and `absent` answer lookups. `stored` chunks are in a tier, `refused` ones in none;
     `lost` ones were missing or broken when they were loaded. `served` counts loaded blocks by
     request and tier. `pending` counts transfers and lookups under way. `faults` are the requests
-    whose commands raised an exception, with the reason.
+    whose commands raised an exception, with the reason. `times` are those of steps since the
+    results before.
     """
 
     present: set[Key] = field(default_factory=set)
@@ -88,6 +125,7 @@ class TransferResults:
     served: dict[str, dict[str, int]] = field(default_factory=dict)
     pending: int = 0
     faults: dict[str, str] = field(default_factory=dict)
+    times: StepTimes = field(default_factory=StepTimes)
 
     def as_failed(self) -> "TransferResults":
         """The results as if the tiers had nothing and took nothing."""
@@ -96,6 +134,7 @@ class TransferResults:
             refused=self.stored | self.refused,
             lost=self.lost,
             pending=self.pending,
+            times=self.times,
         )
 
     def merge(self, other: Self) -> "TransferResults":
@@ -111,4 +150,5 @@ class TransferResults:
             served=self.served,
             pending=max(self.pending, other.pending),
             faults=self.faults | other.faults,
+            times=self.times.slowest(other.times),
         )

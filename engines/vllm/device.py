@@ -1,6 +1,7 @@
 """The devices that engines run on, with vLLM's defaults there. vllm is imported on use."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,33 @@ def environment(device: Device, workers: int) -> Mapping[str, str]:
 
 
 _CORES = "VLLM_CPU_OMP_THREADS_BIND"
+
+
+def slow_short_types() -> str | None:
+    """Why 16-bit types are slow on this CPU; None where they are not, or where that is unknown.
+
+    vLLM chooses its CPU kernels by the same capabilities (vllm/v1/attention/backends/cpu_attn.py),
+    and oneDNN, which multiplies its matrices, by what its variables leave it of them.
+    """
+    import torch
+
+    found = torch.cpu.get_capabilities()
+    if found.get("architecture") != "x86_64":
+        return None
+    if not any(found.get(name) for name in ("avx512_bf16", "amx_bf16")):
+        return "this CPU has neither AVX512_BF16 nor AMX"
+    for variable in ONEDNN_LIMITS:
+        limit = os.environ.get(variable)
+        if limit and not _SHORT_TYPES.search(limit):
+            return f"{variable}={limit} leaves neither AVX512_BF16 nor AMX"
+    return None
+
+
+#: Variables that limit oneDNN to some of the CPU's instructions.
+ONEDNN_LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
+
+#: Limits that include instructions for 16-bit types.
+_SHORT_TYPES = re.compile("BF16|FP16|AMX|AVX10|ALL|DEFAULT", re.IGNORECASE)
 
 
 def _check_enough(workers: int, found: int, what: str) -> None:

@@ -1,23 +1,26 @@
 """Starts vLLM in this process, with picbench in it or without."""
 
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from picbench.engines.algorithms import Reuse, parse
-from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.config import BLOCK_SIZE, DEFAULT_TIERS, EngineConfig
 from picbench.engines.vllm.compat import check_plug_in, check_version
-from picbench.engines.vllm.device import Device, environment, find
+from picbench.engines.vllm.device import CPU, Device, environment, find, slow_short_types
 from picbench.engines.vllm.scheduler.block_ledger import BlockLedger
 from picbench.engines.vllm.settings import PicSettings, engine_arguments
 from picbench.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
+
+_LOG = logging.getLogger(__name__)
 
 #: The scheduler must run in this process. A plan may have more slots than the model has positions,
 #: although no logical position exceeds them.
@@ -36,8 +39,9 @@ _EAGER = {"TORCHDYNAMO_DISABLE": "1"}
 class Launched:
     """A running vLLM engine.
 
-    `context` is the longest prompt plus output in logical tokens, `capacity` in KV slots, `pool`
-    the KV pool in blocks of 16.
+    `config` has what picbench chose where nothing was given, and `notes` says why, a choice that
+    changes numbers a line. `context` is the longest prompt plus output in logical tokens,
+    `capacity` in KV slots, `pool` the KV pool in blocks of 16.
     """
 
     engine: "LLMEngine"
@@ -45,6 +49,8 @@ class Launched:
     context: int
     capacity: int
     pool: int
+    config: EngineConfig
+    notes: tuple[str, ...]
 
     @property
     def scheduler(self) -> Any:
@@ -59,6 +65,9 @@ def launch(config: EngineConfig) -> Launched:
         check_plug_in()
     device = find(config.device)
     model = _read_model(config.model)
+    config, notes = _choose(config, device, model)
+    for note in notes:
+        _LOG.warning("%s", note)
     context = _context(config, model)
     arguments = _common_arguments(config, device)
     if config.stock:
@@ -77,7 +86,22 @@ def launch(config: EngineConfig) -> Launched:
     arguments["max_num_batched_tokens"] = config.batch_tokens or max(2048, min(context, 8192))
     engine = _start(arguments, environment(device, config.tensor_parallel))
     scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
-    return Launched(engine, BlockLedger(scheduler), context, capacity, pool)
+    return Launched(engine, BlockLedger(scheduler), context, capacity, pool, config, notes)
+
+
+def _choose(
+    config: EngineConfig, device: Device, model: Mapping[str, Any]
+) -> tuple[EngineConfig, tuple[str, ...]]:
+    """The settings with the device's tiers and type where none are given, and what to say of it."""
+    if config.tiers is None:
+        config = replace(config, tiers=DEFAULT_TIERS[device.name])
+    # The kernels of quantised weights come with types of their own.
+    if config.dtype != "auto" or device is not CPU or model.get("quantization_config"):
+        return config, ()
+    reason = slow_short_types()
+    if reason is None:
+        return config, ()
+    return replace(config, dtype="float32"), (f"the model is served in float32: {reason}",)
 
 
 def _start(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> "LLMEngine":

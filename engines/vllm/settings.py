@@ -5,8 +5,8 @@ vLLM is used in a PIC engine (vllm/config/vllm.py, compute_hash).
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Self
 
 from picbench.engines.algorithms import Algorithm, parse
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
@@ -37,14 +37,14 @@ class PicSettings:
     (``pad=paper``); `bos_token` (None: the model has none) fills the anchors of ``epic:k=0``. With
     `keys_without_rope` every key is cached without RoPE, as MEPIC and MiniPIC describe it; by
     default only those of chunks are (results/cpu/attention.md has what that saves). `tiers` and
-    `on_pressure` are those of `EngineConfig`.
+    `on_pressure` are those of `EngineConfig`; `on` gives engines of a device its default tiers.
     """
 
     algorithm: str = "mepic"
     pad_token: int = 0
     bos_token: int | None = None
     keys_without_rope: bool = False
-    tiers: str = DEFAULT_TIERS
+    tiers: str | None = None
     on_pressure: str = "wait"
 
     @classmethod
@@ -75,10 +75,14 @@ class PicSettings:
             )
         return cls(**given)
 
+    def on(self, device: str) -> Self:
+        """The settings on a device, cpu or cuda: with its default tiers where none are given."""
+        return replace(self, tiers=DEFAULT_TIERS[device]) if self.tiers is None else self
+
     def check(self) -> None:
         """Raise ConfigError for an unknown algorithm, tier or `on_pressure`."""
         parse(self.algorithm)
-        parse_tiers(self.tiers)
+        parse_tiers(self.tiers or "")
         if self.on_pressure not in PRESSURE:
             raise ConfigError(
                 f"`on_pressure` is {self.on_pressure!r}", hint=f"use {' or '.join(PRESSURE)}"
@@ -87,7 +91,7 @@ class PicSettings:
     @property
     def shares_tiers(self) -> bool:
         """Whether other engines may store chunks in one of the tiers."""
-        return any(spec.kind != "host" for spec in parse_tiers(self.tiers))
+        return any(spec.kind != "host" for spec in parse_tiers(self.tiers or ""))
 
     def layout(self, algorithm: Algorithm, salt: str | None, block_size: int) -> LayoutConfig:
         """The layout of one tenant's prompts under an algorithm."""
@@ -116,7 +120,7 @@ def engine_arguments(
         "scheduler_cls": ASYNC_SCHEDULER if asynchronous else SCHEDULER,
         "worker_cls": CUDA_WORKER if cuda else CPU_WORKER,
         "async_scheduling": asynchronous,
-        "additional_config": {KEY: asdict(settings)},
+        "additional_config": {KEY: asdict(settings.on(device))},
         "block_size": BLOCK_SIZE,
         "enable_prefix_caching": True,
         "kv_transfer_config": KVTransferConfig(

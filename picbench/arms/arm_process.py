@@ -51,7 +51,7 @@ def serve(connection: Connection) -> None:
 def run_group(engine: "Engine", group: Group) -> GroupResult:
     """Run a group under a fresh ledger; after a failure, find out which requests fail."""
     engine.measure()
-    before = engine.moved
+    before, times = engine.moved, engine.step_times
     started = time.perf_counter()
     try:
         outcomes: Sequence[Result | Failure] = engine.generate(
@@ -62,7 +62,9 @@ def run_group(engine: "Engine", group: Group) -> GroupResult:
         outcomes, clean = _isolate(engine, group.requests, error), False
     busy = time.perf_counter() - started
     moved = _since(before, engine.moved)
-    return GroupResult(tuple(outcomes), busy, tuple(engine.memory), clean, moved)
+    return GroupResult(
+        tuple(outcomes), busy, tuple(engine.memory), clean, moved, engine.step_times - times
+    )
 
 
 def _since(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Request, Result
 
@@ -21,8 +22,9 @@ class GroupResult:
 
     `outcomes` are in request order, `busy` is the engine's wall-clock seconds and `snapshots` its
     block ledger, whose times start at the group's start. `moved` gives the bytes (loaded, stored)
-    between the pool and each tier. If it is not `clean`, a request failed and each was run again on
-    its own, so that timings mean nothing.
+    between the pool and each tier, `step_times` how long steps took and what tiers took of them. If
+    it is not `clean`, a request failed and each was run again on its own, so that timings mean
+    nothing.
     """
 
     outcomes: tuple[Result | Failure, ...]
@@ -30,6 +32,7 @@ class GroupResult:
     snapshots: tuple[Snapshot, ...] = ()
     clean: bool = True
     moved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    step_times: StepTimes = field(default_factory=StepTimes)
 
 
 @dataclass(frozen=True, slots=True)

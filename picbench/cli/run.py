@@ -2,11 +2,12 @@
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import traced, with_flags
 from picbench.engines.config import DEFAULT_TIERS, PRESSURE
 
 if TYPE_CHECKING:
@@ -109,8 +110,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--tiers",
-    default=DEFAULT_TIERS,
-    show_default=True,
+    show_default=f"{DEFAULT_TIERS['cpu']} on a CPU, none on a GPU",
     metavar="KIND[:PLACE]:SIZE,...",
     help='Where chunk KV is stored below the pool, nearest first; see picbench list tiers. "": '
     "nowhere.",
@@ -127,7 +127,8 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
     show_default=True,
-    help="Type of weights and KV; auto is the model's own.",
+    help="Type of weights and KV; auto is the model's own, or float32 on a CPU that has neither "
+    "AVX512_BF16 nor AMX.",
 )
 @click.option(
     "--device",
@@ -244,7 +245,8 @@ def _run(services: "Services | None", dry_run: bool, flags: dict[str, Any]) -> i
         return 0
     with open_progress(job.facts.samples * len(job.arms)) as progress:
         finished = execute(job, services.launch, progress)
-    print_result(job, finished.arms, sys.stdout)
+    worded = partial(with_flags, context=click.get_current_context())
+    print_result(job, finished.arms, sys.stdout, worded)
     click.echo(finished.path)
     return _verdict(finished.failed, job.facts.samples * len(job.arms))
 

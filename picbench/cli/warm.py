@@ -43,7 +43,7 @@ from picbench.cli.guard import traced
     type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
     default="auto",
     show_default=True,
-    help="Type of weights and KV.",
+    help="Type of weights and KV, as for picbench run.",
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def warm(*, chunks: str, debug: bool, **flags: Any) -> int:

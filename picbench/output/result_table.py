@@ -7,8 +7,10 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
 from picbench.output.summary import ArmSummary, Percentiles
+from picbench.output.verdict import verdict
 from picbench.run.job import Job
 
 #: Characters in a line where output is not a terminal.
@@ -17,8 +19,16 @@ WIDTH = 140
 NOTHING = "-"
 
 
-def print_result(job: Job, arms: Mapping[str, ArmSummary], stream: TextIO) -> None:
-    """A line for each arm, and below them what a reader must know about the numbers."""
+def print_result(
+    job: Job,
+    arms: Mapping[str, ArmSummary],
+    stream: TextIO,
+    worded: Callable[[str], str] = str,
+) -> None:
+    """A line for each arm, what reuse gains and loses, and what the numbers mean.
+
+    `worded` puts flags for fields into what is advised.
+    """
     facts = job.facts
     print_all(
         stream,
@@ -26,8 +36,10 @@ def print_result(job: Job, arms: Mapping[str, ArmSummary], stream: TextIO) -> No
         f"{job.workload.model.label}, {load_of(job)}, "
         f"pool {job.sizes.pool} blocks",
         result_table(arms, job.workload.metric),
+        *verdict(arms, [arm.name for arm in job.arms if arm.reuse is Reuse.CHUNKS]),
         *notes(job),
         *traffic(arms),
+        *map(worded, slow_tiers(arms)),
     )
 
 
@@ -109,6 +121,15 @@ def traffic(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
         ]
         if moved:
             yield f"{name}: {'; '.join(moved)}"
+
+
+def slow_tiers(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
+    """What to do about tiers that slow an arm, an arm a line."""
+    for name, arm in arms.items():
+        times = arm.step_times
+        if times.slow:
+            took = f"{name}: tiers took {times.share:.0%} of the arm's steps"
+            yield f'{took}: `tiers=""` serves without'
 
 
 def _megabytes(count: int) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from picbench.engines import ledger
+from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.request import Hits, TokenCounts
 from picbench.output.sample_row import SampleRow
 from picbench.run.slo import Objectives
@@ -63,7 +64,8 @@ class ArmSummary:
     `makespan_s` is from the start to the last token of the last request and `late_ms` how late
     requests were submitted; both None in a closed loop. `goodput_req_s` is requests a second that
     met the objectives, None without any: a second of the makespan, or of busy time. `moved` is what
-    went through tiers, failed requests included.
+    went through tiers, failed requests included, and `step_times` the seconds of the engine's steps
+    and of what tiers took of them; zero without tiers.
     """
 
     requests: int
@@ -86,6 +88,7 @@ class ArmSummary:
     late_ms: Percentiles | None = None
     goodput_req_s: float | None = None
     moved: Mapping[str, Moved] = field(default_factory=dict)
+    step_times: StepTimes = field(default_factory=StepTimes)
 
     def ttft_s(self, percentile: str) -> float | None:
         """TTFT in seconds at ``"p50"`` or another percentile; None where none was measured."""
@@ -142,6 +145,7 @@ def summarise_arm(
         output_tokens=sum(row.output_tokens for row in answered),
         hits=sum_hits(row.hits for row in answered),
         moved={tier: Moved(*pair) for tier, pair in tally.moved.items()},
+        step_times=tally.step_times,
         makespan_s=makespan,
         late_ms=percentiles(row.late_ms for row in timed),
         goodput_req_s=None if good is None else rate(good, makespan or tally.busy),

@@ -5,8 +5,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
-from picbench.engines.config import DEFAULT_TIERS
+from picbench.engines.chunk_cache.tiers.kinds import without_credentials
 from picbench.errors import ConfigError
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -16,7 +15,8 @@ class RunConfig(BaseModel):
     """The settings of one run; each field is an option of `picbench run`.
 
     None leaves the choice to picbench: all rows, the data set's output length, a context of the
-    longest request, a pool that holds the whole workload, a new folder below ``runs``.
+    longest request, a pool that holds the whole workload, the device's default tiers, a new folder
+    below ``runs``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -35,7 +35,7 @@ class RunConfig(BaseModel):
     slo: str | None = None
     max_tokens: int | None = Field(None, ge=1)
     kv_blocks: int | None = Field(None, ge=1)
-    tiers: str = DEFAULT_TIERS
+    tiers: str | None = None
     on_pressure: Literal["wait", "reject"] = "wait"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -55,7 +55,7 @@ class RunConfig(BaseModel):
 
     def published(self) -> dict[str, Any]:
         """The settings as JSON values for files that are passed on: without passwords."""
-        tiers = ",".join(spec.text for spec in parse_tiers(self.tiers))
+        tiers = None if self.tiers is None else without_credentials(self.tiers)
         return self.model_dump(mode="json") | {"tiers": tiers}
 
 

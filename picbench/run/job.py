@@ -71,7 +71,7 @@ class Job:
 def prepare(config: RunConfig, load: Callable[[RunConfig], Workload]) -> Job:
     """Check all that can be checked before an engine starts; ConfigError for what is wrong."""
     arms = parse_arms(config.algo, same_engine=config.same_engine)
-    parse_tiers(config.tiers)
+    parse_tiers(config.tiers or "")
     objectives = parse_slo(config.slo) if config.slo else None
     if config.output:
         check_free(Path(config.output))

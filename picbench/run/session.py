@@ -53,6 +53,7 @@ def execute(job: Job, launch: Launch, progress: Progress) -> Finished:
     directory = RunDirectory.create(job.output)
     try:
         with _start_engines(job, launch, progress, directory.log) as fleet:
+            _say_notes(fleet, progress)
             return Session(job, directory, fleet, progress).run()
     except BaseException:
         if not directory.begun:
@@ -73,6 +74,7 @@ def sweep(
     logs.mkdir(parents=True, exist_ok=True)
     first = jobs[0]
     with _start_engines(first, launch, progress, lambda arm: logs / log_name(arm)) as fleet:
+        _say_notes(fleet, progress)
         for job in jobs:
             for server in fleet.servers.values():
                 server.reset()
@@ -179,6 +181,18 @@ def _start_engines(
         lambda arm: launch(arm.name, job.engine(arm), log(arm.name)),
         lambda name: progress.say(f"{name} is up"),
     )
+
+
+def _say_notes(fleet: Fleet, progress: Progress) -> None:
+    """Say what engines chose where nothing was given, each note once."""
+    noted = [note for engine in fleet.engines.values() for note in _notes(engine)]
+    for note in dict.fromkeys(noted):
+        progress.say(note)
+
+
+def _notes(engine: Mapping[str, object]) -> Sequence[str]:
+    notes = engine.get("notes")
+    return notes if isinstance(notes, list) else ()
 
 
 def _check_alike(jobs: Sequence[Job]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from picbench.arms.messages import GroupResult
+from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import Snapshot
 from picbench.output.sample_row import SampleRow
 
@@ -14,13 +15,14 @@ class Tally:
 
     `busy` counts clean rounds only, as do timings. The ledger's clock stops while other arms
     compute, so that averages over time are averages over the arm's own busy time. `moved` are
-    bytes (loaded, stored) by tier.
+    bytes (loaded, stored) by tier, `step_times` the sum over rounds.
     """
 
     rows: list[SampleRow] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
     busy: float = 0.0
     moved: dict[str, tuple[int, int]] = field(default_factory=dict)
+    step_times: StepTimes = field(default_factory=StepTimes)
     _clock: float = 0.0
 
     def add(self, rows: Sequence[SampleRow], result: GroupResult) -> None:
@@ -34,6 +36,7 @@ class Tally:
         for tier, (loaded, stored) in result.moved.items():
             before = self.moved.get(tier, (0, 0))
             self.moved[tier] = (before[0] + loaded, before[1] + stored)
+        self.step_times += result.step_times
         self._clock += result.busy
         if result.clean:
             self.busy += result.busy

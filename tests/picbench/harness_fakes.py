@@ -8,6 +8,7 @@ from typing import Self
 
 from picbench.arms.arm_process import run_group
 from picbench.arms.messages import Group, GroupResult
+from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
@@ -53,6 +54,8 @@ class FakeEngine:
     algorithm: str = "mepic"
     calls: list[str] = field(default_factory=list)
     reused: int = 16
+    tier_seconds: float = 0.0
+    notes: Sequence[str] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -68,6 +71,11 @@ class FakeEngine:
     def moved(self) -> Mapping[str, tuple[int, int]]:
         groups = sum(call.startswith("generate") for call in self.calls)
         return {"host": (100 * groups, 10 * groups)}
+
+    @property
+    def step_times(self) -> StepTimes:
+        groups = sum(call.startswith("generate") for call in self.calls)
+        return StepTimes(2.0 * groups, self.tier_seconds * groups)
 
     def generate(
         self,
@@ -90,7 +98,7 @@ class FakeEngine:
         self.calls.append("warm_up")
 
     def describe(self) -> Mapping[str, object]:
-        return {"vllm": "fake", "pid": os.getpid()}
+        return {"vllm": "fake", "pid": os.getpid(), "notes": list(self.notes)}
 
     def _answer(self, request: Request) -> Result:
         prompt = tuple(t for segment in request.segments for t in segment.tokens or ())

@@ -32,6 +32,11 @@ def parse_tiers(text: str) -> list[TierSpec]:
     return specs
 
 
+def without_credentials(text: str) -> str:
+    """A text that lists tiers, for messages and files that are passed on."""
+    return ",".join(spec.text for spec in parse_tiers(text))
+
+
 def open_tiers(
     specs: Sequence[TierSpec],
     *,

@@ -240,7 +240,7 @@ def _checked(vllm_config: Any) -> PicSettings:
             "the scheduler is picbench's, but the workers are not",
             hint=f"worker_cls={' or '.join(WORKERS)}",
         )
-    return settings
+    return settings.on(vllm_config.device_config.device_type)
 
 
 _UPSTREAM = {

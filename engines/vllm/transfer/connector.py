@@ -18,9 +18,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
-from picbench.engines.chunk_cache.transfers import TransferCommands, TransferResults
+from picbench.engines.chunk_cache.transfers import (
+    StepTimes,
+    TransferCommands,
+    TransferResults,
+)
 from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.settings import PicSettings
+from picbench.engines.vllm.transfer.step_clock import StepTimesWatch
 from picbench.engines.vllm.transfer.tier_client import TierClient
 
 
@@ -70,9 +75,11 @@ class PicConnector(KVConnectorBase_V1):
         self._tier_client: TierClient | None = None
         self._idle = False
         self._faults = Faults()
+        self._watch = StepTimesWatch()
         if role == KVConnectorRole.WORKER:
             settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
-            self._tier_client = TierClient(settings.tiers)
+            tiers = settings.on(vllm_config.device_config.device_type).tiers
+            self._tier_client = TierClient(tiers or "")
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -82,6 +89,11 @@ class PicConnector(KVConnectorBase_V1):
     def set_planner(self, planner: TransferPlanner, store: ChunkStore) -> None:
         """Scheduler: delegate to a linker, and send the commands of its store."""
         self._planner, self._store = planner, store
+
+    @property
+    def step_times(self) -> StepTimes:
+        """Scheduler: the times of steps since the engine started; zero without tiers."""
+        return self._watch.total
 
     @property
     def tier_client(self) -> TierClient:
@@ -112,6 +124,7 @@ class PicConnector(KVConnectorBase_V1):
         """Scheduler: receive the workers' results."""
         received = connector_output.kv_connector_worker_meta
         if isinstance(received, StepTransferResults) and self._planner is not None:
+            self._watch.add(received.results.times)
             self._planner.on_transfer_results(received.results)
 
     def has_pending_push_work(self) -> bool:

@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -26,6 +27,7 @@ from picbench.engines.chunk_cache.transfers import (
 from picbench.engines.planning.keys import Key
 from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.transfer.block_io import BlockStore
+from picbench.engines.vllm.transfer.step_clock import StepClock, StreamTimer, WallTimer
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -47,7 +49,10 @@ class TierClient:
     def __init__(self, tiers: str) -> None:
         # Memory that a GPU reads by DMA has to be pinned; pinning needs a GPU.
         allocate = _pinned if torch.cuda.is_available() else pageable
-        self._stack = open_tiers(parse_tiers(tiers), allocate=allocate)
+        specs = parse_tiers(tiers)
+        self._stack = open_tiers(specs, allocate=allocate)
+        timer = StreamTimer if torch.cuda.is_available() else WallTimer
+        self._clock = StepClock(timer) if specs else None
         self._namespace = b""
         # What is under way, with its ticket.
         self._loads: list[tuple[LoadCommand, Ticket[Fetched | None]]] = []
@@ -75,6 +80,10 @@ class TierClient:
     def usage(self) -> dict[str, Usage | None]:
         """What each tier holds, by name; None for one that does not answer."""
         return self._stack.usage()
+
+    def step(self) -> AbstractContextManager[None]:
+        """The scope of a step that computes something: its time counts, and that of tiers in it."""
+        return self._clock.step() if self._clock else nullcontext()
 
     def start(self, commands: TransferCommands) -> None:
         """Read the blocks that the step will overwrite, and start transfers and lookups.
@@ -136,6 +145,8 @@ class TierClient:
         results, self._results = self._results, TransferResults()
         results.pending = len(self._stores) + len(self._lookups) + len(self._loads)
         results.faults = self._faults.take()
+        if self._clock:
+            results.times = self._clock.take()
         return results
 
     def close(self) -> None:
@@ -155,13 +166,15 @@ class TierClient:
         self._results.lost.update(chunk.key for chunk in load.chunks)
 
     def _store(self, store: StoreCommand) -> None:
-        value = self._blocks.read(store.blocks)
-        ticket = self._stack.store([(self._name(store.key), value)], copy=False)
+        with self._timed():
+            value = self._blocks.read(store.blocks)
+            ticket = self._stack.store([(self._name(store.key), value)], copy=False)
         self._stores.append((store.key, ticket))
 
     def _load(self, load: LoadCommand) -> None:
         wanted = [(self._name(c.key), self._blocks.nbytes(c.size)) for c in load.chunks]
-        self._loads.append((load, self._stack.fetch(wanted)))
+        with self._timed():
+            self._loads.append((load, self._stack.fetch(wanted)))
 
     def _finish_load(self, load: LoadCommand, ticket: Ticket[Fetched | None]) -> bool:
         """Write the values that were found, and count their blocks if all were found."""
@@ -171,7 +184,8 @@ class TierClient:
             if value is None:
                 self._results.lost.add(chunk.key)
                 continue
-            self._blocks.write(value.data, chunk.size, chunk.pages, chunk.blocks)
+            with self._timed():
+                self._blocks.write(value.data, chunk.size, chunk.pages, chunk.blocks)
             served[value.tier] = served.get(value.tier, 0) + len(chunk.blocks)
         if not all(values):
             return False
@@ -179,6 +193,9 @@ class TierClient:
         for tier, blocks in served.items():
             total[tier] = total.get(tier, 0) + blocks
         return True
+
+    def _timed(self) -> AbstractContextManager[None]:
+        return self._clock.tiers() if self._clock else nullcontext()
 
     def _finish_stores(self) -> None:
         for key, ticket in _take_done(self._stores):

@@ -6,7 +6,7 @@ without picbench, so a worker sets the global only while one of its methods runs
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,13 +65,15 @@ class ConnectorWorkerMixin:
             return _upstream(super()).compile_or_warm_up_model()
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        """Run a step."""
-        with self._connector_scope.active():
+        """Run a step, and measure it if it computes something."""
+        computes = scheduler_output.total_num_scheduled_tokens > 0
+        measured = self.tier_client.step() if computes else nullcontext()
+        with self._connector_scope.active(), measured:
             return _upstream(super()).execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """End a step."""
-        with self._connector_scope.active():
+        with self._connector_scope.active(), self.tier_client.step():
             return _upstream(super()).sample_tokens(grammar_output)
 
     def shutdown(self) -> None:

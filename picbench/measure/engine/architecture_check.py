@@ -4,6 +4,7 @@ Each model is served by a process of its own (``picbench measure oracle``), so t
 fails is one row and not the end of the check.
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,10 +28,21 @@ Verdict = Literal["checked", "refused", "wrong", "failed"]
 #: Verdicts by exit code of ``picbench measure oracle``.
 _VERDICTS: Mapping[int, Verdict] = {0: "checked", 1: "wrong", ConfigError.exit_code: "refused"}
 
+#: The line that says what became of a process.
+_LINES: Mapping[Verdict, str] = {
+    "checked": "^all agree.*$",
+    "wrong": "^WRONG.*$",
+    "refused": "^picbench: (.*)$",
+    "failed": "^picbench: (.*)$",
+}
+
+#: Characters of the log of a process that failed.
+_TAIL = 4000
+
 
 @dataclass(frozen=True, slots=True)
 class ArchitectureVerdict:
-    """What became of one architecture; `line` is the last that its process printed."""
+    """What became of one architecture; `line` is what its process said of it."""
 
     name: str
     verdict: Verdict
@@ -55,7 +67,9 @@ def measure(
     chosen = _chosen(only)
     flags = ["--device", device, "--dtype", dtype, *(["--eager"] if eager else [])]
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(jobs) as pool:
-        found = list(pool.map(partial(_check, scratch=Path(scratch), flags=flags), chosen))
+        # One after another: torch's generator belongs to all threads.
+        models = [write(row, Path(scratch) / row.name) for row in chosen]
+        found = list(pool.map(partial(_check, flags=flags), chosen, models))
     facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
     settings = {"device": device, "dtype": dtype, "eager": eager}
     document = {
@@ -72,7 +86,7 @@ def measure(
 def render(found: Sequence[ArchitectureVerdict], facts: Mapping[str, Any]) -> str:
     """The page: a line for each architecture, and what was measured with what."""
     lines = table(
-        ("architecture", "verdict", "last line"),
+        ("architecture", "verdict", "what was said"),
         [(row.name, row.verdict, row.line.replace("|", "/")) for row in found],
     )
     made = ", ".join(f"{name} {value}" for name, value in facts.items())
@@ -87,18 +101,24 @@ def _chosen(only: Sequence[str]) -> list[Architecture]:
     return [row for row in ARCHITECTURES if not only or row.name in only]
 
 
-def _check(row: Architecture, *, scratch: Path, flags: Sequence[str]) -> ArchitectureVerdict:
-    model = write(row, scratch / row.name)
+def _check(row: Architecture, model: Path, *, flags: Sequence[str]) -> ArchitectureVerdict:
     command = [sys.executable, "-m", "picbench", "measure", "oracle", "--model", str(model), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = (done.stdout if done.returncode in (0, 1) else done.stderr).strip().splitlines()
-    found = ArchitectureVerdict(
-        row.name,
-        _VERDICTS.get(done.returncode, "failed"),
-        said[-1] if said else f"ended with exit code {done.returncode}",
-    )
+    found = judge(row.name, done.returncode, done.stdout, done.stderr)
     print(f"{found.verdict:8} {found.name:14} {found.line}", flush=True)
+    if found.verdict == "failed":
+        print(done.stderr[-_TAIL:], flush=True)
     return found
+
+
+def judge(name: str, code: int, stdout: str, stderr: str) -> ArchitectureVerdict:
+    """What a process's exit code and output say; vLLM logs before and after the line that counts.
+
+    Where replies are wrong, the line is the first that says so.
+    """
+    verdict = _VERDICTS.get(code, "failed")
+    said = re.findall(_LINES[verdict], f"{stdout}\n{stderr}", re.MULTILINE)
+    return ArchitectureVerdict(name, verdict, said[0] if said else f"ended with exit code {code}")
 
 
 def _stands(row: Architecture, found: ArchitectureVerdict, device: str) -> bool:

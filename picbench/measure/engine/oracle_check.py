@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from picbench.engines.config import EngineConfig
+from picbench.engines.config import DEFAULT_TIERS, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.self_check import TOLERANCE
@@ -102,6 +102,7 @@ def measure(
         asynchronous=not synchronous,
         keys_without_rope=keys_without_rope,
         tensor_parallel=tensor_parallel,
+        tiers=DEFAULT_TIERS["cpu"],  # Tiers are off by default on a GPU, and checked all the same.
         context=2048,
         batch_tokens=512,
         max_requests=32,

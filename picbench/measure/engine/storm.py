@@ -1,10 +1,11 @@
 """A storm: mixed requests in a pool that is too small for them, against a large pool.
 
 The engine runs as it is served: scheduling ahead, with CUDA graphs, on one GPU or several. Requests
-are aborted at random, and lose their blocks to others. In float32 every answer must be the large
-pool's; in bfloat16, where a step's other requests change roundings, the share of answers that
-differ is held against that between two runs of the large pool with other batches. The block ledger
-has to sum at every step, the pool to drain, and none of picbench's kernels to be compiled.
+are aborted at random, and lose their blocks to others. Every answer must be the large pool's, up to
+the first token where another one is as likely but for rounding: a step's other requests change the
+order of sums. In bfloat16 some may differ by more, about as many as between two runs of the large
+pool with other batches. The block ledger has to sum at every step, the pool to drain, and none of
+picbench's kernels to be compiled.
 """
 
 import random
@@ -30,14 +31,17 @@ LARGE = 8
 
 #: Requests that an engine runs and that are submitted at a time, and how many in the large pool's
 #: second run.
-RUNNING, FLYING, FEWER = 48, 96, 12
+RUNNING, FLYING, FEWER = 64, 96, 12
 
 #: The probability that some request is aborted after a step.
 ABORTS = 0.05
 
-#: Two tokens whose log-probabilities differ by less (nats) tie: float32 sums in another order
-#: may choose the other.
-TIE = 1e-3
+#: Two tokens whose log-probabilities differ by less (nats) tie: sums in another order may choose
+#: the other.
+TIES = {"float32": 1e-3, "bfloat16": 0.25}
+
+# Log-probabilities that are asked for a token, to find ties.
+_LIKELY = 5
 
 #: In bfloat16 so many times as many answers may differ as between two runs of the large pool,
 #: and so many more (a share of all).
@@ -97,8 +101,8 @@ class StormRun:
 class StormTally:
     """Requests of one algorithm: how many were drawn, answered, and answered otherwise.
 
-    `differ` compares the starved pool with the large one, but for `ties`, `control` two runs of the
-    large pool.
+    `differ` compares the starved pool with the large one, `control` two runs of the large pool.
+    Answers that part at a tie are counted apart.
     """
 
     requests: int
@@ -106,6 +110,7 @@ class StormTally:
     differ: int
     ties: int
     control: int
+    control_ties: int
 
 
 def serve(
@@ -149,13 +154,13 @@ def measure(
     config = _config(settings)
     requests = draw_requests(settings.requests, settings.longest, settings.seed)
     with Engine(replace(config, kv_blocks=LARGE * settings.pool, tiers="")) as engine:
-        expected = serve(engine, requests, logprobs=2)
+        expected = serve(engine, requests, logprobs=_LIKELY)
         engine.reset()
         control = serve(engine, requests, flying=FEWER)
     with Engine(config) as engine:
         found = serve(engine, requests, aborts=ABORTS, seed=settings.seed)
         described = engine.describe()
-    tallies = tally(requests, expected, control, found)
+    tallies = tally(requests, expected, control, found, TIES[settings.dtype])
     wrong = faults(settings, tallies, found)
     facts = provenance.facts(*provenance.ENGINE, device=config.device, commit=commit)
     facts |= {"engine": described, "settings": asdict(settings)}
@@ -205,38 +210,40 @@ def _model(name: str, context: int) -> Path | str:
 
 
 def tally(
-    requests: Sequence[Request], expected: StormRun, control: StormRun, found: StormRun
+    requests: Sequence[Request], expected: StormRun, control: StormRun, found: StormRun, tie: float
 ) -> dict[str, StormTally]:
-    """Counts by algorithm, in the order of their names."""
+    """Counts by algorithm, in the order of their names; `tie` is in nats."""
     numbers: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
         numbers.setdefault(str(request.algorithm), []).append(number)
     return {
-        algorithm: _tally(numbers[algorithm], expected, control, found)
+        algorithm: _tally(numbers[algorithm], expected, control, found, tie)
         for algorithm in sorted(numbers)
     }
 
 
 def _tally(
-    numbers: Sequence[int], expected: StormRun, control: StormRun, found: StormRun
+    numbers: Sequence[int], expected: StormRun, control: StormRun, found: StormRun, tie: float
 ) -> StormTally:
-    pairs = [(expected.results[n], found.results[n]) for n in numbers if n in found.results]
-    other = [(one, two) for one, two in pairs if one.tokens != two.tokens]
-    ties = sum(is_tie(one, two) for one, two in other)
-    runs = [(expected.results[n].tokens, control.results[n].tokens) for n in numbers]
-    apart = sum(one != two for one, two in runs)
-    return StormTally(len(numbers), len(pairs), len(other) - ties, ties, apart)
+    counts = []
+    for run in (found, control):
+        pairs = [(expected.results[n], run.results[n]) for n in numbers if n in run.results]
+        other = [(one, two) for one, two in pairs if one.tokens != two.tokens]
+        ties = sum(is_tie(one, two, tie) for one, two in other)
+        counts += [len(other) - ties, ties]
+    answered = sum(n in found.results for n in numbers)
+    return StormTally(len(numbers), answered, *counts)
 
 
-def is_tie(expected: Result, found: Result) -> bool:
-    """Whether two answers part at two tokens that were as likely, by the log-probabilities."""
+def is_tie(expected: Result, found: Result, tie: float) -> bool:
+    """Whether two answers part at two tokens that were as likely but for `tie` nats."""
     pairs = zip(expected.tokens, found.tokens, strict=False)
     at = next((i for i, (one, two) in enumerate(pairs) if one != two), None)
     if at is None or expected.logprobs is None:
         return False
     likely = expected.logprobs[at]
     one, two = likely[expected.tokens[at]], likely.get(found.tokens[at])
-    return two is not None and abs(one - two) < TIE
+    return two is not None and abs(one - two) < tie
 
 
 def faults(settings: StormSettings, tallies: Mapping[str, StormTally], run: StormRun) -> list[str]:
@@ -272,6 +279,11 @@ def _ours(run: StormRun) -> int:
     return sum(n for kernel, n in run.compiled.items() if kernel.startswith("picbench."))
 
 
+def _names(run: StormRun) -> str:
+    others = sorted(kernel for kernel in run.compiled if not kernel.startswith("picbench."))
+    return f" ({', '.join(others)})" if others else ""
+
+
 def _counts(run: StormRun) -> dict[str, Any]:
     names = ("aborted", "preemptions", "steps", "unsound", "drained")
     return {name: getattr(run, name) for name in names} | {"compiled": dict(run.compiled)}
@@ -285,7 +297,7 @@ def render(
     wrong: Sequence[str],
 ) -> str:
     """The page, in Markdown: one row an algorithm, and a line with the verdict last."""
-    head = ("algorithm", "requests", "answered", "differ", "ties", "differ in large pool twice")
+    head = ("algorithm", "requests", "answered", "differ", "ties", "control differ", "control ties")
     rows = [(name, *map(str, asdict(row).values())) for name, row in tallies.items()]
     columns = [[int(row[column]) for row in rows] for column in range(1, len(head))]
     rows.append(("all", *(str(sum(column)) for column in columns)))
@@ -303,9 +315,11 @@ def render(
         "",
         markdown.table(head, rows, right=1),
         "",
+        "Answers are compared with the large pool's; control: a second run of that, at most "
+        f"{FEWER} requests at a time. A tie is {TIES[settings.dtype]} nats.",
         f"{run.aborted} aborted, {run.preemptions} preemptions, {run.steps:,} steps; kernels "
         f"compiled while serving: {_ours(run)} of picbench, "
-        f"{run.compiled.total() - _ours(run)} of vLLM.",
+        f"{run.compiled.total() - _ours(run)} of others{_names(run)}.",
         "",
         "Wrong: " + "; ".join(wrong) if wrong else "Nothing is wrong.",
     ]

@@ -1,10 +1,20 @@
 """Devices, and what engines on them are started with. vLLM's CPU build is installed here."""
 
-import pytest
+from pathlib import Path
+from typing import Any
 
-from picbench.engines.vllm.device import CPU, CUDA, find
+import pytest
+import torch
+
+from picbench.engines.config import DEFAULT_TIERS, EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.vllm.device import CPU, CUDA, find, slow_short_types
+from picbench.engines.vllm.launch import _choose
 from picbench.engines.vllm.settings import WORKERS, PicSettings, engine_arguments
 from picbench.errors import ConfigError
+
+LAPTOP = {"architecture": "x86_64", "avx2": True, "avx512_bf16": False, "amx_bf16": False}
+NEITHER = "this CPU has neither AVX512_BF16 nor AMX"
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu"])
@@ -36,3 +46,67 @@ def test_arguments_of_a_cpu_engine() -> None:
     arguments = engine_arguments(PicSettings())
     assert arguments["worker_cls"] in WORKERS
     assert not arguments["async_scheduling"]
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "limit", "reason"),
+    [
+        (LAPTOP, "", NEITHER),
+        ({"architecture": "x86_64"}, "", NEITHER),
+        (LAPTOP | {"avx512_f": True}, "ALL", NEITHER),
+        (LAPTOP | {"avx512_bf16": True}, "", None),
+        (LAPTOP | {"amx_bf16": True}, "AVX512_CORE_AMX", None),
+        (
+            LAPTOP | {"avx512_bf16": True},
+            "AVX2",
+            "ONEDNN_MAX_CPU_ISA=AVX2 leaves neither AVX512_BF16 nor AMX",
+        ),
+        ({"architecture": "arm64"}, "", None),
+    ],
+)
+def test_cpus_that_are_slow_in_16_bits(
+    capabilities: dict[str, Any], limit: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DNNL_MAX_CPU_ISA", raising=False)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert slow_short_types() == reason
+
+
+def test_what_a_laptop_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: LAPTOP)
+    auto = EngineConfig("m")
+    chosen, notes = _choose(auto, CPU, {})
+    assert (chosen.dtype, chosen.tiers) == ("float32", "host:1GiB")
+    assert notes == (f"the model is served in float32: {NEITHER}",)
+    assert _choose(auto, CPU, {"quantization_config": {"bits": 4}})[0].dtype == "auto"
+    given = EngineConfig("m", dtype="bfloat16", tiers="")
+    assert _choose(given, CPU, {}) == (given, ())
+
+
+def test_what_a_gpu_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: LAPTOP)
+    chosen, notes = _choose(EngineConfig("m"), CUDA, {})
+    assert (chosen.dtype, chosen.tiers, notes) == ("auto", "", ())
+    given = EngineConfig("m", tiers="host:4GiB")
+    assert _choose(given, CUDA, {}) == (given, ())
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_tiers_that_settings_stand_for(device: Any) -> None:
+    assert PicSettings().on(device.name).tiers == DEFAULT_TIERS[device.name]
+    assert PicSettings(tiers="host:2MiB").on(device.name).tiers == "host:2MiB"
+    sent = engine_arguments(PicSettings(), device.name)["additional_config"]["pic"]
+    assert sent["tiers"] == DEFAULT_TIERS[device.name]
+
+
+@pytest.mark.engine
+def test_a_laptop_serves_in_float32_and_says_so(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: LAPTOP)
+    with Engine(EngineConfig(str(llama), kv_blocks=64, context=256)) as engine:
+        found = engine.describe()
+    line = f"the model is served in float32: {NEITHER}"
+    assert (found["dtype"], found["notes"], found["tiers"]) == ("float32", [line], "host:1GiB")
+    assert line in caplog.messages

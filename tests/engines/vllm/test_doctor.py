@@ -113,7 +113,7 @@ def test_a_sound_installation_is_ok(llama):
     assert result.exit_code == 0
     *lines, verdict = result.stdout.splitlines()
     assert verdict == "ok"
-    assert sum("at most" in line for line in lines) == 6
+    assert sum("at most" in line for line in lines) == 7
     assert any(line.startswith("versions") for line in lines)
 
 

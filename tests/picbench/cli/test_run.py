@@ -63,6 +63,14 @@ def test_a_run_writes_its_directory_and_names_it_last(harness: Harness, tmp_path
     assert {server.state for server in harness.servers.values()} == {"closed"}
 
 
+def test_a_line_below_the_table_says_what_reuse_gains(harness: Harness, tmp_path: Path) -> None:
+    result = run(harness, tmp_path / "run", "--algo", ARMS)
+    line = "mepic against full: first token in 0.25x the time, 1.00x the blocks at peak (n=10)"
+    assert line in result.stdout.splitlines()
+    alone = run(harness, tmp_path / "alone", "--algo", "mepic")
+    assert "against full" not in alone.stdout
+
+
 def test_the_summary_has_the_promised_keys(harness: Harness, tmp_path: Path) -> None:
     run(harness, tmp_path / "run", "--algo", ARMS)
     summary = read(tmp_path / "run" / "summary.json")
@@ -98,6 +106,36 @@ def test_the_manifest_tells_what_ran(harness: Harness, tmp_path: Path) -> None:
     assert manifest["arms"]["mepic"]["stock"] is False
     assert manifest["arms"]["mepic"]["engine"]["vllm"] == "fake"
     assert manifest["arms"]["mepic"]["settings"]["algorithm"] == "mepic"
+
+
+def test_what_engines_chose_is_said_once_and_kept(harness: Harness, tmp_path: Path) -> None:
+    note = "the model is served in float32: this CPU has neither AVX512_BF16 nor AMX"
+    harness.engines = {arm: FakeEngine(arm, notes=[note]) for arm in ("full", "mepic")}
+    result = run(harness, tmp_path / "run", "--algo", "full,mepic")
+    assert result.stderr.splitlines().count(f"picbench: {note}") == 1
+    manifest = read(tmp_path / "run" / "manifest.json")
+    assert manifest["arms"]["mepic"]["engine"]["notes"] == [note]
+
+
+@pytest.mark.parametrize(("tiers", "given"), [([], None), (["--tiers", ""], "")])
+def test_default_tiers_are_left_to_the_device(
+    harness: Harness, tmp_path: Path, tiers: list[str], given: str | None
+) -> None:
+    assert run(harness, tmp_path / "run", "--algo", "mepic", *tiers).exit_code == 0
+    assert harness.servers["mepic"].config.tiers == given
+    assert read(tmp_path / "run" / "manifest.json")["config"]["tiers"] == given
+
+
+def test_tiers_that_slow_an_arm_are_named_below_the_table(harness: Harness, tmp_path: Path) -> None:
+    harness.engines = {
+        "naive": FakeEngine("naive", tier_seconds=0.1),
+        "mepic": FakeEngine("mepic", tier_seconds=0.6),
+    }
+    result = run(harness, tmp_path / "run", "--algo", "naive,mepic")
+    (line,) = [line for line in result.stdout.splitlines() if "tiers took" in line]
+    assert line == 'mepic: tiers took 30% of the arm\'s steps: --tiers "" serves without'
+    times = read(tmp_path / "run" / "summary.json")["arms"]["mepic"]["step_times"]
+    assert times["tiers"] == pytest.approx(0.3 * times["steps"])
 
 
 def test_a_password_in_tiers_stays_out_of_the_run_directory(

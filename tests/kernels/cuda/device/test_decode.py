@@ -160,6 +160,33 @@ def test_outputs_of_padding_are_zeros(
         assert worst(replace(scene, requests=scene.requests[:3]), query, found) <= tolerance
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs need a GPU")
+def test_a_graph_that_is_replayed_with_padding_leaves_nothing_of_older_steps(
+    shape: HeadShape, device: str, tolerance: float
+) -> None:
+    rope = rope_table(shape.head_size, 300, device)
+    scene = draw(requests(), shape, rope, device=device, poison=True)
+    query = scene.queries(5)
+    table = RequestTable(5, scene.table.shape[1] + 4, device)
+    for row, slots in enumerate(scene.requests):
+        table.put(row, slots.kpos, slots.rope_shift)
+    batch = DecodeBatch(table, 5, shape, rope)
+    rows, lengths, out = torch.arange(5, device=device).int(), scene.lengths, query.clone()
+    batch.fill(scene.table, rows, lengths)
+    decode(query, scene.kv_cache, batch, scene.scale, out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decode(query, scene.kv_cache, batch, scene.scale, out)
+    for padding in (0, 2, 4):
+        kept = 5 - padding
+        out.fill_(float("nan"))
+        lengths[kept:] = -1
+        batch.fill(scene.table, rows, lengths)
+        graph.replay()
+        assert not out[kept:].any()
+        assert worst(replace(scene, requests=scene.requests[:kept]), query, out) <= tolerance
+
+
 def test_generated_tokens_need_no_new_row(
     device: str, dtype: torch.dtype, tolerance: float
 ) -> None:

@@ -138,7 +138,7 @@ def test_a_check_stands_by_the_table(
     good: bool,
 ) -> None:
     monkeypatch.setattr(
-        architecture_check, "_check", lambda row, **_: outcome(row.name, verdict, line)
+        architecture_check, "_check", lambda row, _, **__: outcome(row.name, verdict, line)
     )
     stands = architecture_check.measure(
         "cuda", "float32", eager=True, only=[name], jobs=2, commit="c", output=tmp_path
@@ -147,6 +147,42 @@ def test_a_check_stands_by_the_table(
     [found] = json.loads((tmp_path / "architectures.json").read_bytes())["found"]
     assert found == {"name": name, "verdict": verdict, "line": line}
     assert (tmp_path / "architectures.md").read_text() in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "stdout", "stderr", "verdict", "line"),
+    [
+        (
+            0,
+            "ok naive\nall agree with the oracle\nINFO bye",
+            "W",
+            "checked",
+            "all agree with the oracle",
+        ),
+        (1, "ok    a\nWRONG b 1.0\nWRONG c\nNOT all agree", "", "wrong", "WRONG b 1.0"),
+        (2, "INFO", "W1\npicbench: no such heads (hint)\nbye", "refused", "no such heads (hint)"),
+        (4, "INFO", "picbench: the engine failed", "failed", "the engine failed"),
+        (-11, "", "", "failed", "ended with exit code -11"),
+    ],
+)
+def test_what_a_process_said_is_found_in_its_logs(
+    code: int, stdout: str, stderr: str, verdict: str, line: str
+) -> None:
+    found = architecture_check.judge("a", code, stdout, stderr)
+    assert (found.verdict, found.line) == (verdict, line)
+
+
+@pytest.mark.engine
+def test_models_are_checked_in_processes_of_their_own(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stands = architecture_check.measure(
+        "cpu", "float32", eager=True, only=["llama-3"], jobs=2, commit="c", output=tmp_path
+    )
+    assert stands, capfd.readouterr().out
+    found = json.loads((tmp_path / "architectures.json").read_bytes())["found"]
+    assert [row["verdict"] for row in found] == ["checked"]
+    assert found[0]["line"] == "all agree with the oracle"
 
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""How long steps take, and what tiers take of them."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+
+from picbench.engines.chunk_cache.transfers import StepTimes, TransferResults
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Request, Text
+from picbench.engines.vllm.transfer.block_io import BlockStore
+from picbench.engines.vllm.transfer.step_clock import (
+    StepClock,
+    StepTimesWatch,
+    StreamTimer,
+    WallTimer,
+)
+
+
+@dataclass
+class Stream:
+    """A GPU's stream that has got as far as `reached`, in milliseconds."""
+
+    now: float = 0.0
+    reached: float = 0.0
+
+
+@dataclass
+class Event:
+    """An event of such a stream."""
+
+    stream: Stream
+    time: float = -1.0
+
+    def record(self) -> None:
+        self.time = self.stream.now
+
+    def query(self) -> bool:
+        return self.time <= self.stream.reached
+
+    def elapsed_time(self, later: "Event") -> float:
+        return later.time - self.time
+
+
+def test_a_stream_is_timed_without_waiting_for_it() -> None:
+    stream, made = Stream(), []
+
+    def event() -> torch.cuda.Event:
+        made.append(Event(stream))
+        return cast(torch.cuda.Event, made[-1])
+
+    timer = StreamTimer(event)
+    for length in (250.0, 500.0):
+        with timer.measure():
+            stream.now += length
+    assert timer.take() == 0.0
+    stream.reached = 600.0
+    assert timer.take() == 0.25
+    stream.reached = 800.0
+    assert timer.take() == 0.5
+    with timer.measure():
+        pass
+    assert len(made) == 4
+
+
+def test_only_steps_that_compute_count() -> None:
+    clock = StepClock(WallTimer)
+    with clock.tiers():
+        pass
+    assert clock.take() == StepTimes()
+    with clock.step(), clock.tiers():
+        time.sleep(0.001)
+    times = clock.take()
+    assert times.steps >= times.tiers > 0
+    assert clock.take() == StepTimes()
+
+
+def test_ranks_that_step_together_take_as_long_as_the_slowest() -> None:
+    one = TransferResults(times=StepTimes(2.0, 0.1))
+    assert one.merge(TransferResults(times=StepTimes(1.0, 0.3))).times == StepTimes(2.0, 0.3)
+
+
+def test_slow_tiers_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    watch = StepTimesWatch()
+    with caplog.at_level(logging.WARNING):
+        for tiers in (0.1, 0.3, 0.3, 0.3):
+            for _ in range(3):
+                watch.add(StepTimes(2.0, tiers))
+    assert [record.getMessage() for record in caplog.records] == [
+        'tiers took 15 % of the last 6.0 s of steps; an engine with `tiers=""` serves without'
+    ]
+    assert watch.total.steps == pytest.approx(24.0)
+    assert watch.total.tiers == pytest.approx(3.0)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("tiers", ["host:64MiB", ""])
+def test_an_engine_says_what_tiers_took(
+    tiers: str, llama: Path, draw: Callable[[int, int], tuple[int, ...]], monkeypatch: Any
+) -> None:
+    slow, read = 0.05, BlockStore.read
+
+    def read_slowly(store: BlockStore, blocks: Sequence[int]) -> memoryview:
+        time.sleep(slow)
+        return read(store, blocks)
+
+    monkeypatch.setattr(BlockStore, "read", read_slowly)
+    settings = {"dtype": "float32", "kv_blocks": 100, "context": 512, "batch_tokens": 128}
+    chunks = [Chunk(tokens=draw(40, seed)) for seed in (1, 2)]
+    with Engine(EngineConfig(str(llama), tiers=tiers, **settings)) as engine:
+        assert engine.describe()["tiers"] == tiers
+        engine.generate([Request([*chunks, Text(tokens=draw(9, 3))], max_tokens=8)])
+        times = engine.step_times
+    if tiers:
+        assert times.steps > times.tiers >= 2 * slow
+    else:
+        assert times == StepTimes()
