@@ -93,6 +93,8 @@ class Comparison:
         """What is wrong, "" if nothing is; a difference of NaN is wrong."""
         if self.difference <= self.limit:
             return ""
+        if self.difference == math.inf:
+            return f"{self.name}: no answer, or no numbers in it"
         text = f"{self.name}: off by {self.difference:.2g}"
         if self.difference <= self.tolerance:
             return f"{text}, other prompts by {self.control:.2g}: this model cannot tell"

@@ -15,9 +15,10 @@ from packaging.specifiers import SpecifierSet
 
 from picbench.engines.algorithms.registry import GROUP as ALGORITHMS
 from picbench.engines.chunk_cache.tiers.kinds import GROUP as TIERS
+from picbench.engines.config import DEFAULT_TIERS
 from picbench.engines.plugins import installed
 from picbench.engines.vllm.compat import PACKAGES, VLLM, check_plug_in, check_version
-from picbench.engines.vllm.device import CPU, find
+from picbench.engines.vllm.device import CPU, find, slow_short_types
 from picbench.errors import ConfigError
 
 #: Instructions that decide which CPU kernels run, by the names that torch gives them.
@@ -52,9 +53,13 @@ def inspect_device(name: str) -> tuple[Finding, ...]:
     from vllm.platforms import current_platform
 
     device = find(name)
-    found = [Finding("device", "engines run on", device.name)]
+    tiers = DEFAULT_TIERS[device.name] or "none"
+    found = [Finding("device", "engines run on", f"{device.name}; tiers by default: {tiers}")]
     if device is CPU:
-        return (*found, Finding("device", "instructions", _instructions()))
+        slow = slow_short_types()
+        chosen = f"float32: {slow}" if slow else "the model's own"
+        found.append(Finding("device", "instructions", _instructions()))
+        return (*found, Finding("device", "type by default", chosen))
     capability = current_platform.get_device_capability()
     text = "unknown" if capability is None else capability.as_version_str()
     kernels = "Gluon and Triton" if text == "9.0" else "Triton"

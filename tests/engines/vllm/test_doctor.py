@@ -118,6 +118,20 @@ def test_a_sound_installation_is_ok(llama):
 
 
 @pytest.mark.parametrize(
+    ("limit", "chosen"),
+    [("", "the model's own"), ("AVX2", "float32: ONEDNN_MAX_CPU_ISA=AVX2 leaves neither")],
+)
+def test_the_device_is_described(monkeypatch, limit, chosen):
+    capabilities = {"architecture": "x86_64", "avx2": True, "avx512_f": True, "avx512_bf16": True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False} | capabilities)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    text = " ".join(doctor().stdout.split())
+    assert "engines run on cpu; tiers by default: host:1GiB" in text
+    assert "instructions AVX2, AVX512, AVX512_BF16; no AMX" in text
+    assert f"type by default {chosen}" in text
+
+
+@pytest.mark.parametrize(
     "change",
     [lambda table: 1.3 * table, lambda table: table[torch.arange(len(table)) // 2]],
     ids=["scaled", "half as fast"],
