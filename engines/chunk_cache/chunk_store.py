@@ -145,9 +145,9 @@ class ChunkStore:
         """The owner's request ended; `blocks` are those of the anchor and the chunk.
 
         The chunk is resident if it is `shared`. Otherwise it was compiled for copies: it is
-        resident only if no tier takes it.
+        resident only if no tier takes it. Done again after an exception, it does no harm.
         """
-        record = self._records[canonical.key]
+        record = self._record(canonical.key)
         if record.owner is not None:
             self._unfinished -= Counter(_names(canonical))
         record.owner = None
@@ -167,8 +167,8 @@ class ChunkStore:
         record.owner = owner
 
     def complete_fetch(self, canonical: Canonical, *, success: bool) -> None:
-        """The owner's request ended."""
-        record = self._records[canonical.key]
+        """The owner's request ended. Done again after an exception, it does no harm."""
+        record = self._record(canonical.key)
         record.owner = None
         if success:
             self._add(record, canonical)

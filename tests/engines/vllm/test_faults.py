@@ -1,6 +1,7 @@
 """An exception anywhere between arrival and answer ends one request; all others are served."""
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
+from picbench.engines.chunk_cache.transfers import TransferCommands
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
+from picbench.engines.pace import Departure
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.scheduler.linker import Linker
@@ -180,4 +183,65 @@ def test_a_fault_of_no_request_ends_none(
     calls = fail_once(owner, name, 2)
     assert not ended_by_fault(serve(engine, requests), expected)
     assert len(calls) > 2
+    check_sound(engine)
+
+
+def test_a_step_whose_transfers_do_not_start_ends_those_that_need_them(
+    engine: Engine,
+    requests: list[Request],
+    expected: list[Result],
+) -> None:
+    real, seen = TierClient.start, list[int]()
+
+    def start(self: TierClient, commands: TransferCommands) -> None:
+        if commands.loads and not seen:
+            seen.append(len(commands.loads) + len({c.request_id for c in commands.copies}))
+            raise RuntimeError("injected")
+        real(self, commands)
+
+    engine.reset()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TierClient, "start", start)
+        failed = ended_by_fault(serve(engine, requests), expected)
+    assert 0 < len(failed) <= seen[0]
+    check_sound(engine)
+
+
+_COMPLETE = ChunkStore.complete_compile
+
+
+def _half_complete(self: ChunkStore, *args: Any, success: bool, shared: bool) -> None:
+    _COMPLETE(self, *args, success=False, shared=shared)
+    if success:
+        raise RuntimeError("injected")
+
+
+def test_a_job_that_always_fails_is_not_tried_for_ever(
+    engine: Engine, requests: list[Request], expected: list[Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each failure ends a request; the chunk's blocks serve others for as long as they last."""
+    engine.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkStore, "complete_compile", _half_complete)
+        failed = ended_by_fault(serve(engine, requests), expected)
+    planned = [request for request in requests if request.algorithm != "prefix"]
+    assert 0 < len(failed) <= len(planned)
+    check_sound(engine)
+
+
+def test_an_abort_whose_orphans_are_not_found_leaks_nothing(
+    engine: Engine, requests: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def orphans(self: Linker) -> list[str]:
+        raise RuntimeError("injected")
+
+    engine.reset()
+    prepared = engine._prepare(requests[0], 4, None, True)
+    engine._submit(Departure(prepared, time.time(), 0.0))
+    engine._running.engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Linker, "orphans", orphans)
+        engine._running.engine.abort_request([prepared.tag])
+    engine._report(prepared.tag)
+    engine.drain()
     check_sound(engine)
