@@ -91,14 +91,22 @@ class Driver:
             alive[prepared.tag] = index
 
 
-def engine_of(model: Path, storm: Storm, blocks: int, tiers: str) -> Engine:
+def engine_of(
+    model: Path,
+    storm: Storm,
+    blocks: int,
+    tiers: str,
+    *,
+    context: int = 256,
+    batch_tokens: int = 512,
+) -> Engine:
     return Engine(
         EngineConfig(
             model=str(model),
             dtype="float32",
             kv_blocks=blocks,
-            context=256,
-            batch_tokens=512,
+            context=context,
+            batch_tokens=batch_tokens,
             max_requests=storm.running,
             tiers=tiers,
         )
@@ -141,6 +149,44 @@ def test_a_storm_changes_no_output_and_leaks_nothing(
         assert redis.bytes <= 64 << 20
         assert host.hits + redis.hits > 0
         assert host.failures + redis.failures == 0
+
+
+#: Requests that use pages which others link, others, and some that reuse nothing.
+MIXED = [*["epic:k=16", "naive"] * 2, *ALGORITHMS, "mepic:pad=paper", "prefix"]
+#: Blocks and tiers: no tier, one that takes hardly a chunk, one that loses most, one that has room.
+STARVED = [(90, "host:20KiB"), (90, "host:60KiB"), (140, ""), (220, "disk:{}:4MiB")]
+
+
+def mixed(draw: Any, seed: int) -> list[Request]:
+    dice = random.Random(seed)
+    chunks = [Chunk(tokens=draw(dice.randint(33, 64), 9000 + i)) for i in range(30)]
+    return [
+        Request(
+            [*dice.sample(chunks, dice.randint(4, 8)), Text(tokens=draw(5, 100_000 + index))],
+            algorithm=dice.choice(MIXED),
+            max_tokens=dice.choice([2, 4, 16]),
+        )
+        for index in range(60)
+    ]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_small_storms_end_no_engine(pebble: Path, tmp_path: Path, draw: Any, seed: int) -> None:
+    """Requests as large as the pool: their chunks are evicted page by page, and lost by tiers."""
+    requests = mixed(draw, seed)
+    expected: dict[int, tuple[int, ...]] = {}
+    for blocks, tiers in [(2000, ""), *STARVED]:
+        storm, place = Storm(len(requests), 320), tiers.format(tmp_path)
+        with engine_of(pebble, storm, blocks, place, context=1024, batch_tokens=128) as engine:
+            driver = Driver(engine, 0.05 if expected else 0.0, random.Random(seed))
+            driver.run(requests, flying=32)
+            expected = expected or driver.tokens
+            assert all(expected[index] == tokens for index, tokens in driver.tokens.items())
+            assert all(sum(s.blocks.values()) == s.pool for s in engine.memory)
+            scheduler = engine._running.scheduler
+            assert scheduler.linker.idle
+            free = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+            assert free == engine._running.pool
 
 
 def test_blocks_of_loads_that_fail_are_counted(pebble: Path, draw: Any) -> None:
