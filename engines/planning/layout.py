@@ -117,6 +117,7 @@ class _Builder:
             block_size=self._layout.block_size,
             tail_key=full[-1].name if full else root_key(self._layout.scope),
             tail_events=tuple(event for event in self._events if event.start > covered),
+            foreign=self._foreign(),
         )
 
     def measure(self) -> Footprint:
@@ -141,6 +142,13 @@ class _Builder:
                 index += 1
             position += len(segment.tokens)
         return Footprint(slots, spare + held)
+
+    def _foreign(self) -> tuple[int, ...]:
+        """The id of visible pads, if no token of the user's is one; hidden pads repeat a token."""
+        if not any(segment.lead or segment.trail for segment in self._segments):
+            return ()
+        pad = self._layout.pad_token
+        return () if any(pad in segment.own for segment in self._segments) else (pad,)
 
     def _compute(
         self, segment: Segment, indices: Sequence[int], start: int, kind: SlotKind

@@ -97,7 +97,8 @@ class Plan:
     names each chunk once. `prompt_tokens` is the user's count, `end` the logical position of the
     first generated token (they differ only if pads take positions). Generated tokens fill up the
     last page and continue the chain of keys from `tail_key`, that of the last full computed page;
-    `tail_events` are the chunks that no full page's key covers yet.
+    `tail_events` are the chunks that no full page's key covers yet. `foreign` are the token ids
+    that only pads have: no token of the user's prompt is one of them.
     """
 
     placed: tuple[PlacedChunk, ...]
@@ -108,6 +109,7 @@ class Plan:
     block_size: int
     tail_key: Key
     tail_events: tuple[ChunkEvent, ...] = ()
+    foreign: tuple[int, ...] = ()
 
     @cached_property
     def pages(self) -> tuple[Page, ...]:

@@ -45,6 +45,11 @@ class Segment:
     lead: int = 0
     trail: int = 0
 
+    @property
+    def own(self) -> tuple[int, ...]:
+        """The tokens without pads."""
+        return self.tokens[self.lead : len(self.tokens) - self.trail]
+
     def kind(self, index: int, kind: SlotKind) -> SlotKind:
         """`kind`, or `SlotKind.PAD` if the token at `index` is a pad."""
         real = self.lead <= index < len(self.tokens) - self.trail

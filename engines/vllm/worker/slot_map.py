@@ -30,17 +30,20 @@ class SlotMap:
 
     `position_runs` are their logical positions (GAP: never visible), `cached_at_runs` the positions
     at which the keys of canonical slots were compiled (GAP: not canonical). Generated slots follow,
-    the first at logical position `end`.
+    the first at logical position `end`. `foreign` are the token ids that only pads have, which
+    the sampler must not count as the user's.
     """
 
     position_runs: Runs
     cached_at_runs: Runs
     end: int
+    foreign: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """The slots of a plan."""
-        return cls(tuple(plan.position_runs()), tuple(plan.cached_at_runs()), plan.end)
+        positions, cached_at = tuple(plan.position_runs()), tuple(plan.cached_at_runs())
+        return cls(positions, cached_at, plan.end, plan.foreign)
 
     @classmethod
     def plain(cls, slots: int) -> Self:

@@ -122,6 +122,15 @@ def test_masked_pads_add_no_token_to_the_prompt(given_segments, policy):
 
 
 @given(segments, policies(), pads)
+def test_foreign_tokens_are_those_that_the_user_did_not_send(given_segments, policy, pad):
+    sent = {token for segment in given_segments for token in segment.tokens}
+    for pad_token in (0, min(sent)):
+        config = LayoutConfig(SIZE, "", pad, pad_token=pad_token, bos_token=1)
+        plan = lay_out(given_segments, policy, config)
+        assert set(plan.foreign) == set(plan.tokens) - sent
+
+
+@given(segments, policies(), pads)
 def test_a_slot_is_a_pad_iff_it_is_none_of_the_users_tokens(given_segments, policy, pad):
     plan = lay_out(given_segments, policy, layout(pad))
     real = sum(kind is not SlotKind.PAD for kind in plan.kinds)

@@ -20,6 +20,7 @@ from picbench.engines.vllm.worker.cpu.backend import (
     backend_selected,
 )
 from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable
+from picbench.engines.vllm.worker.foreign_tokens import drop_foreign_tokens
 from picbench.engines.vllm.worker.rotary import KeyPositions, SplitRotary, replace_rotary
 from picbench.engines.vllm.worker.rotary_check import TOLERANCE as ROTARY
 from picbench.engines.vllm.worker.rotary_check import rotary_error
@@ -38,11 +39,14 @@ class PicModelRunner(CPUModelRunner):
             GPUModelRunner._prepare_inputs, ("self", "scheduler_output", "num_scheduled_tokens")
         )
         check_signature(CPUModelRunner.load_model, ("self", "load_dummy_weights"))
+        check_signature(GPUModelRunner._sample, ("self", "logits", "spec_decode_metadata"))
+        check_signature(GPUModelRunner._bookkeeping_sync, _BOOKKEEPING)
         super().__init__(vllm_config, device)
         settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
         slots = self.max_model_len + 1
         self._table = PositionTable(slots, keys_without_rope=settings.keys_without_rope)
         self._keys = KeyPositions()
+        self._kept: dict[int, torch.Generator] = {}
 
     def load_model(self, load_dummy_weights: bool = False) -> None:
         """Load the model with picbench's attention, and key positions of their own."""
@@ -69,6 +73,21 @@ class PicModelRunner(CPUModelRunner):
             builder.step, builder.rope = step, self._rope
         return inputs
 
+    def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
+        # What is sampled in the middle of a prompt is thrown away. Upstream then winds the
+        # request's generator back by its offset, which generators on a CPU do not have
+        # (RuntimeError in `_bookkeeping_sync`), so these requests sample without theirs.
+        generators = self.input_batch.generators
+        middle = np.nonzero(self.discard_request_mask.np[: self.input_batch.num_reqs])[0].tolist()
+        self._kept = {row: generators.pop(row) for row in middle if row in generators}
+        drop_foreign_tokens(self.input_batch, self.requests)
+        return super()._sample(logits, spec_decode_metadata)
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        results = super()._bookkeeping_sync(*args, **kwargs)
+        self.input_batch.generators.update(self._kept)
+        return results
+
     def self_check(self) -> list[tuple[str, float, float]]:
         """Errors of rotations and attention: name, relative error, largest that passes."""
         config: Any = self.model_config
@@ -92,3 +111,13 @@ class PicModelRunner(CPUModelRunner):
         if len(ours) != len(found):
             raise EngineError("an attention layer does not use picbench's backend")
         return ours
+
+
+_BOOKKEEPING = (
+    "self",
+    "scheduler_output",
+    "sampler_output",
+    "logits",
+    "hidden_states",
+    "num_scheduled_tokens",
+)

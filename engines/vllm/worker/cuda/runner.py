@@ -10,12 +10,16 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
+from vllm.v1.worker.gpu.sample.sampler import Sampler
 
 from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.worker.attention_layers import check_layers
 from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_backend
 from picbench.engines.vllm.worker.cuda.model_state import PicModelState
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
+from picbench.engines.vllm.worker.cuda.planned_sampling import PlannedSampling
 from picbench.errors import ConfigError
 from picbench.kernels.rope import RopeTable
 
@@ -57,6 +61,9 @@ class PicModelRunner(GPUModelRunner):
         self.model_state = PicModelState(
             self.vllm_config, self.model, self.encoder_cache, self.device
         )
+        assert self.sampler is not None
+        processors = self.sampler.logits_processors
+        processors.append(PlannedSampling.of(processors))
 
     def initialize_kv_cache(
         self, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
@@ -125,6 +132,10 @@ UPSTREAM: tuple[tuple[type, str, tuple[str, ...]], ...] = (
         "initialize_kv_cache",
         ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
     ),
+    (Sampler, "add_request", ("self", "req_idx", "sampling_params")),
+    (Sampler, "apply_staged_writes", ("self",)),
+    (PenaltiesState, "apply_staged_writes", ("self",)),
+    (LogitBiasState, "add_request", ("self", "req_idx", "sampling_params")),
     (DefaultModelState, "add_request", ("self", "req_index", "new_req_data")),
     (DefaultModelState, "remove_request", ("self", "req_id")),
     (DefaultModelState, "prepare_inputs", ("self", "input_batch", "req_states")),

@@ -14,6 +14,7 @@ from picbench.engines.vllm.worker.attention_layers import check_layers
 from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
 from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_backend
 from picbench.engines.vllm.worker.cuda.model_state import set_step, write_positions
+from picbench.engines.vllm.worker.foreign_tokens import drop_foreign_tokens
 from picbench.kernels.rope import RopeTable
 
 
@@ -29,6 +30,7 @@ class PicModelRunnerV1(GPUModelRunner):
             ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
         )
         check_signature(GPUModelRunner.load_model, ("self", "load_dummy_weights", "model"))
+        check_signature(GPUModelRunner._sample, ("self", "logits", "spec_decode_metadata"))
         super().__init__(vllm_config, device)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -65,6 +67,10 @@ class PicModelRunnerV1(GPUModelRunner):
         if batch is not None:
             write_positions(self.positions, batch.positions())
         return inputs
+
+    def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
+        drop_foreign_tokens(self.input_batch, self.requests)
+        return super()._sample(logits, spec_decode_metadata)
 
     def _update_requests(self) -> None:
         """Add new requests, and remove finished ones."""
