@@ -12,7 +12,7 @@ from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.plugins import installed
-from picbench.engines.vllm.settings import ASYNC_SCHEDULER
+from picbench.engines.vllm.settings import ASYNC_SCHEDULER, CONNECTOR, CONNECTOR_MODULE
 from picbench.errors import ConfigError
 
 VLLM = "0.32.0"
@@ -74,6 +74,7 @@ def check_config(config: Any) -> None:
         raise ConfigError(f"block_size is {found}", hint=f"picbench needs block_size={BLOCK_SIZE}")
     if not config.cache_config.enable_prefix_caching:
         raise ConfigError("prefix caching is off", hint="enable_prefix_caching=True")
+    _check_connector(config)
 
 
 def check_weights(quantization: str | None) -> None:
@@ -94,6 +95,18 @@ def check_kv_groups(groups: int) -> None:
         )
 
 
+def _check_connector(config: Any) -> None:
+    """Raise ConfigError unless a `VllmConfig` has picbench's KV connector."""
+    transfer = config.kv_transfer_config
+    found = None if transfer is None else transfer.kv_connector
+    if found != CONNECTOR:
+        raise ConfigError(
+            f"the KV connector is {found}, picbench needs its own",
+            hint=f"kv_transfer_config with kv_connector={CONNECTOR}, kv_role=kv_both and "
+            f"kv_connector_module_path={CONNECTOR_MODULE}",
+        )
+
+
 def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
     events = config.kv_events_config
@@ -108,7 +121,8 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     yield "prefill context parallelism", parallel.prefill_context_parallel_size > 1
     yield "pipeline parallelism", parallel.pipeline_parallel_size > 1
     yield "data parallelism", parallel.data_parallel_size > 1
-    yield "priority scheduling", config.scheduler_config.policy != "fcfs"
+    yield "watermarking", config.watermark_config is not None
+    yield "returned expert choices", bool(config.aux_output_config.enabled)
     yield "async scheduling with this scheduler", _unsupported_async(config.scheduler_config)
     yield "a quantised KV cache", cache.cache_dtype not in ("auto", "bfloat16", "float16")
 

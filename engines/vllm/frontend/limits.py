@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.engines.planning.layout import Footprint, measure
-from picbench.engines.vllm.frontend.request_args import cut, request_args
+from picbench.engines.vllm.frontend.request_args import cut, describes_chunks, request_args
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError
 
@@ -46,15 +46,26 @@ class Limits:
             )
         return need
 
+    def room(self, footprint: Footprint) -> int:
+        """Tokens that a request can generate before it needs more than a request may have."""
+        blocks = self.blocks - footprint.spare
+        return min(self.capacity, blocks * self.block_size) - footprint.slots
 
-def check_request(config: Any, request: Any, registry: Registry) -> None:
+
+def check_request(config: Any, request: Any, registry: Registry, *, shorten: bool = False) -> None:
     """Raise ConfigError for a request that an engine must not be given.
 
     `config` is the engine's `VllmConfig`, `request` an `EngineCoreRequest`. Refused are requests
-    with chunks if the engine runs without picbench, and malformed or too large ones.
+    with chunks if the engine runs without picbench, malformed or too large ones, and those that ask
+    for what vLLM derives from the order of the prompt's tokens. With `shorten`, a request that may
+    generate up to the end of the context gets `max_tokens` that fit besides pads and linked tokens;
+    vLLM's servers give chat requests without `max_tokens` the whole context.
     """
     args = request_args(request, registry)
     if args is None:
+        params = request.sampling_params
+        if params is not None and describes_chunks(params.extra_args):
+            raise ConfigError("a prompt of embeddings has no chunks", hint="send tokens or text")
         return
     settings = PicSettings.given(config.additional_config)
     if settings is None:
@@ -65,12 +76,7 @@ def check_request(config: Any, request: Any, registry: Registry) -> None:
         )
     algorithm = registry.parse(args.algorithm or settings.algorithm)
     if algorithm.reuse is Reuse.CHUNKS and args.spans:
-        params = request.sampling_params
-        if params.skip_reading_prefix_cache or params.prompt_logprobs is not None:
-            raise ConfigError(
-                "a request with chunks cannot skip the cache",
-                hint="leave prompt_logprobs and skip_reading_prefix_cache off",
-            )
+        _check_features(config, request)
         limits = Limits.of(config)
         layout = settings.layout(algorithm, request.cache_salt, limits.block_size)
         segments = cut(request.prompt_token_ids, args.spans)
@@ -78,4 +84,42 @@ def check_request(config: Any, request: Any, registry: Registry) -> None:
             footprint = measure(segments, algorithm.plan_chunk, layout)
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
-        limits.check(footprint, params.max_tokens or 1)
+        if shorten:
+            _shorten(request, limits.capacity, limits.room(footprint))
+        limits.check(footprint, request.sampling_params.max_tokens or 1)
+
+
+def _shorten(request: Any, capacity: int, room: int) -> None:
+    """Lower `max_tokens` to `room` if it reaches the end of the context of `capacity`."""
+    params = request.sampling_params
+    if params.max_tokens != capacity - len(request.prompt_token_ids):
+        return
+    if room < params.min_tokens:
+        raise ConfigError(
+            f"with pads and linked tokens there is room for {room} tokens, min_tokens is "
+            f"{params.min_tokens}",
+            hint="lower min_tokens, or raise `context` (vLLM: max_model_len)",
+        )
+    params.max_tokens = max(1, min(params.max_tokens, room))
+
+
+def _check_features(config: Any, request: Any) -> None:
+    """Raise ConfigError for what vLLM derives from the prompt's tokens in their order."""
+    params = request.sampling_params
+    if params.skip_reading_prefix_cache or params.prompt_logprobs is not None:
+        raise ConfigError(
+            "a request with chunks cannot skip the cache",
+            hint="leave prompt_logprobs and skip_reading_prefix_cache off",
+        )
+    unsupported = {
+        "prompt_logprob_token_ids": params.prompt_logprob_token_ids is not None,
+        "thinking_token_budget": params.thinking_token_budget is not None,
+        "streaming input": getattr(request, "resumable", False),
+        "an engine with custom logits processors": bool(config.model_config.logits_processors),
+    }
+    for feature, asked in unsupported.items():
+        if asked:
+            raise ConfigError(
+                f"a request with chunks cannot be served with {feature}",
+                hint="its prompt is computed in another order; send it without chunks",
+            )

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from vllm.exceptions import VLLMValidationError
+
 from picbench.engines.vllm.compat import check_plug_in, check_signature, check_version
 from picbench.engines.vllm.frontend.hashing import defer_hashing
 from picbench.errors import ConfigError, PicBenchError
@@ -71,18 +73,24 @@ def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = upstream(self, *args, **kwargs)
         try:
-            check_request(self.vllm_config, request, registry)
+            check_request(self.vllm_config, request, registry, shorten=True)
         except PicBenchError as error:
-            # vLLM's servers answer a ValueError with 400 and other errors with 500.
-            raise RequestError(error) from error
+            raise RequestError(error.message, hint=error.hint) from error
         return request
 
     process_inputs.guards_pic = True  # type: ignore[attr-defined]
     return process_inputs
 
 
-class RequestError(ConfigError, ValueError):
-    """A refused request, as the error that vLLM's callers handle."""
+class RequestError(ConfigError, VLLMValidationError, ValueError):
+    """A refused request, as the error that vLLM's callers handle.
 
-    def __init__(self, error: PicBenchError) -> None:
-        super().__init__(error.message, hint=error.hint)
+    Its servers answer a `VLLMValidationError` with 400 and the message; of other errors, ValueError
+    among them, `AsyncLLM.generate` (vllm/v1/engine/async_llm.py) makes a 500 without one. Callers
+    of the offline engines expect a ValueError.
+    """
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.parameter: str | None = None
+        self.value: Any = None

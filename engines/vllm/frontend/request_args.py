@@ -15,6 +15,7 @@ another process, msgspec makes that a mapping of the same fields again.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from picbench.engines.algorithms import Registry
@@ -64,8 +65,8 @@ def read_args(
 ) -> RequestArgs | None:
     """Parse a request's PIC arguments; None if it has none.
 
-    Raises ConfigError if spans overlap, are empty, or leave the prompt, or if the algorithm is
-    unknown.
+    Raises ConfigError if spans overlap, are empty, or leave the prompt, if the algorithm is
+    unknown, and for values of other types.
     """
     if not extra_args:
         return None
@@ -80,6 +81,9 @@ def read_args(
         algorithm, tag = extra_args.get(FLAT_ALGORITHM), None
     else:
         return None
+    for name, value in (("algorithm", algorithm), ("tag", tag)):
+        if value is not None and not isinstance(value, str):
+            raise ConfigError(f"the {name} is {value!r}, not a string")
     if algorithm:
         registry.parse(algorithm)
     return RequestArgs(_spans(spans, prompt_tokens), algorithm or None, tag)
@@ -113,7 +117,7 @@ def _parsed(extra_args: Mapping[str, Any] | None) -> RequestArgs | None:
 
 
 def _unflatten(flat: Any) -> list[tuple[Any, Any]]:
-    if not isinstance(flat, Sequence) or len(flat) % 2:
+    if not _is_list(flat) or len(flat) % 2:
         raise ConfigError(
             f"{FLAT_SPANS} needs an even number of integers", hint="start, end, start, end, ..."
         )
@@ -121,14 +125,14 @@ def _unflatten(flat: Any) -> list[tuple[Any, Any]]:
 
 
 def _spans(given: Any, prompt_tokens: int) -> tuple[Span, ...]:
+    hint = "each span is [start, end] in prompt tokens"
+    if not _is_list(given):
+        raise ConfigError(f"spans are {given!r}, not a list", hint=hint)
     spans: list[Span] = []
     for index, span in enumerate(given):
-        try:
-            start, end = (int(bound) for bound in span)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"spans[{index}] is {span!r}", hint="each span is [start, end] in prompt tokens"
-            ) from error
+        if not _is_list(span) or len(span) != 2 or not all(map(_is_integer, span)):
+            raise ConfigError(f"spans[{index}] is {span!r}", hint=hint)
+        start, end = map(int, span)
         if not 0 <= start < end <= prompt_tokens:
             raise ConfigError(
                 f"spans[{index}] = [{start}, {end}] leaves the prompt of {prompt_tokens} tokens",
@@ -141,3 +145,11 @@ def _spans(given: Any, prompt_tokens: int) -> tuple[Span, ...]:
             )
         spans.append((start, end))
     return tuple(spans)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

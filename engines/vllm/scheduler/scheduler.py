@@ -9,11 +9,13 @@ replaced.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import inf, nextafter
 from typing import Any
 
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
@@ -71,7 +73,7 @@ class PicScheduler(Scheduler):
         self._answers: list[_Answer] = []
         evictions = ChunkEvictions(self.chunk_store, pool, self._faults)
         listen(self.kv_cache_manager.block_pool, evictions)
-        assert isinstance(self.connector, PicConnector)
+        assert isinstance(self.connector, PicConnector)  # `check_config`
         self.connector.set_planner(self._hooks, self.chunk_store)
 
     def add_request(self, request: Request) -> None:
@@ -211,12 +213,19 @@ class PicScheduler(Scheduler):
         """Queue a request of the linker's right ahead of a waiting one, moving it if need be."""
         if request.request_id not in self.requests:
             super().add_request(request)
-        if request.status in (RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS):
+        if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
             return
-        queue = self.waiting
+        waits, queue = request.status != RequestStatus.RUNNING, self.waiting
         try:
-            queue.remove_request(request)
-            queue.insert(queue.index(parent), request)  # type: ignore[attr-defined]
+            if waits:
+                queue.remove_request(request)
+            # What a queue by priority is sorted by, and what is preempted there.
+            request.priority = parent.priority
+            request.arrival_time = nextafter(parent.arrival_time, -inf)
+            if waits and isinstance(queue, FCFSRequestQueue):
+                queue.insert(queue.index(parent), request)
+            elif waits:
+                queue.add_request(request)
         except Exception:
             super().finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
             raise

@@ -63,7 +63,9 @@ def config(**changes: Any) -> Any:
         "scheduler_config": {"policy": "fcfs", "async_scheduling": False},
     }
     whole: dict[str, Any] = {"lora_config": None, "speculative_config": None}
-    whole["kv_events_config"] = None
+    whole |= {"kv_events_config": None, "watermark_config": None}
+    whole["aux_output_config"] = SimpleNamespace(enabled=False)
+    whole["kv_transfer_config"] = SimpleNamespace(kv_connector="PicConnector")
     for name, value in changes.items():
         part = next((p for p in parts.values() if name in p), whole)
         part[name] = value
@@ -85,7 +87,9 @@ def config(**changes: Any) -> Any:
         ({"prefill_context_parallel_size": 2}, "prefill context"),
         ({"pipeline_parallel_size": 2}, "pipeline"),
         ({"data_parallel_size": 2}, "data parallel"),
-        ({"policy": "priority"}, "priority"),
+        ({"watermark_config": object()}, "watermarking"),
+        ({"aux_output_config": SimpleNamespace(enabled=True)}, "expert choices"),
+        ({"kv_transfer_config": None}, "KV connector is None"),
         ({"cache_dtype": "fp8"}, "quantised"),
         ({"block_size": 32}, "block_size is 32"),
         ({"enable_prefix_caching": False}, "prefix caching is off"),
@@ -131,6 +135,19 @@ class TestStart:
 
         with pytest.raises(ConfigError, match="no 'pic'"):
             _start(self.arguments(llama) | {"scheduler_cls": SCHEDULER, "block_size": 32}, {})
+
+    @pytest.mark.parametrize("connector", [None, "ExampleConnector"])
+    def test_an_engine_without_the_connector(self, llama, connector):
+        from vllm.config import KVTransferConfig
+
+        from picbench.engines.vllm.launch import _start
+        from picbench.engines.vllm.settings import engine_arguments
+
+        arguments = self.arguments(llama) | engine_arguments(PicSettings(tiers=""))
+        transfer = KVTransferConfig(kv_connector=connector, kv_role="kv_both")
+        arguments["kv_transfer_config"] = transfer if connector else None
+        with pytest.raises(ConfigError, match=rf"KV connector is {connector}.*PicConnector"):
+            _start(arguments, {})
 
     def test_workers_without_scheduler(self, llama):
         from picbench.engines.vllm.launch import _start
@@ -257,3 +274,66 @@ class TestGuard:
         monkeypatch.setattr(InputProcessor, "process_inputs", stock)
         with pytest.raises(ConfigError, match="plug-in is not loaded"):
             plugin.check_registered()
+
+
+class TestFeatures:
+    """What vLLM derives from the order of a prompt's tokens is refused for requests with chunks."""
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"prompt_logprobs": 1}, "leave prompt_logprobs"),
+            ({"skip_reading_prefix_cache": True}, "leave prompt_logprobs"),
+        ],
+    )
+    def test_of_requests(self, engine, draw, change, message):
+        from vllm import SamplingParams
+
+        prompt, llm = {"prompt_token_ids": list(draw(20, 1))}, engine._running.engine
+        change |= {"detokenize": False, "max_tokens": 1}
+        chunks = {"pic": {"spans": [[0, 10]]}}
+        with pytest.raises(ValueError, match=message):
+            llm.add_request("planned", prompt, SamplingParams(extra_args=chunks, **change))
+        assert not llm.has_unfinished_requests()
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"resumable": True}, "streaming input"),
+            ({"prompt_token_ids": None}, "embeddings"),
+            ({"thinking_token_budget": 4}, "thinking_token_budget"),
+            ({"prompt_logprob_token_ids": [[5]] * 19}, "prompt_logprob_token_ids"),
+        ],
+    )
+    def test_of_other_engines(self, engine, draw, change, message):
+        """What this engine's vLLM has no use for, or refuses itself."""
+        from vllm import SamplingParams
+
+        from picbench.engines.algorithms import Registry
+        from picbench.engines.vllm.frontend.limits import check_request
+
+        config = engine._running.engine.vllm_config
+        for changes in ({}, change):
+            asked = SimpleNamespace(
+                sampling_params=SamplingParams(extra_args={"pic_spans": [0, 10]}),
+                prompt_token_ids=list(draw(20, 1)),
+                cache_salt=None,
+                resumable=False,
+            )
+            for name, value in changes.items():
+                setattr(asked if hasattr(asked, name) else asked.sampling_params, name, value)
+            if not changes:
+                check_request(config, asked, Registry())
+                continue
+            with pytest.raises(ConfigError, match=message):
+                check_request(config, asked, Registry())
+
+    def test_a_refusal_is_an_error_of_the_client(self):
+        """vLLM's servers answer these with 400; and they cross processes."""
+        import pickle
+
+        from vllm.exceptions import VLLMClientError
+
+        refused = plugin.RequestError("too long", hint="shorten it")
+        assert isinstance(refused, VLLMClientError)
+        assert str(pickle.loads(pickle.dumps(refused))) == "too long (shorten it)"

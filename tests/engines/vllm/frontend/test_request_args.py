@@ -41,6 +41,12 @@ def test_plain_requests(extra):
         ([5], "each span is"),
         ([[1, 2, 3]], "each span is"),
         ([["a", 2]], "each span is"),
+        ([[0.5, 2]], "each span is"),
+        ([[False, 2]], "each span is"),
+        (["04"], "each span is"),
+        ("04", "not a list"),
+        (5, "not a list"),
+        (None, "not a list"),
     ],
 )
 def test_bad_spans_are_named(spans, message):
@@ -56,6 +62,10 @@ def test_other_bad_arguments():
         read_args({"pic_spans": [1, 2, 3]}, 10)
     with pytest.raises(ConfigError, match="unknown algorithm"):
         read_args({"pic": {"algorithm": "mepik"}}, 10)
+    with pytest.raises(ConfigError, match="algorithm is 5, not a string"):
+        read_args({"pic_algorithm": 5}, 10)
+    with pytest.raises(ConfigError, match="tag is"):
+        read_args({"pic": {"spans": [[0, 4]], "tag": [1]}}, 10)
 
 
 def test_cut():
