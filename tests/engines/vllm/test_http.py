@@ -1,0 +1,215 @@
+"""PIC over HTTP: vLLM's server, chunks as flat arguments, and what is refused with a reason."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from http_server import HttpServer, http_server
+
+from picbench.engines.vllm.settings import PicSettings
+from picbench.workloads.testbed import model_path
+
+CONTEXT = 512
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+PASSAGES = (
+    "The lighthouse keeper of Arden wrote a letter to the harbour master every evening. ",
+    "In the winter of the flood the old bridge was closed, and people crossed by boat. ",
+)
+#: So many passages leave a few dozen tokens of the context.
+LONG = 17
+QUESTION = "Who wrote a letter every evening?"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    settings = PicSettings(tiers="", pad_token=2, bos_token=0)
+    limits = {"max-model-len": CONTEXT, "num-gpu-blocks-override": 120, "max-num-seqs": 8}
+    folder = tmp_path_factory.mktemp("server")
+    with http_server(model_path(), folder, settings, **limits) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def prompt(server: HttpServer) -> dict[str, Any]:
+    """A prompt of two passages and a question in tokens, and its passages as chunks."""
+    segments = [
+        server.post("/tokenize", prompt=text, add_special_tokens=False)[1]["tokens"]
+        for text in (*PASSAGES, QUESTION)
+    ]
+    first, both = len(segments[0]), len(segments[0]) + len(segments[1])
+    tokens = [token for ids in segments for token in ids]
+    return {"prompt": tokens, "spans": [0, first, first, both]}
+
+
+def planned(prompt: dict[str, Any], algorithm: str, **body: Any) -> dict[str, Any]:
+    """The body of a request with chunks; ``epic:k=64`` links the second one as a whole."""
+    chunks = {"pic_spans": prompt["spans"], "pic_algorithm": algorithm}
+    return {"prompt": prompt["prompt"], "vllm_xargs": chunks, **body}
+
+
+def plain(prompt: dict[str, Any], **body: Any) -> dict[str, Any]:
+    return {"prompt": prompt["prompt"], **body}
+
+
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0, "logprobs": 3, "return_token_ids": True},
+    "default length": {"temperature": 0, "max_tokens": None},
+    "n": {"n": 2, "seed": 3, "temperature": 1.2},
+    "stop string": {"temperature": 0, "stop": ["a", "e"], "include_stop_str_in_output": True},
+    "penalties": {"temperature": 0, "repetition_penalty": 1.5, "frequency_penalty": 0.8},
+    "words": {"temperature": 0, "bad_words": ["the"], "min_tokens": 10, "ignore_eos": True},
+    "structured": {"temperature": 0, "structured_outputs": {"regex": "(yes|no), [a-z]{3,6}"}},
+    "echo": {"temperature": 0, "echo": True},
+}
+
+
+@pytest.mark.parametrize("sampling", SAMPLING.values(), ids=SAMPLING.keys())
+def test_completions_are_those_of_plain_requests(server, prompt, sampling):
+    body = {"max_tokens": 16, **sampling}
+    status, ours = server.post(COMPLETIONS, **planned(prompt, "epic:k=64", **body))
+    assert status == 200, ours
+    _, theirs = server.post(COMPLETIONS, **plain(prompt, **body))
+    for got, wanted in zip(ours["choices"], theirs["choices"], strict=True):
+        for field in ("text", "finish_reason", "stop_reason", "token_ids", "prompt_token_ids"):
+            assert got.get(field) == wanted.get(field), field
+        if wanted["logprobs"]:
+            assert got["logprobs"]["tokens"] == wanted["logprobs"]["tokens"]
+            for name in ("token_logprobs", "text_offset"):
+                assert got["logprobs"][name] == pytest.approx(wanted["logprobs"][name], abs=1e-3)
+    for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert ours["usage"][count] == theirs["usage"][count]
+
+
+def test_streams_are_those_of_plain_requests(server, prompt):
+    usage = {"stream_options": {"include_usage": True}}
+    body = {"max_tokens": 12, "temperature": 0.9, "seed": 4, "n": 2, "ignore_eos": True, **usage}
+    streams = [
+        list(server.stream(COMPLETIONS, **asked, **body))
+        for asked in (planned(prompt, "epic:k=64"), plain(prompt))
+    ]
+    texts = []
+    for events in streams:
+        parts: dict[int, str] = {}
+        for choice in (choice for event in events for choice in event["choices"]):
+            parts[choice["index"]] = parts.get(choice["index"], "") + choice["text"]
+        texts.append((parts, events[-1]["usage"]["completion_tokens"]))
+    assert texts[0] == texts[1]
+    assert len(streams[0]) > 12
+
+
+def test_usage_counts_what_was_sent_and_what_was_reused(server, prompt):
+    body = planned(prompt, "mepic", max_tokens=1)
+    server.post(COMPLETIONS, **body)
+    _, answer = server.post(COMPLETIONS, **body)
+    usage = answer["usage"]
+    assert usage["prompt_tokens"] == len(prompt["prompt"])
+    assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
+
+
+def chat(server: HttpServer, algorithm: str, *, times: int = 1, **body: Any) -> tuple[int, Any]:
+    """A chat whose first message is a chunk, which is found as a client would find it."""
+    passage = PASSAGES[0] * times
+    messages = [{"role": "user", "content": text} for text in (passage, QUESTION)]
+    _, whole = server.post("/tokenize", messages=messages)
+    _, first = server.post("/tokenize", messages=messages[:1])
+    end = first["count"] - 2
+    assert whole["tokens"][:end] == first["tokens"][:end]
+    chunks = {"pic_spans": [0, end], "pic_algorithm": algorithm}
+    return server.post(CHAT, messages=messages, vllm_xargs=chunks, temperature=0, **body)
+
+
+@pytest.mark.parametrize("limit", [{"max_tokens": 9}, {"max_completion_tokens": 9}])
+def test_chats_are_those_of_plain_requests(server, limit):
+    """A single chunk that begins the prompt is compiled as it would be computed."""
+    status, ours = chat(server, "naive", **limit)
+    assert status == 200, ours
+    _, theirs = chat(server, "prefix", **limit)
+    (got,), (wanted,) = ours["choices"], theirs["choices"]
+    assert got["message"] == wanted["message"]
+    assert got["finish_reason"] == wanted["finish_reason"]
+    assert ours["usage"]["prompt_tokens"] == theirs["usage"]["prompt_tokens"]
+
+
+def test_chats_without_a_limit_fill_the_context(server):
+    """Pads and linked tokens take slots of the context, so that the reply ends a little earlier."""
+    status, ours = chat(server, "naive", times=LONG, ignore_eos=True)
+    assert status == 200, ours
+    _, theirs = chat(server, "prefix", times=LONG, ignore_eos=True)
+    (got,), (wanted,) = ours["choices"], theirs["choices"]
+    assert got["finish_reason"] == wanted["finish_reason"] == "length"
+    assert wanted["message"]["content"].startswith(got["message"]["content"])
+    assert theirs["usage"]["total_tokens"] == CONTEXT
+    assert CONTEXT - 16 < ours["usage"]["total_tokens"] < CONTEXT
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "overlap": ({"vllm_xargs": {"pic_spans": [0, 9, 5, 12]}}, "overlaps [0, 9]"),
+    "odd": ({"vllm_xargs": {"pic_spans": [0, 9, 5]}}, "an even number"),
+    "outside": ({"vllm_xargs": {"pic_spans": [0, 9999]}}, "leaves the prompt"),
+    "no list": ({"vllm_xargs": {"pic_spans": 5}}, "an even number"),
+    "text": ({"vllm_xargs": {"pic_spans": "04"}}, "an even number"),
+    "fractions": ({"vllm_xargs": {"pic_spans": [0.5, 3]}}, "spans[0] is"),
+    "algorithm": ({"vllm_xargs": {"pic_algorithm": "mepik"}}, "did you mean 'mepic'"),
+    "number": ({"vllm_xargs": {"pic_algorithm": 5}}, "not a string"),
+    "prompt_logprobs": ({"prompt_logprobs": 1, "stream": False}, "leave prompt_logprobs"),
+    "echo with logprobs": ({"echo": True, "logprobs": 1}, "leave prompt_logprobs"),
+    "too long": ({"prompt": [7] * 490, "max_tokens": 21}, "the engine has room for"),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED.keys())
+def test_refused_requests_get_400_and_the_reason(server, prompt, change, reason):
+    body = planned(prompt, "mepic", max_tokens=4) | change
+    status, answer = server.post(COMPLETIONS, **body)
+    assert status == 400, answer
+    assert reason in answer["error"]["message"]
+    # vLLM has sent 200 for a stream before it looks at the request.
+    for event in server.stream(COMPLETIONS, **body) if "stream" not in change else ():
+        assert event["error"]["code"] == 400
+        assert reason in event["error"]["message"]
+
+
+def test_refused_chats_get_400_and_the_reason(server):
+    messages = [{"role": "user", "content": QUESTION}]
+    status, answer = server.post(CHAT, messages=messages, vllm_xargs={"pic_spans": [0, 9999]})
+    assert status == 400
+    assert "leaves the prompt" in answer["error"]["message"]
+    _, served = chat(server, "naive", max_tokens=1)
+    room = CONTEXT - served["usage"]["prompt_tokens"]
+    status, answer = chat(server, "naive", min_tokens=room)
+    assert status == 400
+    assert "there is room for" in answer["error"]["message"]
+
+
+def test_clients_that_leave_free_their_blocks(server, prompt):
+    body = planned(prompt, "mepic", max_tokens=400, ignore_eos=True, n=2)
+    streams = [server.stream(COMPLETIONS, **body) for _ in range(4)]
+    for stream in streams:
+        next(stream)
+    assert server.gauge("num_requests_running") > 0
+    for stream in streams:
+        stream.close()  # type: ignore[attr-defined]
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        # Gauges are set by steps, so one has to be made.
+        assert server.post(COMPLETIONS, **plain(prompt, max_tokens=1))[0] == 200
+        if not server.gauge("num_requests_running") and not server.gauge("kv_cache_usage_perc"):
+            break
+    assert server.gauge("num_requests_running") == server.gauge("num_requests_waiting") == 0
+    assert server.gauge("kv_cache_usage_perc") == 0
+
+
+def test_many_at_a_time(server, prompt):
+    """More than the pool holds, with and without chunks; all are answered, as one by one."""
+    bodies = [
+        planned(prompt, algorithm, max_tokens=24, temperature=0, ignore_eos=True)
+        for algorithm in ("mepic", "epic", "naive", "full")
+    ]
+    alone = [server.post(COMPLETIONS, **body)[1]["choices"][0]["text"] for body in bodies]
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(pool.map(lambda body: server.post(COMPLETIONS, **body), bodies * 3))
+    assert [status for status, _ in answers] == [200] * 12
+    assert [answer["choices"][0]["text"] for _, answer in answers] == alone * 3
