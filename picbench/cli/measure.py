@@ -190,9 +190,9 @@ def architectures(**settings: Any) -> int:
 @_EAGER
 @click.option("--synchronous", is_flag=True, help="Schedule no step ahead.")
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, help="Workers.")
-@click.option("--pool", type=click.IntRange(32), default=6000, show_default=True, help="Blocks.")
+@click.option("--pool", type=click.IntRange(32), default=5000, show_default=True, help="Blocks.")
 @click.option("--tiers", default="", help="As for picbench run [none].")
-@click.option("--requests", type=click.IntRange(1), default=600, show_default=True)
+@click.option("--requests", type=click.IntRange(1), default=1000, show_default=True)
 @click.option(
     "--longest",
     type=click.IntRange(256),

@@ -25,8 +25,11 @@ ALGORITHMS = (
 #: The algorithm of requests without chunks.
 PLAIN = "prefix"
 
-#: Tokens that requests generate.
-OUTPUTS = (2, 8, 60, 160)
+#: Tokens that requests generate: the longer, the more requests lose their blocks.
+OUTPUTS = (8, 60, 300, 300)
+
+#: The most chunks of a request, unless its prompt is long.
+MOST = 12
 
 #: Tokens of the shortest and the longest chunk, and how many chunks there are.
 SHORTEST, LONGEST, CHUNKS = 17, 400, 96
@@ -52,7 +55,7 @@ def _request(index: int, chunks: Sequence[Chunk], longest: int, dice: random.Ran
     system = Text(tokens=random_tokens(24, f"system {dice.randrange(_SYSTEMS)}"))
     question = Text(tokens=random_tokens(dice.randint(1, 40), f"question {index}"))
     most = longest if index % 25 == 24 else longest // 2
-    wanted = None if index % 25 == 24 else dice.randint(1, 12)
+    wanted = None if index % 25 == 24 else dice.randint(1, MOST)
     picked = list(_picked(chunks, most - 64, wanted, dice))
     segments: list[PromptSegment] = [system, *picked, question]
     algorithm = dice.choice(ALGORITHMS)

@@ -13,7 +13,7 @@ from picbench.measure.engine import storm
 from picbench.measure.engine.storm import StormRun, StormSettings, StormTally, faults, is_tie, tally
 from picbench.measure.engine.storm_requests import PLAIN, draw_requests
 
-SETTINGS = StormSettings(model="shape:tiny", requests=28, longest=400, pool=150, preemptions=3)
+SETTINGS = StormSettings(model="shape:tiny", requests=22, longest=400, pool=80, preemptions=3)
 
 
 def result(*tokens: int, likely: dict[int, float] | None = None) -> Result:
@@ -82,7 +82,7 @@ def test_answers_are_counted_by_algorithm() -> None:
 )
 def test_every_fault_is_named(change: dict[str, object], named: str) -> None:
     run = replace(StormRun(aborted=8, preemptions=3), **change)  # type: ignore[arg-type]
-    lines = faults(SETTINGS, {"a": StormTally(28, 20, 0, 1, 0, 2)}, run)
+    lines = faults(SETTINGS, {"a": StormTally(22, 14, 0, 1, 0, 2)}, run)
     assert len(lines) == (1 if named else 0)
     assert named in "".join(lines)
 
