@@ -6,7 +6,8 @@ only (a plain request's) may be cached with RoPE and are then read without a cop
 (`AttentionBatch.build(rotated=...)`).
 
 A request's rotated keys are kept in the batch's workspace while one layer runs, and overwritten by
-the next request and the next layer.
+the next request and the next layer; those of requests that decode stay in copies of their own, if
+there is room (`copies`).
 """
 
 from torch import Tensor

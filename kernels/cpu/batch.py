@@ -7,8 +7,15 @@ from itertools import groupby
 from torch import Tensor
 
 from picbench.kernels.cpu import gather as gathering
+from picbench.kernels.cpu.copies import CopyUpdate, KvCopies
 from picbench.kernels.cpu.gather import Gather, PagedRequest
-from picbench.kernels.cpu.kernel_calls import DenseCall, GatheredCall, InPlaceCall, KernelCall
+from picbench.kernels.cpu.kernel_calls import (
+    CopiedCall,
+    DenseCall,
+    GatheredCall,
+    InPlaceCall,
+    KernelCall,
+)
 from picbench.kernels.cpu.vllm_ops import covers_shape
 from picbench.kernels.cpu.workspace import Workspace
 from picbench.kernels.rope import RopeTable
@@ -36,6 +43,7 @@ class AttentionBatch:
         shape: HeadShape,
         rotated: Sequence[bool | Tensor] | None = None,
         workspace: Workspace | None = None,
+        copies: KvCopies | None = None,
         use_vllm: bool | None = None,
     ) -> "AttentionBatch":
         """Prepares a step of `len(seq_lens)` requests for layers of one `shape`.
@@ -52,12 +60,14 @@ class AttentionBatch:
         positions: all (True), none (False), or a bool tensor [>= seq_lens[i]] slot by slot. By
         default none are. Affine requests with all keys rotated are read in place.
 
-        `workspace` is scratch memory to reuse from step to step. `use_vllm` forces vLLM's C++
-        kernels or torch; by default vLLM's serve the shapes that they cover.
+        `workspace` is scratch memory to reuse from step to step. `copies` are those of the requests
+        with one query, which are gathered without; `kpos[i]` must be the same tensor in all steps
+        of a request. `use_vllm` forces vLLM's C++ kernels or torch; by default vLLM's serve the
+        shapes that they cover.
         """
         requests = _requests(query_start, seq_lens, block_table, kpos, qpos, affine, rotated)
         fused = covers_shape(shape) if use_vllm is None else use_vllm
-        calls = _fused(requests, rope, shape) if fused else _dense(requests, rope)
+        calls = _fused(requests, rope, shape, copies) if fused else _dense(requests, rope)
         return cls(tuple(calls), workspace or Workspace())
 
 
@@ -91,20 +101,37 @@ def _dense(requests: Iterable[PagedRequest], rope: RopeTable) -> Iterator[Kernel
 
 
 def _fused(
-    requests: Iterable[PagedRequest], rope: RopeTable, shape: HeadShape
+    requests: Sequence[PagedRequest], rope: RopeTable, shape: HeadShape, copies: KvCopies | None
 ) -> Iterator[KernelCall]:
-    for in_place, group in groupby(requests, key=lambda request: request.in_place):
-        if in_place:
-            yield InPlaceCall.plan(list(group), shape)
-        else:
-            for request in group:
-                gather = _gather(request, rope)
-                yield GatheredCall.plan(gather, shape) if gather.length else DenseCall(gather)
+    copied = _copied(requests, rope, copies)
+    pairs = zip(requests, copied, strict=True)
+    for way, group in groupby(pairs, key=lambda pair: (pair[0].in_place, pair[1] is not None)):
+        found, updates = zip(*group, strict=True)
+        match way:
+            case (True, _):
+                yield InPlaceCall.plan(found, shape)
+            case (_, True):
+                assert copies is not None
+                yield CopiedCall.plan(found[0].start, updates, copies, rope, shape)
+            case _:
+                for request in found:
+                    gather = _gather(request, rope)
+                    yield GatheredCall.plan(gather, shape) if gather.length else DenseCall(gather)
+
+
+def _copied(
+    requests: Sequence[PagedRequest], rope: RopeTable, copies: KvCopies | None
+) -> list[CopyUpdate | None]:
+    """What is done to the copy of each request; None for those that have none."""
+    if copies is None:
+        return [None] * len(requests)
+    copies.retain(request for request in requests if request.decodes)
+    return [copies.update(r, rope) if r.decodes else None for r in requests]
 
 
 def _gather(request: PagedRequest, rope: RopeTable) -> Gather:
     if request.affine:
         return gathering.in_slot_order(request, rope)
-    if request.stop - request.start == 1:
+    if request.decodes:
         return gathering.for_one_query(request, rope)
     return gathering.in_logical_order(request, rope)

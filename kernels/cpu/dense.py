@@ -5,8 +5,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from picbench.kernels.cpu.gather import Gather
-from picbench.kernels.paging import BLOCK_SIZE, split
-from picbench.kernels.rope import rotate
+from picbench.kernels.cpu.scratch import read_slots
 
 # Queries of one call: enough to fill the cores, few enough that most of the invisible keys are
 # skipped.
@@ -20,11 +19,7 @@ def attend_dense(
 
     `gather` must hold single slots only. Shapes are those of `attend`.
     """
-    key_cache, value_cache = split(kv_cache)
-    block, offset = gather.slots // BLOCK_SIZE, gather.slots % BLOCK_SIZE
-    key, value = key_cache[block, :, offset], value_cache[block, :, offset]
-    if gather.rows is not None:
-        key = rotate(key, gather.rows, is_neox=gather.is_neox)
+    key, value = read_slots(kv_cache, gather.slots, gather.rows, is_neox=gather.is_neox)
     for start in range(gather.start, gather.stop, _QUERY_TILE):
         stop = min(start + _QUERY_TILE, gather.stop)
         visible = gather.visible[start - gather.start : stop - gather.start]

@@ -32,6 +32,11 @@ class PagedRequest:
         return self.positions is None
 
     @property
+    def decodes(self) -> bool:
+        """Whether it has one query, and positions of its own."""
+        return not self.affine and self.stop - self.start == 1
+
+    @property
     def in_place(self) -> bool:
         """Whether its keys can be read from the cache itself."""
         return self.affine and self.rotated is True

@@ -7,12 +7,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from picbench.kernels.cpu import vllm_ops
+from picbench.kernels.cpu.copies import CopyUpdate, KvCopies
 from picbench.kernels.cpu.dense import attend_dense
 from picbench.kernels.cpu.gather import Gather, PagedRequest, runs
-from picbench.kernels.cpu.scratch import gather_rotated
+from picbench.kernels.cpu.scratch import gather_rotated, read_slots
 from picbench.kernels.cpu.vllm_ops import Launch
 from picbench.kernels.cpu.workspace import Workspace
 from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
 # Scratch memory of one pass over some of the heads: small enough to stay in the last-level cache
@@ -88,6 +91,70 @@ class GatheredCall:
             self.launch.run(query[:, heads], scratch, scale, out[:, heads])
         if self.gather.blind is not None:
             out[self.gather.blind] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedCall:
+    """vLLM's kernel reads the copies of requests with one query each, which are updated before.
+
+    `fills` are gathers into blocks of the copies. Slots `sources` of the KV cache become slots
+    `targets` of the copies, their keys rotated by `rows` (None: not at all), after blocks `fresh`
+    are cleared: vLLM's kernel multiplies unused values by zero, so they must be finite.
+    """
+
+    copies: KvCopies
+    fills: tuple[tuple[Gather, Tensor], ...]
+    sources: Tensor
+    targets: Tensor
+    rows: Tensor | None
+    is_neox: bool
+    fresh: Tensor
+    launch: Launch
+
+    @classmethod
+    def plan(
+        cls,
+        start: int,
+        updates: Sequence[CopyUpdate],
+        copies: KvCopies,
+        rope: RopeTable,
+        shape: HeadShape,
+    ) -> "CopiedCall":
+        """Requests that follow each other in the batch, the first with query `start`."""
+        added = [update for update in updates if update.fill is None]
+        rotate_by = [update.rotate_by for update in added]
+        counts = [update.copy.count for update in updates]
+        launch = Launch.plan(
+            start,
+            torch.arange(len(updates) + 1, dtype=torch.int32),
+            torch.tensor(counts, dtype=torch.int32),
+            torch.stack([update.copy.table for update in updates]),
+            shape,
+        )
+        return cls(
+            copies,
+            tuple((u.fill, torch.tensor(u.copy.blocks)) for u in updates if u.fill is not None),
+            torch.tensor([update.source for update in added], dtype=torch.int64),
+            torch.tensor([update.target for update in added], dtype=torch.int64),
+            rope.rows(torch.tensor(rotate_by)) if max(rotate_by, default=-1) >= 0 else None,
+            rope.is_neox,
+            torch.tensor([u.fresh for u in added if u.fresh is not None], dtype=torch.int64),
+            launch,
+        )
+
+    def run(
+        self, query: Tensor, kv_cache: Tensor, workspace: Workspace, scale: float, out: Tensor
+    ) -> None:
+        """See `KernelCall.run`."""
+        copied = self.copies.layer(kv_cache)
+        for gather, blocks in self.fills:
+            copied.index_copy_(0, blocks, gather_rotated(kv_cache, gather, workspace))
+        if len(self.fresh):
+            copied.index_fill_(0, self.fresh, 0)
+        if len(self.sources):
+            key, value = read_slots(kv_cache, self.sources, self.rows, is_neox=self.is_neox)
+            vllm_ops.pack(key, value, copied, self.targets)
+        self.launch.run(query, copied, scale, out)
 
 
 @dataclass(frozen=True, slots=True)

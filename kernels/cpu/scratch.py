@@ -26,7 +26,8 @@ def gather_rotated(kv_cache: Tensor, gather: Gather, workspace: Workspace) -> Te
             pages = gather.pages.to(kv_cache.dtype)
             (vllm_ops.rotate_tiles if gather.is_neox else _rotate_interleaved)(whole, pages)
     if len(loose):
-        _gather_slots(kv_cache, gather, loose)
+        key, value = read_slots(kv_cache, gather.slots, gather.rows, is_neox=gather.is_neox)
+        vllm_ops.pack(key, value, loose, torch.arange(len(gather.slots)))
     tail = gather.length % BLOCK_SIZE
     if tail:
         split(scratch[-1:])[1][:, :, tail:] = 0
@@ -44,10 +45,14 @@ def _rotate_interleaved(blocks: Tensor, pages: Tensor) -> None:
     rotated.copy_(torch.stack(pair, dim=3))
 
 
-def _gather_slots(kv_cache: Tensor, gather: Gather, loose: Tensor) -> None:
+def read_slots(
+    kv_cache: Tensor, slots: Tensor, rows: Tensor | None, *, is_neox: bool
+) -> tuple[Tensor, Tensor]:
+    """Keys and values, [n, num_kv_heads, head_size] each, of flat `slots` [n] of a cache.
+
+    Keys are rotated by `rows` [n, rotary_dim] of a RopeTable; None rotates none.
+    """
     key_cache, value_cache = split(kv_cache)
-    block, offset = gather.slots // BLOCK_SIZE, gather.slots % BLOCK_SIZE
+    block, offset = slots // BLOCK_SIZE, slots % BLOCK_SIZE
     key, value = key_cache[block, :, offset], value_cache[block, :, offset]
-    if gather.rows is not None:
-        key = rotate(key, gather.rows, is_neox=gather.is_neox)
-    vllm_ops.pack(key, value, loose, torch.arange(len(gather.slots)))
+    return (key if rows is None else rotate(key, rows, is_neox=is_neox)), value

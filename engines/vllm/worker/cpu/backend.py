@@ -21,6 +21,7 @@ from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.vllm.worker.cpu.slot_positions import StepPositions
 from picbench.kernels.cpu.attention import attend, store
 from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu.copies import KvCopies
 from picbench.kernels.cpu.workspace import Workspace
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
@@ -62,11 +63,12 @@ class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
     """Prepares a step for all layers.
 
     The model runner sets `rope` and `step` before each step, because vLLM's common metadata has
-    neither logical positions nor request ids.
+    neither logical positions nor request ids; and `copies` once, because it knows the pool's size.
     """
 
     rope: RopeTable
     step: StepPositions
+    copies: KvCopies | None = None
 
     def __init__(
         self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device
@@ -99,6 +101,7 @@ class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
             rope=self.rope,
             shape=self._shape,
             workspace=self._workspace,
+            copies=self.copies,
         )
 
 

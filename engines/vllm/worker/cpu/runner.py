@@ -28,7 +28,11 @@ from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.errors import EngineError
 from picbench.kernels.cpu.attention_check import TOLERANCE as ATTENTION
 from picbench.kernels.cpu.attention_check import attention_error
+from picbench.kernels.cpu.copies import KvCopies
 from picbench.kernels.shape import HeadShape
+
+#: Copies of decoding requests' KV have at most one block to so many of the pool.
+COPIES = 2
 
 
 class PicModelRunner(CPUModelRunner):
@@ -71,6 +75,8 @@ class PicModelRunner(CPUModelRunner):
         self._keys.step = None if step.keys_like_queries else step.keys
         for builder in self._builders():
             builder.step, builder.rope = step, self._rope
+            if builder.copies is None:
+                builder.copies = KvCopies(self.kv_cache_config.num_blocks // COPIES)
         return inputs
 
     def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
