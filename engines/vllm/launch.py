@@ -185,7 +185,7 @@ def _settings(config: EngineConfig, model: Mapping[str, Any]) -> PicSettings:
 
 
 def _context(config: EngineConfig, model: Mapping[str, Any]) -> int:
-    longest = int(model["max_position_embeddings"])
+    longest = _positions(model)
     context = config.context or longest
     if context > longest:
         raise ConfigError(
@@ -193,6 +193,19 @@ def _context(config: EngineConfig, model: Mapping[str, Any]) -> int:
             hint=f"use `context` <= {longest}",
         )
     return context
+
+
+def _positions(model: Mapping[str, Any]) -> int:
+    """Positions that the model's rotary table has.
+
+    Yarn's ends at the original number times its factor, whatever `max_position_embeddings` says
+    (vllm/model_executor/layers/rotary_embedding/yarn_scaling_rope.py); vLLM would read on.
+    """
+    longest = int(model["max_position_embeddings"])
+    rope = model.get("rope_parameters") or model.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) != "yarn":
+        return longest
+    return min(longest, int(rope["original_max_position_embeddings"] * rope["factor"]))
 
 
 def _capacity(context: int) -> int:

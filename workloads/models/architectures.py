@@ -85,6 +85,29 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         # Nemo's heads are wider than its hidden size divided by their number.
         fields={"sliding_window": None, "head_dim": 128},
     ),
+    Architecture(
+        "qwen2.5-yarn",
+        "Qwen2.5 and others, with YaRN",
+        "Qwen2ForCausalLM",
+        "qwen2",
+        rope={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+    ),
+    Architecture(
+        "phi-4-mini",
+        "Phi-3.5, Phi-4 mini: LongRoPE",
+        "Phi3ForCausalLM",
+        "phi3",
+        fields={"original_max_position_embeddings": 1024},
+        rope={
+            "rope_type": "longrope",
+            "short_factor": [1.0] * 32,
+            "long_factor": [2.0] * 32,
+            "original_max_position_embeddings": 1024,
+        },
+        cpu="refused",
+        gpu="refused",
+        why="rotary embedding Phi3LongRoPEScaledRotaryEmbedding is not supported",
+    ),
     Architecture("qwen2.5", "Qwen2, Qwen2.5", "Qwen2ForCausalLM", "qwen2"),
     Architecture(
         "qwen3",

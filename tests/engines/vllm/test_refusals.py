@@ -201,6 +201,13 @@ class TestStart:
             Engine(EngineConfig(str(llama)))
         assert "\n" not in str(caught.value)
 
+    def test_a_context_beyond_the_table_of_yarn(self, llama, tmp_path):
+        yarn = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 512}
+        given = json.loads((llama / "config.json").read_bytes()) | {"rope_parameters": yarn}
+        (tmp_path / "config.json").write_text(json.dumps(given))
+        with pytest.raises(ConfigError, match="longer than the model's 1024"):
+            Engine(EngineConfig(model=str(tmp_path), context=1025))
+
     def test_a_context_beyond_the_model(self, llama):
         with pytest.raises(ConfigError, match="longer than the model's 8192"):
             Engine(EngineConfig(model=str(llama), context=9000))
