@@ -134,6 +134,16 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         fields={"hidden_size": 256, "initializer_range": 0.08},
     ),
     Architecture(
+        "phi-3",
+        "Phi-3 as published",
+        "Phi3ForCausalLM",
+        "phi3",
+        fields={"hidden_size": 256, "sliding_window": 64},
+        cpu="refused",
+        gpu="refused",
+        why="a sliding window (2 of 2 layers)",
+    ),
+    Architecture(
         "granite",
         "Granite 3",
         "GraniteForCausalLM",
