@@ -52,11 +52,14 @@ def check(config: EngineConfig, tolerance: float, orders: Sequence[str] = ORDERS
     Each is served three times: cold, with nothing cached; after other cases, whose chunks it
     shares; and warm, all cases together, when no chunk may be compiled any more.
     """
+    from transformers import AutoConfig
+
     from picbench.engines.oracle import Oracle
 
-    oracle = Oracle(config.model)
-    found = list(cases(oracle.model.config.vocab_size, orders))
+    found = list(cases(AutoConfig.from_pretrained(config.model).vocab_size, orders))
+    # First, so that a model that neither knows is refused in the engine's words.
     served = _serve(config, [case.request for case in found])
+    oracle = Oracle(config.model)
     good = True
     for case, *results in zip(found, *served.values(), strict=True):
         replies = {result.tokens for result in results}
