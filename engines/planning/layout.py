@@ -49,14 +49,16 @@ def lay_out(
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a plan needs of the KV pool: its `slots`, and `spare` blocks besides.
+    """What a plan needs: `slots` of the KV pool, `spare` blocks besides, and positions up to `end`.
 
     Spare are the blocks that its largest compile adds and, for private copies, the canonical blocks
-    that they are copied from: without a tier all of these must be resident at once.
+    that they are copied from: without a tier all of these must be resident at once. `end` is the
+    logical position of the first generated token; visible pads have positions, too.
     """
 
     slots: int
     spare: int
+    end: int
 
 
 def measure(segments: Sequence[Segment], plan_chunk: PlanChunk, layout: LayoutConfig) -> Footprint:
@@ -141,7 +143,7 @@ class _Builder:
                 spare = max(spare, anchor + pages - used if used else 0)
                 index += 1
             position += len(segment.tokens)
-        return Footprint(slots, spare + held)
+        return Footprint(slots, spare + held, position)
 
     def _foreign(self) -> tuple[int, ...]:
         """The id of visible pads, if no token of the user's is one; hidden pads repeat a token."""

@@ -76,7 +76,7 @@ def launch(config: EngineConfig) -> Launched:
         capacity = context
     else:
         arguments |= engine_arguments(
-            _settings(config, model), device.name, asynchronous=config.asynchronous
+            _settings(config, model, context), device.name, asynchronous=config.asynchronous
         )
         capacity = _capacity(context)
     pool = _pool(config, model, capacity, device)
@@ -172,7 +172,7 @@ def _common_arguments(config: EngineConfig, device: Device) -> dict[str, Any]:
     }
 
 
-def _settings(config: EngineConfig, model: Mapping[str, Any]) -> PicSettings:
+def _settings(config: EngineConfig, model: Mapping[str, Any], context: int) -> PicSettings:
     pad = model.get("pad_token_id")
     return PicSettings(
         algorithm=config.algorithm,
@@ -181,6 +181,7 @@ def _settings(config: EngineConfig, model: Mapping[str, Any]) -> PicSettings:
         keys_without_rope=config.keys_without_rope,
         tiers=config.tiers,
         on_pressure=config.on_pressure,
+        positions=context,
     )
 
 

@@ -38,6 +38,8 @@ class PicSettings:
     `keys_without_rope` every key is cached without RoPE, as MEPIC and MiniPIC describe it; by
     default only those of chunks are (results/cpu/attention.md has what that saves). `tiers` and
     `on_pressure` are those of `EngineConfig`; `on` gives engines of a device its default tiers.
+    `positions` are those that the model has, where a request has room for more slots (None:
+    max_model_len).
     """
 
     algorithm: str = "mepic"
@@ -46,6 +48,7 @@ class PicSettings:
     keys_without_rope: bool = False
     tiers: str | None = None
     on_pressure: str = "wait"
+    positions: int | None = None
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":

@@ -12,9 +12,14 @@ from picbench.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one request may need: `capacity` in KV slots, `blocks` in the whole pool."""
+    """The most that one request may need.
+
+    `capacity` is in KV slots, `positions` in logical positions, which RoPE's table ends with, and
+    `blocks` in blocks of the whole pool.
+    """
 
     capacity: int
+    positions: int
     blocks: int
     block_size: int
 
@@ -24,12 +29,15 @@ class Limits:
         cache = config.cache_config
         # vLLM reserves block 0.
         blocks = cache.num_gpu_blocks - 1
-        return cls(config.model_config.max_model_len, blocks, cache.block_size)
+        capacity = config.model_config.max_model_len
+        settings = PicSettings.given(config.additional_config)
+        positions = settings.positions if settings else None
+        return cls(capacity, positions or capacity, blocks, cache.block_size)
 
     def check(self, footprint: Footprint, max_tokens: int) -> int:
         """Blocks that a request needs to finish, compiles included.
 
-        Raises ConfigError if the pool is too small for it.
+        Raises ConfigError if the pool or the context is too small for it.
         """
         slots = footprint.slots + max_tokens
         need = -(-slots // self.block_size) + footprint.spare
@@ -44,12 +52,19 @@ class Limits:
                 f"the engine has room for {self.capacity} a request",
                 hint="raise `context` (vLLM: max_model_len), or send fewer chunks",
             )
+        if footprint.end + max_tokens > self.positions:
+            raise ConfigError(
+                f"the prompt needs {footprint.end + max_tokens} positions with pads and generated "
+                f"tokens; the context has {self.positions}",
+                hint="raise `context`, send fewer chunks, or use an algorithm with pad=masked",
+            )
         return need
 
     def room(self, footprint: Footprint) -> int:
         """Tokens that a request can generate before it needs more than a request may have."""
         blocks = self.blocks - footprint.spare
-        return min(self.capacity, blocks * self.block_size) - footprint.slots
+        slots = min(self.capacity, blocks * self.block_size) - footprint.slots
+        return min(slots, self.positions - footprint.end)
 
 
 def check_request(config: Any, request: Any, registry: Registry, *, shorten: bool = False) -> None:

@@ -307,7 +307,8 @@ class Linker:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
         compiles = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]
         spare = max(compiles, default=0) + len(plan.copies)
-        need = self._limits.check(Footprint(len(plan.tokens), spare), request.max_tokens)
+        footprint = Footprint(len(plan.tokens), spare, plan.end)
+        need = self._limits.check(footprint, request.max_tokens)
         rewrite.apply_plan(request, plan)
         self._links[request.request_id] = Link(plan, need, args.tag)
         self._store.lookup(plan.canonicals)

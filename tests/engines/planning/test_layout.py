@@ -196,6 +196,7 @@ def test_the_footprint_is_the_plans(given_segments, policy, pad):
     spares = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]
     spares = [max(spares, default=0) + len(plan.copies)]
     assert footprint.slots == len(plan.tokens)
+    assert footprint.end == plan.end
     assert footprint.spare == max(spares, default=0)
 
 

@@ -231,11 +231,29 @@ class TestArrival:
             engine.generate([Request([*chunks, Text(tokens=(5,))], algorithm="naive")])
         assert inside.linker.idle
 
+    def test_visible_pads_beyond_the_context(self, engine, inside, draw):
+        """64 chunks of 17 tokens, each padded to 32 positions."""
+        chunks = [Chunk(tokens=draw(17, i)) for i in range(64)]
+        with pytest.raises(ConfigError, match="needs 2055 positions with pads"):
+            engine.generate(
+                [Request([*chunks, Text(tokens=draw(3, 1))], algorithm="mepic:pad=paper")],
+                max_tokens=4,
+            )
+        assert inside.linker.idle
+
     def test_more_slots_than_a_request_may_have(self):
-        limits = Limits(capacity=100, blocks=50, block_size=16)
-        assert limits.check(Footprint(slots=90, spare=2), max_tokens=10) == 9
+        limits = Limits(capacity=100, positions=100, blocks=50, block_size=16)
+        assert limits.check(Footprint(slots=90, spare=2, end=80), max_tokens=10) == 9
         with pytest.raises(ConfigError, match="needs 101 KV slots"):
-            limits.check(Footprint(slots=90, spare=2), max_tokens=11)
+            limits.check(Footprint(slots=90, spare=2, end=80), max_tokens=11)
+
+    def test_visible_pads_beyond_the_last_position(self):
+        limits = Limits(capacity=200, positions=100, blocks=50, block_size=16)
+        footprint = Footprint(slots=110, spare=2, end=90)
+        assert limits.check(footprint, max_tokens=10) == 10
+        assert limits.room(footprint) == 10
+        with pytest.raises(ConfigError, match="needs 101 positions with pads"):
+            limits.check(footprint, max_tokens=11)
 
     def test_a_refused_request_leaves_the_engine_usable(self, engine, inside, draw):
         good = Request([Chunk(tokens=draw(40, 2)), Text(tokens=draw(5, 3))])
