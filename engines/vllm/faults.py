@@ -8,6 +8,7 @@ from traceback import extract_tb
 from typing import TypeVar
 
 T = TypeVar("T")
+Blamed = str | Callable[[], str | None] | None
 
 _LOG = logging.getLogger(__name__)
 
@@ -30,14 +31,16 @@ class Faults:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._reasons
 
-    def attempt(self, doing: str, request_id: str | None, call: Callable[[], T], otherwise: T) -> T:
+    def attempt(self, doing: str, blamed: Blamed, call: Callable[[], T], otherwise: T) -> T:
         """Return what `call` returns; if it raises, blame the request and return `otherwise`.
 
-        With a `request_id` of None no request is to blame, and the exception is only logged.
+        `blamed` is the request's id, or finds it after a fault. With None no request is to blame,
+        and the exception is only logged.
         """
         try:
             return call()
         except Exception as error:
+            request_id = blamed() if callable(blamed) else blamed
             reason = _describe(doing, error)
             _LOG.error("%s: %s", request_id or "no request", reason)
             _LOG.debug("the exception", exc_info=error)
@@ -45,14 +48,14 @@ class Faults:
                 self.blame(request_id, reason)
             return otherwise
 
-    def succeeds(self, doing: str, request_id: str | None, call: Callable[[], object]) -> bool:
+    def succeeds(self, doing: str, blamed: Blamed, call: Callable[[], object]) -> bool:
         """Whether `call` returns; if it raises, blame the request."""
 
         def run() -> bool:
             call()
             return True
 
-        return self.attempt(doing, request_id, run, False)
+        return self.attempt(doing, blamed, run, False)
 
     def blame(self, request_id: str, reason: str) -> None:
         """End a request and those that end with it; the first fault is the one reported."""

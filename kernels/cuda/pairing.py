@@ -5,7 +5,9 @@ import triton.language as tl
 
 
 @triton.jit
-def pair_of(dim: tl.tensor, ROTARY: tl.constexpr, NEOX: tl.constexpr):  # type: ignore[no-untyped-def]
+def pair_of(
+    dim: tl.tensor, ROTARY: tl.constexpr, NEOX: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """For each dimension: its partner, the column of its angle, and whether it is the first.
 
     Dimensions from ROTARY on are their own partners, and their column means nothing.
@@ -23,9 +25,9 @@ def pair_of(dim: tl.tensor, ROTARY: tl.constexpr, NEOX: tl.constexpr):  # type: 
 
 
 @triton.jit
-def pairs(  # type: ignore[no-untyped-def]
+def pairs(
     HEAD: tl.constexpr, ROTARY: tl.constexpr, NEOX: tl.constexpr
-):
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """The pairs [HEAD / 2] of a head, and the first and the second dimension of each.
 
     Pair i of the first ROTARY / 2 is rotated by column i. The others are dimensions that pass

@@ -1,14 +1,10 @@
 """`picbench doctor`: is this installation sound, and are its answers right?"""
 
 import json
-from typing import TYPE_CHECKING
 
 import click
 
 from picbench.cli.guard import traced, with_flags
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command()

@@ -42,10 +42,14 @@ class IsolatedLinker:
 
     def before_schedule(self, waiting: "Iterable[Request]") -> None:
         """Request chunks; what fails for no request in particular is the first one's fault."""
-        queue = list(waiting)
-        names = (request.request_id for request in queue)
-        first = next((name for name in names if self._linker.plan_of(name)), None)
-        self._faults.succeeds("prepare a step", first, lambda: self._linker.before_schedule(queue))
+
+        def first() -> str | None:
+            names = (request.request_id for request in waiting)
+            return next((name for name in names if self._linker.plan_of(name)), None)
+
+        self._faults.succeeds(
+            "prepare a step", first, lambda: self._linker.before_schedule(waiting)
+        )
 
     def can_schedule(self, request: "Request") -> bool:
         """Whether a waiting request may be scheduled now."""

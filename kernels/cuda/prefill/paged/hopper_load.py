@@ -26,7 +26,7 @@ _MIX_BF16, _MIX_FP16 = gl.constexpr(_MIX.format("bf16")), gl.constexpr(_MIX.form
 
 
 @gluon.jit
-def load_tiles(  # type: ignore[no-untyped-def]
+def load_tiles(
     key: gl.tensor,
     value: gl.tensor,
     slots: gl.tensor,
@@ -38,7 +38,7 @@ def load_tiles(  # type: ignore[no-untyped-def]
     values: gl.tuple,
     SIZE: gl.constexpr,
     FLAT: gl.constexpr,
-):
+) -> None:
     """Copies keys and values of each scheduled tile; hidden slots become zeros, even if NaN.
 
     `keys` and `values` are two buffers [128, SIZE] each and their barriers: ready, free.
@@ -105,7 +105,7 @@ def _load_cos_sin(  # type: ignore[no-untyped-def]
 
 
 @gluon.jit
-def rotate_queries(  # type: ignore[no-untyped-def]
+def rotate_queries(
     query: gl.tensor,
     cos_sin: gl.tensor,
     schedule: gl.tensor,
@@ -121,7 +121,7 @@ def rotate_queries(  # type: ignore[no-untyped-def]
     SIZE: gl.constexpr,
     GROUP: gl.constexpr,
     PADDED: gl.constexpr,
-):
+) -> None:
     """Keeps the program's queries and re-rotates them before each key tile whose shift differs.
 
     `q_smem` holds the queries, `rotated` two versions of them, two halves [64, SIZE] each, and
