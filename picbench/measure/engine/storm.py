@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from picbench.engines.config import EngineConfig
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Request, Result
 from picbench.errors import ConfigError
@@ -46,9 +46,6 @@ _LIKELY = 5
 #: In bfloat16 so many times as many answers may differ as between two runs of the large pool,
 #: and so many more (a share of all).
 FACTOR, MARGIN = 2.0, 0.02
-
-#: Tokens of the context beyond the longest prompt.
-_OUTPUT_ROOM = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +148,8 @@ def measure(
     settings: StormSettings, commit: str | None, output: Path | None
 ) -> tuple[list[str], str]:
     """Run the storm; what is wrong, and the page, which is written to `output` with a JSON file."""
-    config = _config(settings)
     requests = draw_requests(settings.requests, settings.longest, settings.seed)
+    config = _config(settings, max(map(positions, requests)))
     with Engine(replace(config, kv_blocks=LARGE * settings.pool, tiers="")) as engine:
         expected = serve(engine, requests, logprobs=_LIKELY)
         engine.reset()
@@ -174,10 +171,15 @@ def measure(
     return wrong, page
 
 
-def _config(settings: StormSettings) -> EngineConfig:
-    context = settings.longest + _OUTPUT_ROOM
+def positions(request: Request) -> int:
+    """The most positions of a request: visible pads (``pad=paper``) fill each segment's block."""
+    tokens = sum(len(segment.tokens or ()) for segment in request.segments)
+    return tokens + BLOCK_SIZE * len(request.segments) + (request.max_tokens or 0)
+
+
+def _config(settings: StormSettings, context: int) -> EngineConfig:
     return EngineConfig(
-        model=str(_model(settings.model, context)),
+        model=str(_model(settings, context)),
         device=_device(settings.device),
         dtype=settings.dtype,
         eager=settings.eager,
@@ -197,8 +199,9 @@ def _device(name: str) -> str:
     return find(name).name
 
 
-def _model(name: str, context: int) -> Path | str:
+def _model(settings: StormSettings, context: int) -> Path | str:
     """The folder of a model; shapes get as many positions as the storm needs."""
+    name = settings.model
     shape = SHAPES.get(name.removeprefix("shape:")) if name.startswith("shape:") else None
     if shape is not None and shape.positions < context:
         return materialise(replace(shape, positions=context))
@@ -206,7 +209,7 @@ def _model(name: str, context: int) -> Path | str:
     if model.context is not None and model.context < context:
         raise ConfigError(
             f"`longest`: the model has {model.context} positions",
-            hint=f"use `longest` <= {model.context - _OUTPUT_ROOM}",
+            hint=f"use `longest` <= {settings.longest * model.context // context}",
         )
     return model.path
 
