@@ -7,12 +7,14 @@ from picbench.engines.algorithms.base import (
     Reuse,
     option,
 )
+from picbench.engines.algorithms.number_range import NumberRange
 from picbench.engines.algorithms.registry import Registry, describe, names, parse
 
 __all__ = [
     "Algorithm",
     "ChunkAlgorithm",
     "CopyingAlgorithm",
+    "NumberRange",
     "Registry",
     "Reuse",
     "describe",

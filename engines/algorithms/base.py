@@ -9,6 +9,7 @@ from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
 
+from picbench.engines.algorithms.number_range import NumberRange
 from picbench.engines.planning.policy import Anchor, ChunkPolicy, Pad
 
 
@@ -20,8 +21,10 @@ class Reuse(Enum):
     CHUNKS = "chunks"
 
 
-def option(default: Any, text: str, choices: tuple[Any, ...], *, named: bool = False) -> Any:
-    """A dataclass field that users can set: ``name:field=value``.
+def option(
+    default: Any, text: str, choices: tuple[Any, ...] | NumberRange, *, named: bool = False
+) -> Any:
+    """A dataclass field that users can set: ``name:field=value``, to one of its choices.
 
     Specs leave out default values, but always name a field that is `named`, and name it first.
     """

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import CopyingAlgorithm, option
+from picbench.engines.algorithms.number_range import NumberRange
 from picbench.engines.planning.policy import Anchor, ChunkPolicy
 
 
@@ -12,9 +13,9 @@ class Epic(CopyingAlgorithm):
     """Recompute the first k tokens of every chunk but the prompt's first.
 
     Compiled: each chunk alone; for k = 0 (LegoLink-0) after BOS tokens that are then discarded, so
-    that the chunk's attention sink falls on them. Linked: the first k tokens of chunks 2, 3, ...
-    Shared: nothing, every request copies chunk KV; with ``copy=shared`` all chunk blocks that hold
-    a token which is not linked.
+    that the chunk's attention sink falls on them. Linked: the first k tokens of chunks 2, 3, ...;
+    published are k = 0, 2, 4, 8, 16 and 32. Shared: nothing, every request copies chunk KV; with
+    ``copy=shared`` all chunk blocks that hold a token which is not linked.
 
     The paper overwrites the first k tokens in the request's copy. Here they get slots of their own
     in whole blocks, and blocks that they replace as a whole are not copied: the same number of
@@ -27,7 +28,7 @@ class Epic(CopyingAlgorithm):
     k: int = option(
         16,
         "tokens recomputed at the start of a chunk; 0: BOS anchors",
-        (0, 1, 2, 4, 8, 16, 32, 64),
+        NumberRange(0),
         named=True,
     )
 

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from picbench.engines.algorithms.base import Algorithm
+from picbench.engines.algorithms.number_range import NumberRange
 from picbench.engines.plugins import installed, suggest
 from picbench.errors import ConfigError
 
@@ -89,16 +90,28 @@ def _setting(kind: type[Algorithm], spec: str, setting: str) -> tuple[str, Any]:
 
 def _value(option: Field[Any], spec: str, text: str) -> Any:
     choices = option.metadata["choices"]
+    if isinstance(choices, NumberRange):
+        number = choices.parse(text)
+        if number is None:
+            raise _impossible(option, spec, text, str(choices))
+        return number
     for choice in choices:
         if text == str(choice):
             return choice
-    allowed = ", ".join(map(str, choices))
-    raise ConfigError(f"{spec!r}: {option.name}={text} is not possible", hint=f"use {allowed}")
+    raise _impossible(option, spec, text, ", ".join(map(str, choices)))
+
+
+def _impossible(option: Field[Any], spec: str, text: str, allowed: str) -> ConfigError:
+    return ConfigError(f"{spec!r}: {option.name}={text} is not possible", hint=f"use {allowed}")
 
 
 def _options_text(kind: type[Algorithm]) -> str:
     texts = [
-        f"{o.name}={'|'.join(map(str, o.metadata['choices']))} (default {o.default})"
+        f"{o.name}={_choices_text(o.metadata['choices'])} (default {o.default})"
         for o in kind.options()
     ]
     return ", ".join(texts)
+
+
+def _choices_text(choices: tuple[Any, ...] | NumberRange) -> str:
+    return str(choices) if isinstance(choices, NumberRange) else "|".join(map(str, choices))

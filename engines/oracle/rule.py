@@ -62,6 +62,6 @@ def epic_zero(bos: int) -> Rule:
     return replace(naive(), anchor=lambda _: (bos,) * 4)
 
 
-def mepic() -> Rule:
-    """The first block of every chunk."""
-    return Rule(lambda _, length: range(min(BLOCK, length)))
+def mepic(blocks: int = 1) -> Rule:
+    """The first blocks of every chunk."""
+    return Rule(lambda _, length: range(min(blocks * BLOCK, length)))

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from picbench.engines.algorithms import describe, names, parse
+from picbench.engines.algorithms import NumberRange, describe, names, parse
 from picbench.engines.planning.policy import Anchor, Pad
 from picbench.errors import ConfigError
 
@@ -19,11 +19,14 @@ from picbench.errors import ConfigError
         ("epic:k=16", 1, 40, 16),
         ("epic:k=64", 2, 40, 40),
         ("epic:k=0", 2, 40, 0),
+        ("epic:k=23", 2, 40, 23),
         ("cacheblend", 0, 40, 6),
         ("cacheblend:r=0.15", 1, 100, 15),
         ("cacheblend:r=0.3", 2, 1, 1),
         ("mepic", 0, 40, 16),
         ("mepic", 1, 7, 7),
+        ("mepic:blocks=2", 0, 40, 32),
+        ("mepic:blocks=3", 1, 40, 40),
     ],
 )
 def test_links(spec, index, length, linked):
@@ -53,6 +56,9 @@ def test_anchors(spec, anchor):
         ("epic:pad=paper:k=4", "epic:k=4:pad=paper"),
         ("cacheblend", "cacheblend:r=0.15"),
         ("epic:copy=private", "epic:k=16"),
+        ("epic:k=016", "epic:k=16"),
+        ("mepic:blocks=1", "mepic"),
+        ("mepic:blocks=2", "mepic:blocks=2"),
         ("cacheblend:copy=shared", "cacheblend:r=0.15:copy=shared"),
     ],
 )
@@ -89,7 +95,10 @@ def test_pad_option():
         ("zzz", "one of "),
         ("epic:q=3", "unknown option 'q=3'"),
         ("epic:k", "unknown option 'k'"),
-        ("epic:k=3", "use 0, 1, 2, 4"),
+        ("epic:k=-1", "k=-1 is not possible (use a whole number of at least 0)"),
+        ("epic:k=1.5", "use a whole number"),
+        ("epic:k=many", "use a whole number"),
+        ("mepic:blocks=0", "use a whole number of at least 1"),
         ("full:k=1", "full takes no options"),
         ("mepic:pad=paqer", "use masked, paper"),
     ],
@@ -127,3 +136,26 @@ def test_a_third_party_adds_one_by_an_entry_point(tmp_path, monkeypatch):
         assert names()[-1] == "tail"
     finally:
         sys.modules.pop("other_pic", None)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text", "value"),
+    [
+        (NumberRange(0), "7", 7),
+        (NumberRange(0), "0", 0),
+        (NumberRange(0), "-1", None),
+        (NumberRange(0), "0.5", None),
+        (NumberRange(0.0, 1.0), "0.15", 0.15),
+        (NumberRange(0.0, 1.0), "1", 1.0),
+        (NumberRange(0.0, 1.0), "1.01", None),
+        (NumberRange(0.0, 1.0), "nan", None),
+        (NumberRange(0.0), "inf", None),
+    ],
+)
+def test_number_ranges(numbers, text, value):
+    assert numbers.parse(text) == value
+
+
+def test_number_ranges_say_what_they_are():
+    assert str(NumberRange(0.0, 1.0)) == "a number from 0.0 to 1.0"
+    assert str(NumberRange(1)) == "a whole number of at least 1"
