@@ -99,7 +99,7 @@ def test_only_roundings_may_change_answers(dtype: str, differ: int, wrong: bool)
 
 def test_prompts_longer_than_the_model_are_refused() -> None:
     with pytest.raises(ConfigError, match="`longest`: the model has 4096 positions"):
-        storm.measure(replace(SETTINGS, model="testbed", longest=16_000), None, None)
+        storm.measure(replace(SETTINGS, model="testbed", requests=25, longest=8000), None, None)
 
 
 def test_contexts_have_room_for_visible_pads() -> None:
