@@ -21,7 +21,13 @@ from picbench.engines.vllm.worker.cpu.backend import (
 )
 from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable
 from picbench.engines.vllm.worker.foreign_tokens import drop_foreign_tokens
-from picbench.engines.vllm.worker.rotary import KeyPositions, SplitRotary, replace_rotary
+from picbench.engines.vllm.worker.key_check import check_keys
+from picbench.engines.vllm.worker.rotary import (
+    KeyPositions,
+    SplitRotary,
+    replace_rotary,
+    rope_table,
+)
 from picbench.engines.vllm.worker.rotary_check import TOLERANCE as ROTARY
 from picbench.engines.vllm.worker.rotary_check import rotary_error
 from picbench.engines.vllm.worker.slot_map import SlotMap
@@ -57,6 +63,9 @@ class PicModelRunner(CPUModelRunner):
         with backend_selected():
             super().load_model(load_dummy_weights)
         check_layers(self.compilation_config.static_forward_context, PicAttention)
+        config: Any = self.model_config
+        exact = rope_table(self.model, exact=True)
+        check_keys(self.model, exact, config.get_hidden_size(), config.dtype)
         self._rope = replace_rotary(self.model, partial(SplitRotary, keys=self._keys))
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:

@@ -14,6 +14,7 @@ from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
 from picbench.engines.vllm.worker.cuda.metadata import Planner
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.engines.vllm.worker.key_check import check_keys
 from picbench.engines.vllm.worker.rotary import QueryRotary, replace_rotary, rope_table
 from picbench.errors import ConfigError
 from picbench.kernels.cuda.decode.request_table import RequestTable
@@ -40,14 +41,15 @@ class RunnerAttention:
     def of(cls, vllm_config: Any, model: nn.Module, device: torch.device) -> "RunnerAttention":
         """The attention of an engine whose model is loaded.
 
-        With keys cached without RoPE, the model's rotary modules are replaced.
+        With keys cached without RoPE, the model's rotary modules are replaced. Raises ConfigError
+        if keys cannot be re-rotated.
         """
         settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
         bare = settings.keys_without_rope
+        rope, config = rope_table(model, exact=True), vllm_config.model_config
+        check_keys(model, rope, config.get_hidden_size(), config.dtype)
         if bare:
-            rope = replace_rotary(model, QueryRotary, exact=True)
-        else:
-            rope = rope_table(model, exact=True)
+            replace_rotary(model, QueryRotary, exact=True)
         most = vllm_config.scheduler_config.max_num_seqs
         shape = _shape(vllm_config)
         try:
