@@ -13,6 +13,7 @@ import torch
 from transformers import GptOssConfig
 from vllm.config import CacheConfig, DeviceConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend, TritonAttentionImpl
 
@@ -87,6 +88,46 @@ def test_features_of_one_layer_are_named(
     with pytest.raises(ConfigError, match=named) as error:
         check_layers(built, backend[1])
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "feature"),
+    [
+        (lambda layer: setattr(layer.impl, "chunk_lookback", 1), "chunked attention"),
+        (lambda layer: setattr(layer, "use_mm_prefix", True), "bidirectional prefixes"),
+        (lambda layer: setattr(layer, "use_alibi_sqrt", True), "ALiBi"),
+        (lambda layer: setattr(layer, "has_sink", True), "attention sinks"),
+    ],
+)
+def test_what_layers_are_told_later_is_named(
+    vllm_config: VllmConfig, backend: Any, change: Any, feature: str
+) -> None:
+    """By models, or by backends that no model here chooses."""
+    built = layers(vllm_config, backend[0])
+    change(built["layers.1.attn"])
+    with pytest.raises(ConfigError, match=rf"does not support {feature} \(1 of 3 layers\)"):
+        check_layers(built, backend[1])
+
+
+class RecurrentLayer(AttentionLayerBase):
+    """A layer of a hybrid model: its state is in the cache, but no keys."""
+
+    def get_attn_backend(self) -> Any:
+        raise NotImplementedError
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> Any:
+        raise NotImplementedError
+
+
+def test_layers_of_another_kind_are_named(vllm_config: VllmConfig, backend: Any) -> None:
+    built = layers(vllm_config, backend[0]) | {"layers.3.mixer": RecurrentLayer()}
+    with pytest.raises(ConfigError, match=r"support RecurrentLayer layers \(1 of 4 layers\)"):
+        check_layers(built, backend[1])
+
+
+def test_a_model_without_attention_is_refused(backend: Any) -> None:
+    with pytest.raises(ConfigError, match="0 shapes of attention heads"):
+        check_layers({"experts": torch.nn.Identity()}, backend[1])
 
 
 def test_layers_of_another_shape_are_refused(vllm_config: VllmConfig, backend: Any) -> None:
