@@ -3,7 +3,7 @@
 vLLM ignores unknown `extra_args`, so an engine without picbench would serve a PIC request as an
 ordinary one, and an exception in the scheduler ends the engine. Requests are therefore checked
 before they are sent to the engine core. In engine cores the hashing of prompts with chunks is left
-to the scheduler.
+to the scheduler; servers tell their clients why a request failed.
 """
 
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from vllm.exceptions import VLLMValidationError
 
 from picbench.engines.vllm.compat import check_plug_in, check_signature, check_version
 from picbench.engines.vllm.frontend.hashing import defer_hashing
+from picbench.engines.vllm.frontend.reasons import tell_reasons
 from picbench.errors import ConfigError, PicBenchError
 
 #: Upstream `InputProcessor.process_inputs` (vllm/v1/engine/input_processor.py:373), which offline
@@ -42,6 +43,7 @@ def register() -> None:
 
     check_version()
     defer_hashing()
+    tell_reasons()
     if not _registered():
         check_signature(InputProcessor.process_inputs, _PARAMETERS)
         guarded = _guarded(InputProcessor.process_inputs)

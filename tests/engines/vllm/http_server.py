@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -70,7 +71,11 @@ class HttpServer:
 
 @contextmanager
 def http_server(
-    model: Path, folder: Path, settings: PicSettings, **arguments: Any
+    model: Path,
+    folder: Path,
+    settings: PicSettings,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    **arguments: Any,
 ) -> Iterator[HttpServer]:
     """A server for a model, from when it is ready; its output is in ``server.log``."""
     with socket.socket() as found:
@@ -104,9 +109,8 @@ def http_server(
     command += ["--enable-prompt-tokens-details", "--no-async-scheduling"]
     log = folder / "server.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env={**os.environ, **ENVIRONMENT}, stdout=output, stderr=subprocess.STDOUT
-        )
+        variables = {**os.environ, **ENVIRONMENT, **environment}
+        process = subprocess.Popen(command, env=variables, stdout=output, stderr=subprocess.STDOUT)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
             _wait(process, client, log)

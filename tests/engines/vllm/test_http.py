@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from http_faults import environment
 from http_server import HttpServer, http_server
 
 from picbench.engines.vllm.settings import PicSettings
@@ -25,10 +26,11 @@ QUESTION = "Who wrote a letter every evening?"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    settings = PicSettings(tiers="", pad_token=2, bos_token=0)
+    settings = PicSettings(tiers="host:4MiB", pad_token=2, bos_token=0)
     limits = {"max-model-len": CONTEXT, "num-gpu-blocks-override": 120, "max-num-seqs": 8}
     folder = tmp_path_factory.mktemp("server")
-    with http_server(model_path(), folder, settings, **limits) as server:
+    added = environment(folder)
+    with http_server(model_path(), folder, settings, added, **limits) as server:
         yield server
 
 
@@ -182,6 +184,50 @@ def test_refused_chats_get_400_and_the_reason(server):
     status, answer = chat(server, "naive", min_tokens=room)
     assert status == 400
     assert "there is room for" in answer["error"]["message"]
+
+
+FAULTS = {
+    "plan": "failed to plan a request",
+    "map": "failed to map chunks",
+    "copy": "failed to load chunks",
+    "load": "failed to load chunks",
+    "count": "failed to count a request's cost",
+}
+
+
+def check_fault(error: dict[str, Any], fault: str) -> None:
+    assert error["code"] == 500
+    assert error["type"] == "InternalServerError"
+    assert FAULTS[fault] in error["message"]
+    assert f"injected: fail-{fault}" in error["message"]
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_an_error_with_its_reason(server, prompt, fault):
+    """Also after a stream has begun; the request is then served as before."""
+    body = planned(prompt, "epic:k=4", max_tokens=4, temperature=0, cache_salt=fault)
+    failing = body | {"request_id": f"fail-{fault}"}
+    # Chunks that are copied are loaded only after the tier has taken them, some requests later.
+    times = 50 if fault == "load" else 1
+    streams = (list(server.stream(COMPLETIONS, **failing)) for _ in range(times))
+    [event] = next(events for events in streams if "error" in events[0])
+    check_fault(event["error"], fault)
+    status, served = server.post(COMPLETIONS, **body)
+    assert status == 200, served
+    answers = (server.post(COMPLETIONS, **failing) for _ in range(times))
+    status, answer = next((status, answer) for status, answer in answers if status != 200)
+    assert status == 500
+    check_fault(answer["error"], fault)
+    assert server.post(COMPLETIONS, **body)[1]["choices"] == served["choices"]
+
+
+def test_a_fault_of_one_sample_ends_the_others(server):
+    status, answer = chat(server, "naive", n=2, max_tokens=200, request_id="fail-plan")
+    assert status == 500, answer
+    check_fault(answer["error"], "plan")
+    assert server.post(COMPLETIONS, prompt="a", max_tokens=1)[0] == 200
+    assert server.gauge("num_requests_running") == 0
 
 
 def test_clients_that_leave_free_their_blocks(server, prompt):
