@@ -191,6 +191,16 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         fields={"tie_word_embeddings": True, "logit_scale": 1.0},
     ),
     Architecture(
+        "hunyuan",
+        "HunYuan V1, dense: keys are normalised after RoPE",
+        "HunYuanDenseV1ForCausalLM",
+        "hunyuan_v1_dense",
+        fields={"head_dim": 64},
+        cpu="refused",
+        gpu="refused",
+        why="rotates 0 of",
+    ),
+    Architecture(
         "gemma-2",
         "Gemma 2",
         "Gemma2ForCausalLM",
