@@ -240,6 +240,18 @@ def test_a_chunk_that_lost_a_page_while_it_was_stored_is_not_resident_as_a_whole
     assert not store.get(linked.key).size
 
 
+def test_a_compile_that_is_given_up_twice_counts_once() -> None:
+    """As after an exception: the page that another compile is computing is still not there."""
+    queue, store, _ = filled()
+    for index in (0, 1):
+        store.prepare_compile(canonical(index), f"compile-{index}")
+    queue.insert(page.name for page in canonical(0).pages)
+    for _ in range(2):
+        store.complete_compile(canonical(0), (), success=False, shared=True)
+    assert store.is_mappable(canonical(0))
+    assert not store.is_copyable(canonical(0))
+
+
 def told(store: ChunkStore, **results: set[Key]) -> None:
     store.complete_transfers(TransferResults(**results))
 
