@@ -222,14 +222,6 @@ def test_a_fault_is_an_error_with_its_reason(server, prompt, fault):
     assert server.post(COMPLETIONS, **body)[1]["choices"] == served["choices"]
 
 
-def test_a_fault_of_one_sample_ends_the_others(server):
-    status, answer = chat(server, "naive", n=2, max_tokens=200, request_id="fail-plan")
-    assert status == 500, answer
-    check_fault(answer["error"], "plan")
-    assert server.post(COMPLETIONS, prompt="a", max_tokens=1)[0] == 200
-    assert server.gauge("num_requests_running") == 0
-
-
 def test_clients_that_leave_free_their_blocks(server, prompt):
     body = planned(prompt, "mepic", max_tokens=400, ignore_eos=True, n=2)
     streams = [server.stream(COMPLETIONS, **body) for _ in range(4)]

@@ -22,7 +22,8 @@ _ORIGINAL = {"original_max_position_embeddings": 64}
 SERVED: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"rope_type": "linear", "factor": 4.0},
-    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    # A context longer than the one that the model was trained with, which changes frequencies.
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0, "max_trained_positions": 64},
     "llama3": {"rope_type": "llama3", "factor": 8.0} | _LLAMA3 | _ORIGINAL,
     "yarn": {"rope_type": "yarn", "factor": 4.0} | _ORIGINAL,
     "yarn of its own factor": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.7}
