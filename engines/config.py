@@ -61,3 +61,17 @@ class EngineConfig:
     tiers: str | None = None
     on_pressure: str = "wait"
     self_check: bool = False
+
+
+def batch_tokens(config: EngineConfig, context: int) -> int:
+    """The token budget of a step, for a context of so many tokens."""
+    return config.batch_tokens or max(2048, min(context, 8192))
+
+
+def planned_capacity(context: int) -> int:
+    """KV slots that a planned request of `context` tokens may take.
+
+    Pads and linked tokens take slots of their own. The built-in algorithms' worst case is a chunk
+    of 17 tokens in two blocks with 4 linked, 36 slots; prompts that need more are refused.
+    """
+    return 2 * context + 1024

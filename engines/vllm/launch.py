@@ -1,6 +1,5 @@
 """Starts vLLM in this process, with picbench in it or without."""
 
-import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from picbench.engines.algorithms import Reuse, parse
-from picbench.engines.config import BLOCK_SIZE, DEFAULT_TIERS, EngineConfig
+from picbench.engines.config import (
+    BLOCK_SIZE,
+    DEFAULT_TIERS,
+    EngineConfig,
+    batch_tokens,
+    planned_capacity,
+)
+from picbench.engines.model_config import element_bytes, head_size, kv_heads, read_model_config
 from picbench.engines.vllm.compat import check_plug_in, check_version
 from picbench.engines.vllm.device import CPU, Device, environment, find, slow_short_types
 from picbench.engines.vllm.scheduler.block_ledger import BlockLedger
@@ -64,7 +70,7 @@ def launch(config: EngineConfig) -> Launched:
         check_version()
         check_plug_in()
     device = find(config.device)
-    model = _read_model(config.model)
+    model = read_model_config(config.model)
     config, notes = _choose(config, device, model)
     for note in notes:
         _LOG.warning("%s", note)
@@ -78,12 +84,12 @@ def launch(config: EngineConfig) -> Launched:
         arguments |= engine_arguments(
             _settings(config, model, context), device.name, asynchronous=config.asynchronous
         )
-        capacity = _capacity(context)
+        capacity = planned_capacity(context)
     pool = _pool(config, model, capacity, device)
     capacity = min(capacity, pool * BLOCK_SIZE)
     ratio = arguments["block_size"] // BLOCK_SIZE
     arguments |= {"max_model_len": capacity, "num_gpu_blocks_override": pool // ratio + 1}
-    arguments["max_num_batched_tokens"] = config.batch_tokens or max(2048, min(context, 8192))
+    arguments["max_num_batched_tokens"] = batch_tokens(config, context)
     engine = _start(arguments, environment(device, config.tensor_parallel))
     scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
     return Launched(engine, BlockLedger(scheduler), context, capacity, pool, config, notes)
@@ -209,12 +215,6 @@ def _positions(model: Mapping[str, Any]) -> int:
     return min(longest, int(rope["original_max_position_embeddings"] * rope["factor"]))
 
 
-def _capacity(context: int) -> int:
-    # Pads and linked tokens take slots of their own. The built-in algorithms' worst case is a chunk
-    # of 17 tokens in two blocks with 4 linked, 36 slots; prompts that need more are refused.
-    return 2 * context + 1024
-
-
 def _pool(config: EngineConfig, model: Mapping[str, Any], capacity: int, device: Device) -> int:
     """Blocks of 16 slots, a multiple of the stock block so that pools are equal in bytes."""
     if config.kv_blocks is not None:
@@ -226,35 +226,8 @@ def _pool(config: EngineConfig, model: Mapping[str, Any], capacity: int, device:
 
 
 def _block_bytes(config: EngineConfig, model: Mapping[str, Any]) -> int:
-    heads = int(model["num_attention_heads"])
-    head = int(model.get("head_dim") or model["hidden_size"] // heads)
-    kv_heads = int(model.get("num_key_value_heads") or heads)
-    wide = config.dtype == "float32" or (
-        config.dtype == "auto" and str(model.get("dtype", model.get("torch_dtype"))) == "float32"
-    )
-    return int(model["num_hidden_layers"]) * kv_heads * head * 2 * BLOCK_SIZE * (4 if wide else 2)
-
-
-def _read_model(model: str) -> Mapping[str, Any]:
-    path = Path(model) / "config.json"
-    if path.is_file():
-        try:
-            read: dict[str, Any] = json.loads(path.read_text())
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{path}: not JSON: {error}") from error
-        return read
-    if Path(model).exists():
-        raise ConfigError(f"{model} has no config.json", hint="give a Hugging Face model folder")
-    from transformers import AutoConfig
-
-    try:
-        loaded: dict[str, Any] = AutoConfig.from_pretrained(model).to_dict()
-    except OSError as error:
-        raise ConfigError(
-            f"model {model!r} is neither a folder nor to be had from the hub",
-            hint="check `model`, or download the model first",
-        ) from error
-    return loaded
+    layers, size = int(model["num_hidden_layers"]), element_bytes(model, config.dtype)
+    return layers * kv_heads(model) * head_size(model) * 2 * BLOCK_SIZE * size
 
 
 def _has_weights(model: str) -> bool:

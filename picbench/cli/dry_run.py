@@ -56,6 +56,7 @@ def _plan(job: Job) -> Iterator[tuple[str, str]]:
         f"{sizes.pool:,} in the pool; the longest request needs {sizes.longest:,}, "
         f"all distinct chunks {sizes.chunks:,}",
     )
+    yield from (("note", note) for note in job.notes)
     yield "fingerprint", job.fingerprint
     yield "output", str(job.output)
 

@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     "--kv-blocks",
     type=int,
     metavar="N",
-    show_default="what the workload needs",
+    show_default="what the workload needs, or fits the GPU",
     help="KV pool of each arm, in blocks of 16 tokens.",
 )
 @click.option(
@@ -239,7 +239,7 @@ def _run(services: "Services | None", dry_run: bool, flags: dict[str, Any]) -> i
     if flags["offline"]:
         os.environ["HF_HUB_OFFLINE"] = "1"  # For the libraries here and in the arms' processes.
     services = services or Services()
-    job = prepare(parse_config(flags), services.load)
+    job = prepare(parse_config(flags), services.load, services.memory)
     if dry_run:
         print_plan(job, sys.stdout)
         return 0

@@ -82,7 +82,8 @@ def _plan(
     wanted = _config(settings, requests, directory) | {"context": settings.context or model.context}
     if _is_complete(directory, wanted, written.fingerprint):
         return PlannedRun(point, written.facts, directory, None)
-    return PlannedRun(point, written.facts, directory, prepare(parse_config(wanted), services.load))
+    job = prepare(parse_config(wanted), services.load, services.memory)
+    return PlannedRun(point, written.facts, directory, job)
 
 
 def _config(settings: Settings, requests: Path, directory: Path) -> dict[str, Any]:

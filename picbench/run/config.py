@@ -15,8 +15,8 @@ class RunConfig(BaseModel):
     """The settings of one run; each field is an option of `picbench run`.
 
     None leaves the choice to picbench: all rows, the data set's output length, a context of the
-    longest request, a pool that holds the whole workload, the device's default tiers, a new folder
-    below ``runs``.
+    longest request, a pool that holds the whole workload or as much of it as the GPU has room for,
+    the device's default tiers, a new folder below ``runs``.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)

@@ -3,18 +3,21 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from picbench.arms.arm import Arm, parse_arms
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.engines.config import EngineConfig
+from picbench.engines.footprint import GpuFootprint
+from picbench.engines.model_config import read_model_config
 from picbench.inputs.workload import Workload
 from picbench.output.run_directory import check_free
 from picbench.run.config import RunConfig
-from picbench.run.sizing import Sizes, measure_sizes
+from picbench.run.gpu_share import GpuShare
+from picbench.run.sizing import Sizes, least_pool, measure_sizes
 from picbench.run.slo import Objectives, parse_slo
 from picbench.workloads.facts import WorkloadFacts, summarise
 from picbench.workloads.facts import fingerprint as fingerprint_of
@@ -29,7 +32,8 @@ class Job:
     """Arms, workload and sizes of a run, and the directory that it will write.
 
     `fingerprint` is the SHA-256, in hex, of what decides the numbers: settings, arms, sizes and
-    requests. `objectives` are those of latency, if there are any.
+    requests. `objectives` are those of latency, if there are any. `notes` say what picbench chose
+    where nothing was given, a choice that changes numbers a line.
     """
 
     config: RunConfig
@@ -40,36 +44,27 @@ class Job:
     fingerprint: str
     output: Path
     objectives: Objectives | None = None
+    notes: tuple[str, ...] = ()
 
     def engine(self, arm: Arm) -> EngineConfig:
         """The settings of an arm's engine: the same for all but for the algorithm."""
-        return EngineConfig(
-            model=str(self.workload.model.path),
-            algorithm=arm.algorithm,
-            stock=arm.stock,
-            dtype=self.config.dtype,
-            kv_blocks=self.sizes.pool,
-            context=self.sizes.context,
-            max_requests=self.running,
-            seed=self.config.seed,
-            device=self.config.device,
-            tensor_parallel=self.config.tensor_parallel,
-            eager=self.config.eager,
-            keys_without_rope=self.config.keys_without_rope,
-            tiers=self.config.tiers,
-            on_pressure=self.config.on_pressure,
-            self_check=self.config.self_check and not arm.stock,
-        )
+        return _engine(self.config, self.workload, self.sizes, arm)
 
     @property
     def running(self) -> int:
         """Requests that an engine computes at a time at most, chunks being compiled included."""
-        least = 0 if self.workload.arrivals else self.config.concurrency
-        return max(least, self.config.max_running)
+        return _running(self.config, self.workload)
 
 
-def prepare(config: RunConfig, load: Callable[[RunConfig], Workload]) -> Job:
-    """Check all that can be checked before an engine starts; ConfigError for what is wrong."""
+def prepare(
+    config: RunConfig,
+    load: Callable[[RunConfig], Workload],
+    memory: Callable[[int], int | None],
+) -> Job:
+    """Check all that can be checked before an engine starts; ConfigError for what is wrong.
+
+    `memory` gives the bytes of each of so many GPUs, None where engines use none (`gpu_memory`).
+    """
     arms = parse_arms(config.algo, same_engine=config.same_engine)
     parse_tiers(config.tiers or "")
     objectives = parse_slo(config.slo) if config.slo else None
@@ -83,10 +78,63 @@ def prepare(config: RunConfig, load: Callable[[RunConfig], Workload]) -> Job:
         context=config.context,
         pool=config.kv_blocks,
     )
+    notes: tuple[str, ...] = ()
+    if config.device != "cpu" and (found := memory(config.tensor_parallel)):
+        engines = [_engine(config, workload, sizes, arm) for arm in arms]
+        pool, notes = _share_gpu(engines, found, workload, chosen=config.kv_blocks is not None)
+        sizes = replace(sizes, pool=pool)
     fingerprint = _fingerprint(config, arms, workload, sizes)
     output = Path(config.output or _default_output(config, workload.dataset, fingerprint))
     check_free(output)
-    return Job(config, arms, workload, facts, sizes, fingerprint, output, objectives)
+    return Job(config, arms, workload, facts, sizes, fingerprint, output, objectives, notes)
+
+
+def _share_gpu(
+    engines: Sequence[EngineConfig], memory: int, workload: Workload, *, chosen: bool
+) -> tuple[int, tuple[str, ...]]:
+    """The pool with which all engines fit the GPU, and what to say of it.
+
+    A pool that was `chosen` is only checked. Every pool passes if the model's configuration does
+    not tell how large the model is.
+    """
+    pool = engines[0].kv_blocks
+    assert pool is not None
+    model = read_model_config(str(workload.model.path))
+    footprints = [GpuFootprint.of(engine, model) for engine in engines]
+    known = [footprint for footprint in footprints if footprint is not None]
+    if len(known) < len(engines):
+        return pool, ()
+    share = GpuShare(known, memory)
+    if chosen:
+        share.check(pool)
+        return pool, ()
+    pool, note = share.fit(pool, least_pool(workload.samples))
+    return pool, () if note is None else (note,)
+
+
+def _engine(config: RunConfig, workload: Workload, sizes: Sizes, arm: Arm) -> EngineConfig:
+    return EngineConfig(
+        model=str(workload.model.path),
+        algorithm=arm.algorithm,
+        stock=arm.stock,
+        dtype=config.dtype,
+        kv_blocks=sizes.pool,
+        context=sizes.context,
+        max_requests=_running(config, workload),
+        seed=config.seed,
+        device=config.device,
+        tensor_parallel=config.tensor_parallel,
+        eager=config.eager,
+        keys_without_rope=config.keys_without_rope,
+        tiers=config.tiers,
+        on_pressure=config.on_pressure,
+        self_check=config.self_check and not arm.stock,
+    )
+
+
+def _running(config: RunConfig, workload: Workload) -> int:
+    least = 0 if workload.arrivals else config.concurrency
+    return max(least, config.max_running)
 
 
 def _fingerprint(config: RunConfig, arms: tuple[Arm, ...], workload: Workload, sizes: Sizes) -> str:

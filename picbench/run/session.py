@@ -17,6 +17,7 @@ from picbench.output.run_directory import RunDirectory, log_name
 from picbench.output.sample_row import to_rows
 from picbench.output.summary import ArmSummary, summarise
 from picbench.run.config import RunConfig
+from picbench.run.gpu_share import gpu_memory
 from picbench.run.job import Job
 from picbench.run.progress import Progress
 from picbench.run.protocol import ArmBatch, interleave, preload, replay
@@ -29,10 +30,14 @@ Launch = Callable[[str, EngineConfig, Path], Server]
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """Where workloads come from and how engines start; tests bring their own."""
+    """Where workloads come from, how engines start, and on which GPUs; tests bring their own.
+
+    `memory` gives the bytes of each of so many GPUs, None where engines use none.
+    """
 
     load: Callable[[RunConfig], Workload] = load_workload
     launch: Launch = launch
+    memory: Callable[[int], int | None] = gpu_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,8 @@ class Session:
 def _start_engines(
     job: Job, launch: Launch, progress: Progress, log: Callable[[str], Path]
 ) -> AbstractContextManager[Fleet]:
+    for note in job.notes:
+        progress.say(note)
     progress.say(f"starting {len(job.arms)} engines: {', '.join(arm.name for arm in job.arms)}")
     return open_fleet(
         job.arms,

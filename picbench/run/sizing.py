@@ -54,15 +54,26 @@ def measure_sizes(
     )
 
 
+def least_pool(samples: Sequence[Sample]) -> int:
+    """Blocks of the smallest pool that serves every sample, under any algorithm, one at a time."""
+    return _even(max(map(_need, samples)) + SPARE)
+
+
 def blocks(tokens: int) -> int:
     """Blocks that hold so many tokens."""
     return -(-tokens // BLOCK_SIZE)
 
 
 def _pool(samples: Sequence[Sample], concurrency: int, chunks: int) -> int:
-    needs = (blocks(_length(s)) + CHUNK_EXTRA * len(s.chunks) for s in samples)
-    running = sum(sorted(needs, reverse=True)[:concurrency])
-    pool = running + min(chunks, LARGEST_IDLE) + SPARE
+    running = sum(sorted(map(_need, samples), reverse=True)[:concurrency])
+    return _even(running + min(chunks, LARGEST_IDLE) + SPARE)
+
+
+def _need(sample: Sample) -> int:
+    return blocks(_length(sample)) + CHUNK_EXTRA * len(sample.chunks)
+
+
+def _even(pool: int) -> int:
     return pool + pool % 2
 
 

@@ -30,6 +30,10 @@ TTFT = {"full": 0.4, "prefix": 0.2}
 GPU_FACTS = {"gpu": "G", "driver": "D", "torch": "T", "vllm": "V", "commit": "C"}
 
 
+def no_gpu(count: int) -> None:
+    """What `gpu_memory` finds on a CPU."""
+
+
 def make_sample(number: int, first: int = 1, max_tokens: int = 2) -> Sample:
     """A sample of 36 tokens: text, a chunk of its own, a chunk that all share, text."""
     segments = (
@@ -233,7 +237,7 @@ class Harness:
     servers: dict[str, FakeServer] = field(default_factory=dict)
 
     def services(self) -> Services:
-        return Services(load=self.load, launch=self.launch)
+        return Services(load=self.load, launch=self.launch, memory=no_gpu)
 
     def load(self, config: RunConfig) -> Workload:
         model = ModelSpec("shape:fake", "fake", self.weights)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness_fakes import FakeEngine, FakeServer
+from harness_fakes import FakeEngine, FakeServer, no_gpu
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
@@ -43,7 +43,7 @@ class Bench:
     dies_at: int | None = None
 
     def services(self) -> Services:
-        return Services(launch=self._launch)
+        return Services(launch=self._launch, memory=no_gpu)
 
     def _launch(self, name: str, config: EngineConfig, log: Path) -> FakeServer:
         self.order.append(f"launch {name}")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness_fakes import no_gpu
 
 from picbench.cli.dry_run import print_plan
 from picbench.errors import ConfigError
@@ -37,7 +38,7 @@ def rows(tmp_path: Path) -> Path:
 def make_job(rows: Path) -> MakeJob:
     def make(**flags: Any) -> Job:
         values = {"algo": ("full",), "dataset": "musique", "data": str(rows), "on_bad_row": "skip"}
-        return prepare(parse_config(values | flags), load_workload)
+        return prepare(parse_config(values | flags), load_workload, no_gpu)
 
     return make
 

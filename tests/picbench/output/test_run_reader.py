@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from harness_fakes import Harness, make_sample
+from harness_fakes import Harness, make_sample, no_gpu
 
 from picbench.engines.request import Hits, TokenCounts
 from picbench.errors import ConfigError
@@ -58,7 +58,7 @@ def test_a_torn_last_line_costs_that_row_alone(directory: RunDirectory, lost: in
 def test_a_run_comes_back_whole(tmp_path: Path) -> None:
     harness = Harness([make_sample(n) for n in range(3)], arrivals=(0.0, 0.5, 1.0))
     values = {"algo": ("full", "mepic"), "dataset": "fake", "output": str(tmp_path / "run")}
-    job = prepare(parse_config({**values, "slo": "ttft=500"}), harness.load)
+    job = prepare(parse_config({**values, "slo": "ttft=500"}), harness.load, no_gpu)
     finished = execute(job, harness.launch, PlainProgress(6, io.StringIO()))
     run = read_run(finished.path)
     assert run.manifest["fingerprint"] == job.fingerprint

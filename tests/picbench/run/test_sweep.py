@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from harness_fakes import Harness, make_sample
+from harness_fakes import Harness, make_sample, no_gpu
 
 from picbench.errors import ConfigError, EngineError
 from picbench.run.config import parse_config
@@ -18,7 +18,7 @@ SAMPLES = [make_sample(n) for n in range(3)]
 
 def job(harness: Harness, output: Path, **flags: object) -> Job:
     values = {"algo": ("full", "mepic"), "dataset": "fake", "kv_blocks": 50, **flags}
-    return prepare(parse_config({**values, "output": str(output)}), harness.load)
+    return prepare(parse_config({**values, "output": str(output)}), harness.load, no_gpu)
 
 
 def progress() -> PlainProgress:

@@ -149,7 +149,7 @@ from picbench.run.config import parse_config
 from picbench.run.job import prepare
 from picbench.inputs.workload import load_workload
 config = parse_config({"algo": ("full",), "dataset": "musique", "data": sys.argv[1]})
-job = prepare(config, load_workload)
+job = prepare(config, load_workload, lambda _: None)
 print(json.dumps(make_summary(job, {}, {}, "complete")["workload"]))
 """
 

@@ -9,6 +9,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 
 from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.footprint import LINK_WORKSPACE
 from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
@@ -24,9 +25,6 @@ from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
 logger = init_logger(__name__)
-
-#: Scratch memory for linking. Contexts whose keys do not fit are linked some heads at a time.
-WORKSPACE_BYTES = 512 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ def _kernels(
     most = vllm_config.scheduler_config.max_num_seqs
     blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE) + 1
     table = RequestTable(most + 1, blocks, device, unrotated=keys_without_rope)
-    return KernelPlanner(table, most, rope, shape, CudaWorkspace(WORKSPACE_BYTES, device))
+    return KernelPlanner(table, most, rope, shape, CudaWorkspace(LINK_WORKSPACE, device))
 
 
 def _shape(vllm_config: Any) -> HeadShape:

@@ -1,0 +1,137 @@
+"""What an engine takes of a GPU's memory, calculated before it starts.
+
+The engines of a run share a GPU, and each of them allocates its pool without regard to the others.
+So their pools are sized by what is left when all that engines need besides is taken off.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from picbench.engines.config import BLOCK_SIZE, EngineConfig, batch_tokens, planned_capacity
+from picbench.engines.model_config import element_bytes, head_size, kv_heads
+
+#: Scratch memory for linking. Contexts whose keys do not fit are linked some heads at a time.
+LINK_WORKSPACE = 512 << 20
+
+#: CUDA's context, the libraries' own buffers, RoPE tables, and what the allocator cannot use.
+RUNTIME = 1280 << 20
+
+#: Buffers of NCCL and of vLLM's own collectives, where several GPUs share an engine.
+COLLECTIVES = 1 << 30
+
+#: Graphs of a layer, at all batch sizes. Engines of picbench have a second set, for steps with
+#: planned requests.
+LAYER_GRAPHS = 32 << 20
+
+#: Tensors of [requests, vocabulary] in float32 that sampling has at once: logits, sorted logits
+#: and their indices (two each), probabilities, noise.
+SAMPLING = 6
+
+#: Splits of a request's keys in decoding, at most (`choose_splits`).
+_SPLITS = 64
+
+#: Blocks that decoding reads at once (`TILE_BLOCKS`).
+_TILE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFootprint:
+    """Bytes that an engine takes on each of its GPUs.
+
+    `weights` and `block`, a KV block of 16 slots, are exact but for rounding, `workspace` (memory
+    of picbench's own kernels) at most what is allocated. `activations` of the largest step,
+    `graphs` and `runtime` are estimates from above.
+    """
+
+    weights: int
+    workspace: int
+    activations: int
+    graphs: int
+    runtime: int
+    block: int
+
+    @property
+    def held(self) -> int:
+        """What is certainly held beside the pool."""
+        return self.weights + self.workspace
+
+    @property
+    def fixed(self) -> int:
+        """All but the pool."""
+        return self.held + self.activations + self.graphs + self.runtime
+
+    @classmethod
+    def of(cls, config: EngineConfig, model: Mapping[str, Any]) -> Self | None:
+        """The footprint of an engine for a model with this configuration.
+
+        None where the configuration does not tell it: quantised weights, and models whose
+        configuration does not have the usual fields.
+        """
+        if model.get("quantization_config"):
+            return None
+        try:
+            return cls._of(config, model)
+        except KeyError:
+            return None
+
+    @classmethod
+    def _of(cls, config: EngineConfig, model: Mapping[str, Any]) -> Self:
+        size, ranks = element_bytes(model, config.dtype), config.tensor_parallel
+        context = config.context or int(model["max_position_embeddings"])
+        heads = max(1, kv_heads(model) // ranks)
+        layers = int(model["num_hidden_layers"])
+        sets = 0 if config.eager else 1 if config.stock else 2
+        return cls(
+            weights=size * parameters(model) // ranks,
+            workspace=0 if config.stock else _workspace(config, model, context),
+            activations=_activations(config, model, batch_tokens(config, context)),
+            graphs=sets * layers * LAYER_GRAPHS,
+            runtime=RUNTIME + (COLLECTIVES if ranks > 1 else 0),
+            block=layers * heads * head_size(model) * 2 * BLOCK_SIZE * size,
+        )
+
+
+def parameters(model: Mapping[str, Any]) -> int:
+    """Parameters of a decoder of the Llama family, dense or with experts.
+
+    Raises KeyError where a field is missing. Biases and the norms of queries and keys are left out.
+    """
+    hidden, layers = int(model["hidden_size"]), int(model["num_hidden_layers"])
+    head, heads = head_size(model), int(model["num_attention_heads"])
+    attention = hidden * head * (2 * heads + 2 * kv_heads(model))
+    experts, inner = _experts(model)
+    dense = 3 * hidden * inner * experts + (hidden * experts if experts > 1 else 0)
+    embeddings = int(model["vocab_size"]) * hidden * (1 if model.get("tie_word_embeddings") else 2)
+    return embeddings + layers * (attention + dense + 2 * hidden) + hidden
+
+
+def _experts(model: Mapping[str, Any]) -> tuple[int, int]:
+    """Experts of a layer, and the inner size of each."""
+    count = int(model.get("num_experts") or model.get("num_local_experts") or 1)
+    if count > 1 and model.get("moe_intermediate_size"):
+        return count, int(model["moe_intermediate_size"])
+    return count, int(model["intermediate_size"])
+
+
+def _activations(config: EngineConfig, model: Mapping[str, Any], tokens: int) -> int:
+    """Of the largest step: one layer's, and those of sampling."""
+    hidden, ranks = int(model["hidden_size"]), config.tensor_parallel
+    experts, inner = _experts(model)
+    chosen = int(model.get("num_experts_per_tok") or 1) if experts > 1 else 1
+    # The residual and the layer's input; of each expert two projections, their product, the output.
+    wide = 2 * hidden + chosen * (3 * inner // ranks + hidden)
+    sampled = SAMPLING * 4 * config.max_requests * int(model["vocab_size"])
+    return tokens * wide * element_bytes(model, config.dtype) + sampled
+
+
+def _workspace(config: EngineConfig, model: Mapping[str, Any], context: int) -> int:
+    """Of `CudaWorkspace`, `RequestTable` and `DecodeBatch`."""
+    tiles = -(-planned_capacity(context) // BLOCK_SIZE) + 2
+    shifts = tiles * _TILE * BLOCK_SIZE if config.keys_without_rope else tiles
+    rows = config.max_requests
+    table = 4 * (rows + 1) * (2 * tiles * _TILE + shifts + 2)
+    batch = 4 * rows * (2 * tiles * _TILE + 2)
+    heads = int(model["num_attention_heads"]) // config.tensor_parallel
+    partial = 4 * rows * _SPLITS * heads * (head_size(model) + 1)
+    return LINK_WORKSPACE + table + batch + partial

@@ -1,0 +1,115 @@
+"""What an engine takes of a GPU."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.engines.config import BLOCK_SIZE, EngineConfig, planned_capacity
+from picbench.engines.footprint import LINK_WORKSPACE, GpuFootprint, parameters
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+from picbench.workloads.models.architectures import ARCHITECTURES, Architecture
+from picbench.workloads.models.build import _config
+from picbench.workloads.models.shapes import LLAMA_8B, SHAPES
+
+LLAMA = _config(LLAMA_8B)
+CONFIG = EngineConfig("llama", context=9789)
+
+
+def footprint(config: EngineConfig, model: dict[str, Any] = LLAMA) -> GpuFootprint:
+    found = GpuFootprint.of(config, model)
+    assert found is not None
+    return found
+
+
+def test_llama_has_as_many_parameters_as_its_card_says() -> None:
+    assert parameters(LLAMA) == 8_030_261_248
+
+
+@pytest.mark.parametrize("row", ARCHITECTURES, ids=lambda row: row.name)
+def test_parameters_of_all_architectures(row: Architecture) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if row.cpu != "checked":
+        pytest.skip(row.why)
+    config = AutoConfig.for_model(row.kind, **row.configuration)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    counted = sum(values.numel() for values in model.parameters())
+    assert parameters(config.to_dict()) == pytest.approx(counted, rel=0.02)
+
+
+def test_a_llama_engine_by_hand() -> None:
+    found = footprint(CONFIG)
+    assert found.weights == 2 * 8_030_261_248
+    assert found.block == 32 * 8 * 128 * 2 * 16 * 2
+    assert found.activations == 8192 * (2 * 4096 + 3 * 14_336 + 4096) * 2 + 6 * 4 * 64 * 128_256
+    assert found.fixed == sum(asdict(found).values()) - found.block
+
+
+def test_stock_engines_have_no_workspace_and_one_set_of_graphs() -> None:
+    pic, stock = footprint(CONFIG), footprint(replace(CONFIG, stock=True))
+    assert stock.workspace == 0
+    assert pic.graphs == 2 * stock.graphs > 0
+    assert footprint(replace(CONFIG, eager=True)).graphs == 0
+    for name in ("weights", "activations", "runtime", "block"):
+        assert getattr(pic, name) == getattr(stock, name)
+
+
+def test_two_gpus_halve_what_is_divided() -> None:
+    one, two = footprint(CONFIG), footprint(replace(CONFIG, tensor_parallel=2))
+    assert (two.weights, two.block) == (one.weights // 2, one.block // 2)
+    assert two.runtime > one.runtime
+
+
+def test_float32_doubles_weights_and_blocks() -> None:
+    auto, wide = footprint(CONFIG), footprint(replace(CONFIG, dtype="float32"))
+    assert (wide.weights, wide.block) == (2 * auto.weights, 2 * auto.block)
+
+
+@pytest.mark.parametrize(
+    "change", [{"quantization_config": {"bits": 4}}, {"intermediate_size": None}]
+)
+def test_a_model_that_does_not_tell_its_size(change: dict[str, Any]) -> None:
+    model = {name: value for name, value in (LLAMA | change).items() if value is not None}
+    assert GpuFootprint.of(CONFIG, model) is None
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_tells_its_size(name: str) -> None:
+    assert GpuFootprint.of(replace(CONFIG, context=512), _config(SHAPES[name])) is not None
+
+
+def test_the_workspace_is_that_of_the_kernels() -> None:
+    """What `RunnerAttention` allocates, here on a CPU and without the buffer for linking."""
+    decode = pytest.importorskip("picbench.kernels.cuda.decode.attention")
+    shape = HeadShape(32, 8, 128, torch.bfloat16)
+    for unrotated in (False, True):
+        config = replace(CONFIG, keys_without_rope=unrotated)
+        most, slots = config.max_requests, planned_capacity(9789)
+        blocks = -(-slots // BLOCK_SIZE) + 1
+        table = decode.RequestTable(most + 1, blocks, "cpu", unrotated=unrotated)
+        cache = RopeTable(torch.zeros(64, 128), 128)
+        batch = decode.DecodeBatch(table, most, shape, cache)
+        held = table.nbytes + batch.nbytes
+        told = footprint(config).workspace - LINK_WORKSPACE
+        assert held <= told
+        # The splits of the largest batch depend on the GPU; all else is exact.
+        assert told - held <= 4 * most * 64 * 32 * 129
+
+
+@given(
+    st.integers(16, 100_000),
+    st.integers(1, 256),
+    st.booleans(),
+    st.sampled_from(["auto", "float32"]),
+)
+def test_more_never_takes_less(context: int, requests: int, stock: bool, dtype: str) -> None:
+    config = EngineConfig("m", context=context, max_requests=requests, stock=stock, dtype=dtype)
+    larger = replace(config, context=context + 999, max_requests=requests + 1)
+    small, large = asdict(footprint(config)), asdict(footprint(larger))
+    assert all(large[name] >= value > 0 or value == 0 for name, value in small.items())

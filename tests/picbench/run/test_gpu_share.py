@@ -1,0 +1,227 @@
+"""Engines that share a GPU get pools that fit it together."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from harness_fakes import Harness, make_sample
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.cli import main
+from picbench.engines.footprint import GpuFootprint
+from picbench.errors import ConfigError
+from picbench.inputs.workload import Workload
+from picbench.run.config import RunConfig, parse_config
+from picbench.run.gpu_share import SHARE, STEP, GpuShare, smallest
+from picbench.run.job import Job, prepare
+from picbench.run.session import Services
+from picbench.workloads.models import ModelSpec
+
+GIB = 1 << 30
+ARMS = ("full", "prefix", "epic:k=16", "mepic")
+
+#: Of Llama-3.1-8B in bfloat16 as `GpuFootprint.of` gives it, rounded: stock, and picbench's.
+STOCK = GpuFootprint(15 * GIB, 0, GIB, GIB, GIB + GIB // 4, 2 << 20)
+PIC = GpuFootprint(15 * GIB, GIB // 2, GIB, 2 * GIB, GIB + GIB // 4, 2 << 20)
+
+
+def test_four_engines_on_a_gpu_of_140_gib() -> None:
+    share = GpuShare((STOCK, STOCK, PIC, PIC), 140 * GIB)
+    pool, note = share.fit(10_812, 678)
+    assert share.fixed == 76 * GIB
+    assert pool == int((0.95 * 140 - 76) * GIB / (4 * (2 << 20))) // STEP * STEP == 7168
+    assert note == (
+        "the KV pool of each arm has 7,168 blocks instead of 10,812: so many fit 4 times on a GPU "
+        "of 140.0 GiB"
+    )
+
+
+def test_a_pool_that_fits_is_what_was_wanted() -> None:
+    assert GpuShare((STOCK, PIC), 140 * GIB).fit(10_812, 678) == (10_812, None)
+
+
+def test_engines_that_do_not_fit_are_refused_with_what_they_need() -> None:
+    with pytest.raises(ConfigError) as refused:
+        GpuShare((STOCK, STOCK, PIC, PIC), 80 * GIB).fit(10_812, 678)
+    assert refused.value.message == (
+        "`algo`: 4 engines together need 81.3 GiB of a GPU's memory, and 76.0 of its 80.0 can be "
+        "used: weights 60.0, activations 4.0, graphs 6.0, workspace 1.0, runtime 5.0; pools of 678 "
+        "blocks 5.3"
+    )
+    assert "`algo`" in str(refused.value.hint)
+
+
+@pytest.mark.parametrize(("memory", "advice"), [(140, "`kv_blocks` below 10,1"), (40, "fewer")])
+def test_a_chosen_pool_that_cannot_fit_is_refused(memory: int, advice: str) -> None:
+    with pytest.raises(ConfigError, match=r"`kv_blocks` 20000: .* 4 engines") as refused:
+        GpuShare((STOCK, STOCK, PIC, PIC), memory * GIB).check(20_000)
+    assert str(refused.value.hint).startswith(advice)
+
+
+def test_a_chosen_pool_may_use_what_is_only_set_aside() -> None:
+    share = GpuShare((STOCK, STOCK, PIC, PIC), 140 * GIB)
+    assert share.largest_pool < 10_000
+    share.check(10_000)
+
+
+@given(
+    st.lists(
+        st.builds(
+            GpuFootprint,
+            *(st.integers(0, 20 * GIB) for _ in range(5)),
+            block=st.integers(1 << 10, 8 << 20),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(1, 200 * GIB),
+    st.integers(1, 50_000),
+    st.integers(1, 2000),
+)
+def test_what_is_given_fits_and_what_is_refused_does_not(
+    footprints: list[GpuFootprint], memory: int, wanted: int, least: int
+) -> None:
+    share = GpuShare(footprints, memory)
+    least = min(least, wanted)
+
+    def taken(pool: int) -> int:
+        return sum(f.fixed + (pool + 1) * f.block for f in footprints)
+
+    try:
+        pool, note = share.fit(wanted, least)
+    except ConfigError:
+        # Pools are even.
+        assert taken(least + 2) > int(SHARE * memory)
+        return
+    assert taken(pool) <= int(SHARE * memory)
+    assert least <= pool <= wanted
+    assert (note is None) == (pool == wanted)
+
+
+H200 = {"name": "NVIDIA H200", "driver": "580", "memory": "143771 MiB"}
+L4 = H200 | {"memory": "23034 MiB"}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "count", "mib"),
+    [
+        ([H200], None, 1, 143_771),
+        ([H200, L4], None, 1, 143_771),
+        ([H200, L4], None, 2, 23_034),
+        ([H200, L4], "1", 1, 23_034),
+        ([H200, L4], "1, 0", 1, 23_034),
+        ([H200], None, 2, None),
+        ([H200], "3", 1, None),
+        ([H200], "", 1, None),
+        ([H200], "MIG-4", 1, None),
+        ([H200 | {"memory": "[N/A]"}], None, 1, None),
+        ([], None, 1, None),
+    ],
+)
+def test_the_gpus_that_count(
+    gpus: list[Mapping[str, str]], visible: str | None, count: int, mib: int | None
+) -> None:
+    assert smallest(gpus, visible, count) == (None if mib is None else mib << 20)
+
+
+class OneModel(Harness):
+    """A harness whose model has a configuration, of a model with 4 GiB of embeddings."""
+
+    folder: Path
+    gpu = 140 * GIB
+
+    def services(self) -> Services:
+        return Services(self.load, self.launch, lambda count: self.gpu)
+
+    def load(self, config: RunConfig) -> Workload:
+        return replace(super().load(config), model=ModelSpec("m", self.folder, "dummy"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    fields = {
+        "hidden_size": 1024,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "vocab_size": 1 << 20,
+        "max_position_embeddings": 4096,
+        "dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    return tmp_path
+
+
+@pytest.fixture
+def harness(model: Path) -> OneModel:
+    made = OneModel([make_sample(n) for n in range(400)])
+    made.folder = model
+    return made
+
+
+@pytest.fixture
+def make_job(harness: OneModel) -> Callable[..., Job]:
+    def make(gib: float, **flags: Any) -> Job:
+        values = {"algo": ARMS, "dataset": "fake", **flags}
+        return prepare(parse_config(values), harness.load, lambda count: int(gib * GIB))
+
+    return make
+
+
+def room_for(blocks: int, job: Job) -> float:
+    """GiB of a GPU on which each arm has so many blocks."""
+    model = json.loads((Path(job.workload.model.path) / "config.json").read_text())
+    found = [GpuFootprint.of(job.engine(arm), model) for arm in job.arms]
+    return sum(f.fixed + (blocks + 1) * f.block for f in found if f) / SHARE / GIB
+
+
+def test_all_arms_get_the_same_pool(make_job: Callable[..., Job]) -> None:
+    roomy = make_job(80)
+    tight = make_job(room_for(300, roomy))
+    assert (roomy.notes, roomy.sizes.pool) == ((), 470)
+    assert (len(tight.notes), tight.sizes.pool) == (1, STEP)
+    assert {tight.engine(arm).kv_blocks for arm in tight.arms} == {tight.sizes.pool}
+    assert tight.fingerprint != roomy.fingerprint
+
+
+def test_arms_differ_in_nothing_but_their_algorithm(make_job: Callable[..., Job]) -> None:
+    job = make_job(80)
+    engines = [replace(job.engine(arm), algorithm="", stock=False) for arm in job.arms]
+    assert engines == [engines[0]] * len(ARMS)
+
+
+def test_a_cpu_has_nothing_to_share(make_job: Callable[..., Job]) -> None:
+    assert make_job(1, device="cpu").sizes == make_job(80).sizes
+
+
+def test_a_chosen_pool_stays(make_job: Callable[..., Job]) -> None:
+    assert make_job(80, kv_blocks=321).sizes.pool == 321
+
+
+def invoke(harness: OneModel, *arguments: str) -> Any:
+    flags = ("run", "--dataset", "fake", "--data", "d", "--algo", ",".join(ARMS))
+    return CliRunner().invoke(main, (*flags, *arguments), obj=harness.services())
+
+
+def test_a_dry_run_says_that_memory_limits_the_pool(
+    harness: OneModel, make_job: Callable[..., Job]
+) -> None:
+    harness.gpu = int(room_for(300, make_job(80)) * GIB)
+    told = invoke(harness, "--dry-run")
+    assert told.exit_code == 0, told.stderr
+    assert "the KV pool of each arm has 256 blocks instead of 470" in " ".join(told.stdout.split())
+
+
+def test_arms_that_do_not_fit_are_one_line_that_names_the_flag(harness: OneModel) -> None:
+    harness.gpu = 24 * GIB
+    refused = invoke(harness)
+    assert refused.exit_code == 2
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("picbench: --algo: 4 engines together need")
+    assert "--tensor-parallel" in line
+    assert harness.order == []
