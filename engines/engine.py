@@ -191,6 +191,18 @@ class Engine:
         return times
 
     @property
+    def workspace_bytes(self) -> int:
+        """Memory that picbench's attention holds now beside the KV pool, on the worker with most.
+
+        On a CPU it grows with what requests read; the ledger, which counts blocks of the pool, does
+        not have it. 0 in a stock engine.
+        """
+        if self.config.stock:
+            return 0
+        held: Any = self._running.engine.collective_rpc("workspace_bytes")
+        return max(held)
+
+    @property
     def preemptions(self) -> int:
         """How often a request lost its blocks to another one since the engine started."""
         return self._running.ledger.preemptions
@@ -258,6 +270,7 @@ class Engine:
             "attention": "stock" if self.config.stock else "picbench",
             "block_size": config.cache_config.block_size,
             "kv_blocks": running.pool,
+            "workspace_bytes": self.workspace_bytes,
             "context": running.context,
             "capacity": running.capacity,
             "batch_tokens": config.scheduler_config.max_num_batched_tokens,

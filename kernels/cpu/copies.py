@@ -67,11 +67,20 @@ class KvCopies:
         self._free = list(reversed(range(capacity)))
         self._copies: dict[int, KvCopy] = {}
         self._layers: dict[int, Tensor] = {}
+        self._touched = 0
 
     @property
     def free(self) -> int:
         """Blocks that no copy has."""
         return len(self._free)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held: in all layers, the blocks that any copy has had so far.
+
+        Blocks that were dropped stay with the process, and are the first to be taken again.
+        """
+        return sum(self._touched * layer[0].nbytes for layer in self._layers.values())
 
     def layer(self, kv_cache: Tensor) -> Tensor:
         """The copies of the layer with this cache, in blocks of the same shape."""
@@ -135,6 +144,7 @@ class KvCopies:
 
     def _grow(self, copy: KvCopy) -> int:
         block = self._free.pop()
+        self._touched = max(self._touched, block + 1)
         copy.table[len(copy.blocks)] = block
         copy.blocks.append(block)
         return block

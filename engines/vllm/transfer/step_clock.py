@@ -55,8 +55,10 @@ class StreamTimer:
     """On a GPU: by events in the current stream.
 
     They do not wait for the GPU, and do not count the time in which a blocking copy waits for
-    what was queued before: the first event is reached when that has ended. `event` makes one that
-    records times.
+    what was queued before: the first event is reached when that has ended. Nor do they count that
+    the GPU then idles until the host, which the copy held up, has queued more: a timer around the
+    whole step does. `event` makes one that records times. The current stream is the same where a
+    measurement begins and ends, or the first event may be unfinished when the last one has ended.
     """
 
     def __init__(self, event: Callable[[], torch.cuda.Event] | None = None) -> None:

@@ -124,6 +124,22 @@ def test_requests_without_room_are_gathered() -> None:
     assert list(_kinds(requests)) == [(CopiedCall, 1)]
 
 
+def test_memory_is_counted_from_the_blocks_that_copies_have_had() -> None:
+    requests, copies = Decoding([layout(0, 40, 9), layout(1, 20, 30)]), KvCopies(ROOM)
+    assert copies.nbytes == 0
+    requests.check(0, [0, 1], copies)
+    used = ROOM - copies.free
+    cache = requests.case.kv_cache
+    assert copies.nbytes == used * cache[0].nbytes > 0
+    copies.layer(torch.empty_like(cache))
+    assert copies.nbytes == 2 * used * cache[0].nbytes
+    held = copies.nbytes
+    copies.retain([])
+    assert (copies.free, copies.nbytes) == (ROOM, held)
+    requests.check(1, [0], copies)
+    assert copies.nbytes == held
+
+
 def test_a_request_in_other_blocks_is_copied_anew() -> None:
     requests, copies = Decoding([layout(0, 40, 9)]), KvCopies(ROOM)
     requests.check(0, [0], copies)

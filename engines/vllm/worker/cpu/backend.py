@@ -83,6 +83,11 @@ class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
         )
         self._workspace = Workspace()
 
+    @property
+    def nbytes(self) -> int:
+        """Memory held beside the KV cache: scratch, and the copies of decoding requests."""
+        return self._workspace.nbytes + (self.copies.nbytes if self.copies else 0)
+
     def build(
         self,
         common_prefix_len: int,

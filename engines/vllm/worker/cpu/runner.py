@@ -115,6 +115,11 @@ class PicModelRunner(CPUModelRunner):
             ("attention kernels", attention, ATTENTION[dtype]),
         ]
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory that attention holds beside the KV cache."""
+        return sum(builder.nbytes for builder in self._builders())
+
     def _attention(self) -> PicAttention:
         """Attention of the first layer."""
         layers = self.compilation_config.static_forward_context.values()

@@ -34,3 +34,8 @@ class PicCPUWorker(ConnectorWorkerMixin, CPUWorker):
         """See PicModelRunner.self_check."""
         assert isinstance(self.model_runner, PicModelRunner)
         return self.model_runner.self_check()
+
+    def workspace_bytes(self) -> int:
+        """See PicModelRunner.workspace_bytes."""
+        assert isinstance(self.model_runner, PicModelRunner)
+        return self.model_runner.workspace_bytes

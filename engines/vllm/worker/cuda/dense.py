@@ -90,6 +90,11 @@ class DensePlanner:
     def __init__(self, rope: RopeTable) -> None:
         self._rope = rope
 
+    @property
+    def nbytes(self) -> int:
+        """Nothing: PyTorch allocates what a call needs."""
+        return 0
+
     def warm_up(self, kv_cache: Tensor) -> None:
         """PyTorch's operators need no compilation."""
 

@@ -44,6 +44,11 @@ class Planner(Protocol):
 
     graphs: bool
 
+    @property
+    def nbytes(self) -> int:
+        """Device memory held."""
+        ...
+
     def warm_up(self, kv_cache: Tensor) -> None:
         """Compile all kernels that steps can need, with the cache [...] of any layer.
 

@@ -57,6 +57,11 @@ class PicModelState(DefaultModelState):
         """How keys are re-rotated."""
         return self._attention.rope
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory that picbench's kernels hold beside the KV cache."""
+        return self._attention.planner.nbytes
+
     def warm_up(self) -> None:
         """Compile what steps with planned requests can need; layers must have their KV caches."""
         self._attention.warm_up(self.model)

@@ -84,6 +84,11 @@ class PicModelRunner(GPUModelRunner):
         """How keys are re-rotated."""
         return self._state.rope
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory that picbench's kernels hold beside the KV cache."""
+        return self._state.workspace_bytes
+
     def capture_model(self, *, profile_only: bool = False) -> int:
         """Capture both sets of graphs; returns their size in bytes."""
         size: int = super().capture_model(profile_only=profile_only)

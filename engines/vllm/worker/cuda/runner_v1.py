@@ -46,6 +46,11 @@ class PicModelRunnerV1(GPUModelRunner):
         """How keys are re-rotated."""
         return self._attention.rope
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory that picbench's kernels hold beside the KV cache."""
+        return self._attention.planner.nbytes
+
     def initialize_kv_cache(
         self, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
     ) -> None:

@@ -52,6 +52,11 @@ class PicGPUWorker(ConnectorWorkerMixin, Worker):
         error = rotary_error(runner.get_model(), runner.rope, model.get_head_size(), model.dtype)
         return [("rotary table", error, TOLERANCE[model.dtype])]
 
+    def workspace_bytes(self) -> int:
+        """Device memory that picbench's kernels hold beside the KV cache."""
+        runner: Any = self.model_runner
+        return int(runner.workspace_bytes)
+
     def namespace(self) -> bytes:
         """As on CPU, and whether keys are cached with RoPE."""
         assert self._settings is not None

@@ -69,6 +69,24 @@ def test_a_stream_is_timed_without_waiting_for_it() -> None:
     assert len(made) == 4
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_timed_without_waiting_for_it() -> None:
+    timer, cycles = StreamTimer(), 200_000_000
+    torch.cuda.synchronize()
+    torch.cuda._sleep(cycles)  # What was queued before is not counted.
+    with timer.measure():
+        torch.cuda._sleep(cycles)
+    assert timer.take() == 0.0
+    torch.cuda.synchronize()
+    first = timer.take()
+    with timer.measure():
+        torch.cuda._sleep(4 * cycles)
+    torch.cuda.synchronize()
+    assert 0 < 2 * first < timer.take()
+    assert timer.take() == 0.0
+    assert len(timer._spare) == 2
+
+
 def test_only_steps_that_compute_count() -> None:
     clock = StepClock(WallTimer)
     with clock.tiers():
