@@ -199,7 +199,7 @@ class Engine:
         """
         if self.config.stock:
             return 0
-        held: Any = self._running.engine.collective_rpc("workspace_bytes")
+        held: list[int] = self._running.engine.collective_rpc("workspace_bytes")
         return max(held)
 
     @property
