@@ -114,11 +114,14 @@ def _check(row: Architecture, model: Path, *, flags: Sequence[str]) -> Architect
 def judge(name: str, code: int, stdout: str, stderr: str) -> ArchitectureVerdict:
     """What a process's exit code and output say; vLLM logs before and after the line that counts.
 
-    Where replies are wrong, the line is the first that says so.
+    Where replies are wrong, the line is the first that says so. The error is the last line: engines
+    log under the same name before it.
     """
     verdict = _VERDICTS.get(code, "failed")
     said = re.findall(_LINES[verdict], f"{stdout}\n{stderr}", re.MULTILINE)
-    return ArchitectureVerdict(name, verdict, said[0] if said else f"ended with exit code {code}")
+    if not said:
+        return ArchitectureVerdict(name, verdict, f"ended with exit code {code}")
+    return ArchitectureVerdict(name, verdict, said[0 if verdict == "wrong" else -1])
 
 
 def _stands(row: Architecture, found: ArchitectureVerdict, device: str) -> bool:

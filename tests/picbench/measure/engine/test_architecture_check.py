@@ -161,6 +161,7 @@ def test_a_check_stands_by_the_table(
         ),
         (1, "ok    a\nWRONG b 1.0\nWRONG c\nNOT all agree", "", "wrong", "WRONG b 1.0"),
         (2, "INFO", "W1\npicbench: no such heads (hint)\nbye", "refused", "no such heads (hint)"),
+        (2, "picbench: slow", "picbench: no ALiBi (hint)\nbye", "refused", "no ALiBi (hint)"),
         (4, "INFO", "picbench: the engine failed", "failed", "the engine failed"),
         (-11, "", "", "failed", "ended with exit code -11"),
     ],
