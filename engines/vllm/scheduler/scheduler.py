@@ -20,6 +20,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.vllm.compat import (
@@ -80,6 +81,7 @@ class PicScheduler(Scheduler):
         """Plan a request on arrival."""
         new = request.request_id not in self.requests
         if new:
+            self._note_reasoning(request)
             self._hooks.on_arrival(request)
         super().add_request(request)
         short = new and self._rejects and not self._hooks.has_failed(request)
@@ -151,6 +153,23 @@ class PicScheduler(Scheduler):
         success = request.status in _SUCCESS
         self._hooks.on_finished(request, self._block_ids(request), success=success)
         return super()._free_request(request, delay_free_blocks)
+
+    def _note_reasoning(self, request: Request) -> None:
+        """Note whether the model has reasoned already, by the prompt as it was sent.
+
+        Upstream (`_get_constraint_bounds` in vllm/v1/structured_output/__init__.py) looks for the
+        last mark of reasoning in the prompt, which may be another one in compute order.
+        """
+        asked = request.structured_output_request
+        if asked is None or asked.reasoning_ended is not None:
+            return
+
+        def read() -> None:
+            reasoner = self.structured_output_manager._get_reasoner(request)
+            if reasoner is not None:
+                asked.reasoning_ended = reasoner.is_reasoning_end(request.prompt_token_ids or [])
+
+        self._faults.succeeds("read a prompt's reasoning", request.request_id, read)
 
     def _block_ids(self, request: Request) -> tuple[int, ...]:
         return tuple(self.kv_cache_manager.get_block_ids(request.request_id)[0])
@@ -240,6 +259,7 @@ def _checked(vllm_config: Any) -> PicSettings:
     check_registered()
     for name, parameters in _UPSTREAM.items():
         check_signature(getattr(Scheduler, name), parameters)
+    check_signature(StructuredOutputManager._get_reasoner, ("self", "request"))
     settings = PicSettings.read(vllm_config.additional_config)
     if settings is None:
         raise ConfigError("the scheduler is picbench's, but additional_config has no 'pic'")
