@@ -63,7 +63,7 @@ PARAMETERS = {
     },
     "seed": {"seed": 7, "temperature": 1.5, "top_p": 0.9, "top_k": 50, "min_p": 0.01},
     "several": {"n": 3, "seed": 11, "temperature": 1.5},
-    "tokens": {"temperature": 0, "logit_bias": {9: 5.0}, "min_tokens": 9, "stop_token_ids": [9]},
+    "tokens": {"temperature": 0, "logit_bias": {9: 60.0}, "min_tokens": 9, "stop_token_ids": [9]},
     "logprobs of tokens": {"temperature": 0, "logprob_token_ids": [5, 6, 7]},
 }
 
@@ -173,6 +173,63 @@ class TestPriority:
         ours.engine_core.shutdown()
         for name, output in theirs.items():
             assert list(first[name].outputs[0].token_ids) == list(output.outputs[0].token_ids)
+
+    def test_chunks_are_compiled_in_the_order_of_priorities(self, llama, draw):
+        """Right before the request that needs them: neither earlier nor after less urgent ones."""
+        engine = self.engine(llama, 200, max_num_seqs=1, **engine_arguments(PicSettings(tiers="")))
+        started = self.note(engine)
+        for index, priority in enumerate((*self.PRIORITIES, -1)):
+            self.add(engine, str(index), draw(70, 60 + index), priority, arrival=index)
+        self.finish(engine)
+        order = [name for index in "6135204" for name in (f"chunk of {index}", index)]
+        assert started == order
+
+    def test_a_chunk_moves_ahead_with_a_request_that_arrived_earlier(self, llama, draw):
+        """Its compile is queued for one request, then needed first by another one."""
+        engine = self.engine(llama, 200, max_num_seqs=1, **engine_arguments(PicSettings(tiers="")))
+        started = self.note(engine)
+        tokens = draw(70, 70)
+        self.add(engine, "running", draw(20, 71), 0, arrival=0, spans=[])
+        engine.step()
+        self.add(engine, "late", tokens, 0, arrival=9)
+        engine.step()
+        self.add(engine, "early", tokens, 0, arrival=3)
+        self.add(engine, "plain", draw(20, 72), 0, arrival=6, spans=[])
+        self.finish(engine)
+        assert started == ["running", "chunk of early", "early", "plain", "late"]
+
+    @staticmethod
+    def note(engine: Any) -> list[str]:
+        """The requests that the engine starts from now on, and for which ones chunks are."""
+        scheduler, started = engine.engine_core.engine_core.scheduler, list[str]()
+        schedule = scheduler.schedule
+
+        def noting(*args: Any) -> Any:
+            output = schedule(*args)
+            for request in output.scheduled_new_reqs:
+                job = scheduler.jobs.find(request.req_id)
+                # vLLM appends a number of its own to the names.
+                name = (job.ahead_of if job else request.req_id).rpartition("-")[0]
+                started.append(f"chunk of {name}" if job else name)
+            return output
+
+        scheduler.schedule = noting
+        return started
+
+    @staticmethod
+    def add(
+        engine: Any, name: str, tokens: Any, priority: int, *, arrival: int, spans: Any = ((0, 40),)
+    ) -> None:
+        pic = {"pic": {"spans": spans, "algorithm": "mepic"}} if spans else None
+        params = SamplingParams(max_tokens=4, detokenize=False, ignore_eos=True, extra_args=pic)
+        prompt = {"prompt_token_ids": list(tokens)}
+        engine.add_request(name, prompt, params, arrival_time=float(arrival), priority=priority)
+
+    @staticmethod
+    def finish(engine: Any) -> None:
+        while engine.has_unfinished_requests():
+            engine.step()
+        engine.engine_core.shutdown()
 
     def test_pressure_changes_no_answer(self, llama, draw):
         """In a pool for two requests at a time, others are preempted, and all are answered."""

@@ -1,0 +1,144 @@
+"""What the GPU runners add to vLLM's, with vLLM's own methods left out: those need a GPU."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner as GPUModelRunnerV1
+
+from picbench.engines.planning.pages import GAP
+from picbench.engines.vllm.worker.cuda import runner, runner_v1, worker
+from picbench.engines.vllm.worker.cuda.model_state import PicModelState
+from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.engines.vllm.worker.cuda.planned_sampling import PlannedSampling
+from picbench.engines.vllm.worker.cuda.worker import PicGPUWorker
+from picbench.engines.vllm.worker.slot_map import SLOT_MAP, SlotMap
+
+PAD, VOCABULARY = 3, 50
+
+
+def bare(kind: type, **fields: Any) -> Any:
+    """An object that was not initialised, with some of its fields."""
+    made = object.__new__(kind)
+    vars(made).update(fields)
+    return made
+
+
+class Warmed:
+    """Stands in for what compiles kernels; `calls` are the arguments."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def warm_up(self, *args: Any) -> None:
+        self.calls.append(args)
+
+
+@pytest.fixture
+def without_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: Any) -> None:
+        self.model = torch.nn.Module()
+        self.model_state = bare(DefaultModelState)
+
+    monkeypatch.setattr(GPUModelRunner, "load_model", load)
+    for name in ("select_backend", "check_layers"):
+        monkeypatch.setattr(runner, name, lambda *args: None)
+    monkeypatch.setattr(runner, "PicModelState", lambda *args: "state")
+
+
+@pytest.mark.usefixtures("without_a_model")
+def test_the_sampler_of_v2_corrects_vllms_states_after_them() -> None:
+    upstream = [bare(LogitBiasState), bare(PenaltiesState)]
+    made = bare(
+        runner.PicModelRunner,
+        vllm_config=None,
+        compilation_config=SimpleNamespace(static_forward_context={}),
+        encoder_cache=None,
+        device="cpu",
+        sampler=SimpleNamespace(logits_processors=list(upstream)),
+    )
+    made.load_model()
+    *before, last = made.sampler.logits_processors
+    assert before == upstream
+    assert isinstance(last, PlannedSampling)
+    assert made.model_state == "state"
+
+
+def test_penalties_of_v1_leave_out_what_users_did_not_send(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prompts = torch.tensor([[7, PAD, 8, PAD], [PAD, 9, 9, VOCABULARY]])
+    foreign = SlotMap(((0, 4),), ((GAP, 4),), 4, (PAD,))
+    requests = {
+        name: SimpleNamespace(sampling_params=SimpleNamespace(extra_args=extra))
+        for name, extra in {"planned": {SLOT_MAP: foreign}, "plain": None}.items()
+    }
+    metadata = SimpleNamespace(prompt_token_ids=prompts)
+    batch = SimpleNamespace(
+        sampling_metadata=metadata, req_ids=["planned", "plain"], vocab_size=VOCABULARY
+    )
+    counted: list[list[list[int]]] = []
+
+    def sample(self: Any, logits: Any, spec_decode_metadata: Any) -> None:
+        counted.append(self.input_batch.sampling_metadata.prompt_token_ids.tolist())
+
+    monkeypatch.setattr(GPUModelRunnerV1, "_sample", sample)
+    made = bare(runner_v1.PicModelRunnerV1, input_batch=batch, requests=requests)
+    made._sample(None, None)
+    assert counted == [[[7, VOCABULARY, 8, VOCABULARY], [PAD, 9, 9, VOCABULARY]]]
+
+
+@pytest.mark.parametrize("is_profiling", [False, True])
+def test_kernels_are_compiled_once_there_is_a_cache(
+    monkeypatch: pytest.MonkeyPatch, is_profiling: bool
+) -> None:
+    for upstream in (GPUModelRunner, GPUModelRunnerV1):
+        monkeypatch.setattr(upstream, "initialize_kv_cache", lambda *args: None)
+    monkeypatch.setattr(runner, "PlannedGraphs", lambda *args: None)
+    monkeypatch.setattr(runner_v1.PicModelRunnerV1, "get_model", lambda self: "model")
+    graphs = SimpleNamespace(cudagraph_mode=None)
+    states = bare(PicModelState, _attention=Warmed(), model="model"), Warmed()
+    second = bare(
+        runner.PicModelRunner,
+        model_state=states[0],
+        cudagraph_manager=graphs,
+        vllm_config=None,
+        device=None,
+        decode_query_len=1,
+    )
+    first = bare(runner_v1.PicModelRunnerV1, _attention=states[1])
+    for made in (second, first):
+        made.initialize_kv_cache(None, is_profiling)
+    expected = [] if is_profiling else [("model",)]
+    assert states[0]._attention.calls == states[1].calls == expected
+
+
+def test_what_v2_reads_of_positions_is_logical(monkeypatch: pytest.MonkeyPatch, send: Any) -> None:
+    """RoPE does, and the sampler draws by seed and position."""
+    monkeypatch.setattr(DefaultModelState, "prepare_inputs", lambda *args: {})
+    requests = PlannedRequests(2, None)
+    requests.add("planned", send([*range(4), GAP, GAP, 4, 5], 6), 8)
+    state = bare(PicModelState, _attention=SimpleNamespace(requests=requests))
+    state.begin_step(["planned", "plain"], [8, 30], [1, 1])
+    inputs = SimpleNamespace(positions=torch.tensor([8, 30, 0, 0]))
+    state.prepare_inputs(inputs, None)
+    assert inputs.positions.tolist() == [6, 30, 0, 0]
+
+
+@pytest.mark.parametrize("error", [0.0, 0.5])
+def test_the_worker_compares_rotations(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
+    monkeypatch.setattr(worker, "rotary_error", lambda *args: error)
+    model = SimpleNamespace(get_head_size=lambda: 64, dtype=torch.bfloat16)
+    made = bare(
+        PicGPUWorker,
+        vllm_config=SimpleNamespace(model_config=model),
+        model_runner=SimpleNamespace(get_model=lambda: "model", rope="rope"),
+    )
+    [(name, found, tolerance)] = made.self_check()
+    assert (name, found) == ("rotary table", error)
+    assert 0 < tolerance < 0.5
