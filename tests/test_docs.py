@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("engines", "kernels", "picbench", "workloads")
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/architecture.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/serving.md")
 
 #: A path from the repository's root; upstream paths (vllm/...) start elsewhere.
 PATH = re.compile(

@@ -1,4 +1,4 @@
-"""vLLM's own server with picbench's scheduler and workers, in a process of its own."""
+"""vLLM's own server, started in a process of its own as `docs/serving.md` says."""
 
 import json
 import os
@@ -14,21 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 import httpx
+from serving_document import arguments
 
-from picbench.engines.vllm.settings import (
-    CONNECTOR,
-    CONNECTOR_MODULE,
-    CPU_WORKER,
-    KEY,
-    SCHEDULER,
-    PicSettings,
-)
-
-#: vLLM's `python -m vllm.entrypoints.openai.api_server` is a deprecated name of it.
-SERVER = "vllm.entrypoints.launchers.api_server.entry"
+from picbench.engines.vllm.settings import KEY, PicSettings
 
 #: What the model is called in requests.
-MODEL = "tiny"
+MODEL = "llama"
 
 #: A chat template that puts messages one after another.
 TEMPLATE = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
@@ -75,7 +66,7 @@ def http_server(
     folder: Path,
     settings: PicSettings,
     environment: Mapping[str, str] = MappingProxyType({}),
-    **arguments: Any,
+    **limits: Any,
 ) -> Iterator[HttpServer]:
     """A server for a model, from when it is ready; its output is in ``server.log``."""
     with socket.socket() as found:
@@ -83,30 +74,18 @@ def http_server(
         port = found.getsockname()[1]
     template = folder / "template.jinja"
     template.write_text(TEMPLATE)
-    given: Mapping[str, Any] = {
+    (_, *launcher), documented = arguments("cpu")
+    given: Mapping[str, Any] = documented | {
         "model": str(model),
-        "served-model-name": MODEL,
         "host": "127.0.0.1",
         "port": port,
         "dtype": "float32",
-        "block-size": 16,
-        "scheduler-cls": SCHEDULER,
-        "worker-cls": CPU_WORKER,
         "additional-config": json.dumps({KEY: asdict(settings)}),
-        "kv-transfer-config": json.dumps(
-            {
-                "kv_connector": CONNECTOR,
-                "kv_connector_module_path": CONNECTOR_MODULE,
-                "kv_role": "kv_both",
-                "kv_load_failure_policy": "recompute",
-            }
-        ),
         "chat-template": str(template),
-        **arguments,
+        **limits,
     }
     words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", SERVER, *words, "--enforce-eager"]
-    command += ["--enable-prompt-tokens-details", "--no-async-scheduling"]
+    command = [sys.executable, *launcher, *filter(None, words)]
     log = folder / "server.log"
     with log.open("wb") as output:
         variables = {**os.environ, **ENVIRONMENT, **environment}

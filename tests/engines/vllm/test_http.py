@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from http_faults import environment
 from http_server import HttpServer, http_server
+from serving_document import bodies, refused
 
 from picbench.engines.vllm.settings import PicSettings
 from picbench.workloads.testbed import model_path
@@ -123,7 +124,26 @@ def chat(server: HttpServer, algorithm: str, *, times: int = 1, **body: Any) -> 
     return server.post(CHAT, messages=messages, vllm_xargs=chunks, temperature=0, **body)
 
 
-@pytest.mark.parametrize("limit", [{"max_tokens": 9}, {"max_completion_tokens": 9}])
+SCHEMA = {
+    "type": "object",
+    "properties": {"sure": {"type": "boolean"}},
+    "required": ["sure"],
+}
+LIMITS: dict[str, dict[str, Any]] = {
+    "max_tokens": {"max_tokens": 9},
+    "max_completion_tokens": {"max_completion_tokens": 9},
+    "choice": {"structured_outputs": {"choice": ["the keeper", "the master"]}},
+    "schema": {
+        "max_tokens": 12,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "answer", "schema": SCHEMA},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS.keys())
 def test_chats_are_those_of_plain_requests(server, limit):
     """A single chunk that begins the prompt is compiled as it would be computed."""
     status, ours = chat(server, "naive", **limit)
@@ -132,6 +152,10 @@ def test_chats_are_those_of_plain_requests(server, limit):
     (got,), (wanted,) = ours["choices"], theirs["choices"]
     assert got["message"] == wanted["message"]
     assert got["finish_reason"] == wanted["finish_reason"]
+    if "structured_outputs" in limit:
+        assert got["message"]["content"] in limit["structured_outputs"]["choice"]
+    if "response_format" in limit:
+        assert got["message"]["content"].lstrip()[0] == "{"
     assert ours["usage"]["prompt_tokens"] == theirs["usage"]["prompt_tokens"]
 
 
@@ -147,31 +171,33 @@ def test_chats_without_a_limit_fill_the_context(server):
     assert CONTEXT - 16 < ours["usage"]["total_tokens"] < CONTEXT
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "overlap": ({"vllm_xargs": {"pic_spans": [0, 9, 5, 12]}}, "overlaps [0, 9]"),
-    "odd": ({"vllm_xargs": {"pic_spans": [0, 9, 5]}}, "an even number"),
-    "outside": ({"vllm_xargs": {"pic_spans": [0, 9999]}}, "leaves the prompt"),
-    "no list": ({"vllm_xargs": {"pic_spans": 5}}, "an even number"),
-    "text": ({"vllm_xargs": {"pic_spans": "04"}}, "an even number"),
-    "fractions": ({"vllm_xargs": {"pic_spans": [0.5, 3]}}, "spans[0] is"),
-    "algorithm": ({"vllm_xargs": {"pic_algorithm": "mepik"}}, "did you mean 'mepic'"),
-    "number": ({"vllm_xargs": {"pic_algorithm": 5}}, "not a string"),
-    "prompt_logprobs": ({"prompt_logprobs": 1, "stream": False}, "leave prompt_logprobs"),
-    "echo with logprobs": ({"echo": True, "logprobs": 1}, "leave prompt_logprobs"),
-    "too long": ({"prompt": [7] * 490, "max_tokens": 21}, "the engine has room for"),
-}
+#: Beside those that the document lists.
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"vllm_xargs": {"pic_spans": 5}}, "an even number"),
+    ({"vllm_xargs": {"pic_spans": "04"}}, "an even number"),
+    ({"vllm_xargs": {"pic_algorithm": 5}}, "not a string"),
+]
 
 
-@pytest.mark.parametrize(("change", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_refused_requests_get_400_and_the_reason(server, prompt, change, reason):
-    body = planned(prompt, "mepic", max_tokens=4) | change
+@pytest.mark.parametrize(("change", "reason"), [*refused(), *REFUSED])
+def test_refused_requests_get_400_and_the_reason(server, change, reason):
+    completion, _ = bodies()
+    body = completion | change
     status, answer = server.post(COMPLETIONS, **body)
     assert status == 400, answer
     assert reason in answer["error"]["message"]
     # vLLM has sent 200 for a stream before it looks at the request.
-    for event in server.stream(COMPLETIONS, **body) if "stream" not in change else ():
+    for event in server.stream(COMPLETIONS, **body) if "prompt_logprobs" not in change else ():
         assert event["error"]["code"] == 400
         assert reason in event["error"]["message"]
+
+
+@pytest.mark.parametrize(("path", "body"), [*zip((COMPLETIONS, CHAT), bodies(), strict=True)])
+def test_documented_requests_reuse_their_chunks(server, path, body):
+    answers = [server.post(path, **body) for _ in range(2)]
+    assert [status for status, _ in answers] == [200, 200], answers
+    usage = answers[1][1]["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 16
 
 
 def test_refused_chats_get_400_and_the_reason(server):

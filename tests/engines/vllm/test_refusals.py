@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from serving_document import refused_at_start
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
@@ -136,25 +137,27 @@ class TestStart:
         with pytest.raises(ConfigError, match="no 'pic'"):
             _start(self.arguments(llama) | {"scheduler_cls": SCHEDULER, "block_size": 32}, {})
 
-    @pytest.mark.parametrize("connector", [None, "ExampleConnector"])
-    def test_an_engine_without_the_connector(self, llama, connector):
+    @pytest.mark.parametrize(("flag", "line"), refused_at_start())
+    def test_engines_without_a_part(self, llama, flag, line):
+        from picbench.engines.vllm.launch import _start
+        from picbench.engines.vllm.settings import engine_arguments
+
+        arguments = self.arguments(llama) | engine_arguments(PicSettings(tiers=""))
+        del arguments[flag.replace("-", "_")]
+        with pytest.raises(ConfigError, match=line) as caught:
+            _start(arguments, {})
+        assert "\n" not in str(caught.value)
+
+    def test_another_connector(self, llama):
         from vllm.config import KVTransferConfig
 
         from picbench.engines.vllm.launch import _start
         from picbench.engines.vllm.settings import engine_arguments
 
+        transfer = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
         arguments = self.arguments(llama) | engine_arguments(PicSettings(tiers=""))
-        transfer = KVTransferConfig(kv_connector=connector, kv_role="kv_both")
-        arguments["kv_transfer_config"] = transfer if connector else None
-        with pytest.raises(ConfigError, match=rf"KV connector is {connector}.*PicConnector"):
-            _start(arguments, {})
-
-    def test_workers_without_scheduler(self, llama):
-        from picbench.engines.vllm.launch import _start
-        from picbench.engines.vllm.settings import CPU_WORKER
-
-        with pytest.raises(ConfigError, match="scheduler is not"):
-            _start(self.arguments(llama) | {"worker_cls": CPU_WORKER}, {})
+        with pytest.raises(ConfigError, match=r"KV connector is ExampleConnector.*PicConnector"):
+            _start(arguments | {"kv_transfer_config": transfer}, {})
 
     @pytest.mark.parametrize("method", ["fp8", "awq", "gptq", "compressed-tensors"])
     def test_quantised_weights(self, llama, tmp_path, method):
@@ -173,7 +176,6 @@ class TestStart:
             "model": str(llama),
             "skip_tokenizer_init": True,
             "enforce_eager": True,
-            "block_size": 16,
             "max_model_len": 256,
             "kv_cache_memory_bytes": 64 << 20,
             "async_scheduling": False,
