@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from picbench.arms.arm import Arm
+from picbench.arms.environment import cores
 from picbench.arms.server import Server
-from picbench.output import provenance
 
 #: Cores for each engine that starts up; with fewer they would only slow each other down.
 CORES = 4
@@ -47,7 +47,7 @@ def _start(
     servers: dict[str, Server],
 ) -> dict[str, Mapping[str, object]]:
     engines: dict[str, Mapping[str, object]] = {}
-    at_once = max(2, provenance.cores() // CORES)
+    at_once = max(2, cores() // CORES)
     for position, arm in enumerate(arms):
         for starting in arms[len(servers) : position + at_once]:
             servers[starting.name] = launch(starting)

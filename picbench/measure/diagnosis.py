@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from picbench.arms.environment import quiet_engine
+from picbench.arms.environment import cores, quiet_engine
 from picbench.engines.config import EngineConfig
 from picbench.engines.self_check import Comparison, SelfCheck
 from picbench.engines.vllm.installation import Finding, inspect_device, inspect_installation
@@ -82,7 +82,7 @@ def diagnose(model: str | None, device: str, dtype: str, launch: Launch) -> Diag
 
 
 def _machine(device: str) -> Iterator[Finding]:
-    yield Finding("device", "cpu", f"{provenance.cpu_model()}, {provenance.cores()} cores")
+    yield Finding("device", "cpu", f"{provenance.cpu_model()}, {cores()} cores")
     gpus = [f"{gpu['name']} ({gpu['memory']}, driver {gpu['driver']})" for gpu in provenance.gpus()]
     yield Finding("device", "gpu", ", ".join(gpus) or "none")
     yield from inspect_device(device)

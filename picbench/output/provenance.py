@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from picbench.arms.environment import arm_environment
+from picbench.arms.environment import arm_environment, cores
 
 #: Packages whose version can change a number.
 PACKAGES = (
@@ -38,6 +38,7 @@ VARIABLES = (
     "TORCHDYNAMO_DISABLE",
     "VLLM_ATTENTION_BACKEND",
     "VLLM_BATCH_INVARIANT",
+    "VLLM_CPU_ATTN_SPLIT_KV",
     "VLLM_CPU_KVCACHE_SPACE",
     "VLLM_CPU_OMP_THREADS_BIND",
     "VLLM_ENABLE_V1_MULTIPROCESSING",
@@ -177,13 +178,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _memory() -> int:

@@ -175,7 +175,7 @@ def test_engines_start_a_few_at_a_time(
     cores: int,
     most: int,
 ) -> None:
-    monkeypatch.setattr(fleet.provenance, "cores", lambda: cores)
+    monkeypatch.setattr(fleet, "cores", lambda: cores)
     run(harness, tmp_path / "run", "--algo", ARMS)
     starting = peak = 0
     for entry in harness.order:
