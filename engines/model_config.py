@@ -7,11 +7,16 @@ from typing import Any
 
 from picbench.errors import ConfigError
 
+#: Fields that are read here and elsewhere, by Hugging Face's common names.
+_COMMON = ("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings")
+
 
 def read_model_config(model: str) -> Mapping[str, Any]:
     """The fields of a model's configuration; `model` is a folder or an id on the hub.
 
-    Raises ConfigError where there is none.
+    Those of a language model with other modalities are its language model's, and fields have
+    Hugging Face's common names where the model's own differ. Raises ConfigError where there is no
+    configuration.
     """
     path = Path(model) / "config.json"
     if path.is_file():
@@ -19,19 +24,33 @@ def read_model_config(model: str) -> Mapping[str, Any]:
             read: dict[str, Any] = json.loads(path.read_text())
         except json.JSONDecodeError as error:
             raise ConfigError(f"{path}: not JSON: {error}") from error
-        return read
+        # Most models have them, and Hugging Face's library takes a second to import.
+        return read if all(name in read for name in _COMMON) else read | _named(model)
     if Path(model).exists():
         raise ConfigError(f"{model} has no config.json", hint="give a Hugging Face model folder")
-    from transformers import AutoConfig
-
     try:
-        loaded: dict[str, Any] = AutoConfig.from_pretrained(model).to_dict()
+        return _load(model)
     except OSError as error:
         raise ConfigError(
             f"model {model!r} is neither a folder nor to be had from the hub",
             hint="check `model`, or download the model first",
         ) from error
-    return loaded
+
+
+def _named(folder: str) -> dict[str, Any]:
+    """What Hugging Face's class adds to a configuration; nothing for a model that has no class."""
+    try:
+        return _load(folder)
+    except ValueError:
+        return {}
+
+
+def _load(model: str) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model).get_text_config()
+    common = {name: getattr(config, name) for name in _COMMON if hasattr(config, name)}
+    return {**config.to_dict(), **common}
 
 
 def head_size(model: Mapping[str, Any]) -> int:

@@ -194,7 +194,9 @@ def _settings(config: EngineConfig, model: Mapping[str, Any], context: int) -> P
 def _context(config: EngineConfig, model: Mapping[str, Any]) -> int:
     longest = _positions(model)
     context = config.context or longest
-    if context > longest:
+    if context is None:
+        raise ConfigError("the model's configuration has no length", hint="give `context`")
+    if longest is not None and context > longest:
         raise ConfigError(
             f"context {context} is longer than the model's {longest} positions",
             hint=f"use `context` <= {longest}",
@@ -202,17 +204,17 @@ def _context(config: EngineConfig, model: Mapping[str, Any]) -> int:
     return context
 
 
-def _positions(model: Mapping[str, Any]) -> int:
-    """Positions that the model's rotary table has.
+def _positions(model: Mapping[str, Any]) -> int | None:
+    """Positions that the model's rotary table has; None where its configuration does not say.
 
     Yarn's ends at the original number times its factor, whatever `max_position_embeddings` says
     (vllm/model_executor/layers/rotary_embedding/yarn_scaling_rope.py); vLLM would read on.
     """
-    longest = int(model["max_position_embeddings"])
+    longest = model.get("max_position_embeddings")
     rope = model.get("rope_parameters") or model.get("rope_scaling") or {}
-    if rope.get("rope_type", rope.get("type")) != "yarn":
+    if longest is None or rope.get("rope_type", rope.get("type")) != "yarn":
         return longest
-    return min(longest, int(rope["original_max_position_embeddings"] * rope["factor"]))
+    return min(int(longest), int(rope["original_max_position_embeddings"] * rope["factor"]))
 
 
 def _pool(config: EngineConfig, model: Mapping[str, Any], capacity: int, device: Device) -> int:

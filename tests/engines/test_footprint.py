@@ -30,12 +30,12 @@ def test_llama_has_as_many_parameters_as_its_card_says() -> None:
     assert parameters(LLAMA) == 8_030_261_248
 
 
-@pytest.mark.parametrize("row", ARCHITECTURES, ids=lambda row: row.name)
+@pytest.mark.parametrize(
+    "row", [row for row in ARCHITECTURES if row.cpu == "checked"], ids=lambda row: row.name
+)
 def test_parameters_of_all_architectures(row: Architecture) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if row.cpu != "checked":
-        pytest.skip(row.why)
     config = AutoConfig.for_model(row.kind, **row.configuration)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
