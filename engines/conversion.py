@@ -1,14 +1,13 @@
 """Requests in vLLM's terms, and results from vLLM's outputs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.planning.layout import lay_out
-from picbench.engines.planning.policy import Segment
 from picbench.engines.request import (
     FAILED,
     Chunk,
@@ -21,7 +20,14 @@ from picbench.engines.request import (
 )
 from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.frontend.limits import check_request
-from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs, Span
+from picbench.engines.vllm.frontend.placements import (
+    Position,
+    SlotSpan,
+    Span,
+    read_positions,
+    read_slots,
+)
+from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs, cut
 from picbench.engines.vllm.launch import Launched
 from picbench.engines.vllm.settings import REJECTED, PicSettings
 from picbench.errors import ConfigError, EngineError
@@ -75,12 +81,14 @@ class RequestPreparer:
         params = self._params(limit, logprobs, ignore_eos)
         tag = f"request-{next(self._numbers)}"
         algorithm = self._registry.parse(request.algorithm or self._config.algorithm)
+        args = _args(segments, algorithm.spec, tag)
         if self._config.stock:
+            if args.positions or args.slots:
+                raise ConfigError("stock vLLM has no positions", hint="leave `position` out")
             if algorithm.spec != self._algorithm.spec:
                 raise _not_stock(algorithm.spec)
         else:
-            spans = _spans(segments)
-            params.extra_args = {ARGS: RequestArgs(spans, algorithm.spec, tag)}
+            params.extra_args = {ARGS: args}
         prepared = PreparedRequest(tag, tokens, params, request.salt)
         check_request(running.engine.vllm_config, prepared, self._registry)
         return prepared
@@ -90,11 +98,14 @@ class RequestPreparer:
 
         None if that algorithm recomputes all of it: such a chunk has no KV of its own.
         """
-        segments = [Segment(self._tokens(s), isinstance(s, Chunk)) for s in request.segments]
+        segments = [(segment, self._tokens(segment)) for segment in request.segments]
+        tokens = [token for _, ids in segments for token in ids]
         settings = PicSettings.given(running.engine.vllm_config.additional_config)
         assert settings is not None
         layout = settings.layout(self._algorithm, request.salt, BLOCK_SIZE)
-        return next(iter(lay_out(segments, self._algorithm.plan_chunk, layout).canonicals), None)
+        given = cut(tokens, _args(segments, self._algorithm.spec, None), layout.pad_token)
+        planned = self._algorithm.arrange(given, layout)
+        return next(iter(lay_out(planned, self._algorithm.plan_chunk, layout).canonicals), None)
 
     def _tokens(self, segment: PromptSegment) -> tuple[int, ...]:
         if segment.tokens is not None:
@@ -161,13 +172,25 @@ def _check_fits(prompt: int, limit: int, running: Launched) -> None:
         )
 
 
-def _spans(segments: Sequence[tuple[PromptSegment, tuple[int, ...]]]) -> tuple[Span, ...]:
-    spans, at = [], 0
+def _args(
+    segments: Sequence[tuple[PromptSegment, tuple[int, ...]]], algorithm: str, tag: str | None
+) -> RequestArgs:
+    spans: list[Span] = []
+    positions: list[Position] = []
+    slots: list[SlotSpan] = []
+    at = 0
     for segment, tokens in segments:
+        if tokens and segment.position is not None:
+            positions.append((at, segment.position))
         if isinstance(segment, Chunk) and tokens:
+            slots += [(len(spans), at + b, at + e, length) for b, e, length in segment.slots]
             spans.append((at, at + len(tokens)))
         at += len(tokens)
-    return tuple(spans)
+    args = RequestArgs(tuple(spans), algorithm, tag)
+    if not positions and not slots:
+        return args
+    checked = read_positions(positions, spans, at), read_slots(slots, spans)
+    return replace(args, positions=checked[0], slots=checked[1])
 
 
 def _not_stock(algorithm: str) -> ConfigError:

@@ -12,10 +12,14 @@ FAILED = "error"
 
 @dataclass(frozen=True, slots=True)
 class PromptSegment:
-    """A run of prompt tokens, given as text, as token ids, or as both (the ids then win)."""
+    """A run of prompt tokens, given as text, as token ids, or as both (the ids then win).
+
+    `position` is the logical position of the first token; None: it follows the segment before it.
+    """
 
     text: str | None = None
     tokens: tuple[int, ...] | None = None
+    position: int | None = None
 
     def __post_init__(self) -> None:
         if self.text is None and self.tokens is None:
@@ -31,7 +35,14 @@ class Text(PromptSegment):
 
 @dataclass(frozen=True, slots=True)
 class Chunk(PromptSegment):
-    """Immutable, reusable content: a document, a dialogue, a code file."""
+    """Immutable, reusable content: a document, a dialogue, a code file.
+
+    `slots` (start, end, length) are the places in it that a request fills: tokens [start, end) of
+    the chunk are this request's, and stand in a place of `length` positions. Without them, the
+    chunk is the same for all requests. They need `tokens`.
+    """
+
+    slots: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ tokens are linked, and whether requests share the chunks' blocks or copy them.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
 from typing import Any, ClassVar
 
 from picbench.engines.algorithms.number_range import NumberRange
-from picbench.engines.planning.policy import Anchor, ChunkPolicy, Pad
+from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Pad, Segment
 
 
 class Reuse(Enum):
@@ -36,7 +37,8 @@ def option(
 class Algorithm(ABC):
     """A frozen dataclass whose fields are its options.
 
-    A subclass sets `name` and `summary` and implements `plan_chunk`. Register it in the entry-point
+    A subclass sets `name` and `summary` and implements `plan_chunk`; one that changes the prompt
+    itself overrides `arrange`, too. Register it in the entry-point
     group ``picbench.algorithms``; the name of the entry point is what users type.
     """
 
@@ -47,6 +49,16 @@ class Algorithm(ABC):
     @abstractmethod
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """The policy for the chunk at `index` (0 is the prompt's first), of `length` tokens."""
+
+    def arrange(self, segments: Sequence[Segment], layout: LayoutConfig) -> Sequence[Segment]:
+        """The prompt as it is planned; `segments` are the user's, neighbouring texts are one.
+
+        An algorithm may add tokens of its own (`Segment.framed`, or whole segments of added
+        tokens), make chunks of texts and the other way round, and give segments positions. The
+        user's tokens stay all the same and in their order (`Segment.own`). Raises ValueError for a
+        prompt that the algorithm cannot serve.
+        """
+        return segments
 
     @property
     def pads(self) -> Pad:

@@ -14,21 +14,37 @@ with an explicit 4-D attention mask and explicit positions:
 It shares no code with the engine, so that the two agree only if both are right.
 """
 
-from picbench.engines.oracle.expand import ExpandedRow, OracleSegment, expand
+from picbench.engines.oracle.expand import ExpandedRow, GivenSegment, expand
 from picbench.engines.oracle.model import Oracle, distance, visible
-from picbench.engines.oracle.rule import Rule, epic, epic_zero, first, full, mepic, naive
+from picbench.engines.oracle.rule import (
+    OracleSegment,
+    Rule,
+    block_attention,
+    epic,
+    epic_bos,
+    epic_zero,
+    first,
+    full,
+    kvlink,
+    mepic,
+    naive,
+)
 
 __all__ = [
     "ExpandedRow",
+    "GivenSegment",
     "Oracle",
     "OracleSegment",
     "Rule",
+    "block_attention",
     "distance",
     "epic",
+    "epic_bos",
     "epic_zero",
     "expand",
     "first",
     "full",
+    "kvlink",
     "mepic",
     "naive",
     "visible",

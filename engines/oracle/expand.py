@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
 
-from picbench.engines.oracle.rule import BLOCK, Rule
+from picbench.engines.oracle.rule import BLOCK, OracleSegment, Rule
 
-#: ("text" or "chunk", token ids)
-OracleSegment = tuple[Literal["text", "chunk"], Sequence[int]]
+#: A segment, or its kind and tokens only.
+GivenSegment = OracleSegment | tuple[str, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class ExpandedRow:
 
 
 def expand(
-    segments: Sequence[OracleSegment], continuation: Sequence[int], rule: Rule
+    segments: Sequence[GivenSegment], continuation: Sequence[int], rule: Rule
 ) -> list[ExpandedRow]:
     """The rows of all compilations, then those of the request in logical order.
 
@@ -36,23 +35,44 @@ def expand(
     embeddings depend on differences only. The last token of the prompt is always a row of the
     request, and each token of the continuation follows it.
     """
-    prompt = list(_padded(list(_merged(segments)), rule.pad))
+    framed = rule.frame(list(_merged(segments)))
+    prompt = list(_padded([segment for segment in framed if segment.tokens], rule.pad))
     anchor = rule.anchor(_text_before_chunks(prompt))
     compilations: list[ExpandedRow] = []
     request: list[ExpandedRow] = []
-    start = len(anchor)
+    start = shift = len(anchor)
     chunks = 0
-    for place, (kind, tokens) in enumerate(prompt):
+    for place, segment in enumerate(prompt):
+        tokens = segment.tokens
+        if segment.position is not None:
+            start = shift + segment.position
+        seen = _seen(segment)
         own = set(range(len(tokens)))
-        if kind == "chunk":
+        if segment.kind == "chunk":
             own = set(rule.links(chunks, len(tokens)))
             if place == len(prompt) - 1:
-                own.add(len(tokens) - 1)
-            compilations += _compilation(chunks, anchor, tokens, start, own)
+                own.add(max(seen))
+            hidden = own | _placeholders(segment)
+            compilations += _compilation(chunks, anchor, tokens, start, hidden)
+            own |= {i for i in seen if i in _placeholders(segment)}
             chunks += 1
-        request += [ExpandedRow(tokens[i], start + i) for i in sorted(own)]
+        request += [ExpandedRow(seen[i], start + i) for i in sorted(own) if i in seen]
         start += len(tokens)
     return compilations + request + [ExpandedRow(t, start + i) for i, t in enumerate(continuation)]
+
+
+def _placeholders(segment: OracleSegment) -> set[int]:
+    return {first + i for first, length, _ in segment.slots for i in range(length)}
+
+
+def _seen(segment: OracleSegment) -> dict[int, int]:
+    """The tokens that a request has in a segment, by index: others in the place of slots."""
+    seen = dict(enumerate(segment.tokens))
+    for first, length, tokens in segment.slots:
+        for i in range(length):
+            del seen[first + i]
+        seen.update({first + i: token for i, token in enumerate(tokens)})
+    return seen
 
 
 def _compilation(
@@ -64,23 +84,33 @@ def _compilation(
     ]
 
 
-def _merged(segments: Sequence[OracleSegment]) -> Iterator[OracleSegment]:
-    """Drop empty segments and join neighbouring texts."""
-    filled = [(kind, tuple(tokens)) for kind, tokens in segments if tokens]
-    for kind, run in groupby(filled, key=lambda segment: segment[0]):
-        if kind == "chunk":
-            yield from run
-        else:
-            yield kind, tuple(token for _, tokens in run for token in tokens)
+def _merged(segments: Sequence[GivenSegment]) -> Iterator[OracleSegment]:
+    """Drop empty segments and join neighbouring texts that have no positions of their own."""
+    filled = [segment for segment in map(_full, segments) if segment.tokens]
+    for _, run in groupby(enumerate(filled), key=lambda item: _group(*item)):
+        joined = [segment for _, segment in run]
+        tokens = tuple(token for segment in joined for token in segment.tokens)
+        yield joined[0]._replace(tokens=tokens)
+
+
+def _group(index: int, segment: OracleSegment) -> int:
+    """What texts that are joined have in common."""
+    return index if segment.kind == "chunk" or segment.position is not None else -1
+
+
+def _full(segment: GivenSegment) -> OracleSegment:
+    return segment if isinstance(segment, OracleSegment) else OracleSegment(*segment)
 
 
 def _padded(prompt: Sequence[OracleSegment], pad: int | None) -> Iterator[OracleSegment]:
     """Pad chunks at the start and texts at the end, except a text that ends the prompt."""
-    for place, (kind, tokens) in enumerate(prompt):
-        last_text = kind == "text" and place == len(prompt) - 1
+    for place, segment in enumerate(prompt):
+        tokens = segment.tokens
+        last_text = segment.kind == "text" and place == len(prompt) - 1
         pads = () if pad is None or last_text else (pad,) * (-len(tokens) % BLOCK)
-        yield kind, (*pads, *tokens) if kind == "chunk" else (*tokens, *pads)
+        padded = (*pads, *tokens) if segment.kind == "chunk" else (*tokens, *pads)
+        yield segment._replace(tokens=padded)
 
 
 def _text_before_chunks(prompt: Sequence[OracleSegment]) -> Sequence[int]:
-    return prompt[0][1] if prompt[0][0] == "text" else ()
+    return prompt[0].tokens if prompt[0].kind == "text" else ()

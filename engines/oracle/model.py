@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from picbench.engines.oracle.expand import ExpandedRow, OracleSegment, expand
+from picbench.engines.oracle.expand import ExpandedRow, GivenSegment, expand
 from picbench.engines.oracle.rule import Rule
 
 
@@ -40,7 +40,7 @@ class Oracle:
             raise ValueError(f"{folder}: the oracle does not know sliding windows")
 
     def logprobs(
-        self, segments: Sequence[OracleSegment], rule: Rule, continuation: Sequence[int]
+        self, segments: Sequence[GivenSegment], rule: Rule, continuation: Sequence[int]
     ) -> torch.Tensor:
         """Log-probabilities of each next token when `continuation` is generated.
 
@@ -50,7 +50,7 @@ class Oracle:
         rows = expand(segments, continuation[:-1], rule)
         return self.logits(rows)[-len(continuation) :].log_softmax(-1)
 
-    def greedy(self, segments: Sequence[OracleSegment], rule: Rule, count: int) -> tuple[int, ...]:
+    def greedy(self, segments: Sequence[GivenSegment], rule: Rule, count: int) -> tuple[int, ...]:
         """The `count` tokens that greedy decoding generates."""
         tokens: tuple[int, ...] = ()
         for _ in range(count):

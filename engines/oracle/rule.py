@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 #: Slots of a KV block: the unit of MEPIC's recomputation and of paper padding.
 BLOCK = 16
@@ -13,6 +14,24 @@ LinkedTokens = Callable[[int, int], Collection[int]]
 AnchorTokens = Callable[[Sequence[int]], Sequence[int]]
 
 
+class OracleSegment(NamedTuple):
+    """A segment of a prompt, "text" or "chunk".
+
+    `position` is that of the first token; None: it follows the segment before it. `slots` (first
+    index, length, tokens) are runs of a chunk's tokens that only its compilation has; the request
+    has `tokens` in the first of their places.
+    """
+
+    kind: str
+    tokens: Sequence[int]
+    position: int | None = None
+    slots: Sequence[tuple[int, int, Sequence[int]]] = ()
+
+
+#: The prompt's segments, neighbouring texts joined -> the segments that are computed.
+Frame = Callable[[Sequence[OracleSegment]], Sequence[OracleSegment]]
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One algorithm.
@@ -21,12 +40,14 @@ class Rule:
     `anchor` gives the tokens directly before a chunk while its canonical KV is computed; their own
     KV is discarded. `pad` is the token that pads segments to whole blocks as in MEPIC's paper
     (arXiv 2512.16822, section 3); None pads nothing, which equals pads that are masked and take no
-    position. Padding comes first: links, anchor and positions are those of the padded prompt.
+    position. `frame` changes the prompt itself, before it is padded. Both come first: links, anchor
+    and positions are those of the changed and padded prompt.
     """
 
     links: LinkedTokens
     anchor: AnchorTokens = lambda _: ()
     pad: int | None = None
+    frame: Frame = list
 
     def anchored(self) -> "Rule":
         """The same with chunks compiled after the prompt's text before its first chunk."""
@@ -50,6 +71,45 @@ def naive() -> Rule:
 def epic(k: int) -> Rule:
     """LegoLink-k: the first k tokens of every chunk but the first (arXiv 2410.15332)."""
     return Rule(lambda index, length: range(min(k, length) if index else 0))
+
+
+def epic_bos(k: int, bos: int) -> Rule:
+    """LegoLink-k over chunks that all begin with a BOS of their own, which stays in the prompt."""
+
+    def frame(prompt: Sequence[OracleSegment]) -> list[OracleSegment]:
+        return [s._replace(tokens=(bos, *s.tokens)) if s.kind == "chunk" else s for s in prompt]
+
+    return replace(epic(k), frame=frame)
+
+
+def kvlink(*links: Sequence[int]) -> Rule:
+    """Link tokens after every chunk: `links` of the first chunk, the second, ... (2502.16002).
+
+    The last ones are those of all further chunks.
+    """
+
+    def frame(prompt: Sequence[OracleSegment]) -> list[OracleSegment]:
+        framed, left = [], list(links)
+        for segment in prompt:
+            framed.append(segment)
+            if segment.kind == "chunk":
+                framed.append(OracleSegment("text", left.pop(0) if len(left) > 1 else left[0]))
+        return framed
+
+    return replace(naive(), frame=frame)
+
+
+def block_attention() -> Rule:
+    """All segments are compiled alone but the last, which sees them all (2409.15355).
+
+    The first one, if it is text, has nothing before it in either way.
+    """
+
+    def frame(prompt: Sequence[OracleSegment]) -> list[OracleSegment]:
+        *blocks, last = prompt
+        return [*(block._replace(kind="chunk") for block in blocks), last._replace(kind="text")]
+
+    return replace(naive(), frame=frame)
 
 
 def first(share: float) -> Rule:

@@ -27,9 +27,18 @@ class ChunkPages:
     _views: dict[tuple[tuple[int, ...], bool], ChunkView] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, segment: Segment, anchor: tuple[int, ...], layout: LayoutConfig) -> "ChunkPages":
-        """The pages of a chunk that is compiled after the tokens of `anchor`."""
-        pages = tuple(_canonical_pages(segment, anchor, layout))
+    def of(
+        cls,
+        segment: Segment,
+        anchor: tuple[int, ...],
+        layout: LayoutConfig,
+        position: int | None = None,
+    ) -> "ChunkPages":
+        """The pages of a chunk that is compiled after the tokens of `anchor`.
+
+        With a `position` it is compiled there, and shared between requests that have it there.
+        """
+        pages = tuple(_canonical_pages(segment, anchor, layout, position))
         return cls(pages, len(segment.tokens), layout.block_size)
 
     def view(self, linked: tuple[int, ...], *, private: bool) -> ChunkView:
@@ -62,9 +71,16 @@ class PageCache:
         """Tokens of the chunks in the cache."""
         return sum(chunk.tokens for chunk in self._chunks.values())
 
-    def find(self, segment: Segment, anchor: tuple[int, ...], layout: LayoutConfig) -> ChunkPages:
-        """The pages of a chunk that is compiled after the tokens of `anchor`."""
-        name = (segment.tokens, segment.lead, anchor, layout.scope, layout.block_size)
+    def find(
+        self,
+        segment: Segment,
+        anchor: tuple[int, ...],
+        layout: LayoutConfig,
+        position: int | None = None,
+    ) -> ChunkPages:
+        """The pages that `ChunkPages.of` makes of the same arguments."""
+        added = segment.lead, segment.trail, segment.placeholders
+        name = (segment.tokens, added, anchor, position, layout.scope, layout.block_size)
         chunk = self._chunks.get(name)
         if chunk is not None:
             self._chunks.move_to_end(name)
@@ -73,7 +89,7 @@ class PageCache:
         while self._room < 0 and self._chunks:
             _, oldest = self._chunks.popitem(last=False)
             self._room += oldest.tokens
-        chunk = self._chunks[name] = ChunkPages.of(segment, anchor, layout)
+        chunk = self._chunks[name] = ChunkPages.of(segment, anchor, layout, position)
         return chunk
 
 
@@ -85,14 +101,14 @@ def used_pages(length: int, linked: Iterable[int], size: int) -> tuple[int, ...]
 
 
 def _canonical_pages(
-    segment: Segment, anchor: tuple[int, ...], layout: LayoutConfig
+    segment: Segment, anchor: tuple[int, ...], layout: LayoutConfig, position: int | None
 ) -> Iterator[Page]:
     tokens, size = segment.tokens, layout.block_size
-    key = anchor_key(layout.scope, anchor)
+    key = anchor_key(layout.scope, anchor, position)
     for begin in range(0, len(tokens), size):
         own = tokens[begin : begin + size]
         key = canonical_key(key, own)
-        first = len(anchor) + begin
+        first = len(anchor) + begin + (position or 0)
         fill = size - len(own)
         yield Page(
             tokens=own + (tokens[-1],) * fill,

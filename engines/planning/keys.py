@@ -36,9 +36,13 @@ def root_key(scope: str) -> Key:
     return _digest(b"root", scope.encode())
 
 
-def anchor_key(scope: str, anchor: Sequence[int]) -> Key:
-    """Start of a chunk's chain: the scope, and the tokens that the chunk is compiled after."""
-    return _digest(b"anchor", scope.encode(), _ints(anchor))
+def anchor_key(scope: str, anchor: Sequence[int], position: int | None = None) -> Key:
+    """Start of a chunk's chain: the scope, and the tokens that the chunk is compiled after.
+
+    A chunk that is compiled at a fixed `position` is another one elsewhere.
+    """
+    fields = [b"anchor", scope.encode(), _ints(anchor)]
+    return _digest(*fields if position is None else [*fields, _ints([position])])
 
 
 def canonical_key(parent: Key, tokens: Sequence[int]) -> Key:

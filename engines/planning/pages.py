@@ -48,11 +48,6 @@ class Page:
         return self.key
 
     @property
-    def visible(self) -> int:
-        """Number of slots that queries may see."""
-        return len(self.positions) - self.positions.count(GAP)
-
-    @property
     def real(self) -> int:
         """Number of slots that hold a visible token of the user's."""
         return len(self.kinds) - self.kinds.count(SlotKind.PAD)

@@ -78,7 +78,7 @@ class Canonical:
             computed=pages,
             canonicals=(),
             prompt_tokens=tokens,
-            end=sum(page.visible for page in pages),
+            end=1 + max(p for p in pages[-1].positions if p != GAP),
             block_size=len(pages[0].tokens),
             tail_key=self.key,
         )

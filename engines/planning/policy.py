@@ -4,8 +4,9 @@ Nothing here imports torch or vllm.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
+from itertools import chain
 
 from picbench.engines.planning.pages import SlotKind
 
@@ -37,29 +38,89 @@ class Pad(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Slot:
+    """A place in a chunk that each request fills with tokens of its own.
+
+    The chunk is compiled with `length` placeholders from its token `index` on. A request does not
+    see them: `tokens`, at most `length`, have the first of their positions, and nothing has the
+    others. These are the parameters of Prompt Cache (arXiv 2311.04934, section 3.3).
+    """
+
+    index: int
+    length: int
+    tokens: tuple[int, ...]
+
+    @property
+    def indices(self) -> range:
+        """The placeholders among the chunk's tokens."""
+        return range(self.index, self.index + self.length)
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
-    """A prompt segment in tokens: a chunk or text. The first `lead` and last `trail` are pads."""
+    """A prompt segment in tokens: a chunk or text.
+
+    The first `lead` and last `trail` tokens are none of the user's: pads, separators, link tokens.
+    `position` is the logical position of the first token, these included; None: it follows the
+    segment before it. `slots`, ascending, are those of the chunk's tokens that are placeholders.
+    """
 
     tokens: tuple[int, ...]
     chunk: bool = False
     lead: int = 0
     trail: int = 0
+    position: int | None = None
+    slots: tuple[Slot, ...] = ()
 
     @property
     def own(self) -> tuple[int, ...]:
-        """The tokens without pads."""
-        return self.tokens[self.lead : len(self.tokens) - self.trail]
+        """The user's tokens."""
+        at, end = self.lead, len(self.tokens) - self.trail
+        own: tuple[int, ...] = ()
+        for slot in self.slots:
+            own += self.tokens[at : slot.index] + slot.tokens
+            at = slot.index + slot.length
+        return own + self.tokens[at:end]
 
-    def kind(self, index: int, kind: SlotKind) -> SlotKind:
-        """`kind`, or `SlotKind.PAD` if the token at `index` is a pad."""
-        real = self.lead <= index < len(self.tokens) - self.trail
-        return kind if real else SlotKind.PAD
+    @property
+    def placeholders(self) -> frozenset[int]:
+        """Indices of the tokens that no request sees."""
+        return frozenset(index for slot in self.slots for index in slot.indices)
+
+    @property
+    def filled(self) -> dict[int, int]:
+        """What requests see in the place of placeholders: tokens by index."""
+        pairs = (zip(slot.indices, slot.tokens, strict=False) for slot in self.slots)
+        return dict(chain.from_iterable(pairs))
+
+    @property
+    def added(self) -> frozenset[int]:
+        """Ids of the tokens that are none of the user's."""
+        end = len(self.tokens) - self.trail
+        outside = self.tokens[: self.lead] + self.tokens[end:]
+        return frozenset(outside).union(self.tokens[slot.index] for slot in self.slots)
+
+    def framed(self, lead: tuple[int, ...] = (), trail: tuple[int, ...] = ()) -> "Segment":
+        """The segment with more added tokens before and after it."""
+        if not lead and not trail:
+            return self
+        return replace(
+            self,
+            tokens=lead + self.tokens + trail,
+            lead=self.lead + len(lead),
+            trail=self.trail + len(trail),
+            slots=tuple(replace(slot, index=slot.index + len(lead)) for slot in self.slots),
+        )
 
     def kinds(self, begin: int, count: int, kind: SlotKind) -> tuple[SlotKind, ...]:
-        """The kinds of `count` tokens from `begin` on."""
-        if not self.lead and not self.trail:
+        """The kinds of `count` tokens from `begin` on: `kind`, or PAD where they are added."""
+        if not self.lead and not self.trail and not self.slots:
             return (kind,) * count
-        return tuple(self.kind(begin + i, kind) for i in range(count))
+        end, hidden = len(self.tokens) - self.trail, self.placeholders
+        return tuple(
+            kind if self.lead <= i < end and i not in hidden else SlotKind.PAD
+            for i in range(begin, begin + count)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +129,15 @@ class ChunkPolicy:
 
     `linked` are the indices, ascending, of the chunk's tokens that are recomputed with the whole
     logical prefix in view. `anchor` is what the chunk is compiled after. `private` copies its
-    canonical KV into the request's own blocks; otherwise requests share blocks.
+    canonical KV into the request's own blocks; otherwise requests share blocks. A `fixed` chunk is
+    compiled at the positions that it has in the prompt, and is another one at other positions; it
+    has no anchor.
     """
 
     linked: Sequence[int] = ()
     anchor: Anchor = Anchor.NONE
     private: bool = False
+    fixed: bool = False
 
 
 #: An algorithm as `lay_out` sees it: (index of the chunk in the prompt, its length) -> policy.
@@ -85,8 +149,9 @@ class LayoutConfig:
     """What a plan depends on besides the prompt and the algorithm.
 
     `scope` separates tenants: plans of different scopes share no key. `pad_token` fills visible
-    pads (`Pad.PAPER`); masked ones repeat a token of the chunk, so that they add none to the
-    prompt. `bos_token` fills BOS anchors.
+    pads (`Pad.PAPER`) and is compiled in the place of what a request fills (`Slot`); masked pads
+    repeat a token of the chunk, so that they add none to the prompt. `bos_token` fills BOS anchors,
+    `link_tokens` are those that the model was trained to link chunks with.
     """
 
     block_size: int = 16
@@ -94,3 +159,11 @@ class LayoutConfig:
     pad: Pad = Pad.MASKED
     pad_token: int = 0
     bos_token: int | None = None
+    link_tokens: tuple[int, ...] = ()
+
+    @property
+    def bos(self) -> int:
+        """The model's BOS token. Raises ValueError if it has none."""
+        if self.bos_token is None:
+            raise ValueError("the model has no BOS token to compile after")
+        return self.bos_token

@@ -184,6 +184,7 @@ def _settings(config: EngineConfig, model: Mapping[str, Any], context: int) -> P
         algorithm=config.algorithm,
         pad_token=pad if pad is not None else 0,
         bos_token=_first(model.get("bos_token_id")),
+        link_tokens=tuple(model.get("link_token_ids") or ()),
         keys_without_rope=config.keys_without_rope,
         tiers=config.tiers,
         on_pressure=config.on_pressure,

@@ -4,7 +4,7 @@ vLLM hashes `additional_config` into the key of its compile cache, so no artifac
 vLLM is used in a PIC engine (vllm/config/vllm.py, compute_hash).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
@@ -34,7 +34,8 @@ class PicSettings:
     """Settings of a PIC engine.
 
     `algorithm` is the default of requests that name none. `pad_token` fills visible pads
-    (``pad=paper``); `bos_token` (None: the model has none) fills the anchors of ``epic:k=0``. With
+    (``pad=paper``); `bos_token` (None: the model has none) fills the anchors of ``epic:k=0``;
+    `link_tokens` are those that the model was trained to link chunks with (``kvlink``). With
     `keys_without_rope` every key is cached without RoPE, as MEPIC and MiniPIC describe it; by
     default only those of chunks are (results/cpu/attention.md has what that saves). `tiers` and
     `on_pressure` are those of `EngineConfig`; `on` gives engines of a device its default tiers.
@@ -45,6 +46,7 @@ class PicSettings:
     algorithm: str = "mepic"
     pad_token: int = 0
     bos_token: int | None = None
+    link_tokens: Sequence[int] = ()
     keys_without_rope: bool = False
     tiers: str | None = None
     on_pressure: str = "wait"
@@ -104,6 +106,7 @@ class PicSettings:
             pad=algorithm.pads,
             pad_token=self.pad_token,
             bos_token=self.bos_token,
+            link_tokens=tuple(self.link_tokens),
         )
 
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent / "chunk_cache" / "tiers"))
 
 from tiny_llama import VOCABULARY, write_llama
 
-from picbench.engines.request import Chunk, Request, Result
+from picbench.engines.request import Chunk, PromptSegment, Request, Result
 
 Draw = Callable[[int, int], tuple[int, ...]]
 Deviation = Callable[[Any, Any, Request, Result], float]
@@ -65,12 +65,28 @@ def deviation() -> Deviation:
     from picbench.engines.oracle import distance
 
     def measure(oracle: Any, rule: Any, request: Request, result: Result) -> float:
-        kinds = ["chunk" if isinstance(s, Chunk) else "text" for s in request.segments]
-        segments = list(zip(kinds, [s.tokens for s in request.segments], strict=True))
+        segments = [_of_oracle(segment) for segment in request.segments]
         assert result.logprobs is not None
         return distance(oracle.logprobs(segments, rule, result.tokens), result.logprobs)
 
     return measure
+
+
+def _of_oracle(segment: PromptSegment) -> Any:
+    """A segment in the oracle's terms: chunks have placeholders, token 0, in their slots."""
+    from picbench.engines.oracle import OracleSegment
+
+    sent = segment.tokens or ()
+    if not isinstance(segment, Chunk):
+        return OracleSegment("text", sent, segment.position)
+    tokens: tuple[int, ...] = ()
+    slots, at = [], 0
+    for start, end, length in segment.slots:
+        tokens += sent[at:start]
+        slots.append((len(tokens), length, sent[start:end]))
+        tokens += (0,) * length
+        at = end
+    return OracleSegment("chunk", tokens + sent[at:], segment.position, slots)
 
 
 def make_oracle(folder: Path) -> Any:

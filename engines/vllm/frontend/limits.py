@@ -1,10 +1,12 @@
 """Checks on arrival whether a request can be served at all."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.engines.planning.layout import Footprint, measure
+from picbench.engines.planning.policy import Segment
 from picbench.engines.vllm.frontend.request_args import cut, describes_chunks, request_args
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError
@@ -90,18 +92,37 @@ def check_request(config: Any, request: Any, registry: Registry, *, shorten: boo
             hint="start it with picbench's scheduler_cls, worker_cls and additional_config",
         )
     algorithm = registry.parse(args.algorithm or settings.algorithm)
+    if algorithm.reuse is not Reuse.CHUNKS and (args.positions or args.slots):
+        raise ConfigError(
+            f"{algorithm.spec} serves prompts without positions and slots",
+            hint="use an algorithm that reuses chunks, such as prompt-cache",
+        )
+    if args.positions and not args.spans:
+        raise ConfigError("a prompt without chunks has no positions", hint="name its chunks")
     if algorithm.reuse is Reuse.CHUNKS and args.spans:
         _check_features(config, request)
         limits = Limits.of(config)
         layout = settings.layout(algorithm, request.cache_salt, limits.block_size)
-        segments = cut(request.prompt_token_ids, args.spans)
+        given = cut(request.prompt_token_ids, args, layout.pad_token)
         try:
+            segments = algorithm.arrange(given, layout)
+            _check_added(segments, config.model_config.get_vocab_size(), algorithm.spec)
             footprint = measure(segments, algorithm.plan_chunk, layout)
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
         if shorten:
             _shorten(request, limits.capacity, limits.room(footprint))
         limits.check(footprint, request.sampling_params.max_tokens or 1)
+
+
+def _check_added(segments: Sequence[Segment], vocabulary: int, spec: str) -> None:
+    """Raise ConfigError if an algorithm adds a token that the model does not have."""
+    largest = max((token for segment in segments for token in segment.added), default=0)
+    if largest >= vocabulary:
+        raise ConfigError(
+            f"{spec} adds token {largest}, the model has {vocabulary}",
+            hint="give token ids of the model's vocabulary",
+        )
 
 
 def _shorten(request: Any, capacity: int, room: int) -> None:

@@ -8,6 +8,11 @@ or, where only flat values can be sent (`vllm_xargs` over HTTP)::
 
     {"pic_spans": [12, 140, 140, 300], "pic_algorithm": "epic:k=16"}
 
+Two more say where tokens stand: ``"positions": [[12, 100]]`` gives prompt token 12 the logical
+position 100, and the tokens after it those that follow; ``"slots": [[0, 20, 23, 8]]`` says that
+tokens 20 to 22 fill a place of 8 positions in the first chunk (flat: ``pic_positions``,
+``pic_slots``).
+
 They are parsed once, on arrival, and replaced by a `RequestArgs`. When vLLM sends a request to
 another process, msgspec makes that a mapping of the same fields again.
 """
@@ -15,18 +20,26 @@ another process, msgspec makes that a mapping of the same fields again.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from itertools import pairwise
 from typing import Any
 
 from picbench.engines.algorithms import Registry
-from picbench.engines.planning.policy import Segment
+from picbench.engines.planning.policy import Segment, Slot
+from picbench.engines.vllm.frontend.lists import rows_of_flat, rows_of_integers
+from picbench.engines.vllm.frontend.placements import (
+    Position,
+    SlotSpan,
+    Span,
+    read_positions,
+    read_slots,
+)
 from picbench.errors import ConfigError
 
 ARGS = "pic"
 FLAT_SPANS = "pic_spans"
 FLAT_ALGORITHM = "pic_algorithm"
-
-Span = tuple[int, int]
+FLAT_POSITIONS = "pic_positions"
+FLAT_SLOTS = "pic_slots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +47,14 @@ class RequestArgs:
     """A request's chunks as ``[start, end)`` spans of prompt tokens, and its algorithm.
 
     `algorithm` is a valid spec; None means the engine's default. `tag` comes back with the
-    request's cost.
+    request's cost. `positions` and `slots` say where tokens stand, if not one after the other.
     """
 
     spans: tuple[Span, ...]
     algorithm: str | None = None
     tag: str | None = None
+    positions: tuple[Position, ...] = ()
+    slots: tuple[SlotSpan, ...] = ()
 
 
 def request_args(request: Any, registry: Registry) -> RequestArgs | None:
@@ -66,7 +81,7 @@ def read_args(
     """Parse a request's PIC arguments; None if it has none.
 
     Raises ConfigError if spans overlap, are empty, or leave the prompt, if the algorithm is
-    unknown, and for values of other types.
+    unknown, for values of other types, and as `read_positions` and `read_slots`.
     """
     if not extra_args:
         return None
@@ -74,19 +89,24 @@ def read_args(
         given = extra_args[ARGS]
         if not isinstance(given, Mapping):
             raise ConfigError(f"extra_args[{ARGS!r}] is {type(given).__name__}, not a mapping")
-        spans, algorithm = given.get("spans", ()), given.get("algorithm")
-        tag = given.get("tag")
     elif FLAT_SPANS in extra_args or FLAT_ALGORITHM in extra_args:
-        spans = _unflatten(extra_args.get(FLAT_SPANS, ()))
-        algorithm, tag = extra_args.get(FLAT_ALGORITHM), None
+        given = _unflatten(extra_args)
     else:
         return None
+    algorithm, tag = given.get("algorithm"), given.get("tag")
     for name, value in (("algorithm", algorithm), ("tag", tag)):
         if value is not None and not isinstance(value, str):
             raise ConfigError(f"the {name} is {value!r}, not a string")
     if algorithm:
         registry.parse(algorithm)
-    return RequestArgs(_spans(spans, prompt_tokens), algorithm or None, tag)
+    spans = _spans(given.get("spans", ()), prompt_tokens)
+    return RequestArgs(
+        spans,
+        algorithm or None,
+        tag,
+        read_positions(given.get("positions", ()), spans, prompt_tokens),
+        read_slots(given.get("slots", ()), spans),
+    )
 
 
 def describes_chunks(extra_args: Mapping[str, Any] | None) -> bool:
@@ -100,15 +120,42 @@ def describes_chunks(extra_args: Mapping[str, Any] | None) -> bool:
     return bool(spans)
 
 
-def cut(tokens: Sequence[int], spans: Sequence[Span]) -> list[Segment]:
-    """Prompt tokens as segments: the spans are chunks, everything between them is text."""
-    segments, at = [], 0
-    for start, end in spans:
-        text, chunk = tuple(tokens[at:start]), tuple(tokens[start:end])
-        segments += [Segment(text), Segment(chunk, chunk=True)]
+def cut(tokens: Sequence[int], args: RequestArgs, placeholder: int) -> list[Segment]:
+    """Prompt tokens as segments: the spans are chunks, everything between them is text.
+
+    A text ends where a later token of it has a position. `placeholder` is the token that chunks are
+    compiled with in the place of what fills their slots.
+    """
+    starts = dict(args.positions)
+    segments: list[Segment] = []
+    at = 0
+    for index, (start, end) in enumerate((*args.spans, (len(tokens), len(tokens)))):
+        cuts = sorted({at, start, *(token for token in starts if at < token < start)})
+        for first, last in pairwise(cuts):
+            segments.append(Segment(tuple(tokens[first:last]), position=starts.get(first)))
+        if start < end:
+            slots = [slot for slot in args.slots if slot[0] == index]
+            segments.append(_chunk(tokens, (start, end), slots, placeholder, starts.get(start)))
         at = end
-    segments.append(Segment(tuple(tokens[at:])))
-    return [segment for segment in segments if segment.tokens]
+    return segments
+
+
+def _chunk(
+    tokens: Sequence[int],
+    span: Span,
+    slots: Sequence[SlotSpan],
+    placeholder: int,
+    position: int | None,
+) -> Segment:
+    ids: tuple[int, ...] = ()
+    places, at = [], span[0]
+    for _, start, end, length in slots:
+        ids += tuple(tokens[at:start])
+        places.append(Slot(len(ids), length, tuple(tokens[start:end])))
+        ids += (placeholder,) * length
+        at = end
+    ids += tuple(tokens[at : span[1]])
+    return Segment(ids, chunk=True, position=position, slots=tuple(places))
 
 
 def _parsed(extra_args: Mapping[str, Any] | None) -> RequestArgs | None:
@@ -116,23 +163,23 @@ def _parsed(extra_args: Mapping[str, Any] | None) -> RequestArgs | None:
     return found if isinstance(found, RequestArgs) else None
 
 
-def _unflatten(flat: Any) -> list[tuple[Any, Any]]:
-    if not _is_list(flat) or len(flat) % 2:
-        raise ConfigError(
-            f"{FLAT_SPANS} needs an even number of integers", hint="start, end, start, end, ..."
-        )
-    return list(zip(flat[::2], flat[1::2], strict=True))
+def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat arguments under the names that they have in a mapping."""
+    spans = rows_of_flat(flat.get(FLAT_SPANS, ()), FLAT_SPANS, 2, "start, end, start, end, ...")
+    positions = flat.get(FLAT_POSITIONS, ())
+    slots = flat.get(FLAT_SLOTS, ())
+    return {
+        "spans": spans,
+        "algorithm": flat.get(FLAT_ALGORITHM),
+        "positions": rows_of_flat(positions, FLAT_POSITIONS, 2, "token, position, token, ..."),
+        "slots": rows_of_flat(slots, FLAT_SLOTS, 4, "chunk, start, end, length, chunk, ..."),
+    }
 
 
 def _spans(given: Any, prompt_tokens: int) -> tuple[Span, ...]:
-    hint = "each span is [start, end] in prompt tokens"
-    if not _is_list(given):
-        raise ConfigError(f"spans are {given!r}, not a list", hint=hint)
+    rows = rows_of_integers(given, "spans", 2, "each span is [start, end] in prompt tokens")
     spans: list[Span] = []
-    for index, span in enumerate(given):
-        if not _is_list(span) or len(span) != 2 or not all(map(_is_integer, span)):
-            raise ConfigError(f"spans[{index}] is {span!r}", hint=hint)
-        start, end = map(int, span)
+    for index, (start, end) in enumerate(rows):
         if not 0 <= start < end <= prompt_tokens:
             raise ConfigError(
                 f"spans[{index}] = [{start}, {end}] leaves the prompt of {prompt_tokens} tokens",
@@ -145,11 +192,3 @@ def _spans(given: Any, prompt_tokens: int) -> tuple[Span, ...]:
             )
         spans.append((start, end))
     return tuple(spans)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)

@@ -296,10 +296,11 @@ class Linker:
                 "a request with chunks cannot skip the cache",
                 hint="leave prompt_logprobs and skip_reading_prefix_cache off",
             )
-        segments = cut(request.prompt_token_ids, args.spans)
         layout = self._settings.layout(algorithm, request.cache_salt, self._block_size)
+        segments = cut(request.prompt_token_ids, args, layout.pad_token)
         keys = hash_lead(request, args.spans[0][0])
         try:
+            segments = list(algorithm.arrange(segments, layout))
             plan = lay_out(
                 segments, algorithm.plan_chunk, layout, prefix_keys=keys, cache=self._pages
             )

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from picbench.engines.algorithms import Registry
-from picbench.engines.planning.policy import Segment
+from picbench.engines.planning.policy import Segment, Slot
 from picbench.engines.vllm.frontend import request_args
 from picbench.engines.vllm.frontend.request_args import RequestArgs, cut
 from picbench.errors import ConfigError
@@ -69,13 +69,70 @@ def test_other_bad_arguments():
 
 
 def test_cut():
-    assert cut(range(8), [(2, 4), (4, 6)]) == [
+    assert cut(range(8), RequestArgs(((2, 4), (4, 6))), 0) == [
         Segment((0, 1)),
         Segment((2, 3), chunk=True),
         Segment((4, 5), chunk=True),
         Segment((6, 7)),
     ]
-    assert cut(range(3), []) == [Segment((0, 1, 2))]
+    assert cut(range(3), RequestArgs(()), 0) == [Segment((0, 1, 2))]
+
+
+def test_positions_cut_texts_and_move_chunks():
+    args = RequestArgs(((2, 4),), positions=((1, 10), (2, 20), (6, 90)))
+    assert cut(range(8), args, 0) == [
+        Segment((0,)),
+        Segment((1,), position=10),
+        Segment((2, 3), chunk=True, position=20),
+        Segment((4, 5)),
+        Segment((6, 7), position=90),
+    ]
+
+
+def test_slots_become_placeholders():
+    args = RequestArgs(((2, 6), (6, 8)), slots=((0, 3, 5, 4), (1, 6, 6, 1)))
+    assert cut(range(9), args, 99) == [
+        Segment((0, 1)),
+        Segment((2, 99, 99, 99, 99, 5), chunk=True, slots=(Slot(1, 4, (3, 4)),)),
+        Segment((99, 6, 7), chunk=True, slots=(Slot(0, 1, ()),)),
+        Segment((8,)),
+    ]
+
+
+def test_nested_and_flat_places_agree():
+    spans, positions, slots = [[1, 4]], [[1, 8], [5, 30]], [[0, 2, 3, 2]]
+    nested = read_args({"pic": {"spans": spans, "positions": positions, "slots": slots}}, 10)
+    flat = {"pic_spans": [1, 4], "pic_positions": [1, 8, 5, 30], "pic_slots": [0, 2, 3, 2]}
+    assert read_args(flat, 10) == nested
+    assert nested == RequestArgs(((1, 4),), positions=((1, 8), (5, 30)), slots=((0, 2, 3, 2),))
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ({"positions": [[2, 9]]}, r"positions\[0\] = \[2, 9\] is inside the chunk \[1, 4\]"),
+        ({"positions": [[4, 9], [1, 20]]}, r"positions\[1\] = \[1, 20\] leaves .* or its order"),
+        ({"positions": [[10, 9]]}, "leaves the prompt of 10 tokens"),
+        ({"positions": [[0, -1]]}, "positions are 0 or more"),
+        ({"positions": [5]}, r"positions\[0\] is 5"),
+        ({"positions": "12"}, "positions are '12', not a list"),
+        ({"slots": [[0, 4, 6, 9]]}, r"slots\[0\] = \[0, 4, 6, 9\] is not in its chunk"),
+        ({"slots": [[1, 2, 3, 9]]}, "is not in its chunk"),
+        ({"slots": [[0, 1, 3, 2], [0, 2, 4, 2]]}, r"slots\[1\] = .* overlaps the one before it"),
+        ({"slots": [[0, 1, 4, 2]]}, "has 3 tokens for 2 positions"),
+        ({"slots": [[0, 1, 1, 0]]}, "has 0 tokens for 0 positions"),
+        ({"slots": [[1, 1, 2]]}, r"slots\[0\] is \[1, 1, 2\]"),
+    ],
+)
+def test_bad_places_are_refused(places, message):
+    with pytest.raises(ConfigError, match=message):
+        read_args({"pic": {"spans": [[1, 4]], **places}}, 10)
+
+
+@pytest.mark.parametrize("flat", [{"pic_positions": [1]}, {"pic_slots": [1, 2]}])
+def test_flat_places_have_whole_rows(flat):
+    with pytest.raises(ConfigError, match="of integers"):
+        read_args({"pic_spans": [1, 4], **flat}, 10)
 
 
 def request(extra_args: dict[str, Any] | None, tokens: int = 10) -> Any:
@@ -108,7 +165,9 @@ def test_arguments_can_be_sent_to_another_process():
     from vllm import SamplingParams
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    asked, registry = request({"pic": {"spans": [[1, 4], [4, 6]], "tag": "7"}}), Registry()
+    places = {"positions": [[1, 8], [6, 30]], "slots": [[0, 2, 3, 2]]}
+    asked = request({"pic": {"spans": [[1, 4], [4, 6]], "tag": "7", **places}})
+    registry = Registry()
     args = request_args.request_args(asked, registry)
     sent = MsgpackEncoder().encode(asked.sampling_params)
     received = request(None)
