@@ -18,7 +18,14 @@ Weights = Literal["real", "random", "dummy"]
 
 _PREFIX = "shape:"
 _TESTBED = "testbed"
-_HINT = "`model` takes testbed, shape:NAME, a folder with a config.json, or OWNER/NAME on the hub"
+_VARIANTS = {
+    "testbed:block": "the same, tuned for chunks that see themselves only: block-attention",
+    "testbed:link": "the same, tuned for such chunks with link tokens after them: kvlink",
+}
+_HINT = (
+    "`model` takes testbed, testbed:block, testbed:link, shape:NAME, a folder with a config.json, "
+    "or OWNER/NAME on the hub"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +53,21 @@ class ModelSpec:
     def label(self) -> str:
         """The model's name in tables and plots."""
         if self.restates:
-            return "testbed model"
+            _, _, variant = self.name.partition(":")
+            return f"testbed model, {variant}-tuned" if variant else "testbed model"
         return self.name if self.meaningful else f"{self.name} ({self.weights} weights)"
 
 
 def names() -> list[str]:
     """Return the names of the models that need no download."""
-    return [_TESTBED, *(_PREFIX + name for name in SHAPES)]
+    return [_TESTBED, *_VARIANTS, *(_PREFIX + name for name in SHAPES)]
 
 
 def describe() -> dict[str, str]:
     """Return one line about each model that needs no download, by name."""
     shapes = {_PREFIX + name: shape.summary for name, shape in SHAPES.items()}
-    return {_TESTBED: "trained on picbench's synthetic rows, 4k positions: accuracy"} | shapes
+    testbed = {_TESTBED: "trained on picbench's synthetic rows, 4k positions: accuracy"}
+    return testbed | _VARIANTS | shapes
 
 
 def resolve(spec: str) -> ModelSpec:
@@ -69,8 +78,8 @@ def resolve(spec: str) -> ModelSpec:
     """
     if spec.startswith(_PREFIX):
         return _shape(spec)
-    if spec == _TESTBED:
-        return _testbed()
+    if spec == _TESTBED or spec.startswith(f"{_TESTBED}:"):
+        return _testbed(spec)
     folder = Path(spec).expanduser()
     if folder.is_dir():
         return _local(spec, folder)
@@ -107,9 +116,18 @@ def _shape(spec: str) -> ModelSpec:
         return ModelSpec(spec, materialise(shape), shape.weights, shape.positions)
 
 
-def _testbed() -> ModelSpec:
+def _testbed(spec: str) -> ModelSpec:
     folder = Path(__file__).parents[1] / "testbed" / "model"
-    return replace(_local(_TESTBED, folder), restates=True)
+    if spec != _TESTBED:
+        if spec not in _VARIANTS:
+            raise ConfigError(
+                f"`model` {spec}: no such variant of the testbed", hint=closest(spec, _VARIANTS)
+            )
+        with engine_packages():
+            from picbench.workloads.testbed.variants import build_variant
+
+            folder = build_variant(folder, spec.partition(":")[2])
+    return replace(_local(spec, folder), restates=True)
 
 
 def _local(spec: str, folder: Path) -> ModelSpec:

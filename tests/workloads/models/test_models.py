@@ -26,6 +26,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_names_and_descriptions() -> None:
     expected = [
         "testbed",
+        "testbed:block",
+        "testbed:link",
         "shape:tiny",
         "shape:small",
         "shape:llama-3.1-8b",
@@ -47,6 +49,13 @@ def test_a_shape_is_built_in_the_cache_once(cache: Path, monkeypatch: pytest.Mon
     assert [entry.name for entry in cache.iterdir()] == [model.path.name]
 
 
+def test_variants_of_the_testbed_are_built_in_the_cache(cache: Path) -> None:
+    base, block = resolve("testbed"), resolve("testbed:block")
+    assert Path(block.path).parent == cache
+    assert (block.weights, block.context, block.restates) == ("real", base.context, True)
+    assert (base.label, block.label) == ("testbed model", "testbed model, block-tuned")
+
+
 def test_big_shapes_have_no_weights(cache: Path) -> None:
     model = resolve("shape:llama-3.1-8b")
     assert (model.weights, model.meaningful, model.context) == ("dummy", False, 131_072)
@@ -59,6 +68,7 @@ def test_big_shapes_have_no_weights(cache: Path) -> None:
         ("shape:tinny", "did you mean 'shape:tiny'"),
         ("shape:gpt", "shape:mistral-7b"),
         ("tiny", "did you mean 'shape:tiny'"),
+        ("testbed:blok", "did you mean 'testbed:block'"),
         ("/no/such/folder", "`model`"),
     ],
 )

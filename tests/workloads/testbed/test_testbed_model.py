@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from picbench.errors import ConfigError
 from picbench.workloads.testbed import DATASETS, model_path, rows
@@ -93,6 +94,16 @@ def test_variants_are_build_variant_once(variant: str, tmp_path: Path) -> None:
     tuned, _ = load(model_path(), CPU, variant)
     for one, other in zip(merged.parameters(), tuned.parameters(), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_the_link_tuned_variant_names_its_link_tokens(tmp_path: Path) -> None:
+    found = {}
+    for variant in ("block", "link"):
+        config = build_variant(model_path(), variant, tmp_path) / "config.json"
+        found[variant] = json.loads(config.read_text(encoding="utf-8")).get("link_token_ids")
+    tokenizer = Tokenizer.from_file(str(model_path() / "tokenizer.json"))
+    links = [tokenizer.token_to_id(f"<link_{i}>") for i in range(5)]
+    assert found == {"block": None, "link": links}
 
 
 def test_a_variant_that_cannot_be_written_is_a_plain_error(tmp_path: Path) -> None:
