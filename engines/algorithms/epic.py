@@ -1,11 +1,12 @@
 """EPIC's LegoLink-k (arXiv 2410.15332, ICML 2025): the first k tokens of chunks recomputed."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from picbench.engines.algorithms.base import CopyingAlgorithm, option
 from picbench.engines.algorithms.number_range import NumberRange
-from picbench.engines.planning.policy import Anchor, ChunkPolicy
+from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Segment
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,11 @@ class Epic(CopyingAlgorithm):
     that the chunk's attention sink falls on them. Linked: the first k tokens of chunks 2, 3, ...;
     published are k = 0, 2, 4, 8, 16 and 32. Shared: nothing, every request copies chunk KV; with
     ``copy=shared`` all chunk blocks that hold a token which is not linked.
+
+    With ``bos=chunk`` every chunk begins with a BOS that stays in the prompt and is the first token
+    that is recomputed, as in the published code, which tokenizes chunks one by one
+    (github.com/DerekHJH/epic). It takes a position and counts as a pad. For k = 0 it is one of the
+    BOS that are discarded, and the option changes nothing.
 
     The paper overwrites the first k tokens in the request's copy. Here they get slots of their own
     in whole blocks, and blocks that they replace as a whole are not copied: the same number of
@@ -31,6 +37,16 @@ class Epic(CopyingAlgorithm):
         NumberRange(0),
         named=True,
     )
+
+    bos: str = option(
+        "prompt", "one BOS, as the prompt has it, or one before every chunk", ("prompt", "chunk")
+    )
+
+    def arrange(self, segments: Sequence[Segment], layout: LayoutConfig) -> Sequence[Segment]:
+        """Give every chunk a BOS of its own, if it is to have one."""
+        if self.bos == "prompt" or self.k == 0:
+            return segments
+        return [s.framed(lead=(layout.bos,)) if s.chunk else s for s in segments]
 
     @property
     def anchor(self) -> Anchor:

@@ -20,7 +20,9 @@ def test_nothing_heavy_is_loaded_at_import() -> None:
 
 
 def test_requests_are_described_without_an_engine() -> None:
-    assert loaded("from picbench.engines import Chunk, EngineConfig, Request, Text") == set()
+    assert (
+        loaded("from picbench.engines import Chunk, EngineConfig, Request, Schema, Text") == set()
+    )
 
 
 @pytest.mark.parametrize("name", engines.__all__)

@@ -3,10 +3,14 @@
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from picbench.engines.algorithms import NumberRange, describe, names, parse
-from picbench.engines.planning.policy import Anchor, Pad
+from picbench.engines.planning.policy import Anchor, LayoutConfig, Pad, Segment
 from picbench.errors import ConfigError
+
+ALL = [parse(spec) for spec in (*names(), "epic:k=4:bos=chunk", "kvlink:n=40:first=20")]
 
 
 @pytest.mark.parametrize(
@@ -83,6 +87,32 @@ def test_published_copies_are_private(spec, private):
     assert parse(spec).plan_chunk(1, 40).private is private
 
 
+@given(
+    st.lists(
+        st.builds(Segment, st.lists(st.integers(3, 9), min_size=1).map(tuple), st.booleans()),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_every_algorithm_keeps_the_users_tokens_in_their_order(prompt):
+    layout = LayoutConfig(bos_token=1, link_tokens=(10, 11, 12, 13, 14))
+    sent = [token for segment in prompt for token in segment.own]
+    for algorithm in ALL:
+        arranged = algorithm.arrange(prompt, layout)
+        assert [token for segment in arranged for token in segment.own] == sent
+
+
+def test_bos_before_every_chunk_is_the_first_token_that_epic_links():
+    chunk, text = Segment((7,) * 40, chunk=True), Segment((8,) * 5)
+    layout = LayoutConfig(bos_token=1)
+    framed = parse("epic:k=4:bos=chunk").arrange([text, chunk, text], layout)
+    assert framed == [text, Segment((1,) + (7,) * 40, chunk=True, lead=1), text]
+    for spec in ("epic:k=4", "epic:k=0:bos=chunk"):
+        assert parse(spec).arrange([text, chunk, text], layout) == [text, chunk, text]
+    with pytest.raises(ValueError, match="no BOS token"):
+        parse("epic:k=4:bos=chunk").arrange([chunk], LayoutConfig())
+
+
 def test_pad_option():
     assert parse("mepic:pad=paper").pads is Pad.PAPER
     assert parse("full").pads is Pad.MASKED
@@ -98,6 +128,9 @@ def test_pad_option():
         ("epic:k=-1", "k=-1 is not possible (use a whole number of at least 0)"),
         ("epic:k=1.5", "use a whole number"),
         ("epic:k=many", "use a whole number"),
+        ("epic:bos=two", "use prompt, chunk"),
+        ("kvlink:n=-1", "use a whole number of at least 0"),
+        ("block-attention:k=1", "block-attention takes no options"),
         ("mepic:blocks=0", "use a whole number of at least 1"),
         ("full:k=1", "full takes no options"),
         ("mepic:pad=paqer", "use masked, paper"),
@@ -111,6 +144,7 @@ def test_bad_specs_say_what_to_try(spec, message):
 
 def test_all_are_listed():
     assert {"full", "prefix", "naive", "epic", "mepic"} <= set(names())
+    assert {"block-attention", "kvlink", "prompt-cache"} <= set(names())
     assert all(summary for _, summary, _ in describe())
 
 

@@ -1,6 +1,7 @@
 """The engine against the oracle: every algorithm, order and chunk length, in steps of 64 tokens."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -9,8 +10,21 @@ import pytest
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.oracle import Oracle, Rule, epic, epic_zero, first, full, mepic, naive
+from picbench.engines.oracle import (
+    Oracle,
+    Rule,
+    block_attention,
+    epic,
+    epic_bos,
+    epic_zero,
+    first,
+    full,
+    kvlink,
+    mepic,
+    naive,
+)
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
+from picbench.errors import ConfigError
 
 TOLERANCE = 1e-3
 APART = 0.1
@@ -32,6 +46,12 @@ REUSING: dict[str, Rule] = {
     "epic:k=16:pad=paper": epic(16).padded(PAD),
     "epic:k=16:anchored=on": epic(16).anchored(),
     "epic:k=16:copy=shared": epic(16),
+    "epic:k=4:bos=chunk": epic_bos(4, BOS),
+    "block-attention": block_attention(),
+    "prompt-cache": naive(),
+    "kvlink:n=0": naive(),
+    "kvlink:n=1": kvlink((PAD,)),
+    "kvlink:n=5:first=7": kvlink(*(range(i, i + 5) for i in range(7, 27, 5))),
     "cacheblend:r=0.15": first(0.15),
     "cacheblend:r=0.3:anchored=on": first(0.3).anchored(),
     "mepic": mepic(),
@@ -235,3 +255,69 @@ def test_plain_prompt_equal_to_a_pic_prompt(case: Case) -> None:
         [result] = case.run(after)
         rule = full() if after is plain else naive()
         assert case.error(after, result, rule) < TOLERANCE
+
+
+PLACED = ("prompt-cache", "naive", "mepic", "epic:k=16:copy=shared")
+
+
+@pytest.mark.parametrize("algorithm", PLACED)
+def test_positions_with_gaps(case: Case, algorithm: str) -> None:
+    """Gaps before a chunk, inside text and before the question; the first chunk is not at 0."""
+    a, b = (case.chunk(n, n).tokens for n in (40, 70))
+    segments = [
+        Chunk(tokens=a, position=7),
+        Text(tokens=case.text(9, 1).tokens, position=60),
+        Text(tokens=case.text(5, 2).tokens, position=90),
+        Chunk(tokens=b, position=128),
+        Text(tokens=case.text(11, 3).tokens, position=300),
+    ]
+    case.hold(algorithm, segments)
+    plain = [replace(segment, position=None) for segment in segments]
+    request = Request(segments, algorithm=algorithm)
+    [result] = case.run(request)
+    assert case.error(Request(plain, algorithm=algorithm), result) > TOLERANCE
+
+
+@pytest.mark.parametrize("algorithm", PLACED)
+def test_slots_are_filled_by_the_request(case: Case, algorithm: str) -> None:
+    """A slot at the start, one that is filled up and one that stays empty."""
+    tokens = case.chunk(60).tokens or ()
+    slots = ((0, 2, 5), (20, 24, 4), (50, 50, 20))
+    for key in (1, 2):
+        start, middle = (case.text(n, key).tokens or () for n in (2, 4))
+        sent = start + tokens[2:20] + middle + tokens[24:]
+        segments = [case.text(20), Chunk(tokens=sent, slots=slots), case.text(9, key)]
+        cold, _ = case.hold(algorithm, segments)
+        assert (cold.counts.compiled > 0) == (key == 1)
+        assert cold.counts.prompt == len(sent) + 29
+
+
+def test_a_chunk_at_two_positions_is_two_of_prompt_cache_and_one_of_naive(case: Case) -> None:
+    chunk, question = case.chunk(50), case.text(9)
+    for algorithm, compiled in (("prompt-cache", [50, 50, 0]), ("naive", [50, 0, 0])):
+        case.engine.reset()
+        requests = [
+            Request([replace(chunk, position=at), question], algorithm=algorithm)
+            for at in (16, 100, 16)
+        ]
+        results = [case.run(request)[0] for request in requests]
+        assert [result.counts.compiled for result in results] == compiled
+        errors = [case.error(r, result) for r, result in zip(requests, results, strict=True)]
+        assert max(errors) < TOLERANCE
+
+
+def test_prompts_that_cannot_be_placed_are_refused(case: Case) -> None:
+    chunk, text = case.chunk(40), case.text(9)
+    late = replace(text, position=30)
+    refused = [
+        (Request([chunk, late], algorithm="prompt-cache"), "positions overlap: a segment of 9"),
+        (Request([chunk, late], algorithm="full"), "full serves prompts without positions"),
+        (Request([late], algorithm="naive"), "a prompt without chunks has no positions"),
+        (Request([replace(chunk, position=9), text], algorithm="mepic:pad=paper"), "pad=masked"),
+        (Request([replace(chunk, position=2000), text], algorithm="naive"), "the context has"),
+        (Request([replace(chunk, slots=((1, 9, 7),)), text]), "8 tokens for 7 positions"),
+        (Request([chunk, text], algorithm="kvlink:n=5:first=4000000"), "adds token 4000004"),
+    ]
+    for request, message in refused:
+        with pytest.raises(ConfigError, match=message):
+            case.run(request)

@@ -372,7 +372,7 @@ def test_an_arm_on_other_tokens_is_invalid(harness: Harness, tmp_path: Path) -> 
         (["--algo", "epic,epic:k=16"], "--algo: epic:k=16 is given twice"),
         (["--algo", "full,,mepic"], "--algo: an empty name between commas"),
         (["--algo", ""], "--algo: no algorithm given"),
-        (["--algo", "epic:k=3"], "--algo: 'epic:k=3': k=3 is not possible"),
+        (["--algo", "epic:k=-3"], "--algo: 'epic:k=-3': k=-3 is not possible"),
         (["--algo", "epic:kk=1"], "unknown option 'kk=1' of epic (did you mean 'k'?)"),
         (["--limit", "0"], "--limit 0: input should be greater than or equal to 1"),
         (["--concurrency", "-1"], "--concurrency -1: "),
