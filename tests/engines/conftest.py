@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent / "chunk_cache" / "tiers"))
 
 from tiny_llama import VOCABULARY, write_llama
 
-from picbench.engines.request import Chunk, PromptSegment, Request, Result
+from picbench.engines.request import Request, Result
 
 Draw = Callable[[int, int], tuple[int, ...]]
 Deviation = Callable[[Any, Any, Request, Result], float]
@@ -63,30 +63,14 @@ def oracle3(llama3: Path) -> Any:
 def deviation() -> Deviation:
     """(oracle, rule, request, result) -> largest difference in reported log-probabilities."""
     from picbench.engines.oracle import distance
+    from picbench.measure.engine.oracle_check import as_oracle
 
     def measure(oracle: Any, rule: Any, request: Request, result: Result) -> float:
-        segments = [_of_oracle(segment) for segment in request.segments]
+        segments = as_oracle(request.segments, placeholder=0)
         assert result.logprobs is not None
         return distance(oracle.logprobs(segments, rule, result.tokens), result.logprobs)
 
     return measure
-
-
-def _of_oracle(segment: PromptSegment) -> Any:
-    """A segment in the oracle's terms: chunks have placeholders, token 0, in their slots."""
-    from picbench.engines.oracle import OracleSegment
-
-    sent = segment.tokens or ()
-    if not isinstance(segment, Chunk):
-        return OracleSegment("text", sent, segment.position)
-    tokens: tuple[int, ...] = ()
-    slots, at = [], 0
-    for start, end, length in segment.slots:
-        tokens += sent[at:start]
-        slots.append((len(tokens), length, sent[start:end]))
-        tokens += (0,) * length
-        at = end
-    return OracleSegment("chunk", tokens + sent[at:], segment.position, slots)
 
 
 def make_oracle(folder: Path) -> Any:

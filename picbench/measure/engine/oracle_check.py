@@ -5,13 +5,13 @@ every request agreed with the oracle.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from picbench.engines.config import DEFAULT_TIERS, EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.request import Chunk, Request, Result, Text
+from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.engines.self_check import TOLERANCE
 from picbench.measure.engine.random_tokens import random_tokens
 from picbench.workloads import models
@@ -46,24 +46,59 @@ def cases(vocabulary: int, orders: Sequence[str] = ORDERS) -> Iterator[OracleCas
         yield OracleCase(f"plain {length}", request, full())
 
 
-def check(config: EngineConfig, tolerance: float, orders: Sequence[str] = ORDERS) -> bool:
+def added_cases(vocabulary: int, bos: int | None) -> Iterator[OracleCase]:
+    """Prompts that an algorithm changes, or whose segments have positions, gaps and slots."""
+    from picbench.engines.oracle import block_attention, epic_bos, kvlink, mepic, naive
+
+    draw = partial(random_tokens, vocabulary=vocabulary)
+    links = [range(first, first + 5) for first in (7, 12, 17)]
+    rules = {"block-attention": block_attention(), "kvlink:n=5:first=7": kvlink(*links)}
+    if bos is not None:
+        rules["epic:k=4:bos=chunk"] = epic_bos(4, bos)
+    a, b = (Chunk(tokens=draw(LENGTHS[name], name)) for name in "AB")
+    question = Text(tokens=draw(19, "question"))
+    for algorithm, rule in rules.items():
+        between = Text(tokens=draw(18, f"between {algorithm}"))
+        segments = [Text(tokens=draw(21, "system")), a, between, b, a, question]
+        yield OracleCase(algorithm, Request(segments, algorithm=algorithm), rule)
+    for algorithm, rule in {"prompt-cache": naive(), "naive": naive(), "mepic": mepic()}.items():
+        placed = [
+            replace(a, position=9, slots=((0, 2, 5), (70, 74, 4), (90, 90, 40))),
+            replace(b, position=260),
+            replace(question, position=400),
+        ]
+        yield OracleCase(f"{algorithm} placed", Request(placed, algorithm=algorithm), rule)
+
+
+def check(
+    config: EngineConfig,
+    tolerance: float,
+    orders: Sequence[str] = ORDERS,
+    *,
+    added: bool = False,
+) -> bool:
     """Serve all cases, print a line for each, and return whether all are the oracle's.
 
-    Each is served three times: cold, with nothing cached; after other cases, whose chunks it
-    shares; and warm, all cases together, when no chunk may be compiled any more.
+    With `added` these are those of `added_cases`, too. Each is served three times: cold, with
+    nothing cached; after other cases, whose chunks it shares; and warm, all cases together, when no
+    chunk may be compiled any more.
     """
     from transformers import AutoConfig
 
     from picbench.engines.oracle import Oracle
 
-    found = list(cases(AutoConfig.from_pretrained(config.model).vocab_size, orders))
+    model = AutoConfig.from_pretrained(config.model)
+    found = list(cases(model.vocab_size, orders))
+    if added:
+        found += added_cases(model.vocab_size, model.bos_token_id)
     # First, so that a model that neither knows is refused in the engine's words.
     served = _serve(config, [case.request for case in found])
     oracle = Oracle(config.model)
     good = True
     for case, *results in zip(found, *served.values(), strict=True):
         replies = {result.tokens for result in results}
-        expected = {tokens: _expected(oracle, case, tokens) for tokens in replies}
+        segments = as_oracle(case.request.segments, model.pad_token_id or 0)
+        expected = {t: oracle.logprobs(segments, case.rule, t) for t in replies}
         for name, result in zip(served, results, strict=True):
             error, same = _compare(expected[result.tokens], result)
             reused = name != "warm" or _is_warm(case, result)
@@ -120,16 +155,30 @@ def measure(
         batch_tokens=512,
         max_requests=32,
     )
-    good = check(config, TOLERANCE[dtype])
+    good = check(config, TOLERANCE[dtype], added=True)
     print("all agree with the oracle" if good else "NOT all agree with the oracle")
     return good
 
 
-def _expected(oracle: Any, case: OracleCase, tokens: Sequence[int]) -> Any:
-    """The oracle's log-probabilities of a reply, [tokens, vocabulary]."""
-    kinds = ["chunk" if isinstance(s, Chunk) else "text" for s in case.request.segments]
-    segments = list(zip(kinds, [s.tokens for s in case.request.segments], strict=True))
-    return oracle.logprobs(segments, case.rule, tokens)
+def as_oracle(segments: Sequence[PromptSegment], placeholder: int) -> list[Any]:
+    """Segments in the oracle's terms: chunks have placeholders in their slots."""
+    return [_as_oracle(segment, placeholder) for segment in segments]
+
+
+def _as_oracle(segment: PromptSegment, placeholder: int) -> Any:
+    from picbench.engines.oracle import OracleSegment
+
+    sent = segment.tokens or ()
+    if not isinstance(segment, Chunk):
+        return OracleSegment("text", sent, segment.position)
+    tokens: tuple[int, ...] = ()
+    slots, at = [], 0
+    for start, end, length in segment.slots:
+        tokens += sent[at:start]
+        slots.append((len(tokens), length, sent[start:end]))
+        tokens += (placeholder,) * length
+        at = end
+    return OracleSegment("chunk", tokens + sent[at:], segment.position, slots)
 
 
 def _compare(expected: Any, result: Result) -> tuple[float, bool]:
