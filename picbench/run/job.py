@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from picbench.arms.arm import Arm, parse_arms
+from picbench.engines.algorithms import parse
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.engines.config import EngineConfig
 from picbench.engines.footprint import GpuFootprint
@@ -72,16 +73,25 @@ def prepare(
         check_free(Path(config.output))
     workload = load(config)
     facts = summarise(workload.samples)
+    algorithms = [parse(arm.algorithm) for arm in arms]
     sizes = measure_sizes(
         workload.samples,
+        algorithms,
         concurrency=config.max_running if workload.arrivals else config.concurrency,
         context=config.context,
         pool=config.kv_blocks,
+        positions=workload.model.context,
     )
     notes: tuple[str, ...] = ()
     if config.device != "cpu" and (found := memory(config.tensor_parallel)):
         engines = [_engine(config, workload, sizes, arm) for arm in arms]
-        pool, notes = _share_gpu(engines, found, workload, chosen=config.kv_blocks is not None)
+        pool, notes = _share_gpu(
+            engines,
+            found,
+            least_pool(workload.samples, algorithms),
+            workload,
+            chosen=config.kv_blocks is not None,
+        )
         sizes = replace(sizes, pool=pool)
     fingerprint = _fingerprint(config, arms, workload, sizes)
     output = Path(config.output or _default_output(config, workload.dataset, fingerprint))
@@ -90,9 +100,9 @@ def prepare(
 
 
 def _share_gpu(
-    engines: Sequence[EngineConfig], memory: int, workload: Workload, *, chosen: bool
+    engines: Sequence[EngineConfig], memory: int, least: int, workload: Workload, *, chosen: bool
 ) -> tuple[int, tuple[str, ...]]:
-    """The pool with which all engines fit the GPU, and what to say of it.
+    """The pool with which all engines fit the GPU, of `least` blocks or more, and what to say.
 
     A pool that was `chosen` is only checked. Every pool passes if the model's configuration does
     not tell how large the model is.
@@ -108,7 +118,7 @@ def _share_gpu(
     if chosen:
         share.check(pool)
         return pool, ()
-    pool, note = share.fit(pool, least_pool(workload.samples))
+    pool, note = share.fit(pool, least)
     return pool, () if note is None else (note,)
 
 

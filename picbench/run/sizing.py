@@ -1,13 +1,17 @@
 """How large a context and a KV pool a workload needs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from picbench.engines.algorithms import Algorithm, Reuse
 from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.planning.layout import Footprint, measure
+from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.errors import ConfigError
 from picbench.workloads.sample import Sample
 
-#: Blocks that an algorithm may add for a chunk: one of padding, four of linked tokens (EPIC's 64).
+#: Blocks that an algorithm adds for a chunk, or fewer: one of padding, four of linked tokens. Those
+#: that link more get what they need.
 CHUNK_EXTRA = 5
 
 #: Blocks that engines reserve for themselves.
@@ -32,12 +36,19 @@ class Sizes:
 
 
 def measure_sizes(
-    samples: Sequence[Sample], *, concurrency: int, context: int | None, pool: int | None
+    samples: Sequence[Sample],
+    algorithms: Sequence[Algorithm] = (),
+    *,
+    concurrency: int,
+    context: int | None,
+    pool: int | None,
+    positions: int | None = None,
 ) -> Sizes:
     """Sizes for `samples`; a `context` and a `pool` that the user chose are taken as they are.
 
-    Otherwise the pool holds `concurrency` of the longest requests and every distinct chunk.
-    Raises ConfigError for a pool below one request.
+    Otherwise the pool holds `concurrency` of the longest requests and every distinct chunk, and the
+    context what `algorithms` add to prompts, up to the model's `positions`. Raises ConfigError for
+    a pool below one request.
     """
     longest = max(blocks(_length(sample)) for sample in samples)
     chunks = sum(blocks(len(tokens)) for tokens in _distinct_chunks(samples))
@@ -47,16 +58,16 @@ def measure_sizes(
             hint="raise `kv_blocks`, or shorten prompts with `context`",
         )
     return Sizes(
-        context=context or max(_length(sample) for sample in samples),
+        context=context or _context(samples, algorithms, positions),
         longest=longest,
         chunks=chunks,
-        pool=pool or _pool(samples, concurrency, chunks),
+        pool=pool or _pool(samples, algorithms, concurrency, chunks),
     )
 
 
-def least_pool(samples: Sequence[Sample]) -> int:
+def least_pool(samples: Sequence[Sample], algorithms: Sequence[Algorithm] = ()) -> int:
     """Blocks of the smallest pool that serves every sample, under any algorithm, one at a time."""
-    return _even(max(map(_need, samples)) + SPARE)
+    return _even(max(_need(sample, algorithms) for sample in samples) + SPARE)
 
 
 def blocks(tokens: int) -> int:
@@ -64,13 +75,42 @@ def blocks(tokens: int) -> int:
     return -(-tokens // BLOCK_SIZE)
 
 
-def _pool(samples: Sequence[Sample], concurrency: int, chunks: int) -> int:
-    running = sum(sorted(map(_need, samples), reverse=True)[:concurrency])
-    return _even(running + min(chunks, LARGEST_IDLE) + SPARE)
+def _pool(
+    samples: Sequence[Sample], algorithms: Sequence[Algorithm], concurrency: int, chunks: int
+) -> int:
+    needs = sorted((_need(sample, algorithms) for sample in samples), reverse=True)
+    return _even(sum(needs[:concurrency]) + min(chunks, LARGEST_IDLE) + SPARE)
 
 
-def _need(sample: Sample) -> int:
-    return blocks(_length(sample)) + CHUNK_EXTRA * len(sample.chunks)
+def _need(sample: Sample, algorithms: Sequence[Algorithm]) -> int:
+    usual = blocks(_length(sample)) + CHUNK_EXTRA * len(sample.chunks)
+    planned = (
+        blocks(footprint.slots + sample.max_tokens) for footprint in _footprints(sample, algorithms)
+    )
+    return max([usual, *planned])
+
+
+def _context(
+    samples: Sequence[Sample], algorithms: Sequence[Algorithm], positions: int | None
+) -> int:
+    longest = max(map(_length, samples))
+    ends = (
+        footprint.end + sample.max_tokens
+        for sample in samples
+        for footprint in _footprints(sample, algorithms)
+    )
+    added = max(ends, default=0)
+    return max(longest, added if positions is None else min(added, positions))
+
+
+def _footprints(sample: Sample, algorithms: Sequence[Algorithm]) -> Iterator[Footprint]:
+    """What a sample needs under each algorithm that plans it."""
+    given = [Segment(s.tokens, chunk=s.kind == "chunk") for s in sample.segments if s.tokens]
+    for algorithm in algorithms:
+        if algorithm.reuse is Reuse.CHUNKS and sample.chunks:
+            # Which tokens are added makes no difference here.
+            layout = LayoutConfig(BLOCK_SIZE, pad=algorithm.pads, bos_token=0)
+            yield measure(algorithm.arrange(given, layout), algorithm.plan_chunk, layout)
 
 
 def _even(pool: int) -> int:

@@ -5,6 +5,7 @@ from harness_fakes import make_sample
 from hypothesis import given
 from hypothesis import strategies as st
 
+from picbench.engines.algorithms import parse
 from picbench.errors import ConfigError
 from picbench.run.sizing import CHUNK_EXTRA, SPARE, blocks, measure_sizes
 
@@ -16,6 +17,32 @@ def test_sizes_by_hand() -> None:
     assert sizes.longest == 4
     assert sizes.chunks == 3
     assert sizes.pool == 4 + 2 * CHUNK_EXTRA + 3 + SPARE + 1
+
+
+def test_the_context_has_room_for_what_algorithms_add() -> None:
+    [sample] = samples = [make_sample(1, max_tokens=2)]
+    length = sample.prompt_tokens + 2
+
+    def context(spec: str, positions: int | None = None) -> int:
+        found = measure_sizes(
+            samples, [parse(spec)], concurrency=1, context=None, pool=None, positions=positions
+        )
+        return found.context
+
+    assert [context(spec) for spec in ("full", "naive", "mepic")] == [length] * 3
+    assert context("kvlink:n=5") == length + 5 * len(sample.chunks)
+    assert context("kvlink:n=5", positions=length + 3) == length + 3
+    assert context("epic:k=4:bos=chunk") == length + len(sample.chunks)
+
+
+def test_the_pool_has_room_for_what_algorithms_add() -> None:
+    def pool(*specs: str) -> int:
+        algorithms = [parse(spec) for spec in specs]
+        samples = [make_sample(1, max_tokens=2)]
+        return measure_sizes(samples, algorithms, concurrency=1, context=None, pool=None).pool
+
+    assert pool("full", "naive", "epic", "mepic") == pool()
+    assert pool("kvlink:n=500") >= pool() + 500 // 16 - CHUNK_EXTRA
 
 
 def test_what_the_user_says_is_kept() -> None:
