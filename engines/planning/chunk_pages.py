@@ -79,7 +79,7 @@ class PageCache:
         position: int | None = None,
     ) -> ChunkPages:
         """The pages that `ChunkPages.of` makes of the same arguments."""
-        added = segment.lead, segment.trail, segment.placeholders
+        added = None if segment.plain else (segment.lead, segment.trail, segment.placeholders)
         name = (segment.tokens, added, anchor, position, layout.scope, layout.block_size)
         chunk = self._chunks.get(name)
         if chunk is not None:

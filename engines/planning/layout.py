@@ -152,13 +152,14 @@ class _Builder:
     def _compute(
         self, segment: Segment, indices: Sequence[int], start: int, kind: SlotKind
     ) -> None:
-        tokens, filled = segment.tokens, segment.filled
-        if segment.added:
-            for i in indices:
-                own = SlotKind.PROMPT if i in filled else segment.kinds(i, 1, kind)[0]
-                self._computed.append(_Token(filled.get(i, tokens[i]), start + i, own))
-        else:
+        tokens = segment.tokens
+        if segment.plain:
             self._computed += [_Token(tokens[i], start + i, kind) for i in indices]
+            return
+        filled = segment.filled
+        for i in indices:
+            own = SlotKind.PROMPT if i in filled else segment.kinds(i, 1, kind)[0]
+            self._computed.append(_Token(filled.get(i, tokens[i]), start + i, own))
 
     def _add_chunk(self, segment: Segment, start: int, index: int) -> None:
         policy = self._plan_chunk(index, len(segment.tokens))

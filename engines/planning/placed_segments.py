@@ -69,7 +69,7 @@ def plain_tokens(placed: Sequence[PlacedSegment]) -> int:
 
 def foreign_tokens(placed: Sequence[PlacedSegment]) -> tuple[int, ...]:
     """Ids of added tokens that none of the user's has; hidden pads repeat one of the user's."""
-    added = {token for segment, _ in placed for token in segment.added}
+    added = {token for segment, _ in placed if not segment.plain for token in segment.added}
     for segment, _ in placed:
         added = added and added.difference(segment.own)
     return tuple(sorted(added))

@@ -73,8 +73,15 @@ class Segment:
     slots: tuple[Slot, ...] = ()
 
     @property
+    def plain(self) -> bool:
+        """Whether all tokens are the user's, and all are seen."""
+        return not (self.lead or self.trail or self.slots)
+
+    @property
     def own(self) -> tuple[int, ...]:
         """The user's tokens."""
+        if self.plain:
+            return self.tokens
         at, end = self.lead, len(self.tokens) - self.trail
         own: tuple[int, ...] = ()
         for slot in self.slots:
@@ -114,7 +121,7 @@ class Segment:
 
     def kinds(self, begin: int, count: int, kind: SlotKind) -> tuple[SlotKind, ...]:
         """The kinds of `count` tokens from `begin` on: `kind`, or PAD where they are added."""
-        if not self.lead and not self.trail and not self.slots:
+        if self.plain:
             return (kind,) * count
         end, hidden = len(self.tokens) - self.trail, self.placeholders
         return tuple(

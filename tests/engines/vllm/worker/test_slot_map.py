@@ -1,6 +1,8 @@
 """What the workers derive from one slot map, against plans and slot by slot."""
 
 import pickle
+from dataclasses import replace
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +26,8 @@ GENERATED = 3
 def plan(algorithm: str, *segments: Segment) -> Plan:
     chosen = parse(algorithm)
     layout = LayoutConfig(block_size=BLOCK, scope="", pad=chosen.pads, pad_token=0, bos_token=1)
-    return lay_out(list(segments), chosen.plan_chunk, layout, prefix_keys=[])
+    arranged = chosen.arrange(segments, layout)
+    return lay_out(arranged, chosen.plan_chunk, layout, prefix_keys=[])
 
 
 def text(count: int, first: int = 0) -> Segment:
@@ -131,10 +134,17 @@ def plans(draw: st.DrawFn) -> Plan:
     segments = draw(st.lists(segment, min_size=1, max_size=6))
     seed, private = draw(st.integers(0, 1 << 16)), draw(st.booleans())
     anchor, pad = draw(st.sampled_from(list(Anchor))), draw(st.sampled_from(list(Pad)))
+    fixed = anchor is Anchor.NONE and draw(st.booleans())
+    if pad is Pad.MASKED:
+        gaps = draw(st.lists(st.integers(0, 50), min_size=len(segments), max_size=len(segments)))
+        ends = accumulate(len(s.tokens) + gap for s, gap in zip(segments, gaps, strict=True))
+        segments = [
+            replace(s, position=end - len(s.tokens)) for s, end in zip(segments, ends, strict=True)
+        ]
 
     def plan_chunk(index: int, length: int) -> ChunkPolicy:
         linked = [i for i in range(length) if hash((seed, index, i // BLOCK, i % 5)) % 3 == 0]
-        return ChunkPolicy(linked, anchor, private)
+        return ChunkPolicy(linked, anchor, private, fixed)
 
     return lay_out(segments, plan_chunk, LayoutConfig(BLOCK, "", pad, pad_token=0, bos_token=1))
 
@@ -163,6 +173,10 @@ def test_chunks_are_re_rotated_to_where_they_begin() -> None:
         "epic:k=16",
         "mepic",
         "mepic:pad=paper:anchored=on",
+        "prompt-cache",
+        "block-attention",
+        "kvlink:n=5",
+        "epic:k=4:bos=chunk",
     ],
 )
 def test_every_algorithm(algorithm: str) -> None:
@@ -181,6 +195,16 @@ def test_every_algorithm(algorithm: str) -> None:
 
 def test_a_chunk_that_leads_the_prompt_is_read_as_it_is_cached() -> None:
     assert not any(rope_shifts(SlotMap.of(plan("naive", chunk(32, 100), text(4)))))
+
+
+def test_chunks_at_fixed_positions_are_read_as_they_are_cached() -> None:
+    prompt = text(5), replace(chunk(40, 100), position=64), replace(text(4), position=300)
+    found = plan("prompt-cache", *prompt)
+    assert not any(rope_shifts(SlotMap.of(found)))
+    assert rope_shifts(SlotMap.of(plan("naive", *prompt)))[:40] == [64] * 40
+    [canonical] = found.canonicals
+    assert next(canonical.compile_plan().position_runs()) == (64, 40)
+    check(found)
 
 
 def test_compile_requests_are_not_re_rotated() -> None:
