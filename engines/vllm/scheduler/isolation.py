@@ -40,7 +40,7 @@ class IsolatedLinker:
             "plan a request", request.request_id, lambda: self._linker.on_arrival(request)
         )
 
-    def before_schedule(self, waiting: "Iterable[Request]") -> None:
+    def before_schedule(self, waiting: "Iterable[Request]", reserved: int) -> None:
         """Request chunks; what fails for no request in particular is the first one's fault."""
 
         def first() -> str | None:
@@ -48,7 +48,7 @@ class IsolatedLinker:
             return next((name for name in names if self._linker.plan_of(name)), None)
 
         self._faults.succeeds(
-            "prepare a step", first, lambda: self._linker.before_schedule(waiting)
+            "prepare a step", first, lambda: self._linker.before_schedule(waiting, reserved)
         )
 
     def can_schedule(self, request: "Request") -> bool:

@@ -6,8 +6,9 @@ request that needs them. A waiting request is passed over, not blocked on, and i
 very step that schedules the last of its compiles.
 
 Progress under pressure: the request at the head of the queue, and no other, references the chunks
-that are already resident, so that they are not evicted while the others are on their way. Chunks
-are requested only for as many waiting requests as fit the pool together.
+that are already resident, so that they are not evicted while the others are on their way. It does
+not if requests whose loads have ended would then lack blocks: these go first. Chunks are requested
+only for as many waiting requests as fit the pool together.
 """
 
 from collections import Counter
@@ -116,8 +117,11 @@ class Linker:
             rewrite.isolate(request)
             self._isolated.add(request.request_id)
 
-    def before_schedule(self, waiting: "Iterable[Request]") -> None:
-        """Request the chunks that waiting requests need, in queue order."""
+    def before_schedule(self, waiting: "Iterable[Request]", reserved: int) -> None:
+        """Request the chunks that waiting requests need, in queue order.
+
+        `reserved` is the number of blocks that must remain available to be allocated.
+        """
         self._store.release_stored()
         if not (self._links or self._store.pinned):
             return
@@ -135,6 +139,8 @@ class Linker:
                 continue
             advance = partial(self._advance, request, link, head=place == 0)
             self._faults.succeeds("request chunks", request.request_id, advance)
+            if self._pool.available < reserved:
+                self._release(link)
 
     def can_schedule(self, request: "Request") -> bool:
         """Whether a waiting request may be scheduled now: its chunks are available."""

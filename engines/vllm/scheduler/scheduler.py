@@ -91,7 +91,7 @@ class PicScheduler(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Request chunks, schedule, and tell the linker what was scheduled."""
-        self._hooks.before_schedule(self.waiting)
+        self._hooks.before_schedule(self.waiting, self._needed_by_loaded())
         self._end_failed()
         output = super().schedule(throttle_prefills)
         fresh = [r.req_id for r in output.scheduled_new_reqs]
@@ -136,6 +136,11 @@ class PicScheduler(Scheduler):
         if self._hooks.has_failed(request):
             return False
         unblocked = super()._handle_blocked_waiting_request(request)
+        if unblocked and not self._holds_kv_blocks(request):
+            # A load that failed: its blocks are free again, but vLLM goes on to keep as many from
+            # other loads as the request needs (`_update_waiting_for_remote_kv`). Loads that fail
+            # together would keep so many that none of them could be tried again.
+            self._inflight_prefills.discard(request)
         return unblocked and self._hooks.can_schedule(request)
 
     def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
@@ -190,6 +195,15 @@ class PicScheduler(Scheduler):
         """Whether the waiting requests need more blocks than are available."""
         waiting = [r for r in self.waiting if not self.linker.is_own(r)]
         return sum(map(self.linker.blocks_needed, waiting)) > self._pool.available
+
+    def _needed_by_loaded(self) -> int:
+        """Blocks that requests still need whose loads have ended.
+
+        vLLM schedules these first, and nothing after them as long as they do not get their blocks.
+        """
+        receiving = self._receiving() - self.finished_recving_kv_req_ids
+        loaded = (r for r in self.kv_holding_waiting if r.request_id not in receiving)
+        return sum(map(self._request_remaining_blocks, loaded))
 
     def _receiving(self) -> set[str]:
         return {

@@ -1,8 +1,12 @@
 """A small engine over four chunks, for the tests of the chunk cache."""
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
+from picbench.engines.chunk_cache.tiers.stack import TierStack
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Request, Result
@@ -26,3 +30,19 @@ def config(llama: Path, **changes: Any) -> EngineConfig:
 
 def serve(engine: Engine, *requests: Request) -> list[Result]:
     return engine.generate(requests, max_tokens=4, logprobs=4, ignore_eos=True)
+
+
+@contextmanager
+def using_tiers(engine: Engine, *tiers: Any, deadline: float = 30.0) -> Iterator[None]:
+    """Let an engine use other tiers, and ask them as if others stored in them, too."""
+    tier_client = engine._running.engine.model_executor.driver_worker.worker.tier_client
+    store = engine._running.scheduler.chunk_store
+    shared = store.shared_tiers
+    with closing(TierStack([GuardedTier(tier, deadline=deadline) for tier in tiers])) as stack:
+        tier_client._stack, before = stack, tier_client._stack
+        store.shared_tiers = True
+        try:
+            yield
+            engine.drain()
+        finally:
+            tier_client._stack, store.shared_tiers = before, shared

@@ -1,17 +1,14 @@
 """The chunk cache in a running engine: tiers, copies, faults, pins, pressure."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chunk_bench import BLOCKS, config, serve
+from chunk_bench import BLOCKS, config, serve, using_tiers
 from tier_faults import Dead, Far, Flipping, Full, Lying, Stuck, Torn
 
 from picbench.engines.chunk_cache.tiers.backends.host import Host
-from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
-from picbench.engines.chunk_cache.tiers.stack import TierStack
 from picbench.engines.engine import Engine
 from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Chunk, Request, Text
@@ -124,22 +121,6 @@ def test_tenants_do_not_meet_in_a_tier(engine: Engine, chunks: list[Chunk], ques
 
 
 # Faults: each costs time, none an answer.
-
-
-@contextmanager
-def using_tiers(engine: Engine, *tiers: Any, deadline: float = 30.0) -> Iterator[None]:
-    """Let an engine use other tiers, and ask them as if others stored in them, too."""
-    tier_client = engine._running.engine.model_executor.driver_worker.worker.tier_client
-    store = engine._running.scheduler.chunk_store
-    shared = store.shared_tiers
-    with closing(TierStack([GuardedTier(tier, deadline=deadline) for tier in tiers])) as stack:
-        tier_client._stack, before = stack, tier_client._stack
-        store.shared_tiers = True
-        try:
-            yield
-            engine.drain()
-        finally:
-            tier_client._stack, store.shared_tiers = before, shared
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
