@@ -20,6 +20,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--storm", type=int, default=600, help="requests of the eviction storm")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give a storm of many requests a second for each."""
+    seconds = max(float(config.getini("timeout")), config.getoption("--storm"))
+    for item in items:
+        if "storm" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(seconds))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let libraries warn about their own code, also at import; picbench's warnings are errors."""
     for library in ("torch", "transformers", "vllm"):
