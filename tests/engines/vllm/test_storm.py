@@ -212,7 +212,7 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_small_storms_of_all_kinds_of_requests(layers: Path, tmp_path: Path, draw: Any) -> None:
     """All options, awkward lengths, tenants, several answers a request, and two tiers at once."""
-    requests = draw_mix(draw, 3, 40)
+    requests = draw_mix(draw, 3, 32)
     expected: Tokens = {}
     for blocks, tiers in [(2000, ""), *STARVED_OF_ALL]:
         storm, place = Storm(len(requests), 320), tiers.format(tmp_path)
