@@ -20,6 +20,9 @@ ALGORITHMS = (
     "prefix",
     "mepic:pad=paper",
     "naive:anchored=on",
+    "block-attention",
+    "prompt-cache",
+    "kvlink:n=5",
 )
 
 #: The algorithm of requests without chunks.

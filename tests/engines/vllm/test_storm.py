@@ -162,7 +162,17 @@ def test_a_storm_changes_no_output_and_leaks_nothing(
 
 
 #: Requests that use pages which others link, others, and some that reuse nothing.
-MIXED = [*["epic:k=16", "naive"] * 2, *ALGORITHMS, "mepic:pad=paper", "prefix"]
+MIXED = [
+    *["epic:k=16", "naive"] * 2,
+    *ALGORITHMS,
+    "mepic:pad=paper",
+    "mepic:blocks=2",
+    "epic:k=4:bos=chunk",
+    "block-attention",
+    "prompt-cache",
+    "kvlink:n=5:first=500",
+    "prefix",
+]
 #: Blocks and tiers: no tier, one that takes hardly a chunk, one that loses most, one that has room.
 STARVED_OF_ALL = [(120, ""), (120, "host:30KiB,disk:{}:2MiB"), (200, "host:60KiB")]
 STARVED = [(90, "host:20KiB"), (90, "host:60KiB"), (140, ""), (220, "disk:{}:4MiB")]
