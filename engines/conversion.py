@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from picbench.engines.algorithms import Registry, Reuse
+from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.planning.documents import upto
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.request import (
     FAILED,
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 
     from picbench.engines.planning.plan import Canonical
     from picbench.engines.vllm.scheduler.linker import PromptCost
+
+
+#: Segments and their tokens.
+_Tokenized = Sequence[tuple[PromptSegment, tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ class RequestPreparer:
         params = self._params(limit, logprobs, ignore_eos)
         tag = f"request-{next(self._numbers)}"
         algorithm = self._registry.parse(request.algorithm or self._config.algorithm)
-        args = _args(segments, algorithm.spec, tag)
+        args = self._args(segments, algorithm, tag)
         if self._config.stock:
             if args.positions or args.slots:
                 raise ConfigError("stock vLLM has no positions", hint="leave `position` out")
@@ -103,7 +108,7 @@ class RequestPreparer:
         settings = PicSettings.given(running.engine.vllm_config.additional_config)
         assert settings is not None
         layout = settings.layout(self._algorithm, request.salt, BLOCK_SIZE)
-        given = cut(tokens, _args(segments, self._algorithm.spec, None), layout.pad_token)
+        given = cut(tokens, self._args(segments, self._algorithm), layout.pad_token)
         planned = self._algorithm.arrange(given, layout)
         return next(iter(lay_out(planned, self._algorithm.plan_chunk, layout).canonicals), None)
 
@@ -111,6 +116,39 @@ class RequestPreparer:
         if segment.tokens is not None:
             return segment.tokens
         return self._tokenizer.encode(segment.text or "")
+
+    def _args(
+        self, segments: _Tokenized, algorithm: Algorithm, tag: str | None = None
+    ) -> RequestArgs:
+        args = _args(segments, algorithm.spec, tag)
+        if not algorithm.documents:
+            return args
+        return replace(args, documents=self._documents(segments))
+
+    def _documents(self, segments: _Tokenized) -> tuple[tuple[int, ...], ...]:
+        """The documents of all chunks up to the chunks' ends, as `RequestArgs` has them."""
+        chunks = [(s, tokens) for s, tokens in segments if isinstance(s, Chunk) and tokens]
+        if all(chunk.document is None for chunk, _ in chunks):
+            return ()
+        return tuple(self._document(n, *chunk) for n, chunk in enumerate(chunks, start=1))
+
+    def _document(self, number: int, chunk: Chunk, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        document = chunk.document
+        if document is None:
+            return ()
+        if not isinstance(document, str):
+            found = upto(document, tokens)
+        elif chunk.text is not None and (at := document.rfind(chunk.text)) >= 0:
+            # The text before the chunk is tokenized alone, so that the chunk keeps its tokens.
+            found = self._tokenizer.encode(document[:at]) + tokens
+        else:
+            found = None
+        if found is None:
+            raise ConfigError(
+                f"chunk {number} of the request is not in its document",
+                hint="`document` is the text, or the token ids, that the chunk was cut from",
+            )
+        return found
 
     def _params(self, limit: int, logprobs: int | None, ignore_eos: bool) -> "SamplingParams":
         from vllm import SamplingParams
@@ -172,9 +210,7 @@ def _check_fits(prompt: int, limit: int, running: Launched) -> None:
         )
 
 
-def _args(
-    segments: Sequence[tuple[PromptSegment, tuple[int, ...]]], algorithm: str, tag: str | None
-) -> RequestArgs:
+def _args(segments: _Tokenized, algorithm: str, tag: str | None) -> RequestArgs:
     spans: list[Span] = []
     positions: list[Position] = []
     slots: list[SlotSpan] = []

@@ -40,9 +40,21 @@ class Chunk(PromptSegment):
     `slots` (start, end, length) are the places in it that a request fills: tokens [start, end) of
     the chunk are this request's, and stand in a place of `length` positions. Without them, the
     chunk is the same for all requests. They need `tokens`.
+
+    `document` is what the chunk was cut from, as text or as token ids: all of it, or all up to the
+    end of the chunk, which must be in it (of several places, the last one counts). Algorithms with
+    ``context=document`` compile the chunk after what stands before it there, so that its KV knows
+    whom "he" and "it" mean. That KV then carries text which the prompt may not show: give only
+    documents that every user of the prompt's `salt` may read.
     """
 
     slots: tuple[tuple[int, int, int], ...] = ()
+    document: str | tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        super(Chunk, self).__post_init__()
+        if self.document is not None and not isinstance(self.document, str):
+            object.__setattr__(self, "document", tuple(self.document))
 
 
 @dataclass(frozen=True, slots=True)

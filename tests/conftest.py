@@ -5,12 +5,16 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Test processes share the cores; OpenMP threads that spin for each other slow all of them down
 # (measured on two cores with five processes: 20 times).
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "passive"
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+# No timing decides a test.
+settings.register_profile("picbench", deadline=None)
+settings.load_profile("picbench")
 # What tests of several packages share.
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from picbench.workloads.sample import Sample
 
@@ -15,7 +14,7 @@ class WorkloadFacts:
 
     `mean_tokens` counts prompt tokens. `reuse` is the share of all prompt tokens in chunks that
     occurred before, in an earlier prompt or earlier in the same one: the hit rate of a
-    position-independent cache that never evicts.
+    position-independent cache that never evicts. A chunk in another document is another chunk.
     """
 
     dataset: str
@@ -31,7 +30,7 @@ class WorkloadFacts:
 
 def summarise(samples: Sequence[Sample]) -> WorkloadFacts:
     """Return the facts about `samples`, of which there is at least one."""
-    chunks = [chunk.tokens for sample in samples for chunk in sample.chunks]
+    chunks = [(chunk.context, chunk.tokens) for sample in samples for chunk in sample.chunks]
     unique = set(chunks)
     total = sum(sample.prompt_tokens for sample in samples)
     return WorkloadFacts(
@@ -48,17 +47,20 @@ def summarise(samples: Sequence[Sample]) -> WorkloadFacts:
 
 
 def fingerprint(samples: Sequence[Sample]) -> str:
-    """Return the SHA-256 of the requests: segment kinds, token ids, answers, output lengths.
+    """Return the SHA-256 of the requests: segments, documents, answers, output lengths.
 
     Runs with equal fingerprints sent the same requests.
     """
     digest = hashlib.sha256()
     for sample in samples:
-        segments = [[segment.kind, segment.tokens] for segment in sample.segments]
+        segments = [
+            [segment.kind, segment.tokens, *([segment.context] if segment.before else ())]
+            for segment in sample.segments
+        ]
         line = json.dumps([sample.dataset, segments, sample.answers, sample.max_tokens])
         digest.update(line.encode() + b"\n")
     return digest.hexdigest()
 
 
-def _length(chunks: set[tuple[int, ...]] | list[tuple[int, ...]]) -> int:
-    return sum(1 for _ in chain.from_iterable(chunks))
+def _length(chunks: Iterable[tuple[tuple[int, ...], tuple[int, ...]]]) -> int:
+    return sum(len(tokens) for _, tokens in chunks)

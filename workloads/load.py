@@ -1,7 +1,7 @@
 """From a data set's name to the samples of a run."""
 
 from collections import Counter as Multiset
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -10,6 +10,7 @@ from random import Random
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets import Dataset, Reading, find
 from picbench.workloads.datasets.grid import Grid
+from picbench.workloads.drop import Drop, leads
 from picbench.workloads.prompts.chat import Chat
 from picbench.workloads.prompts.template import Template, read_prompts
 from picbench.workloads.prompts.tokens import Tokenizer, begin, encode
@@ -31,6 +32,8 @@ class _Rendering:
     tokenizer: Tokenizer
     context: int | None
     chat: Chat | None
+    documents: bool = False
+    drop: Drop | None = None
 
     def count(self, texts: Iterable[str]) -> list[int]:
         return [len(ids) for ids in encode(self.tokenizer, list(texts))]
@@ -52,8 +55,16 @@ class _Rendering:
         head, tail = self.template.render(question)
         return self.chat.wrap(head, tail) if self.chat else (head, tail)
 
-    def sample(self, row: DatasetRow) -> Sample:
-        segments = self._segments(row)
+    def sample(self, row: DatasetRow) -> Sample | None:
+        """The sample of a row; None for one from which there is nothing to drop."""
+        chunks = self.dataset.split(row.context, self.count)
+        self._check(row, chunks)
+        left_out: frozenset[int] = frozenset()
+        if self.drop:
+            left_out = leads(row.documents or self.dataset.documents(chunks), row.gold)
+            if not left_out:
+                return None
+        segments = self._segments(row, chunks, left_out)
         whole = Sample(row.id, row.dataset, segments, row.answers, self.max_tokens, row.source)
         if self.budget is None or whole.prompt_tokens <= self.budget:
             return whole
@@ -72,17 +83,40 @@ class _Rendering:
             )
         return frame
 
-    def _segments(self, row: DatasetRow) -> tuple[SampleSegment, ...]:
+    def _segments(
+        self, row: DatasetRow, chunks: Sequence[str], left_out: frozenset[int]
+    ) -> tuple[SampleSegment, ...]:
         head, tail = self.around(row.input)
-        texts = [head, *self.dataset.split(row.context, self.count), tail]
-        ids = encode(self.tokenizer, texts)
-        ids[0] = begin(self.tokenizer, ids[0])
-        last = len(texts) - 1
-        return tuple(
-            SampleSegment("text" if index in (0, last) else "chunk", text, tokens)
-            for index, (text, tokens) in enumerate(zip(texts, ids, strict=True))
-            if tokens
+        first, *ids, last = encode(self.tokenizer, [head, *chunks, tail])
+        shown = (
+            SampleSegment("chunk", text, tokens, before)
+            for number, (text, tokens, before) in enumerate(
+                zip(chunks, ids, self._before(row, chunks), strict=True)
+            )
+            if number not in left_out
         )
+        begun = SampleSegment("text", head, begin(self.tokenizer, first))
+        segments = (begun, *shown, SampleSegment("text", tail, last))
+        return tuple(segment for segment in segments if segment.tokens)
+
+    def _before(self, row: DatasetRow, chunks: Sequence[str]) -> list[SampleSegment | None]:
+        if not self.documents:
+            return [None] * len(chunks)
+        texts = self.dataset.before(chunks, row.documents)
+        pairs = zip(texts, encode(self.tokenizer, texts), strict=True)
+        return [SampleSegment("text", text, ids) if ids else None for text, ids in pairs]
+
+    def _check(self, row: DatasetRow, chunks: Sequence[str]) -> None:
+        if row.documents and len(row.documents) != len(chunks):
+            raise DataError(
+                f"{row.source}: {len(row.documents)} documents for {len(chunks)} passages",
+                hint="`documents` of a row has a number for each passage",
+            )
+        if row.gold and max(row.gold) >= len(chunks):
+            raise DataError(
+                f"{row.source}: gold passage {max(row.gold)} of {len(chunks)}",
+                hint="`gold_passages` of a row counts its passages from 0",
+            )
 
 
 def load_samples(
@@ -98,6 +132,8 @@ def load_samples(
     chat: Chat | None = None,
     grid: Grid | None = None,
     bad_rows: BadRows | None = None,
+    documents: bool = False,
+    drop: Drop | None = None,
 ) -> list[Sample]:
     """Read the rows of `dataset`, render them and tokenize every segment of the prompt alone.
 
@@ -106,18 +142,26 @@ def load_samples(
     tokens loses its middle and is marked as truncated. `max_tokens` overrides the prompt file,
     which overrides the data set. The prompt starts with a BOS token if the tokenizer adds one.
     `chat` wraps the prompt, and `grid` makes rows from text files. `bad_rows` handles malformed
-    rows; by default the first one raises.
+    rows; by default the first one raises. With `documents` chunks know what stands before them in
+    their document. `drop` leaves passages out of prompts, and rows out that have none of that sort.
 
     Raises ConfigError for a wrong name, path, template or number, DataError for a malformed row
     or when no row is left.
     """
     how = _rendering(find(dataset), tokenizer, context, max_tokens, prompts, chat)
+    how = replace(how, documents=documents, drop=drop)
     reading = Reading(how.count, seed, how.room, bad_rows or BadRows(), grid)
-    rows = _pick(how.dataset.rows(data, reading), limit, seed)
-    samples = [how.sample(row) for row in _distinct(rows)]
-    if not samples:
-        raise DataError(f"{data}: no rows for {dataset!r}", hint=_no_rows_hint(reading.bad))
-    return samples
+    rows = _distinct(_shuffle(how.dataset.rows(data, reading), seed))
+    samples = list(islice(filter(None, map(how.sample, rows)), limit))
+    if samples:
+        return samples
+    if drop:
+        raise DataError(
+            f"`drop={drop}`: no row of {dataset!r} has a passage to leave out",
+            hint="it needs rows that name gold passages which continue a document, as the bundled "
+            "ones of musique, 2wikimqa and hotpotqa do",
+        )
+    raise DataError(f"{data}: no rows for {dataset!r}", hint=_no_rows_hint(reading.bad))
 
 
 def _no_rows_hint(bad: BadRows) -> str:
@@ -147,12 +191,12 @@ def _rendering(
     return _Rendering(dataset, template, length, tokenizer, context, chat)
 
 
-def _pick(rows: Iterator[DatasetRow], limit: int | None, seed: int) -> Iterator[DatasetRow]:
-    if seed:
-        shuffled = list(rows)
-        Random(seed).shuffle(shuffled)
-        rows = iter(shuffled)
-    return islice(rows, limit)
+def _shuffle(rows: Iterator[DatasetRow], seed: int) -> Iterator[DatasetRow]:
+    if not seed:
+        return rows
+    shuffled = list(rows)
+    Random(seed).shuffle(shuffled)
+    return iter(shuffled)
 
 
 def _distinct(rows: Iterable[DatasetRow]) -> Iterator[DatasetRow]:

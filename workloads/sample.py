@@ -1,6 +1,6 @@
 """A request to an engine: a prompt in segments, already tokenized."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Literal
 
@@ -9,12 +9,19 @@ from typing import Literal
 class SampleSegment:
     """A run of prompt tokens: reusable content (``chunk``) or text of this prompt (``text``).
 
-    Engines get `tokens`; `text` is for readers.
+    Engines get `tokens`; `text` is for readers. `before` is what stands before a chunk in its
+    document, which the prompt may not show: for algorithms with ``context=document``.
     """
 
     kind: Literal["text", "chunk"]
     text: str
     tokens: tuple[int, ...]
+    before: "SampleSegment | None" = None
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """The token ids before a chunk in its document."""
+        return self.before.tokens if self.before else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,10 @@ class Sample:
     max_tokens: int
     source: str = ""
     truncated: bool = False
+
+    def without_documents(self) -> "Sample":
+        """The same prompt; its chunks are from no document."""
+        return replace(self, segments=tuple(replace(s, before=None) for s in self.segments))
 
     @property
     def parts(self) -> tuple[SampleSegment, ...]:

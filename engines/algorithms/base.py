@@ -66,6 +66,11 @@ class Algorithm(ABC):
         return Pad(getattr(self, "pad", Pad.MASKED))
 
     @property
+    def documents(self) -> bool:
+        """Whether chunks are compiled after the text of their own documents, where it is given."""
+        return getattr(self, "context", "none") == "document"
+
+    @property
     def spec(self) -> str:
         """The notation that `parse` reads, ``name:option=value``."""
         options = sorted(self.options(), key=_is_named, reverse=True)
@@ -88,6 +93,9 @@ class ChunkAlgorithm(Algorithm):
 
     pad: str = option("masked", "how chunks fill whole blocks", ("masked", "paper"))
     anchored: str = option("off", "compile chunks after the prompt's first text", ("off", "on"))
+    context: str = option(
+        "none", "compile a chunk after its document's text before it", ("none", "document")
+    )
 
     @property
     def anchor(self) -> Anchor:

@@ -152,7 +152,7 @@ class ChunkStore:
             self._unfinished -= Counter(_names(canonical))
         record.owner = None
         if success and self._tiers:
-            blocks = blocks[len(canonical.anchor_pages) :]
+            blocks = blocks[canonical.anchor.blocks :]
             self.commands.stores.append(StoreCommand(record.key, blocks))
         if success and self._tiers and not shared:
             record.storing = canonical

@@ -4,9 +4,10 @@ The oracle takes a request (ordered segments, text or chunk) and a `Rule`, repea
 for each way in which it is computed, and runs Hugging Face's own Llama over that expanded sequence
 with an explicit 4-D attention mask and explicit positions:
 
-- Canonical tokens of a chunk see their own chunk, and its anchor, up to their position. They have
-  their logical positions in the prompt; rotary embeddings are relative, so this is the same as
-  compiling at position 0 and re-rotating later. A chunk that occurs twice is compiled twice.
+- Canonical tokens of a chunk see their own chunk, and before it its anchor and the text of its
+  document, up to their position. They have their logical positions in the prompt; rotary embeddings
+  are relative, so this is the same as compiling at position 0 and re-rotating later. A chunk that
+  occurs twice is compiled twice.
 - Linked tokens, text and generated tokens see one another and every canonical token that was not
   replaced by a linked one, up to their position.
 - The last token of the prompt is always computed, so a chunk that ends it has that token linked.

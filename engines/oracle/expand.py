@@ -16,8 +16,8 @@ class ExpandedRow:
 
     `compiled` is the index of the chunk (in prompt order, duplicates apart) whose compilation the
     row belongs to; None for rows of the request itself: text, linked tokens, continuation.
-    `reused` says whether the request sees the row of a compilation: not if it is a discarded anchor
-    or replaced by a linked token.
+    `reused` says whether the request sees the row of a compilation: not if it is of a discarded
+    anchor or document, or replaced by a linked token.
     """
 
     token: int
@@ -31,7 +31,7 @@ def expand(
 ) -> list[ExpandedRow]:
     """The rows of all compilations, then those of the request in logical order.
 
-    All positions are shifted by one constant so that no anchor starts below 0; rotary
+    All positions are shifted by one constant so that no compilation starts below 0; rotary
     embeddings depend on differences only. The last token of the prompt is always a row of the
     request, and each token of the continuation follows it.
     """
@@ -40,7 +40,8 @@ def expand(
     anchor = rule.anchor(_text_before_chunks(prompt))
     compilations: list[ExpandedRow] = []
     request: list[ExpandedRow] = []
-    start = shift = len(anchor)
+    documents = [rule.document(i) for i in range(sum(s.kind == "chunk" for s in prompt))]
+    start = shift = len(anchor) + max(map(len, documents), default=0)
     chunks = 0
     for place, segment in enumerate(prompt):
         tokens = segment.tokens
@@ -53,7 +54,8 @@ def expand(
             if place == len(prompt) - 1:
                 own.add(max(seen))
             hidden = own | _placeholders(segment)
-            compilations += _compilation(chunks, anchor, tokens, start, hidden)
+            before = (*anchor, *documents[chunks])
+            compilations += _compilation(chunks, before, tokens, start, hidden)
             own |= {i for i in seen if i in _placeholders(segment)}
             chunks += 1
         request += [ExpandedRow(seen[i], start + i) for i in sorted(own) if i in seen]
@@ -76,10 +78,10 @@ def _seen(segment: OracleSegment) -> dict[int, int]:
 
 
 def _compilation(
-    chunk: int, anchor: Sequence[int], tokens: Sequence[int], start: int, replaced: set[int]
+    chunk: int, before: Sequence[int], tokens: Sequence[int], start: int, replaced: set[int]
 ) -> list[ExpandedRow]:
-    first = start - len(anchor)
-    return [ExpandedRow(t, first + i, chunk, reused=False) for i, t in enumerate(anchor)] + [
+    first = start - len(before)
+    return [ExpandedRow(t, first + i, chunk, reused=False) for i, t in enumerate(before)] + [
         ExpandedRow(t, start + i, chunk, reused=i not in replaced) for i, t in enumerate(tokens)
     ]
 

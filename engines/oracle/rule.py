@@ -10,6 +10,9 @@ BLOCK = 16
 #: (index of the chunk in its prompt, its length) -> indices of the tokens to link.
 LinkedTokens = Callable[[int, int], Collection[int]]
 
+#: Index of a chunk in its prompt -> the text of its document before it.
+DocumentTokens = Callable[[int], Sequence[int]]
+
 #: The prompt's text before its first chunk -> the tokens that every chunk is compiled after.
 AnchorTokens = Callable[[Sequence[int]], Sequence[int]]
 
@@ -37,21 +40,26 @@ class Rule:
     """One algorithm.
 
     `links` selects the tokens of a chunk that are recomputed with the whole logical prefix in view.
-    `anchor` gives the tokens directly before a chunk while its canonical KV is computed; their own
-    KV is discarded. `pad` is the token that pads segments to whole blocks as in MEPIC's paper
-    (arXiv 2512.16822, section 3); None pads nothing, which equals pads that are masked and take no
-    position. `frame` changes the prompt itself, before it is padded. Both come first: links, anchor
-    and positions are those of the changed and padded prompt.
+    `anchor` and then `document` give the tokens directly before a chunk while its canonical KV is
+    computed; their own KV is discarded. `pad` is the token that pads segments to whole blocks as in
+    MEPIC's paper (arXiv 2512.16822, section 3); None pads nothing, which equals pads that are
+    masked and take no position. `frame` changes the prompt itself, before it is padded. Both come
+    first: links, anchor and positions are those of the changed and padded prompt.
     """
 
     links: LinkedTokens
     anchor: AnchorTokens = lambda _: ()
     pad: int | None = None
     frame: Frame = list
+    document: DocumentTokens = lambda _: ()
 
     def anchored(self) -> "Rule":
         """The same with chunks compiled after the prompt's text before its first chunk."""
         return replace(self, anchor=lambda prefix: prefix)
+
+    def within(self, documents: Sequence[Sequence[int]]) -> "Rule":
+        """The same with each chunk compiled after the tokens of its document, one entry a chunk."""
+        return replace(self, document=lambda index: documents[index])
 
     def padded(self, pad: int) -> "Rule":
         """The same with visible pads, token `pad`, that take positions."""

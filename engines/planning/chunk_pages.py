@@ -30,15 +30,15 @@ class ChunkPages:
     def of(
         cls,
         segment: Segment,
-        anchor: tuple[int, ...],
+        before: tuple[int, ...],
         layout: LayoutConfig,
         position: int | None = None,
     ) -> "ChunkPages":
-        """The pages of a chunk that is compiled after the tokens of `anchor`.
+        """The pages of a chunk that is compiled after the tokens in `before`.
 
         With a `position` it is compiled there, and shared between requests that have it there.
         """
-        pages = tuple(_canonical_pages(segment, anchor, layout, position))
+        pages = tuple(_canonical_pages(segment, before, layout, position))
         return cls(pages, len(segment.tokens), layout.block_size)
 
     def view(self, linked: tuple[int, ...], *, private: bool) -> ChunkView:
@@ -74,13 +74,15 @@ class PageCache:
     def find(
         self,
         segment: Segment,
-        anchor: tuple[int, ...],
+        before: tuple[int, ...],
         layout: LayoutConfig,
         position: int | None = None,
     ) -> ChunkPages:
         """The pages that `ChunkPages.of` makes of the same arguments."""
         added = None if segment.plain else (segment.lead, segment.trail, segment.placeholders)
-        name = (segment.tokens, added, anchor, position, layout.scope, layout.block_size)
+        # A document may be long, so the cache names it by its hash.
+        start = anchor_key(layout.scope, before) if before else None
+        name = (segment.tokens, added, start, position, layout.scope, layout.block_size)
         chunk = self._chunks.get(name)
         if chunk is not None:
             self._chunks.move_to_end(name)
@@ -89,7 +91,7 @@ class PageCache:
         while self._room < 0 and self._chunks:
             _, oldest = self._chunks.popitem(last=False)
             self._room += oldest.tokens
-        chunk = self._chunks[name] = ChunkPages.of(segment, anchor, layout, position)
+        chunk = self._chunks[name] = ChunkPages.of(segment, before, layout, position)
         return chunk
 
 
@@ -101,14 +103,14 @@ def used_pages(length: int, linked: Iterable[int], size: int) -> tuple[int, ...]
 
 
 def _canonical_pages(
-    segment: Segment, anchor: tuple[int, ...], layout: LayoutConfig, position: int | None
+    segment: Segment, before: tuple[int, ...], layout: LayoutConfig, position: int | None
 ) -> Iterator[Page]:
     tokens, size = segment.tokens, layout.block_size
-    key = anchor_key(layout.scope, anchor, position)
+    key = anchor_key(layout.scope, before, position)
     for begin in range(0, len(tokens), size):
         own = tokens[begin : begin + size]
         key = canonical_key(key, own)
-        first = len(anchor) + begin + (position or 0)
+        first = len(before) + begin + (position or 0)
         fill = size - len(own)
         yield Page(
             tokens=own + (tokens[-1],) * fill,

@@ -1,10 +1,10 @@
 """Keys of KV blocks: hashes of everything that a block's content depends on.
 
-A canonical block depends on its chunk's tokens so far, on the anchor that the chunk was compiled
-after and on the tenant. A computed block (linked tokens, prompt text, generated tokens) depends on
-the whole logical prefix: on the computed tokens before it and on every chunk before it, together
-with the tokens of each that were linked. Keys are SHA-256 and equal in every process, so that they
-name values in remote tiers.
+A canonical block depends on its chunk's tokens so far, on the tokens that the chunk was compiled
+after (an anchor, the text of its document) and on the tenant. A computed block (linked tokens,
+prompt text, generated tokens) depends on the whole logical prefix: on the computed tokens before it
+and on every chunk before it, together with the tokens of each that were linked. Keys are SHA-256
+and equal in every process, so that they name values in remote tiers.
 """
 
 import hashlib

@@ -4,14 +4,13 @@ An algorithm gives each chunk a `ChunkPolicy`; `lay_out` decides from those whic
 token, at which position, and which chunks must be compiled. Nothing here imports torch or vllm.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from picbench.engines.planning.chunk_pages import ChunkPages, PageCache, used_pages
-from picbench.engines.planning.keys import ChunkEvent, Key, computed_key, root_key
-from picbench.engines.planning.pages import GAP, Page, PlacedChunk, SlotKind
+from picbench.engines.planning.keys import ChunkEvent, Key, root_key
+from picbench.engines.planning.packing import AnchorText, ComputedToken, pack
+from picbench.engines.planning.pages import Page, PlacedChunk, SlotKind
 from picbench.engines.planning.placed_segments import (
     PlacedSegment,
     foreign_tokens,
@@ -59,25 +58,34 @@ class Footprint:
 
     Spare are the blocks that its largest compile adds and, for private copies, the canonical blocks
     that they are copied from: without a tier all of these must be resident at once. `end` is the
-    logical position of the first generated token; visible pads have positions, too.
+    logical position of the first generated token; visible pads have positions, too. The largest
+    compile needs `compile_slots` and positions up to `compile_end`: its chunk's document may be
+    longer than the prompt.
     """
 
     slots: int
     spare: int
     end: int
+    compile_slots: int = 0
+    compile_end: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Footprint":
+        """The footprint of a plan that was made."""
+        compiles = [c.anchor.blocks + len(c.pages) for c in plan.canonicals]
+        added = [n - len(c.used) for n, c in zip(compiles, plan.canonicals, strict=True)]
+        return cls(
+            slots=len(plan.tokens),
+            spare=max(added, default=0) + len(plan.copies),
+            end=plan.end,
+            compile_slots=max(compiles, default=0) * plan.block_size,
+            compile_end=max((c.compile_end for c in plan.canonicals), default=0),
+        )
 
 
 def measure(segments: Sequence[Segment], plan_chunk: PlanChunk, layout: LayoutConfig) -> Footprint:
     """The footprint of a plan without making it: microseconds a chunk. Raises as `lay_out`."""
     return _Builder(place(segments, layout), plan_chunk, layout, ()).measure()
-
-
-class _Token(NamedTuple):
-    """A token that the request computes."""
-
-    token: int
-    position: int
-    kind: SlotKind
 
 
 class _Builder:
@@ -101,7 +109,7 @@ class _Builder:
         self._mapped: list[PlacedChunk] = []
         self._copied: list[PlacedChunk] = []
         self._canonicals: dict[tuple[Key, tuple[int, ...]], Canonical] = {}
-        self._computed: list[_Token] = []
+        self._computed: list[ComputedToken] = []
         self._events: list[ChunkEvent] = []
 
     def build(self, prompt_tokens: int) -> Plan:
@@ -112,7 +120,7 @@ class _Builder:
                 chunks += 1
             else:
                 self._compute(segment, range(len(segment.tokens)), start, SlotKind.PROMPT)
-        computed = list(self._pack(self._computed, self._events, self._prefix_keys))
+        computed = self._pack()
         full = [page for page in computed if page.key is not None]
         covered = max((p for page in full for p in page.positions), default=-1)
         return Plan(
@@ -129,7 +137,7 @@ class _Builder:
 
     def measure(self) -> Footprint:
         size, index = self._layout.block_size, 0
-        slots = spare = held = 0
+        slots = spare = held = compiled = compile_end = 0
         known: dict[tuple[int, tuple[int, ...]], int] = {}
         for segment, start in self._placed:
             if not segment.chunk:
@@ -142,34 +150,44 @@ class _Builder:
             if name not in known:
                 known[name] = len(used_pages(*name, size))
             used = known[name]
-            anchor = -(-len(self._anchor_tokens(policy)) // size)
             slots += used * size + len(computed)
             held += used if policy.private else 0
-            spare = max(spare, anchor + pages - used if used else 0)
+            if used:
+                before = len(self._tokens_before(policy, segment))
+                needed = -(-before // size) + pages
+                spare, compiled = max(spare, needed - used), max(compiled, needed)
+                end = (start if policy.fixed else before) + len(segment.tokens)
+                compile_end = max(compile_end, end)
             index += 1
-        return Footprint(slots, spare + held, self._end)
+        return Footprint(slots, spare + held, self._end, compiled * size, compile_end)
+
+    def _pack(self) -> list[Page]:
+        size, scope = self._layout.block_size, self._layout.scope
+        keys = self._prefix_keys
+        return list(pack(self._computed, size, scope, events=self._events, prefix_keys=keys))
 
     def _compute(
         self, segment: Segment, indices: Sequence[int], start: int, kind: SlotKind
     ) -> None:
         tokens = segment.tokens
         if segment.plain:
-            self._computed += [_Token(tokens[i], start + i, kind) for i in indices]
+            self._computed += [ComputedToken(tokens[i], start + i, kind) for i in indices]
             return
         filled = segment.filled
         for i in indices:
             own = SlotKind.PROMPT if i in filled else segment.kinds(i, 1, kind)[0]
-            self._computed.append(_Token(filled.get(i, tokens[i]), start + i, own))
+            self._computed.append(ComputedToken(filled.get(i, tokens[i]), start + i, own))
 
     def _add_chunk(self, segment: Segment, start: int, index: int) -> None:
         policy = self._plan_chunk(index, len(segment.tokens))
         computed, hidden = self._links(policy, segment, start)
-        anchor = self._anchor_tokens(policy)
+        before = self._tokens_before(policy, segment)
         at = start if policy.fixed else None
-        chunk = self._chunk_pages(segment, anchor, self._layout, at)
+        chunk = self._chunk_pages(segment, before, self._layout, at)
         view = chunk.view(hidden, private=policy.private)
-        anchor_pages = self._anchor_pages(anchor, policy.anchor)
-        canonical = Canonical(chunk.pages[-1].name, anchor_pages, chunk.pages, view.used)
+        keys = tuple(self._prefix_keys) if policy.anchor is Anchor.PREFIX else ()
+        anchor = AnchorText(before, self._layout.block_size, self._layout.scope, keys)
+        canonical = Canonical(chunk.pages[-1].name, anchor, chunk.pages, view.used)
         self._events.append(ChunkEvent(start, canonical.key, hidden))
         self._compute(segment, computed, start, SlotKind.LINKED)
         if canonical.used:
@@ -202,39 +220,16 @@ class _Builder:
             sorted(links - filled.keys() | placeholders)
         )
 
+    def _tokens_before(self, policy: ChunkPolicy, segment: Segment) -> tuple[int, ...]:
+        """What a chunk is compiled after: the anchor, then its document so far."""
+        tokens = self._anchor_tokens(policy)
+        if self._layout.documents:
+            tokens += segment.context
+        if policy.fixed and tokens:
+            raise ValueError("a chunk at a fixed position has neither anchor nor document")
+        return tokens
+
     def _anchor_tokens(self, policy: ChunkPolicy) -> tuple[int, ...]:
         if policy.anchor is Anchor.NONE:
             return ()
-        if policy.fixed:
-            raise ValueError("a chunk at a fixed position has no anchor")
         return self._lead if policy.anchor is Anchor.PREFIX else (self._layout.bos,) * BOS_ANCHOR
-
-    def _anchor_pages(self, tokens: tuple[int, ...], anchor: Anchor) -> tuple[Page, ...]:
-        keys = self._prefix_keys if anchor is Anchor.PREFIX else ()
-        lead = [_Token(token, i, SlotKind.PROMPT) for i, token in enumerate(tokens)]
-        fill = -len(lead) % self._layout.block_size
-        lead += [_Token(tokens[-1], GAP, SlotKind.PAD)] * fill if tokens else []
-        return tuple(self._pack(lead, (), keys))
-
-    def _pack(
-        self, tokens: Sequence[_Token], events: Sequence[ChunkEvent], prefix_keys: Sequence[Key]
-    ) -> Iterator[Page]:
-        """Pack computed tokens into pages; full ones are keyed by the whole logical prefix."""
-        key, seen, size = root_key(self._layout.scope), 0, self._layout.block_size
-        ids, positions, kinds = zip(*tokens, strict=True) if tokens else ((), (), ())
-        for index, begin in enumerate(range(0, len(tokens), size)):
-            page = slice(begin, begin + size)
-            last = _last(positions[page])
-            upto = bisect_right(events, last, lo=seen, key=lambda event: event.start)
-            if index < len(prefix_keys):
-                key = prefix_keys[index]
-            else:
-                key = computed_key(key, ids[page], positions[page], events[seen:upto])
-            seen = upto
-            full = begin + size <= len(tokens)
-            yield Page(ids[page], positions[page], kinds[page], key if full else None)
-
-
-def _last(positions: Sequence[int]) -> int:
-    """The last visible position; they ascend, and gaps come last."""
-    return positions[-1] if positions[-1] != GAP else max(p for p in positions if p != GAP)

@@ -23,11 +23,12 @@ them, so no visible key has a larger compute index. Nothing here imports torch o
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby, repeat, takewhile
 
 from picbench.engines.planning.keys import ChunkEvent, Key, computed_key
+from picbench.engines.planning.packing import AnchorText
 from picbench.engines.planning.pages import (
     GAP,
     Page,
@@ -42,13 +43,13 @@ from picbench.engines.planning.pages import (
 class Canonical:
     """A chunk's canonical KV: compiled, looked up and evicted as a whole.
 
-    `key` is that of its last page, which covers all of its tokens. `anchor_pages` hold the tokens
-    that are in view while it is compiled; they do not belong to it. `used` are the indices of the
+    `key` is that of its last page, which covers all of its tokens. `anchor` is in view while it is
+    compiled and does not belong to it. `used` are the indices of the
     pages that a request maps or copies.
     """
 
     key: Key
-    anchor_pages: tuple[Page, ...]
+    anchor: AnchorText
     pages: tuple[Page, ...]
     used: tuple[int, ...]
 
@@ -65,27 +66,34 @@ class Canonical:
         spare = sorted(set(range(len(self.pages))).difference(self.used))
         return tuple(self.pages[index].name for index in spare)
 
+    @property
+    def compile_end(self) -> int:
+        """The position after those at which the chunk is compiled."""
+        return 1 + max(p for p in self.pages[-1].positions if p != GAP)
+
     def resident(self, resident: Callable[[Key], bool]) -> bool:
         """Whether all blocks that a request needs are resident: a chunk is used whole or not."""
         return all(map(resident, self.keys))
 
     def compile_plan(self) -> "Plan":
         """The plan of the request that compiles the chunk, alone or after its anchor."""
-        pages = (*self.anchor_pages, *self.pages)
+        return self._plan((*self.anchor.pages(), *self.pages))
+
+    def fetch_plan(self) -> "Plan":
+        """The plan of a request whose blocks a tier fills; it computes nothing."""
+        return self._plan(self.pages)
+
+    def _plan(self, pages: tuple[Page, ...]) -> "Plan":
         tokens = sum(page.real for page in pages)
         return Plan(
             placed=(),
             computed=pages,
             canonicals=(),
             prompt_tokens=tokens,
-            end=1 + max(p for p in pages[-1].positions if p != GAP),
+            end=self.compile_end,
             block_size=len(pages[0].tokens),
             tail_key=self.key,
         )
-
-    def fetch_plan(self) -> "Plan":
-        """The plan of a request whose blocks a tier fills; it computes nothing."""
-        return replace(self, anchor_pages=()).compile_plan()
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ class Segment:
     The first `lead` and last `trail` tokens are none of the user's: pads, separators, link tokens.
     `position` is the logical position of the first token, these included; None: it follows the
     segment before it. `slots`, ascending, are those of the chunk's tokens that are placeholders.
+    `context` is what stands before a chunk in its document, whether or not the prompt shows it.
     """
 
     tokens: tuple[int, ...]
@@ -71,6 +72,7 @@ class Segment:
     trail: int = 0
     position: int | None = None
     slots: tuple[Slot, ...] = ()
+    context: tuple[int, ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -138,7 +140,7 @@ class ChunkPolicy:
     logical prefix in view. `anchor` is what the chunk is compiled after. `private` copies its
     canonical KV into the request's own blocks; otherwise requests share blocks. A `fixed` chunk is
     compiled at the positions that it has in the prompt, and is another one at other positions; it
-    has no anchor.
+    has neither anchor nor document.
     """
 
     linked: Sequence[int] = ()
@@ -158,7 +160,9 @@ class LayoutConfig:
     `scope` separates tenants: plans of different scopes share no key. `pad_token` fills visible
     pads (`Pad.PAPER`) and is compiled in the place of what a request fills (`Slot`); masked pads
     repeat a token of the chunk, so that they add none to the prompt. `bos_token` fills BOS anchors,
-    `link_tokens` are those that the model was trained to link chunks with.
+    `link_tokens` are those that the model was trained to link chunks with. With `documents`, chunks
+    are compiled after the text of their documents: first the anchor, then the chunk's `context`,
+    then the chunk.
     """
 
     block_size: int = 16
@@ -167,6 +171,7 @@ class LayoutConfig:
     pad_token: int = 0
     bos_token: int | None = None
     link_tokens: tuple[int, ...] = ()
+    documents: bool = False
 
     @property
     def bos(self) -> int:

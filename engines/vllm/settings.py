@@ -107,6 +107,7 @@ class PicSettings:
             pad_token=self.pad_token,
             bos_token=self.bos_token,
             link_tokens=tuple(self.link_tokens),
+            documents=algorithm.documents,
         )
 
 

@@ -13,13 +13,15 @@ class Arm:
     """An algorithm and the engine that it runs on.
 
     `algorithm` is the canonical spec (``"epic:k=16"``), `stock` whether vLLM runs without any
-    part of picbench in it, `reuse` what of earlier requests may be reused.
+    part of picbench in it, `reuse` what of earlier requests may be reused, `documents` whether
+    chunks are compiled after the text of their documents.
     """
 
     name: str
     algorithm: str
     stock: bool
     reuse: Reuse
+    documents: bool = False
 
 
 def parse_arms(specs: Iterable[str], *, same_engine: bool = False) -> tuple[Arm, ...]:
@@ -44,7 +46,7 @@ def _arm(spec: str, same_engine: bool) -> Arm:
     except ConfigError as error:
         raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
     stock = algorithm.reuse is not Reuse.CHUNKS and not same_engine
-    return Arm(algorithm.spec, algorithm.spec, stock, algorithm.reuse)
+    return Arm(algorithm.spec, algorithm.spec, stock, algorithm.reuse, algorithm.documents)
 
 
 def _refuse_duplicates(arms: Iterable[Arm]) -> None:

@@ -36,6 +36,7 @@ def _plan(job: Job) -> Iterator[tuple[str, str]]:
         "on_bad_row",
         "prompts",
         "scoring",
+        "drop",
     ):
         yield f"--{name.replace('_', '-')}", _setting(getattr(job.config, name))
     if job.config.requests:

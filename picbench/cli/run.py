@@ -191,6 +191,13 @@ if TYPE_CHECKING:
     help="Haystack tokens and needle depths, for needle over a folder of text files.",
 )
 @click.option(
+    "--drop",
+    type=click.Choice(["lead"]),
+    show_default="nothing",
+    help="Leave passages out of prompts: what stands before a passage that the answer needs, in "
+    "its document. Only KV that was compiled with context=document knows it then.",
+)
+@click.option(
     "--output",
     metavar="DIR",
     show_default="runs/<utc>-<dataset>-<model>-<fingerprint>",

@@ -14,7 +14,8 @@ from picbench.cli.guard import traced
     "--chunks",
     required=True,
     metavar="FILE",
-    help='Chunks, one a line: {"text": "..."} or {"tokens": [1, 2, ...]}.',
+    help='Chunks, one a line: {"text": "..."} or {"tokens": [1, 2, ...]}, for context=document '
+    'with their documents: {"text": "...", "document": "..."}.',
 )
 @click.option(
     "--tiers",

@@ -25,11 +25,15 @@ class _Line(BaseModel):
 
     text: str | None = Field(None, min_length=1)
     tokens: tuple[int, ...] | None = Field(None, min_length=1, strict=False)
+    document: str | tuple[int, ...] | None = Field(None, strict=False)
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "_Line":
         if (self.text is None) == (self.tokens is None):
             raise ValueError("needs text or tokens, and not both")
+        kind = str if self.text is not None else tuple
+        if self.document is not None and not isinstance(self.document, kind):
+            raise ValueError("its document must be text for text, token ids for tokens")
         return self
 
 
@@ -97,4 +101,4 @@ def _chunk(path: Path, number: int, line: str) -> Chunk:
             f"{path}:{number}: {where + ': ' if where else ''}{first['msg'].lower()}",
             hint='one {"text": "..."} or {"tokens": [...]} a line',
         ) from error
-    return Chunk(found.text, found.tokens)
+    return Chunk(found.text, found.tokens, document=found.document)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from picbench.arms.arm import parse_arms
 from picbench.errors import ConfigError
 from picbench.output.sample_row import Score
 from picbench.run.config import RunConfig
@@ -35,6 +36,7 @@ class Workload:
     `synthetic` rows were generated. `arrivals` are seconds from the start of the
     run, None in a closed loop. `preload` is run before anything is measured, so that the chunks
     in it are cached. `requests` is the fingerprint of the request file, where there is one.
+    Chunks have documents only where an arm compiles them after these.
     """
 
     dataset: str
@@ -93,6 +95,8 @@ def _load_dataset(config: RunConfig) -> Workload:
         chat=chat,
         grid=parse_grid(config.grid) if config.grid else None,
         bad_rows=bad_rows,
+        documents=_wants_documents(config),
+        drop=config.drop,
     )
     metric, score = _score_of(dataset.name, config, model, tokenizer)
     return Workload(
@@ -109,12 +113,18 @@ def _load_dataset(config: RunConfig) -> Workload:
 
 
 def _load_requests(config: RunConfig) -> Workload:
+    if config.drop:
+        raise ConfigError(
+            "`drop` and `requests`: requests are replayed whole", hint="use `dataset`"
+        )
     path = Path(config.requests or "")
     found = read_requests(path)
     model = models.resolve(config.model)
     tokenizer = models.load_tokenizer(model)
     stream = _shortened(found.stream, config)
     check_tokens(stream, tokenizer, path)
+    if not _wants_documents(config):
+        stream = _without_documents(stream)
     _check_fits(stream.samples, config.context or model.context)
     metric, score = _score_of(found.header.dataset, config, model, tokenizer)
     return Workload(
@@ -127,6 +137,18 @@ def _load_requests(config: RunConfig) -> Workload:
         arrivals=stream.arrivals,
         preload=_preload(stream),
         requests=found.fingerprint,
+    )
+
+
+def _wants_documents(config: RunConfig) -> bool:
+    return any(arm.documents for arm in parse_arms(config.algo))
+
+
+def _without_documents(stream: Stream) -> Stream:
+    return replace(
+        stream,
+        samples=tuple(sample.without_documents() for sample in stream.samples),
+        preload=tuple(replace(chunk, before=None) for chunk in stream.preload),
     )
 
 

@@ -37,7 +37,7 @@ def print_result(
         f"pool {job.sizes.pool} blocks",
         result_table(arms, job.workload.metric),
         *verdict(arms, [arm.name for arm in job.arms if arm.reuse is Reuse.CHUNKS]),
-        *notes(job),
+        *map(worded, notes(job)),
         *traffic(arms),
         *map(worded, slow_tiers(arms)),
     )
@@ -142,6 +142,11 @@ def notes(job: Job) -> Iterator[str]:
     if not model.meaningful:
         yield f"* {model.weights} weights: accuracy not meaningful"
     yield from skipped_rows(job)
+    if job.config.drop:
+        yield (
+            "Prompts lack passages (`drop`): full does not know them either; KV that was compiled "
+            "with context=document does."
+        )
     yield "TTFT vs full: geometric mean over paired requests."
     yield "tokens/s: prompt and output tokens over the arm's own busy time."
     if job.workload.arrivals:

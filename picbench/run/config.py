@@ -52,6 +52,7 @@ class RunConfig(BaseModel):
     chat: Literal["auto", "on", "off"] = "auto"
     scoring: Literal["longbench", "cacheblend"] = "longbench"
     grid: str | None = None
+    drop: Literal["lead"] | None = None
 
     def published(self) -> dict[str, Any]:
         """The settings as JSON values for files that are passed on: without passwords."""

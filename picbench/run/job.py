@@ -151,6 +151,8 @@ def _fingerprint(config: RunConfig, arms: tuple[Arm, ...], workload: Workload, s
     settings = config.model_dump(exclude=_NEUTRAL)
     if not config.keys_without_rope:
         del settings["keys_without_rope"]  # Runs from before this setting keep their fingerprints.
+    if config.drop is None:
+        del settings["drop"]
     content = {
         "settings": settings,
         "arms": [[arm.algorithm, arm.stock] for arm in arms],

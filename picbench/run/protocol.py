@@ -118,7 +118,10 @@ def to_request(sample: Sample, algorithm: str | None = None) -> Request:
 
 
 def _segment(segment: SampleSegment) -> Text | Chunk:
-    return (Chunk if segment.kind == "chunk" else Text)(tokens=segment.tokens)
+    if segment.kind == "text":
+        return Text(tokens=segment.tokens)
+    document = segment.context + segment.tokens if segment.before else None
+    return Chunk(tokens=segment.tokens, document=document)
 
 
 def _lost(samples: Sequence[Sample], reason: str) -> GroupResult:

@@ -47,11 +47,12 @@ def measure_sizes(
     """Sizes for `samples`; a `context` and a `pool` that the user chose are taken as they are.
 
     Otherwise the pool holds `concurrency` of the longest requests and every distinct chunk, and the
-    context what `algorithms` add to prompts, up to the model's `positions`. Raises ConfigError for
+    context what `algorithms` add to prompts and what they compile chunks after, up to the model's
+    `positions`. Raises ConfigError for
     a pool below one request.
     """
     longest = max(blocks(_length(sample)) for sample in samples)
-    chunks = sum(blocks(len(tokens)) for tokens in _distinct_chunks(samples))
+    chunks = sum(blocks(len(tokens)) for _, tokens in _distinct_chunks(samples))
     if pool is not None and pool < longest:
         raise ConfigError(
             f"`kv_blocks` {pool}: the longest request needs {longest} ({BLOCK_SIZE} tokens each)",
@@ -87,7 +88,8 @@ def _need(sample: Sample, algorithms: Sequence[Algorithm]) -> int:
     planned = (
         blocks(footprint.slots + sample.max_tokens) for footprint in _footprints(sample, algorithms)
     )
-    return max([usual, *planned])
+    document = max((len(chunk.context) for chunk in sample.chunks), default=0)
+    return max([usual, *planned]) + blocks(document)
 
 
 def _context(
@@ -95,7 +97,7 @@ def _context(
 ) -> int:
     longest = max(map(_length, samples))
     ends = (
-        footprint.end + sample.max_tokens
+        max(footprint.end + sample.max_tokens, footprint.compile_end)
         for sample in samples
         for footprint in _footprints(sample, algorithms)
     )
@@ -105,11 +107,17 @@ def _context(
 
 def _footprints(sample: Sample, algorithms: Sequence[Algorithm]) -> Iterator[Footprint]:
     """What a sample needs under each algorithm that plans it."""
-    given = [Segment(s.tokens, chunk=s.kind == "chunk") for s in sample.segments if s.tokens]
+    given = [
+        Segment(s.tokens, chunk=s.kind == "chunk", context=s.context)
+        for s in sample.segments
+        if s.tokens
+    ]
     for algorithm in algorithms:
         if algorithm.reuse is Reuse.CHUNKS and sample.chunks:
             # Which tokens are added makes no difference here.
-            layout = LayoutConfig(BLOCK_SIZE, pad=algorithm.pads, bos_token=0)
+            layout = LayoutConfig(
+                BLOCK_SIZE, pad=algorithm.pads, bos_token=0, documents=algorithm.documents
+            )
             yield measure(algorithm.arrange(given, layout), algorithm.plan_chunk, layout)
 
 
@@ -121,5 +129,6 @@ def _length(sample: Sample) -> int:
     return sample.prompt_tokens + sample.max_tokens
 
 
-def _distinct_chunks(samples: Sequence[Sample]) -> set[tuple[int, ...]]:
-    return {chunk.tokens for sample in samples for chunk in sample.chunks}
+def _distinct_chunks(samples: Sequence[Sample]) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(what stands before it in its document, its tokens) of every chunk."""
+    return {(chunk.context, chunk.tokens) for sample in samples for chunk in sample.chunks}

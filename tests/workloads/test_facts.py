@@ -47,5 +47,16 @@ def test_the_fingerprint_sees_every_change(change: dict[str, Any]) -> None:
     assert fingerprint([replace(ONE, **change)]) != fingerprint([ONE])
 
 
+def test_a_chunk_in_another_document_is_another_chunk() -> None:
+    head, *chunks = ONE.segments
+    lead = SampleSegment("text", "", (9,))
+    known = replace(ONE, segments=(head, *(replace(chunk, before=lead) for chunk in chunks)))
+    assert fingerprint([known]) != fingerprint([ONE])
+    assert fingerprint([known.without_documents()]) == fingerprint([ONE])
+    found = summarise([ONE, known])
+    assert (found.unique_chunks, found.reuse) == (4, 0.0)
+    assert summarise([known, known]).unique_chunks == 2
+
+
 def test_the_fingerprint_sees_the_order() -> None:
     assert fingerprint([ONE, TWO]) != fingerprint([TWO, ONE])

@@ -1,6 +1,6 @@
 """The interface of a data set: rows, a prompt, chunks, a score."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -10,7 +10,7 @@ from picbench.errors import ConfigError
 from picbench.workloads.datasets.grid import Grid
 from picbench.workloads.metrics.f1 import f1
 from picbench.workloads.metrics.rouge import rouge_l
-from picbench.workloads.prompts.segmentation import Counter, by_tokens
+from picbench.workloads.prompts.segmentation import Counter, before, by_tokens
 from picbench.workloads.prompts.template import Template
 from picbench.workloads.sources.row import BadRows, DatasetRow, read_rows
 from picbench.workloads.sources.source import no_rows, row_files
@@ -58,6 +58,20 @@ class Dataset:
         """Cut a context into chunks: at its marks, or by tokens where there are none."""
         chunks = self.marked(context)
         return chunks if len(chunks) > 1 else by_tokens(context, count)
+
+    def documents(self, chunks: Sequence[str]) -> Sequence[Hashable]:
+        """Name the document of each chunk of a marked context: by default one of its own."""
+        return range(len(chunks))
+
+    def before(self, chunks: Sequence[str], documents: Sequence[Hashable] = ()) -> list[str]:
+        """For each chunk of a context, the text of its document that stands before it.
+
+        `documents` names the document of each chunk where the row does. A context without marks is
+        one document.
+        """
+        if len(self.marked("".join(chunks))) == 1:
+            documents = (0,) * len(chunks)
+        return before(chunks, documents or self.documents(chunks))
 
     def rows(self, data: Path, reading: Reading) -> Iterator[DatasetRow]:
         """Read the rows in `data`, round-robin over its files in the order of their names.

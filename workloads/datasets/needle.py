@@ -1,7 +1,7 @@
 """Needle in a haystack: one sentence hidden in unrelated text."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, product
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import ClassVar
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets.base import Dataset, Metric, Reading
 from picbench.workloads.datasets.grid import EPIC, Grid
-from picbench.workloads.prompts.segmentation import sentences
+from picbench.workloads.prompts.segmentation import before_in_sections, sentences
 from picbench.workloads.prompts.template import Template
 from picbench.workloads.sources.row import DatasetRow
 from picbench.workloads.sources.source import no_rows, row_files, text_files
@@ -56,6 +56,10 @@ class Needle(Dataset):
         "The text is over. Reply with the few words of the remark that are asked for.\n\n"
         "Q: {input}\nShort reply:"
     )
+
+    def before(self, chunks: Sequence[str], documents: Sequence[Hashable] = ()) -> list[str]:
+        """Sections are documents; text without sections is one, as far as the haystack goes."""
+        return before_in_sections(chunks)
 
     def rows(self, data: Path, reading: Reading) -> Iterator[DatasetRow]:
         """Read ready-made rows where there are any, else hide needles in text files.

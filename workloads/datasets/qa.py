@@ -1,9 +1,10 @@
 """The base of the multi-hop question data sets."""
 
+from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 from picbench.workloads.datasets.base import Dataset, Metric
-from picbench.workloads.prompts.segmentation import passages
+from picbench.workloads.prompts.segmentation import passages, title
 from picbench.workloads.prompts.template import Template
 
 
@@ -23,3 +24,7 @@ class PassageQA(Dataset):
     def marked(self, context: str) -> list[str]:
         """Cut before every passage."""
         return passages(context)
+
+    def documents(self, chunks: Sequence[str]) -> Sequence[Hashable]:
+        """Passages with one title are from one article; one without a title is alone."""
+        return [title(chunk) or number for number, chunk in enumerate(chunks)]

@@ -1,11 +1,12 @@
 """Cut a context into chunks.
 
-Every function returns strings whose concatenation is the context.
+Every function that cuts returns strings whose concatenation is the context.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 #: Counts the tokens of each text.
@@ -18,6 +19,8 @@ _PASSAGE = re.compile(r"^Passage \d+:\n", re.MULTILINE)
 _DIALOGUE = re.compile(r"^Dialogue:", re.MULTILINE)
 _ARTICLE = re.compile(r"^Passage \d+:\n|\|{5}", re.MULTILINE)
 _SENTENCE_END = re.compile(r"[.!?][\"'\u201d\u2019)\]]*\s+|\n\s*\n")
+_TITLE = re.compile(r"Passage \d+:\n(.*\S)")
+_SECTION = re.compile(r"^Section \d+:", re.MULTILINE)
 _WORD_END = re.compile(r"\s+")
 
 
@@ -42,6 +45,33 @@ def dialogues(context: str) -> list[str]:
 def articles(context: str) -> list[str]:
     """Cut before every article: a ``Passage i:`` line, or Multi-News' own ``|||||``."""
     return _cut_before(context, _ARTICLE)
+
+
+def title(passage: str) -> str | None:
+    """The line after a ``Passage i:`` line; None where there is none."""
+    found = _TITLE.match(passage)
+    return found[1] if found else None
+
+
+def before(chunks: Sequence[str], documents: Sequence[Hashable]) -> list[str]:
+    """For each chunk, the chunks before it that are from the same document, concatenated."""
+    so_far: dict[Hashable, str] = {}
+    found: list[str] = []
+    for chunk, document in zip(chunks, documents, strict=True):
+        found.append(so_far.get(document, ""))
+        so_far[document] = found[-1] + chunk
+    return found
+
+
+def before_in_sections(chunks: Sequence[str]) -> list[str]:
+    """For each chunk, the text from the ``Section i:`` line above it; all of it without such lines.
+
+    A chunk in which a section begins belongs to the section of its first character.
+    """
+    text = "".join(chunks)
+    heads = [0, *(match.start() for match in _SECTION.finditer(text))]
+    starts = accumulate(map(len, chunks[:-1]), initial=0)
+    return [text[heads[bisect_right(heads, start) - 1] : start] for start in starts]
 
 
 def sentences(text: str) -> list[str]:

@@ -30,7 +30,9 @@ class DatasetRow:
     """One question with its context and the replies that count as right.
 
     `input` is the question (or the dialogue to summarise; empty where the task needs none),
-    `context` the text that is cut into chunks, `source` the row's ``file:line``.
+    `context` the text that is cut into chunks, `source` the row's ``file:line``. Where the row says
+    so, `gold` are the passages (from 0) that the answer needs, and `documents` the numbers of the
+    documents that the passages are from.
     """
 
     id: str
@@ -39,6 +41,8 @@ class DatasetRow:
     context: str
     answers: tuple[str, ...]
     source: str
+    gold: tuple[int, ...] = ()
+    documents: tuple[int, ...] = ()
 
 
 def read_rows(path: Path, dataset: str, bad: BadRows) -> Iterator[DatasetRow]:
@@ -99,4 +103,6 @@ def _parse(line: bytes, source: str, dataset: str) -> DatasetRow:
         context=found.context,
         answers=tuple(found.answers),
         source=source,
+        gold=tuple(found.gold_passages or ()),
+        documents=tuple(found.documents or ()),
     )

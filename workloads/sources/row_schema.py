@@ -2,11 +2,23 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 
 class RowSchema(BaseModel):
-    """One line of a data file, in LongBench's schema; other fields are ignored."""
+    """One line of a data file, in LongBench's schema; other fields are ignored.
+
+    Two fields are picbench's own: the passages (from 0) that the answer needs, and for each passage
+    the number of the document that it is from.
+    """
 
     model_config = ConfigDict(strict=True)
 
@@ -15,6 +27,8 @@ class RowSchema(BaseModel):
     answers: Annotated[list[str], Field(min_length=1)]
     dataset: str | None = None
     id: str | int | None = Field(default=None, alias="_id")
+    gold_passages: list[NonNegativeInt] | None = None
+    documents: list[int] | None = None
 
 
 class PromptFileSchema(BaseModel):

@@ -21,6 +21,7 @@ class Example:
     """A context, the question of a row with its reply, and further ones for training.
 
     `gold` are the passages (from 0) that the answer needs; `kind` is the sort of question.
+    `documents` numbers for each passage the account or story that it belongs to.
     """
 
     context: str
@@ -29,9 +30,10 @@ class Example:
     kind: str
     gold: tuple[int, ...] = ()
     more: tuple[Exchange, ...] = ()
+    documents: tuple[int, ...] = ()
 
     def row(self, dataset: str, name: str) -> dict[str, Any]:
-        """The row for a JSON lines file, in LongBench's schema with two more fields."""
+        """The row for a JSON lines file, in LongBench's schema with three more fields."""
         return {
             "input": self.exchange.input,
             "context": self.context,
@@ -43,6 +45,7 @@ class Example:
             "_id": name,
             "gold_passages": list(self.gold),
             "qtype": self.kind,
+            "documents": list(self.documents),
         }
 
 

@@ -70,7 +70,9 @@ def build(source: ChunkSource, tokenizer: Tokenizer, seed: int) -> Corpus:
             chunk_tokens=source.chunk_tokens or 256,
             max_tokens=source.max_tokens or 16,
         )
-    samples = load_samples(source.dataset, _rows(source), tokenizer, max_tokens=source.max_tokens)
+    samples = load_samples(
+        source.dataset, _rows(source), tokenizer, max_tokens=source.max_tokens, documents=True
+    )
     return from_samples(
         samples,
         tokenizer,

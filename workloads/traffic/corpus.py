@@ -108,7 +108,7 @@ class _Numbered:
 
     def __call__(self, chunk: SampleSegment, number: int, /) -> SampleSegment:
         text = f"Copy {number}.\n{chunk.text}"
-        return SampleSegment("chunk", text, encode(self.tokenizer, [text])[0])
+        return replace(chunk, text=text, tokens=encode(self.tokenizer, [text])[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,8 @@ def _join(
         remainder = groups.pop()
         groups[-1] += remainder
     texts = ["".join(segment.text for segment in group) for group in groups]
-    for text, ids in zip(texts, encode(tokenizer, texts), strict=True):
-        yield SampleSegment("chunk", text, ids)
+    for group, text, ids in zip(groups, texts, encode(tokenizer, texts), strict=True):
+        yield SampleSegment("chunk", text, ids, group[0].before)
 
 
 def _is_full(group: Sequence[SampleSegment], least: int, tokens: int) -> bool:

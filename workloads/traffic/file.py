@@ -3,10 +3,12 @@
 The first line is a `Header`. Each other line is a chunk or a request:
 
     {"chunk": "c0", "text": "...", "tokens": [5, 6], "preload": false}
+    {"chunk": "c1", "text": "...", "tokens": [7], "before": {"text": "...", "tokens": [5, 6]}}
     {"request": "r0", "user": 0, "arrival": 0.25, "max_tokens": 80, "answers": ["..."],
      "parts": [{"text": "...", "tokens": [1, 2]}, {"chunk": "c0"}, {"text": "...", "tokens": [3]}]}
 
-A chunk precedes the first request that contains it. `arrival` is in seconds from the start, null
+A chunk precedes the first request that contains it. `before` is what stands before it in its
+document, whether or not a request has that, too. `arrival` is in seconds from the start, null
 in a closed loop. `preload` marks chunks that are in the cache before the first request. Runs send
 the token ids; the text is for readers, and to check that a model's tokenizer makes the same ids.
 """
@@ -99,7 +101,13 @@ def _lines(stream: Stream) -> Iterator[dict[str, Any]]:
         for segment in segments:
             if segment.kind == "chunk" and segment not in names:
                 names[segment] = f"c{len(names)}"
-                yield {"chunk": names[segment], **_content(segment), "preload": segment in preload}
+                document = {"before": _content(segment.before)} if segment.before else {}
+                yield {
+                    "chunk": names[segment],
+                    **_content(segment),
+                    "preload": segment in preload,
+                    **document,
+                }
 
     yield from named(stream.preload)
     for number, sample in enumerate(stream.samples):
@@ -174,7 +182,8 @@ class _Reader:
         except ValueError as error:
             raise DataError(f"{where}: {first_problem(error)}", hint=_HINT) from error
         if isinstance(found, ChunkSchema):
-            chunk = SampleSegment("chunk", found.text, tuple(found.tokens))
+            before = _text(found.before) if found.before else None
+            chunk = SampleSegment("chunk", found.text, tuple(found.tokens), before)
             self._chunks[found.chunk] = chunk
             self._preload += [chunk] * found.preload
             return
@@ -194,10 +203,14 @@ class _Reader:
 
     def _segment(self, segment: Any, where: str) -> SampleSegment:
         if not hasattr(segment, "chunk"):
-            return SampleSegment("text", segment.text, tuple(segment.tokens))
+            return _text(segment)
         if segment.chunk not in self._chunks:
             raise DataError(f"{where}: no chunk is called {segment.chunk!r} so far", hint=_HINT)
         return self._chunks[segment.chunk]
+
+
+def _text(found: Any) -> SampleSegment:
+    return SampleSegment("text", found.text, tuple(found.tokens))
 
 
 _HINT = "a line is a chunk or a request; see picbench traffic"
@@ -219,6 +232,7 @@ def check_tokens(stream: Stream, tokenizer: Tokenizer, path: Path) -> None:
 
 
 def _segments(stream: Stream) -> Iterator[SampleSegment]:
-    yield from stream.preload
-    for sample in stream.samples:
-        yield from sample.segments
+    for segment in (*stream.preload, *(s for sample in stream.samples for s in sample.segments)):
+        yield segment
+        if segment.before:
+            yield segment.before

@@ -49,6 +49,7 @@ class ChunkSchema(_RequestFileLine):
     text: str = ""
     tokens: list[NonNegativeInt] = Field(min_length=1)
     preload: bool = False
+    before: TextSchema | None = None
 
 
 class RequestSchema(_RequestFileLine):

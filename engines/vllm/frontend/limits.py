@@ -54,6 +54,12 @@ class Limits:
                 f"the engine has room for {self.capacity} a request",
                 hint="raise `context` (vLLM: max_model_len), or send fewer chunks",
             )
+        if footprint.compile_end > self.positions or footprint.compile_slots > self.capacity:
+            raise ConfigError(
+                f"a chunk and the text that it is compiled after have {footprint.compile_end} "
+                f"tokens; the context has {self.positions}",
+                hint="raise `context`, or send a shorter document",
+            )
         if footprint.end + max_tokens > self.positions:
             raise ConfigError(
                 f"the prompt needs {footprint.end + max_tokens} positions with pads and generated "
@@ -104,6 +110,8 @@ def check_request(config: Any, request: Any, registry: Registry, *, shorten: boo
         limits = Limits.of(config)
         layout = settings.layout(algorithm, request.cache_salt, limits.block_size)
         given = cut(request.prompt_token_ids, args, layout.pad_token)
+        if args.documents:
+            _check_ids(args.documents, config.model_config.get_vocab_size())
         try:
             segments = algorithm.arrange(given, layout)
             _check_added(segments, config.model_config.get_vocab_size(), algorithm.spec)
@@ -123,6 +131,16 @@ def _check_added(segments: Sequence[Segment], vocabulary: int, spec: str) -> Non
             f"{spec} adds token {largest}, the model has {vocabulary}",
             hint="give token ids of the model's vocabulary",
         )
+
+
+def _check_ids(documents: Sequence[tuple[int, ...]], vocabulary: int) -> None:
+    """Raise ConfigError for an id that the model does not have; vLLM checks only the prompt."""
+    for index, document in enumerate(documents):
+        if document and max(document) >= vocabulary:
+            raise ConfigError(
+                f"documents[{index}] has token id {max(document)}, the model has {vocabulary}",
+                hint="send the ids of the served model's tokenizer",
+            )
 
 
 def _shorten(request: Any, capacity: int, room: int) -> None:

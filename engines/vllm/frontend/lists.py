@@ -12,7 +12,7 @@ def rows_of_integers(given: Any, name: str, width: int, hint: str) -> list[tuple
     if not is_list(given):
         raise ConfigError(f"{name} are {given!r}, not a list", hint=hint)
     for index, row in enumerate(given):
-        if not is_list(row) or len(row) != width or not all(map(_is_integer, row)):
+        if not is_list(row) or len(row) != width or not all(map(is_integer, row)):
             raise ConfigError(f"{name}[{index}] is {row!r}", hint=hint)
     return [tuple(map(int, row)) for row in given]
 
@@ -30,5 +30,6 @@ def is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer, not a truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)

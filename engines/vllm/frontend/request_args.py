@@ -13,18 +13,23 @@ position 100, and the tokens after it those that follow; ``"slots": [[0, 20, 23,
 tokens 20 to 22 fill a place of 8 positions in the first chunk (flat: ``pic_positions``,
 ``pic_slots``).
 
+With ``context=document`` a request gives the document of a chunk, whole or up to the end of the
+chunk, as token ids: ``"documents": [null, [7, 8, ...]]`` has an entry a span, and the flat
+``"pic_documents": [0, 2, 7, 8]`` has the length of each document before its ids, 0 for none.
+
 They are parsed once, on arrival, and replaced by a `RequestArgs`. When vLLM sends a request to
 another process, msgspec makes that a mapping of the same fields again.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from picbench.engines.algorithms import Registry
 from picbench.engines.planning.policy import Segment, Slot
+from picbench.engines.vllm.frontend.chunk_documents import documents_of_flat, read_documents
 from picbench.engines.vllm.frontend.lists import rows_of_flat, rows_of_integers
 from picbench.engines.vllm.frontend.placements import (
     Position,
@@ -40,6 +45,7 @@ FLAT_SPANS = "pic_spans"
 FLAT_ALGORITHM = "pic_algorithm"
 FLAT_POSITIONS = "pic_positions"
 FLAT_SLOTS = "pic_slots"
+FLAT_DOCUMENTS = "pic_documents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,8 @@ class RequestArgs:
 
     `algorithm` is a valid spec; None means the engine's default. `tag` comes back with the
     request's cost. `positions` and `slots` say where tokens stand, if not one after the other.
+    `documents` has none or one for each span: the tokens of the chunk's document up to the chunk's
+    end, empty where the chunk has no document.
     """
 
     spans: tuple[Span, ...]
@@ -55,6 +63,7 @@ class RequestArgs:
     tag: str | None = None
     positions: tuple[Position, ...] = ()
     slots: tuple[SlotSpan, ...] = ()
+    documents: tuple[tuple[int, ...], ...] = ()
 
 
 def request_args(request: Any, registry: Registry) -> RequestArgs | None:
@@ -67,7 +76,7 @@ def request_args(request: Any, registry: Registry) -> RequestArgs | None:
         return None
     found = _parsed(params.extra_args)
     if found is None:
-        found = read_args(params.extra_args, len(prompt), registry)
+        found = read_args(params.extra_args, prompt, registry)
         if found is not None:
             # Callers may share one SamplingParams between requests, hence the copy.
             request.sampling_params = copy.copy(params)
@@ -76,12 +85,12 @@ def request_args(request: Any, registry: Registry) -> RequestArgs | None:
 
 
 def read_args(
-    extra_args: Mapping[str, Any] | None, prompt_tokens: int, registry: Registry
+    extra_args: Mapping[str, Any] | None, prompt: Sequence[int], registry: Registry
 ) -> RequestArgs | None:
-    """Parse a request's PIC arguments; None if it has none.
+    """Parse the PIC arguments of a request with the token ids `prompt`; None if it has none.
 
     Raises ConfigError if spans overlap, are empty, or leave the prompt, if the algorithm is
-    unknown, for values of other types, and as `read_positions` and `read_slots`.
+    unknown, for values of other types, and as `read_positions`, `read_slots` and `read_documents`.
     """
     if not extra_args:
         return None
@@ -99,13 +108,14 @@ def read_args(
             raise ConfigError(f"the {name} is {value!r}, not a string")
     if algorithm:
         registry.parse(algorithm)
-    spans = _spans(given.get("spans", ()), prompt_tokens)
+    spans = _spans(given.get("spans", ()), len(prompt))
     return RequestArgs(
         spans,
         algorithm or None,
         tag,
-        read_positions(given.get("positions", ()), spans, prompt_tokens),
+        read_positions(given.get("positions", ()), spans, len(prompt)),
         read_slots(given.get("slots", ()), spans),
+        read_documents(given.get("documents"), spans, prompt),
     )
 
 
@@ -135,7 +145,10 @@ def cut(tokens: Sequence[int], args: RequestArgs, placeholder: int) -> list[Segm
             segments.append(Segment(tuple(tokens[first:last]), position=starts.get(first)))
         if start < end:
             slots = [slot for slot in args.slots if slot[0] == index]
-            segments.append(_chunk(tokens, (start, end), slots, placeholder, starts.get(start)))
+            chunk = _chunk(tokens, (start, end), slots, placeholder, starts.get(start))
+            document = args.documents[index] if args.documents else ()
+            before = document[: start - end]
+            segments.append(replace(chunk, context=before) if before else chunk)
         at = end
     return segments
 
@@ -173,6 +186,7 @@ def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
         "algorithm": flat.get(FLAT_ALGORITHM),
         "positions": rows_of_flat(positions, FLAT_POSITIONS, 2, "token, position, token, ..."),
         "slots": rows_of_flat(slots, FLAT_SLOTS, 4, "chunk, start, end, length, chunk, ..."),
+        "documents": documents_of_flat(flat.get(FLAT_DOCUMENTS), FLAT_DOCUMENTS),
     }
 
 

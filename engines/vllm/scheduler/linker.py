@@ -312,10 +312,7 @@ class Linker:
             )
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
-        compiles = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]
-        spare = max(compiles, default=0) + len(plan.copies)
-        footprint = Footprint(len(plan.tokens), spare, plan.end)
-        need = self._limits.check(footprint, request.max_tokens)
+        need = self._limits.check(Footprint.of(plan), request.max_tokens)
         rewrite.apply_plan(request, plan)
         self._links[request.request_id] = Link(plan, need, args.tag)
         self._store.lookup(plan.canonicals)

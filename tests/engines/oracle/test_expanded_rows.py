@@ -74,6 +74,26 @@ def test_mask_of_an_anchored_request() -> None:
     assert [row.position for row in rows] == [1, 2, 2, 3, 1, 4]
 
 
+def test_mask_of_chunks_in_documents() -> None:
+    """Each chunk is compiled after the anchor and then its own document, which is longer."""
+    rule = naive().anchored().within([(), (8, 9)])
+    rows = expand([("text", [1]), ("chunk", [2]), ("chunk", [3]), ("text", [4])], (), rule)
+    expected = [
+        # 1' 2  1" 8" 9" 3  1  4
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [0, 0, 1, 0, 0, 0, 0, 0],
+        [0, 0, 1, 1, 0, 0, 0, 0],
+        [0, 0, 1, 1, 1, 0, 0, 0],
+        [0, 0, 1, 1, 1, 1, 0, 0],
+        [0, 0, 0, 0, 0, 0, 1, 0],
+        [0, 1, 0, 0, 0, 1, 1, 1],
+    ]
+    assert torch.equal(visible(rows), torch.tensor(expected).bool())
+    assert [row.token for row in rows] == [1, 2, 1, 8, 9, 3, 1, 4]
+    assert [row.position for row in rows] == [3, 4, 2, 3, 4, 5, 3, 6]
+
+
 def test_anchor_of_a_leading_chunk_starts_at_zero() -> None:
     rows = expand([("chunk", [5, 6]), ("text", [7])], (), epic_zero(bos=1))
     assert rows[:4] == [ExpandedRow(1, position, 0, reused=False) for position in range(4)]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.keys import is_canonical
-from picbench.engines.planning.layout import lay_out, measure
+from picbench.engines.planning.layout import Footprint, lay_out, measure
 from picbench.engines.planning.pages import GAP, SlotKind
 from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Pad, Segment
@@ -14,7 +14,10 @@ from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, 
 SIZE = 16
 token = st.integers(3, 900)
 tokens = st.lists(token, min_size=1, max_size=70).map(tuple)
-segments = st.lists(st.builds(Segment, tokens=tokens, chunk=st.booleans()), min_size=1, max_size=6)
+contexts = st.just(()) | st.lists(token, max_size=40).map(tuple)
+segments = st.lists(
+    st.builds(Segment, tokens=tokens, chunk=st.booleans(), context=contexts), min_size=1, max_size=6
+)
 anchors = st.sampled_from([Anchor.NONE, Anchor.PREFIX, Anchor.BOS])
 pads = st.sampled_from(list(Pad))
 
@@ -32,8 +35,8 @@ def policies(draw):
     return plan_chunk
 
 
-def layout(pad: Pad = Pad.MASKED, scope: str = "") -> LayoutConfig:
-    return LayoutConfig(SIZE, scope, pad, pad_token=0, bos_token=1)
+def layout(pad: Pad = Pad.MASKED, scope: str = "", *, documents: bool = True) -> LayoutConfig:
+    return LayoutConfig(SIZE, scope, pad, pad_token=0, bos_token=1, documents=documents)
 
 
 def none(index: int, length: int) -> ChunkPolicy:
@@ -167,6 +170,37 @@ def test_a_chunk_has_the_same_keys_at_any_place(given_segments, policy, pad):
     assert keys[0] <= keys[1]
 
 
+@given(tokens, contexts, contexts, policies(), pads)
+def test_a_chunk_in_two_documents_has_two_keys(chunk, one, other, policy, pad):
+    """From its first key on, and so has everything after it; one where documents do not count."""
+    prompts = [
+        [Segment(chunk, chunk=True, context=context), Segment((7,) * 20)]
+        for context in (one, other)
+    ]
+    plans = [lay_out(prompt, policy, layout(pad)) for prompt in prompts]
+    shared = _all_keys(plans[0]) & _all_keys(plans[1])
+    assert shared == (_all_keys(plans[0]) if one == other else set())
+    plain = [lay_out(prompt, policy, layout(pad, documents=False)) for prompt in prompts]
+    assert plain[0] == plain[1]
+
+
+@given(tokens, contexts, policies(), pads)
+def test_a_document_does_not_change_what_a_prompt_shows(chunk, context, policy, pad):
+    """A context leaves no slot, and its compile has anchor, document and chunk in one sequence."""
+    prompt = [Segment((9, 8)), Segment(chunk, chunk=True, context=context), Segment((7,) * 20)]
+    plain = lay_out(prompt, policy, layout(pad, documents=False))
+    plan = lay_out(prompt, policy, layout(pad))
+    assert (plan.tokens, plan.positions, plan.kinds) == (plain.tokens, plain.positions, plain.kinds)
+    for canonical, bare in zip(plan.canonicals, plain.canonicals, strict=True):
+        compiled = canonical.compile_plan()
+        seen = [t for t, p in zip(compiled.tokens, compiled.positions, strict=True) if p != GAP]
+        own = len(bare.pages[0].tokens) * canonical.anchor.blocks
+        shown = [t for page in bare.pages for t in page.tokens[: page.visible]]
+        assert seen == [*bare.anchor.tokens, *context, *shown]
+        assert [p for p in compiled.positions if p != GAP] == list(range(len(seen)))
+        assert compiled.tokens[own : own + len(shown)] == shown
+
+
 @given(segments, policies(), pads)
 def test_equal_keys_mean_equal_content(given_segments, policy, pad):
     plan = lay_out(given_segments, policy, layout(pad))
@@ -193,11 +227,15 @@ def test_generated_tokens_continue_the_chain(head, question, answer):
 def test_the_footprint_is_the_plans(given_segments, policy, pad):
     plan = lay_out(given_segments, policy, layout(pad))
     footprint = measure(given_segments, policy, layout(pad))
-    spares = [len(c.anchor_pages) + len(c.pages) - len(c.used) for c in plan.canonicals]
+    spares = [c.anchor.blocks + len(c.pages) - len(c.used) for c in plan.canonicals]
     spares = [max(spares, default=0) + len(plan.copies)]
     assert footprint.slots == len(plan.tokens)
     assert footprint.end == plan.end
     assert footprint.spare == max(spares, default=0)
+    compiles = [c.compile_plan() for c in plan.canonicals]
+    assert footprint.compile_slots == max((len(c.tokens) for c in compiles), default=0)
+    assert footprint.compile_end == max((c.end for c in compiles), default=0)
+    assert footprint == Footprint.of(plan)
 
 
 def test_linking_everything_leaves_no_chunk_block():

@@ -381,6 +381,7 @@ def test_an_arm_on_other_tokens_is_invalid(harness: Harness, tmp_path: Path) -> 
         (["--dtype", "float8"], "Invalid value for '--dtype'"),
         (["--device", "tpu"], "Invalid value for '--device': 'tpu' is not one of"),
         (["--tensor-parallel", "0"], "--tensor-parallel 0: input should be greater than or equal"),
+        (["--drop", "tail"], "Invalid value for '--drop': 'tail' is not"),
         (["--limt", "1"], "Did you mean '--limit'?"),
     ],
 )
@@ -417,6 +418,7 @@ def test_an_unwritable_output_is_refused(harness: Harness, tmp_path: Path) -> No
         (["--dataset", "musique", "--data", "nowhere"], "--data nowhere: no such folder"),
         (["--dataset", "musique", "--data", ".", "--model", "shape:tine"], "'shape:tiny'"),
         (["--data", "."], "name one of --dataset and --requests"),
+        (["--requests", "r.jsonl", "--drop", "lead"], "--drop and --requests: requests are"),
     ],
 )
 def test_bad_names_reach_the_user_from_the_real_loader(

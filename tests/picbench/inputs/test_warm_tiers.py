@@ -29,6 +29,13 @@ def test_chunks_are_texts_or_tokens(tmp_path: Path) -> None:
     assert (tokens.text, tokens.tokens) == (None, (1, 2, 3))
 
 
+def test_chunks_may_name_their_documents(tmp_path: Path) -> None:
+    """As text with text, as token ids with token ids."""
+    lines = [{"text": "b", "document": "a b c"}, {"tokens": [2], "document": [1, 2]}]
+    text, tokens = read_chunks(write(tmp_path / "c.jsonl", *lines))
+    assert (text.document, tokens.document) == ("a b c", (1, 2))
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -39,6 +46,8 @@ def test_chunks_are_texts_or_tokens(tmp_path: Path) -> None:
         ('{"txt": "a"}', "txt: extra inputs"),
         ("{}", "needs text or tokens"),
         ('{"text": "a", "tokens": [1]}', "not both"),
+        ('{"text": "a", "document": [1]}', "its document must be text for text"),
+        ('{"tokens": [1], "document": "a"}', "its document must be text for text"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
@@ -57,9 +66,12 @@ def test_no_file_and_no_chunks(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_a_second_run_finds_everything_stored(tmp_path: Path) -> None:
-    file = write(tmp_path / "c.jsonl", {"tokens": list(range(10, 90))}, {"tokens": [7, 8, 9]})
+    lines: list[object] = [{"tokens": list(range(10, 90))}, {"tokens": [7, 8, 9]}]
+    lines.append({"tokens": list(range(10, 90)), "document": list(range(90))})
+    file = write(tmp_path / "c.jsonl", *lines)
     tiers = f"disk:{tmp_path / 'kv'}:64MiB"
     arguments = ["--chunks", str(file), "--tiers", tiers, "--dtype", "float32"]
+    arguments += ["--algo", "mepic:context=document"]
     first, second = (warm(*arguments) for _ in range(2))
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     cells = [
@@ -69,7 +81,7 @@ def test_a_second_run_finds_everything_stored(tmp_path: Path) -> None:
         if "│" in line
     ]
     (holds, _, stored, *_), (holds_again, _, stored_again, *_) = cells
-    assert holds == holds_again == stored == "1"
+    assert holds == holds_again == stored == "2"
     assert stored_again == "0"
 
 

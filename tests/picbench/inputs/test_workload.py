@@ -50,6 +50,28 @@ def printed(job: Job) -> str:
     return stream.getvalue()
 
 
+def test_documents_are_for_arms_that_want_them(tmp_path: Path) -> None:
+    """Without one, requests and the fingerprint of the run are those without documents."""
+    context = "Passage 1:\nOslo\nIt is old.\nPassage 2:\nOslo\nIt burned."
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(ROW | {"context": context, "gold_passages": [1]}))
+    flags = {"dataset": "musique", "data": str(file)}
+    plain, known, dropped = (
+        prepare(parse_config(flags | more), load_workload)
+        for more in (
+            {"algo": ("naive",)},
+            {"algo": ("naive,mepic:context=document",)},
+            {"algo": ("naive:context=document",), "drop": "lead"},
+        )
+    )
+    contexts = [[c.context for c in j.workload.samples[0].chunks] for j in (plain, known, dropped)]
+    lead = known.workload.samples[0].chunks[0].tokens
+    assert contexts == [[(), ()], [(), lead], [lead]]
+    assert plain.facts.fingerprint != known.facts.fingerprint
+    assert "full does not know them either" not in printed(known)
+    assert "full does not know them either" in printed(dropped)
+
+
 def test_skipped_rows_are_counted_in_both_documents(make_job: MakeJob, rows: Path) -> None:
     job = make_job()
     for document in (

@@ -11,6 +11,7 @@ from picbench.arms.messages import Failure
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
 from picbench.run.protocol import group_size, interleave, schedule, to_request, to_requests
+from picbench.workloads.sample import SampleSegment
 
 ARMS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True)
 
@@ -60,6 +61,17 @@ def test_requests_carry_token_ids_and_output_length() -> None:
     assert [segment.text for segment in request.segments] == [None] * 4
     assert request.segments[1].tokens == (1003,) * 16
     assert request.max_tokens == 9
+
+
+def test_requests_carry_the_documents_of_chunks() -> None:
+    sample = make_sample(3)
+    lead = SampleSegment("text", "", (8, 9))
+    head, chunk, other, tail = sample.segments
+    known = replace(sample, segments=(head, replace(chunk, before=lead), other, tail))
+    first, second = to_request(known).segments[1:3]
+    assert isinstance(first, Chunk)
+    assert first.document == (8, 9, *chunk.tokens)
+    assert second == Chunk(tokens=other.tokens)
 
 
 def test_a_request_may_name_the_algorithm_that_serves_it() -> None:

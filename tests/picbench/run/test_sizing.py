@@ -1,5 +1,7 @@
 """Context and pool for a workload."""
 
+from dataclasses import replace
+
 import pytest
 from harness_fakes import make_sample
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from picbench.engines.algorithms import parse
 from picbench.errors import ConfigError
 from picbench.run.sizing import CHUNK_EXTRA, SPARE, blocks, measure_sizes
+from picbench.workloads.sample import SampleSegment
 
 
 def test_sizes_by_hand() -> None:
@@ -43,6 +46,24 @@ def test_the_pool_has_room_for_what_algorithms_add() -> None:
 
     assert pool("full", "naive", "epic", "mepic") == pool()
     assert pool("kvlink:n=500") >= pool() + 500 // 16 - CHUNK_EXTRA
+
+
+def test_documents_that_prompts_do_not_show_need_room() -> None:
+    """The longest compile is the prompt's first text, a document of 100 tokens, and a chunk."""
+    plain = make_sample(1, max_tokens=2)
+    lead = SampleSegment("text", "", tuple(range(100)))
+    known = [replace(s, before=lead) if s.kind == "chunk" else s for s in plain.segments]
+    sample = replace(plain, segments=tuple(known))
+    algorithms = [parse("full"), parse("naive:anchored=on:context=document")]
+    sizes, bare = (
+        measure_sizes([s], algorithms, concurrency=1, context=None, pool=None)
+        for s in (sample, plain)
+    )
+    longest = max(len(chunk.tokens) for chunk in plain.chunks)
+    assert sizes.context == len(plain.segments[0].tokens) + 100 + longest
+    assert abs(sizes.pool - bare.pool - blocks(100)) <= 1
+    both = measure_sizes([plain, sample], algorithms, concurrency=1, context=None, pool=None)
+    assert both.chunks == 2 * bare.chunks
 
 
 def test_what_the_user_says_is_kept() -> None:

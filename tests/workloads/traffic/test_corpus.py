@@ -1,5 +1,6 @@
 """Chunks and questions from rows and from random tokens."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,16 @@ def test_rows_with_the_same_passages_are_one_topic(word_tokenizer: Any) -> None:
     ]
     assert [q.answers for q in corpus.topics[0].questions] == [("why ",), ("who ",)]
     assert (corpus.dataset, corpus.max_tokens) == ("fake", 7)
+
+
+def test_a_joined_chunk_goes_on_where_its_first_passage_does(word_tokenizer: Any) -> None:
+    made = sample(word_tokenizer, "a", ["one ", "two ", "three ", "four "], "why ")
+    head, *passages, tail = made.segments
+    known = [replace(p, before=SampleSegment("text", "x ", (n,))) for n, p in enumerate(passages)]
+    rows = [replace(made, segments=(head, *known, tail))]
+    corpus = from_samples(rows, word_tokenizer, pool=2, join=2)
+    assert [chunk.context for chunk in corpus.topics[0].chunks] == [(0,), (2,)]
+    assert corpus.renew(corpus.topics[0].chunks[1], 5).context == (2,)
 
 
 def test_topics_stop_when_the_pool_is_full(word_tokenizer: Any) -> None:

@@ -74,6 +74,23 @@ def test_a_file_written_by_hand_is_read(tmp_path: Path) -> None:
     assert stream.arrivals is None
 
 
+def test_documents_are_written_and_read(tmp_path: Path, word_tokenizer: Any) -> None:
+    """The same chunk in two documents is two chunks."""
+    ids = tuple(word_tokenizer(["a b "], add_special_tokens=False)["input_ids"][0])
+    plain = SampleSegment("chunk", "", (7,))
+    known = replace(plain, before=SampleSegment("text", "a b ", ids))
+    sample = replace(draw(Traffic(requests=1), CORPUS).samples[0], segments=(plain, known))
+    path = tmp_path / "r.jsonl"
+    write_requests(path, HEADER, Stream((sample,), (0,), preload=(known,)))
+    found = read_requests(path).stream
+    assert found.samples[0].segments == (plain, known)
+    assert found.preload == (known,)
+    check_tokens(found, word_tokenizer, path)
+    wrong = replace(plain, before=SampleSegment("text", "a b ", ids[::-1]))
+    with pytest.raises(ConfigError, match="not those of `model`'s tokenizer"):
+        check_tokens(Stream((replace(sample, segments=(wrong,)),), (0,)), word_tokenizer, path)
+
+
 def test_a_changed_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     write_requests(path, HEADER, draw(Traffic(requests=2), CORPUS))

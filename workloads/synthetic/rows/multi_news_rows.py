@@ -7,7 +7,7 @@ from picbench.workloads.synthetic.example import Example, Exchange, Level
 from picbench.workloads.synthetic.world.entities import Form
 from picbench.workloads.synthetic.world.fillers import aside
 from picbench.workloads.synthetic.world.invented_names import Split
-from picbench.workloads.synthetic.world.passages import WORDS, Passage, numbered
+from picbench.workloads.synthetic.world.passages import WORDS, Passage, accounts, numbered
 from picbench.workloads.synthetic.world.world import World
 
 #: Fewest and most articles.
@@ -165,8 +165,14 @@ def make(rng: Random, split: Split, index: int, level: Level) -> Example:
         articles.append(_article(rng, story, number, None if follows else lead))
         summary.append(story.summary.format(n=number, **lead))
     told = " ".join(summary)
-    gold = tuple(range(len(articles)))
-    return Example(numbered(articles), Exchange("", told), told, "summary", gold)
+    return Example(
+        context=numbered(articles),
+        exchange=Exchange("", told),
+        answer=told,
+        kind="summary",
+        gold=tuple(range(len(articles))),
+        documents=accounts(articles),
+    )
 
 
 def _lead(rng: Random, world: World) -> dict[str, str]:
@@ -188,4 +194,4 @@ def _article(rng: Random, story: _Story, number: str, lead: dict[str, str] | Non
         length += len(body[-1].split())
     rng.shuffle(body)
     title = story.headline if lead else f"Continued: {story.headline}"
-    return Passage(title, " ".join([opening, *body] if lead else body))
+    return Passage(title, " ".join([opening, *body] if lead else body), continues=not lead)

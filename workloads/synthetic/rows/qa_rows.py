@@ -10,7 +10,7 @@ from picbench.workloads.synthetic.example import Example, Exchange, Level
 from picbench.workloads.synthetic.world.entities import StatedFacts
 from picbench.workloads.synthetic.world.invented_names import Split
 from picbench.workloads.synthetic.world.passage_plan import PassagePlan
-from picbench.workloads.synthetic.world.passages import Passage, numbered
+from picbench.workloads.synthetic.world.passages import Passage, accounts, numbered
 from picbench.workloads.synthetic.world.plant import (
     plant_bridge_comparison,
     plant_chain,
@@ -61,6 +61,7 @@ class PassageQuestions:
             kind=question.kind,
             gold=_gold(passages, question),
             more=self._more(rng, plan.stated, level, sort),
+            documents=accounts(passages),
         )
 
     def _due(self, index: int) -> Sort:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from random import Random
 from types import MappingProxyType
 
@@ -58,11 +59,12 @@ CONTINUATIONS = ("Continued", "Second part", "More of the same", "The same, cont
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A title, a body, and the facts that the body states."""
+    """A title, a body, and the facts that the body states; `continues` the passage before it."""
 
     title: str
     body: str
     facts: tuple[Fact, ...] = ()
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def write_on(rng: Random, subject: Entity, facts: Sequence[Fact]) -> Passage:
     said += _fillers(rng, subject, _NAMELESS, said)
     if rng.random() < _AIMLESS:
         rng.shuffle(said)
-    return Passage(rng.choice(CONTINUATIONS), " ".join(said), tuple(facts))
+    return Passage(rng.choice(CONTINUATIONS), " ".join(said), tuple(facts), continues=True)
 
 
 def mention(rng: Random, passage: Passage, fact: Fact) -> Passage:
@@ -111,6 +113,11 @@ def mention(rng: Random, passage: Passage, fact: Fact) -> Passage:
     template = rng.choice(RELATIONS[fact.relation].statements)
     said = template.replace("{s}", fact.subject.name).replace("{o}", fact.object.name)
     return replace(passage, body=f"{passage.body} {said}", facts=(*passage.facts, fact))
+
+
+def accounts(passages: Sequence[Passage]) -> tuple[int, ...]:
+    """The number of the account that each passage is from: its own, or that of the one before."""
+    return tuple(accumulate(int(number and not p.continues) for number, p in enumerate(passages)))
 
 
 def numbered(passages: Sequence[Passage]) -> str:

@@ -13,7 +13,7 @@ from picbench.errors import ConfigError
 
 
 def read_args(extra, prompt_tokens):
-    return request_args.read_args(extra, prompt_tokens, Registry())
+    return request_args.read_args(extra, range(prompt_tokens), Registry())
 
 
 def test_nested_and_flat_forms_agree():
@@ -76,6 +76,47 @@ def test_cut():
         Segment((6, 7)),
     ]
     assert cut(range(3), RequestArgs(()), 0) == [Segment((0, 1, 2))]
+    assert cut(range(8), RequestArgs(((2, 4), (4, 6)), documents=((), (9, 8, 4, 5))), 0) == [
+        Segment((0, 1)),
+        Segment((2, 3), chunk=True),
+        Segment((4, 5), chunk=True, context=(9, 8)),
+        Segment((6, 7)),
+    ]
+
+
+def test_documents_in_both_forms():
+    """Whole documents or up to the chunk's end; of several places the last one counts."""
+    nested = {"spans": [[1, 3], [3, 5], [6, 8]], "documents": [None, [3, 4, 3, 4, 5, 9], []]}
+    flat = {"pic_spans": [1, 3, 3, 5, 6, 8], "pic_documents": [0, 6, 3, 4, 3, 4, 5, 9, 0]}
+    args = read_args({"pic": nested}, 10)
+    assert args.documents == ((), (3, 4, 3, 4), ())
+    assert read_args(flat, 10) == args
+
+
+@pytest.mark.parametrize(
+    ("documents", "message"),
+    [
+        ([[1, 2, 3]], "no entry for each of the 2 spans"),
+        ("12", "no entry for each of the 2 spans"),
+        ([None, 7], "documents[1] is no list of token ids"),
+        ([None, "34"], "documents[1] is no list of token ids"),
+        ([None, [3, -4]], "documents[1] is no list of token ids"),
+        ([None, [3, 4.0]], "documents[1] is no list of token ids"),
+        ([None, [3, True]], "documents[1] is no list of token ids"),
+        ([None, [2**31]], "documents[1] is no list of token ids"),
+        ([[0, 1, 2, 4], None], "documents[0] does not contain its chunk, spans[0]"),
+    ],
+)
+def test_bad_documents_are_named(documents, message):
+    with pytest.raises(ConfigError) as caught:
+        read_args({"pic": {"spans": [[1, 4], [4, 6]], "documents": documents}}, 10)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("flat", [[3, 1, 2], [-1], [1.0, 2], "1", 5, [2, 1, 2, 3]])
+def test_bad_flat_documents(flat):
+    with pytest.raises(ConfigError, match="pic_documents needs the length"):
+        read_args({"pic_spans": [1, 4], "pic_documents": flat}, 10)
 
 
 def test_positions_cut_texts_and_move_chunks():
@@ -165,7 +206,8 @@ def test_arguments_can_be_sent_to_another_process():
     from vllm import SamplingParams
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
-    places = {"positions": [[1, 8], [6, 30]], "slots": [[0, 2, 3, 2]]}
+    places: dict[str, Any] = {"positions": [[1, 8], [6, 30]], "slots": [[0, 2, 3, 2]]}
+    places["documents"] = [None, [5, 1, 1]]
     asked = request({"pic": {"spans": [[1, 4], [4, 6]], "tag": "7", **places}})
     registry = Registry()
     args = request_args.request_args(asked, registry)
