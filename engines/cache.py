@@ -52,9 +52,10 @@ class TierInfo:
 class ChunkCache:
     """Lists the chunks and tiers of one engine, and warms, pins and drops chunks.
 
-    Chunks are identified by their content under the engine's default algorithm. `prefix` is the
-    text before them, which matters only to algorithms that compile after it (``anchored=on``);
-    `salt` is the tenant whose requests may use them.
+    Chunks are identified by their content under the engine's default algorithm. What else they are
+    compiled after counts only with algorithms that do so: `prefix`, the text before them
+    (``anchored=on``), and their documents (``context=document``). `salt` is the tenant whose
+    requests may use them.
     """
 
     def __init__(

@@ -10,8 +10,8 @@ from random import Random
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets import Dataset, Reading, find
 from picbench.workloads.datasets.grid import Grid
-from picbench.workloads.drop import Drop, leads
 from picbench.workloads.prompts.chat import Chat
+from picbench.workloads.prompts.drop import Drop, leads
 from picbench.workloads.prompts.template import Template, read_prompts
 from picbench.workloads.prompts.tokens import Tokenizer, begin, encode
 from picbench.workloads.prompts.truncate import Frame, truncate

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 from rich.console import Console
 from rich.table import Table
 
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from picbench.engines.cache import TierInfo
 
 
+#: JSON has lists and no tuples.
+_Ids = Annotated[tuple[int, ...], Strict(False)]
+
+
 class _Line(BaseModel):
     """One line of a chunk file."""
 
@@ -25,7 +29,7 @@ class _Line(BaseModel):
 
     text: str | None = Field(None, min_length=1)
     tokens: tuple[int, ...] | None = Field(None, min_length=1, strict=False)
-    document: str | tuple[int, ...] | None = Field(None, strict=False)
+    document: str | _Ids | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> "_Line":

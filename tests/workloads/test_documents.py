@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from picbench.errors import DataError
 from picbench.workloads.datasets import find
-from picbench.workloads.drop import leads
 from picbench.workloads.load import load_samples
+from picbench.workloads.prompts.drop import leads
 from picbench.workloads.prompts.segmentation import before, before_in_sections
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sources.bundled import bundled_file

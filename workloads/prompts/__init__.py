@@ -1,1 +1,1 @@
-"""From a row to a prompt: templates, chat templates, segmentation, truncation."""
+"""From a row to a prompt: templates, chat templates, segmentation, what is cut off or left out."""

@@ -19,6 +19,10 @@ from picbench.workloads import models
 LENGTHS = {"A": 150, "B": 35, "C": 81, "D": 400}
 ORDERS = ("ABCD", "DCBA", "ABA", "C")
 
+#: Tokens before a chunk in its document: more than any prompt of C alone has, so that its keys are
+#: re-rotated backwards.
+BEFORE = {"A": 0, "B": 150, "C": 200, "D": 30}
+
 
 @dataclass(frozen=True, slots=True)
 class OracleCase:
@@ -35,9 +39,12 @@ def cases(vocabulary: int, orders: Sequence[str] = ORDERS) -> Iterator[OracleCas
 
     rules = {"naive": naive(), "epic:k=16": epic(16), "mepic": mepic(), "full": full()}
     draw = partial(random_tokens, vocabulary=vocabulary)
+    before = {name: draw(count, f"before {name}") for name, count in BEFORE.items()}
     for order in orders:
-        for algorithm, rule in rules.items():
-            chunks = [Chunk(tokens=draw(LENGTHS[name], name)) for name in order]
+        known = mepic().anchored().within([before[name] for name in order])
+        for algorithm, rule in {**rules, "mepic:anchored=on:context=document": known}.items():
+            tokens = [(name, draw(LENGTHS[name], name)) for name in order]
+            chunks = [Chunk(tokens=own, document=before[name] + own) for name, own in tokens]
             question = Text(tokens=draw(19, f"{order} {algorithm}"))
             segments = [Text(tokens=draw(21, "system")), *chunks, question]
             yield OracleCase(f"{algorithm} {order}", Request(segments, algorithm=algorithm), rule)
