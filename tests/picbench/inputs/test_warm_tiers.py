@@ -68,6 +68,8 @@ def test_no_file_and_no_chunks(tmp_path: Path) -> None:
 def test_a_second_run_finds_everything_stored(tmp_path: Path) -> None:
     lines: list[object] = [{"tokens": list(range(10, 90))}, {"tokens": [7, 8, 9]}]
     lines.append({"tokens": list(range(10, 90)), "document": list(range(90))})
+    text = "She lived in a small house by the river and read the news every morning. " * 3
+    lines.append({"text": text, "document": f"Ada was a writer. {text}She wrote a lot."})
     file = write(tmp_path / "c.jsonl", *lines)
     tiers = f"disk:{tmp_path / 'kv'}:64MiB"
     arguments = ["--chunks", str(file), "--tiers", tiers, "--dtype", "float32"]
@@ -81,7 +83,7 @@ def test_a_second_run_finds_everything_stored(tmp_path: Path) -> None:
         if "│" in line
     ]
     (holds, _, stored, *_), (holds_again, _, stored_again, *_) = cells
-    assert holds == holds_again == stored == "2"
+    assert holds == holds_again == stored == "3"
     assert stored_again == "0"
 
 
