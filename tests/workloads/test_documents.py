@@ -59,7 +59,7 @@ def test_text_without_marks_is_one_document(name: str) -> None:
 
 
 def test_sections_of_a_haystack_are_documents() -> None:
-    chunks = ["Section 1: Ada\n1.1 x.\n", "1.2 y.\nSection 2: Bo\n2.1 z. ", "Here. "]
+    chunks = ["Section 1: Ada\n1.1 x.\n", "1.2 y.\nSection 2: Bo\n2.1 z. ", "Here.\n"]
     found = before_in_sections([*chunks, "Section 3: Cy"])
     assert found == ["", chunks[0], "Section 2: Bo\n2.1 z. ", ""]
 

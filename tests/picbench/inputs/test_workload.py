@@ -57,7 +57,7 @@ def test_documents_are_for_arms_that_want_them(tmp_path: Path) -> None:
     file.write_text(json.dumps(ROW | {"context": context, "gold_passages": [1]}))
     flags = {"dataset": "musique", "data": str(file)}
     plain, known, dropped = (
-        prepare(parse_config(flags | more), load_workload)
+        prepare(parse_config(flags | more), load_workload, no_gpu)
         for more in (
             {"algo": ("naive",)},
             {"algo": ("naive,mepic:context=document",)},
