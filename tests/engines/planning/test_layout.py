@@ -195,7 +195,8 @@ def test_a_document_does_not_change_what_a_prompt_shows(chunk, context, policy, 
         compiled = canonical.compile_plan()
         seen = [t for t, p in zip(compiled.tokens, compiled.positions, strict=True) if p != GAP]
         own = len(bare.pages[0].tokens) * canonical.anchor.blocks
-        shown = [t for page in bare.pages for t in page.tokens[: page.visible]]
+        pairs = [pair for p in bare.pages for pair in zip(p.tokens, p.positions, strict=True)]
+        shown = [token for token, position in pairs if position != GAP]
         assert seen == [*bare.anchor.tokens, *context, *shown]
         assert [p for p in compiled.positions if p != GAP] == list(range(len(seen)))
         assert compiled.tokens[own : own + len(shown)] == shown

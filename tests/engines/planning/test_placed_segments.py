@@ -200,5 +200,8 @@ def test_bad_places_are_refused():
     with pytest.raises(ValueError, match="a chunk of empty slots"):
         empty = Segment((0,) * 4, chunk=True, slots=(Slot(0, 4, ()),))
         lay_out([Segment((9,)), empty], none, LAYOUT)
-    with pytest.raises(ValueError, match="no anchor"):
+    with pytest.raises(ValueError, match="neither anchor nor document"):
         lay_out([chunk], lambda i, n: ChunkPolicy(anchor=Anchor.BOS, fixed=True), LAYOUT)
+    with pytest.raises(ValueError, match="neither anchor nor document"):
+        known = replace(chunk, context=(1, 2))
+        lay_out([known], lambda i, n: ChunkPolicy(fixed=True), replace(LAYOUT, documents=True))
