@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from picbench.engines.vllm.scheduler.linker import Linker, PromptCost
     from picbench.engines.vllm.transfer.tier_client import TierClient
 
-#: Prompts that are submitted before a step, in steps' worth of tokens.
+#: Plain prompts that are submitted before a step, in steps' worth of tokens.
 _STEPS_AHEAD = 4
 
 #: Tokens of the longest prompt of warming up, and of its chunks.
@@ -371,18 +371,24 @@ class Engine:
         return {tag: (output, late[tag]) for tag, output in done.items()}
 
     def _ahead(self, pace: Pace[PreparedRequest]) -> Iterator[Departure[PreparedRequest]]:
-        """Requests to submit before the next step: one, and more up to a few steps' tokens.
+        """Requests to submit before the next step: one, and more while they do not fill it.
 
         Planning takes milliseconds, during which the device computes the step before. Of many long
         prompts that arrive at once the first ones start while the others are planned.
         """
         config = self._running.engine.vllm_config.scheduler_config
-        room = _STEPS_AHEAD * config.max_num_batched_tokens
+        room = config.max_num_batched_tokens
         for departure in pace.departures():
             yield departure
-            room -= len(departure.item.prompt_token_ids)
+            room -= self._new_tokens(departure.item)
             if room <= 0:
                 return
+
+    def _new_tokens(self, prepared: PreparedRequest) -> int:
+        """About how many tokens a request that was just submitted has computed."""
+        slots = self._linker.new_slots(prepared.tag) if self._linker else None
+        # Plain prompts are submitted fast, and may be cached for the most part.
+        return len(prepared.prompt_token_ids) // _STEPS_AHEAD if slots is None else slots
 
     def _submit(self, departure: Departure[PreparedRequest]) -> None:
         prepared = departure.item
@@ -395,8 +401,13 @@ class Engine:
 
     def _report(self, tag: str) -> "PromptCost | None":
         """What a request with chunks cost, once; None for a plain one."""
-        linker: Linker | None = getattr(self._running.scheduler, "linker", None)
-        return linker.take_cost(tag) if linker else None
+        return self._linker.take_cost(tag) if self._linker else None
+
+    @property
+    def _linker(self) -> "Linker | None":
+        """The scheduler's; None in a stock engine."""
+        found: Linker | None = getattr(self._running.scheduler, "linker", None)
+        return found
 
 
 def _versions() -> dict[str, str]:

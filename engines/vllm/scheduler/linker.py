@@ -281,6 +281,17 @@ class Linker:
         planned = self._links.get(request_id) or self._jobs.find(request_id)
         return planned.plan if planned else None
 
+    def new_slots(self, tag: str) -> int | None:
+        """Slots that a waiting request has computed, its missing chunks' among them.
+
+        None for a plain request.
+        """
+        link = next((link for link in reversed(self._links.values()) if link.tag == tag), None)
+        if link is None:
+            return None
+        missing = (c for c in link.plan.canonicals if not self._available(c, link))
+        return self._block_size * (len(link.plan.computed) + sum(len(c.pages) for c in missing))
+
     def held(self) -> "list[KVCacheBlock]":
         """Blocks referenced for waiting requests and for pins."""
         waiting = [block for link in self._links.values() for block in link.held.values()]

@@ -68,22 +68,41 @@ def test_an_idle_engine_holds_nothing_in_its_ledger(llama: Path) -> None:
     assert idle[-1].resident > 0
 
 
+def told(engine: Engine, requests: list[Request], patch: pytest.MonkeyPatch) -> list[str]:
+    """What an engine with steps of 100 tokens does in turn: submits requests, and steps."""
+    calls: list[str] = []
+    running = engine._running.engine
+    with patch.context() as changed:
+        changed.setattr(running.vllm_config.scheduler_config, "max_num_batched_tokens", 100)
+        for name, owner in {"_submit": engine, "step": running}.items():
+            call = getattr(owner, name)
+            changed.setattr(
+                owner, name, lambda *a, name=name, call=call: [calls.append(name), call(*a)][1]
+            )
+        found = engine.generate(requests, ignore_eos=True)
+    assert calls.count("_submit") == len(requests)
+    engine.reset()
+    expected = engine.generate(requests, ignore_eos=True, concurrency=1)
+    assert [r.tokens for r in found] == [r.tokens for r in expected]
+    return calls
+
+
 def test_the_first_of_many_long_prompts_start_while_others_are_planned(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     requests = [Request([Text(tokens=tuple(range(n, n + 150)))], max_tokens=2) for n in range(12)]
-    told: list[str] = []
     with Engine(_config(llama)) as engine:
-        expected = engine.generate(requests, ignore_eos=True, concurrency=1)
-        running = engine._running.engine
-        config = running.vllm_config.scheduler_config
-        monkeypatch.setattr(config, "max_num_batched_tokens", 100)
-        for name, owner in {"_submit": engine, "step": running}.items():
-            call = getattr(owner, name)
-            monkeypatch.setattr(
-                owner, name, lambda *a, name=name, call=call: [told.append(name), call(*a)][1]
-            )
-        found = engine.generate(requests, ignore_eos=True)
-    assert told[:8] == ["_submit"] * 3 + ["step"] + ["_submit"] * 3 + ["step"]
-    assert told.count("_submit") == len(requests)
-    assert [r.tokens for r in found] == [r.tokens for r in expected]
+        calls = told(engine, requests, monkeypatch)
+    assert calls[:8] == ["_submit"] * 3 + ["step"] + ["_submit"] * 3 + ["step"]
+
+
+def test_a_prompt_whose_chunks_are_missing_starts_before_others_are_planned(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks = [Chunk(tokens=tuple(range(n, n + 120))) for n in range(4)]
+    requests = [Request([chunk, Text(tokens=(7, 8, 9))], "naive", 2) for chunk in chunks]
+    with Engine(_config(llama)) as engine:
+        cold = told(engine, requests, monkeypatch)
+        warm = told(engine, requests, monkeypatch)
+    assert cold[:4] == ["_submit", "step", "_submit", "step"]
+    assert warm[:5] == ["_submit"] * 4 + ["step"]
