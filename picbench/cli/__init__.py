@@ -3,6 +3,7 @@
 import click
 
 from picbench.cli.doctor import doctor
+from picbench.cli.explain import explain
 from picbench.cli.guard import GuardedGroup
 from picbench.cli.listing import listing
 from picbench.cli.measure import measure
@@ -28,5 +29,6 @@ main.add_command(traffic)
 main.add_command(warm)
 main.add_command(reproduce)
 main.add_command(measure)
+main.add_command(explain)
 main.add_command(listing)
 main.add_command(doctor)
