@@ -4,6 +4,9 @@ A request that a fault ends has the reason as its stop reason (`PicScheduler`). 
 "error" vLLM's server makes a 500 that says "Internal server error", whatever the stop reason
 (vllm/entrypoints/generate/base/serving.py, `_raise_if_error`). `AsyncLLM.generate`, which all of
 its endpoints call, is therefore extended: it raises the error that the server answers with.
+
+Of several samples that are not streamed, upstream keeps what ended until all have. A sample that
+failed is passed on at once, so that its siblings are aborted: none of them is going to be read.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -34,14 +37,21 @@ _PARAMETERS = (
     "reasoning_parser_kwargs",
 )
 
+#: Upstream `ParentRequest.get_outputs` (vllm/v1/engine/parallel_sampling.py:102).
+_OF_SAMPLES = ("self", "child_request_id", "completion_output")
+
 
 def tell_reasons() -> None:
-    """Install the extension; done again, it does nothing."""
+    """Install the extensions; done again, it does nothing."""
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.parallel_sampling import ParentRequest
 
     if not getattr(AsyncLLM.generate, "tells_reasons", False):
         check_signature(AsyncLLM.generate, _PARAMETERS)
+        check_signature(ParentRequest.get_outputs, _OF_SAMPLES)
         AsyncLLM.generate = _telling(AsyncLLM.generate)  # type: ignore[method-assign]
+        early = _early(ParentRequest.get_outputs)
+        ParentRequest.get_outputs = early  # type: ignore[method-assign]
 
 
 def _telling(upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,12 +67,30 @@ def _telling(upstream: Callable[..., Any]) -> Callable[..., Any]:
     return generate
 
 
+def _early(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(upstream)
+    def get_outputs(
+        self: Any, child_request_id: str, completion_output: Any
+    ) -> tuple[list[Any], bool]:
+        outputs, finished = upstream(self, child_request_id, completion_output)
+        if not outputs and not finished and _failed(completion_output):
+            outputs = [completion_output]
+        return outputs, finished
+
+    return get_outputs
+
+
 def check_output(output: Any) -> None:
     """Raise vLLM's error of a failed generation if a `RequestOutput` ended with a reason.
 
     It is one that may be sent again (503) if the pool was short of blocks, and a 500 otherwise.
     """
     for one in output.outputs:
-        if one.finish_reason == "error" and isinstance(one.stop_reason, str):
+        if _failed(one):
             kind = RetryableRequestError if one.stop_reason == REJECTED else GenerationError
             raise kind(one.stop_reason)
+
+
+def _failed(completion: Any) -> bool:
+    """Whether a `CompletionOutput` ended with an error and a reason."""
+    return completion.finish_reason == "error" and isinstance(completion.stop_reason, str)

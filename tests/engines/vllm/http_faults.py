@@ -32,6 +32,8 @@ def register() -> None:
     hooks = {"plan": "on_arrival", "map": "check_hits", "copy": "_fill", "count": "on_scheduled"}
     for name, hook in hooks.items():
         setattr(Linker, hook, _failing(getattr(Linker, hook), f"fail-{name}"))
+    # vLLM puts a sample's number before the name of the endpoint.
+    Linker.on_arrival = _failing(Linker.on_arrival, "0_cmpl-fail-first")
     TierClient._load = _failing(TierClient._load, "fail-load")
 
 

@@ -54,7 +54,7 @@ class HttpServer:
                 if content and content != "[DONE]":
                     yield json.loads(content)
 
-    def gauge(self, name: str) -> float:
+    def metric(self, name: str) -> float:
         """The value of one of vLLM's metrics."""
         lines = self.client.get("/metrics").text.splitlines()
         return next(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))

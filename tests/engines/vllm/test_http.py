@@ -248,22 +248,44 @@ def test_a_fault_is_an_error_with_its_reason(server, prompt, fault):
     assert server.post(COMPLETIONS, **body)[1]["choices"] == served["choices"]
 
 
+def wait_until_idle(server: HttpServer, prompt: dict[str, Any]) -> None:
+    """Wait until no request is left, and no block is in use."""
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    deadline = time.monotonic() + 30
+    left = [1.0]
+    while any(left) and time.monotonic() < deadline:
+        # Metrics are set by steps, so one has to be made.
+        assert server.post(COMPLETIONS, **plain(prompt, max_tokens=1))[0] == 200
+        left = [server.metric(name) for name in names]
+    assert not any(left), dict(zip(names, left, strict=True))
+
+
+def test_a_fault_of_one_sample_ends_the_others(server, prompt):
+    """What is not streamed, too: nothing is computed for an answer that is an error already."""
+    body = planned(prompt, "mepic", max_tokens=400, temperature=1, ignore_eos=True, n=2)
+    before = server.metric("generation_tokens_total")
+    status, answer = server.post(COMPLETIONS, **body, request_id="fail-first")
+    assert status == 500, answer
+    assert "injected: 0_cmpl-fail-first" in answer["error"]["message"]
+    wait_until_idle(server, prompt)
+    assert server.metric("generation_tokens_total") - before < 400
+
+
+def test_a_fault_is_an_error_of_chats(server):
+    status, answer = chat(server, "naive", request_id="fail-plan")
+    assert status == 500, answer
+    check_fault(answer["error"], "plan")
+
+
 def test_clients_that_leave_free_their_blocks(server, prompt):
     body = planned(prompt, "mepic", max_tokens=400, ignore_eos=True, n=2)
     streams = [server.stream(COMPLETIONS, **body) for _ in range(4)]
     for stream in streams:
         next(stream)
-    assert server.gauge("num_requests_running") > 0
+    assert server.metric("num_requests_running") > 0
     for stream in streams:
         stream.close()  # type: ignore[attr-defined]
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        # Gauges are set by steps, so one has to be made.
-        assert server.post(COMPLETIONS, **plain(prompt, max_tokens=1))[0] == 200
-        if not server.gauge("num_requests_running") and not server.gauge("kv_cache_usage_perc"):
-            break
-    assert server.gauge("num_requests_running") == server.gauge("num_requests_waiting") == 0
-    assert server.gauge("kv_cache_usage_perc") == 0
+    wait_until_idle(server, prompt)
 
 
 def test_many_at_a_time(server, prompt):
