@@ -171,6 +171,30 @@ def test_a_fault_ends_one_request(
     check_sound(engine)
 
 
+def test_a_fault_ends_the_request_whose_chunks_were_requested(
+    engine: Engine,
+    requests: list[Request],
+    expected: list[Result],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not the one at the head of the queue, for which the others wait."""
+    real, ends = Linker._advance, list[tuple[int, ...]]()
+
+    def advance(self: Linker, request: Any, link: Any, *, head: bool) -> None:
+        if not head and not ends:
+            ends.append(tuple(request.prompt_token_ids[-5:]))
+            raise RuntimeError("injected")
+        real(self, request, link, head=head)
+
+    engine.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(Linker, "_advance", advance)
+        results = serve(engine, requests)
+    [failed] = ended_by_fault(results, expected)
+    assert [requests[results.index(failed)].segments[-1].tokens] == ends
+    check_sound(engine)
+
+
 @pytest.mark.parametrize(("owner", "name"), OF_NO_REQUEST)
 def test_a_fault_of_no_request_ends_none(
     engine: Engine,
@@ -182,6 +206,26 @@ def test_a_fault_of_no_request_ends_none(
 ) -> None:
     calls = fail_once(owner, name, 2)
     assert not ended_by_fault(serve(engine, requests), expected)
+    assert len(calls) > 2
+    check_sound(engine)
+
+
+def test_chunks_that_are_not_stored_end_no_request(
+    engine: Engine, requests: list[Request], expected: list[Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does one that is loaded or copied in the same step."""
+    real, calls = TierClient._store, list[int]()
+
+    def store(self: TierClient, command: Any) -> None:
+        calls.append(1)
+        if len(calls) % 2:
+            raise RuntimeError("injected")
+        real(self, command)
+
+    engine.reset()
+    with monkeypatch.context() as patch:
+        patch.setattr(TierClient, "_store", store)
+        assert not ended_by_fault(serve(engine, requests), expected)
     assert len(calls) > 2
     check_sound(engine)
 

@@ -129,3 +129,23 @@ def test_reasoning_ends_where_the_user_ended_it(
     for engine, pic in (("stock", None), ("picbench", linked)):
         text, _ = answer(engines[engine], tokens, pic, **constraint)
         assert (text in constraint["choice"]) == constrained, engine
+
+
+def test_a_parser_that_fails_ends_its_request(
+    engines: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engines["picbench"]
+    tokens = encode(engine, f"{PASSAGE}{QUESTION}[]")
+    pic = {"spans": [[0, len(encode(engine, PASSAGE))]]}
+    calls = list[int]()
+
+    def fail_once(self: Marks, input_ids: Any) -> bool:
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("injected")
+        return True
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Marks, "is_reasoning_end", fail_once)
+        assert answer(engine, tokens, pic, choice=["yes", "no"]) == ("", ())
+        assert answer(engine, tokens, pic, choice=["yes", "no"])[0] in ("yes", "no")
