@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from picbench.engines.vllm.worker.compilations import compiled_kernels, watch_compilations
+from picbench.engines.vllm.worker.compilations import (
+    CompilationLog,
+    compiled_kernels,
+    watch_compilations,
+)
 
 knobs: Any = pytest.importorskip("triton").knobs
 
@@ -42,3 +46,5 @@ def test_to_watch_again_is_to_begin_again(others: list[dict[str, Any]]) -> None:
         compile_one(name)
     assert compiled_kernels(None) == ["some.module.second"]
     assert len(others) == 2
+    # The first log is let go.
+    assert not isinstance(knobs.runtime.jit_post_compile_hook.before, CompilationLog)

@@ -1,6 +1,7 @@
 """The table that keys are re-rotated by, from vLLM's own rotary modules."""
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import pytest
@@ -111,6 +112,19 @@ def test_other_rotary_embeddings_are_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         rope_table(model_of(parameters), exact=True)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("way", ["forward_static", "forward_native", "forward_cuda", "forward_cpu"])
+def test_a_way_to_rotate_that_its_table_does_not_tell_is_refused(way: str) -> None:
+    model = model_of({})
+    for layer in model.children():
+        # vLLM gives the same module to all who ask for the same parameters.
+        rotary: Any = copy(layer.rotary_emb)
+        rotary.__class__ = type("Sideways", (type(rotary),), {way: lambda *_: None})
+        layer.rotary_emb = rotary
+    with pytest.raises(ConfigError, match="Sideways is not supported") as error:
+        rope_table(model)
+    assert "or a subclass with another table" in str(error.value)
 
 
 def test_layers_with_other_tables_are_refused() -> None:
