@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from picbench.engines.planning.chunk_pages import ChunkPages, PageCache, used_pages
 from picbench.engines.planning.keys import ChunkEvent, Key, root_key
-from picbench.engines.planning.packing import AnchorText, ComputedToken, pack
+from picbench.engines.planning.packing import AnchorText, ComputedToken, pack, pack_picked
 from picbench.engines.planning.pages import Page, PlacedChunk, SlotKind
 from picbench.engines.planning.placed_segments import (
     PlacedSegment,
@@ -24,8 +24,10 @@ from picbench.engines.planning.policy import (
     Anchor,
     ChunkPolicy,
     LayoutConfig,
+    Picks,
     PlanChunk,
     Segment,
+    Selection,
 )
 
 
@@ -60,7 +62,8 @@ class Footprint:
     that they are copied from: without a tier all of these must be resident at once. `end` is the
     logical position of the first generated token; visible pads have positions, too. The largest
     compile needs `compile_slots` and positions up to `compile_end`: its chunk's document may be
-    longer than the prompt.
+    longer than the prompt. `picks` says that a worker picks tokens, for which the model needs a
+    check layer.
     """
 
     slots: int
@@ -68,6 +71,7 @@ class Footprint:
     end: int
     compile_slots: int = 0
     compile_end: int = 0
+    picks: bool = False
 
     @classmethod
     def of(cls, plan: Plan) -> "Footprint":
@@ -80,6 +84,7 @@ class Footprint:
             end=plan.end,
             compile_slots=max(compiles, default=0) * plan.block_size,
             compile_end=max((c.compile_end for c in plan.canonicals), default=0),
+            picks=plan.picks is not None,
         )
 
 
@@ -111,6 +116,8 @@ class _Builder:
         self._canonicals: dict[tuple[Key, tuple[int, ...]], Canonical] = {}
         self._computed: list[ComputedToken] = []
         self._events: list[ChunkEvent] = []
+        self._selections: set[Selection | None] = set()
+        self._chunk_tokens = self._pickable = 0
 
     def build(self, prompt_tokens: int) -> Plan:
         chunks = 0
@@ -120,7 +127,8 @@ class _Builder:
                 chunks += 1
             else:
                 self._compute(segment, range(len(segment.tokens)), start, SlotKind.PROMPT)
-        computed = self._pack()
+        picks = self._picks()
+        computed = self._pack(picks)
         full = [page for page in computed if page.key is not None]
         covered = max((p for page in full for p in page.positions), default=-1)
         return Plan(
@@ -133,6 +141,7 @@ class _Builder:
             tail_key=full[-1].name if full else root_key(self._layout.scope),
             tail_events=tuple(event for event in self._events if event.start > covered),
             foreign=foreign_tokens(self._placed),
+            picks=picks,
         )
 
     def measure(self) -> Footprint:
@@ -150,6 +159,7 @@ class _Builder:
             if name not in known:
                 known[name] = len(used_pages(*name, size))
             used = known[name]
+            self._count(policy, segment, len(computed))
             slots += used * size + len(computed)
             held += used if policy.private else 0
             if used:
@@ -159,10 +169,16 @@ class _Builder:
                 end = (start if policy.fixed else before) + len(segment.tokens)
                 compile_end = max(compile_end, end)
             index += 1
-        return Footprint(slots, spare + held, self._end, compiled * size, compile_end)
+        picks = self._picks()
+        slots += picks.count if picks else 0
+        sizes = slots, spare + held, self._end, compiled * size, compile_end
+        return Footprint(*sizes, picks is not None)
 
-    def _pack(self) -> list[Page]:
+    def _pack(self, picks: Picks | None) -> list[Page]:
         size, scope = self._layout.block_size, self._layout.scope
+        if picks is not None:
+            first = next(segment.tokens[0] for segment, _ in self._placed if segment.chunk)
+            return list(pack_picked(picks.count, first, self._computed, size))
         keys = self._prefix_keys
         return list(pack(self._computed, size, scope, events=self._events, prefix_keys=keys))
 
@@ -181,6 +197,7 @@ class _Builder:
     def _add_chunk(self, segment: Segment, start: int, index: int) -> None:
         policy = self._plan_chunk(index, len(segment.tokens))
         computed, hidden = self._links(policy, segment, start)
+        self._count(policy, segment, len(computed))
         before = self._tokens_before(policy, segment)
         at = start if policy.fixed else None
         chunk = self._chunk_pages(segment, before, self._layout, at)
@@ -195,6 +212,29 @@ class _Builder:
         if view.pages:
             placed = self._copied if policy.private else self._mapped
             placed.append(PlacedChunk(view, start))
+
+    def _count(self, policy: ChunkPolicy, segment: Segment, linked: int) -> None:
+        """Count a chunk's tokens, of which a worker may pick all that are not linked yet."""
+        if policy.selection is not None and not policy.private:
+            raise ValueError("a chunk whose linked tokens are picked must be private")
+        self._selections.add(policy.selection)
+        self._chunk_tokens += len(segment.tokens)
+        self._pickable += len(segment.tokens) - linked
+
+    def _picks(self) -> Picks | None:
+        """What a worker picks; None where the linked tokens are known, or no other is left."""
+        if len(self._selections) > 1:
+            raise ValueError("chunks of one prompt have different selections")
+        selection = next(iter(self._selections), None)
+        if selection is None or not self._pickable:
+            return None
+        at = 0
+        for segment, start in self._placed:
+            if start != at or not segment.plain:
+                raise ValueError("tokens are picked in prompts without gaps, pads and empty slots")
+            at += len(segment.tokens)
+        count = min(selection.count(self._chunk_tokens), self._pickable)
+        return Picks(count, selection.deviation)
 
     def _links(
         self, policy: ChunkPolicy, segment: Segment, start: int

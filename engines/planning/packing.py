@@ -77,3 +77,16 @@ class AnchorText:
 def _last(positions: Sequence[int]) -> int:
     """The last visible position; they ascend, and gaps come last."""
     return positions[-1] if positions[-1] != GAP else max(p for p in positions if p != GAP)
+
+
+def pack_picked(
+    count: int, token: int, tokens: Sequence[ComputedToken], size: int
+) -> Iterator[Page]:
+    """Pack slots reserved for `count` picked tokens, and computed tokens, into pages without keys.
+
+    In reserved slots, `token` stands for any other.
+    """
+    every = [ComputedToken(token, GAP, SlotKind.LINKED)] * count + list(tokens)
+    for begin in range(0, len(every), size):
+        ids, positions, kinds = zip(*every[begin : begin + size], strict=True)
+        yield Page(ids, positions, kinds, None)

@@ -37,6 +37,7 @@ from picbench.engines.planning.pages import (
     kind_runs,
     position_runs,
 )
+from picbench.engines.planning.policy import Picks
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,11 @@ class Plan:
     last page and continue the chain of keys from `tail_key`, that of the last full computed page;
     `tail_events` are the chunks that no full page's key covers yet. `foreign` are the token ids
     that only pads have: no token of the user's prompt is one of them.
+
+    With `picks` a worker decides which tokens are linked. The plan reserves as many slots, the
+    first computed ones, with the position GAP and a token that stands for any other. The worker
+    gives all computed slots their tokens, again in logical order, and hides as many copied slots.
+    No page has a key, as none of its content is known before.
     """
 
     placed: tuple[PlacedChunk, ...]
@@ -118,6 +124,7 @@ class Plan:
     tail_key: Key
     tail_events: tuple[ChunkEvent, ...] = ()
     foreign: tuple[int, ...] = ()
+    picks: Picks | None = None
 
     @cached_property
     def pages(self) -> tuple[Page, ...]:
@@ -172,9 +179,14 @@ class Plan:
 
     @cached_property
     def kind_runs(self) -> tuple[tuple[SlotKind, int], ...]:
-        """Runs of slots of one kind, in compute order: the kind and how many."""
+        """Runs of slots of one kind, in compute order: the kind and how many.
+
+        The worker hides one copied slot for each token that it picks. The counts are right, and the
+        first ones stand for those that it hides.
+        """
         placed = chain.from_iterable(view.kinds for view, _ in self.placed)
-        return (*placed, *kind_runs(self.computed))
+        runs = (*placed, *kind_runs(self.computed))
+        return runs if self.picks is None else tuple(_hidden(runs, self.picks.count))
 
     @cached_property
     def shared(self) -> int:
@@ -196,7 +208,9 @@ class Plan:
     @cached_property
     def real(self) -> int:
         """Number of slots that hold a visible token of the user's."""
-        return sum(v.real for v, _ in self.placed) + sum(page.real for page in self.computed)
+        placed = sum(view.real for view, _ in self.placed)
+        hidden = self.picks.count if self.picks else 0
+        return placed + sum(page.real for page in self.computed) - hidden
 
     def pages_from(self, index: int) -> tuple[Page, ...]:
         """The pages from an index on, in compute order."""
@@ -231,3 +245,11 @@ class Plan:
             return self.end + slot - planned
         page, offset = divmod(slot, self.block_size)
         return self.pages_from(page)[0].positions[offset]
+
+
+def _hidden(runs: tuple[tuple[SlotKind, int], ...], count: int) -> Iterator[tuple[SlotKind, int]]:
+    """Runs of kinds in which the first `count` private slots count as pads."""
+    for kind, length in runs:
+        pads = min(count, length) if kind is SlotKind.PRIVATE else 0
+        count -= pads
+        yield from ((k, n) for k, n in ((SlotKind.PAD, pads), (kind, length - pads)) if n)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from itertools import chain
+from math import floor
 
 from picbench.engines.planning.pages import SlotKind
 
@@ -132,6 +133,38 @@ class Segment:
         )
 
 
+class Deviation(StrEnum):
+    """Of which KV at the check layer a token's deviation is measured: of its key or its value."""
+
+    KEYS = "k"
+    VALUES = "v"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Linked tokens that are known only once the request runs: those whose KV deviates most.
+
+    They are the `share` of the tokens of all chunks, rounded down, whose KV at the check layer
+    differs most from the canonical KV (CacheBlend, arXiv 2405.16444, section 4.3).
+    """
+
+    share: float
+    deviation: Deviation
+
+    def count(self, tokens: int) -> int:
+        """How many of so many tokens are linked."""
+        # The product has rounding errors: 0.29 * 100 must be 29, not 28.
+        return floor(round(self.share * tokens, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class Picks:
+    """A selection for one prompt: `count` tokens with the largest `deviation`."""
+
+    count: int
+    deviation: Deviation
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkPolicy:
     """How one chunk of a prompt is compiled and linked.
@@ -140,13 +173,16 @@ class ChunkPolicy:
     logical prefix in view. `anchor` is what the chunk is compiled after. `private` copies its
     canonical KV into the request's own blocks; otherwise requests share blocks. A `fixed` chunk is
     compiled at the positions that it has in the prompt, and is another one at other positions; it
-    has neither anchor nor document.
+    has neither anchor nor document. With a `selection` the worker that computes the request links
+    further tokens; all chunks of a prompt have the same one then, and are private, because
+    canonical KV of the first layers is replaced.
     """
 
     linked: Sequence[int] = ()
     anchor: Anchor = Anchor.NONE
     private: bool = False
     fixed: bool = False
+    selection: Selection | None = None
 
 
 #: An algorithm as `lay_out` sees it: (index of the chunk in the prompt, its length) -> policy.

@@ -17,13 +17,14 @@ class Limits:
     """The most that one request may need.
 
     `capacity` is in KV slots, `positions` in logical positions, which RoPE's table ends with, and
-    `blocks` in blocks of the whole pool.
+    `blocks` in blocks of the whole pool. `layers` are the model's.
     """
 
     capacity: int
     positions: int
     blocks: int
     block_size: int
+    layers: int
 
     @classmethod
     def of(cls, config: Any) -> Self:
@@ -34,13 +35,20 @@ class Limits:
         capacity = config.model_config.max_model_len
         settings = PicSettings.given(config.additional_config)
         positions = settings.positions if settings else None
-        return cls(capacity, positions or capacity, blocks, cache.block_size)
+        layers = config.model_config.get_total_num_hidden_layers()
+        return cls(capacity, positions or capacity, blocks, cache.block_size, layers)
 
     def check(self, footprint: Footprint, max_tokens: int) -> int:
         """Blocks that a request needs to finish, compiles included.
 
-        Raises ConfigError if the pool or the context is too small for it.
+        Raises ConfigError if the pool or the context is too small for it, or the model has no check
+        layer that it needs.
         """
+        if footprint.picks and self.layers < 2:
+            raise ConfigError(
+                "the algorithm compares KV at the second layer, and the model has one layer",
+                hint="use a model with more layers, or cacheblend:select=first",
+            )
         slots = footprint.slots + max_tokens
         need = -(-slots // self.block_size) + footprint.spare
         if need > self.blocks:

@@ -81,14 +81,17 @@ def correct_stats(request: "Request", plan: Plan, reused: int) -> None:
 
 def _hasher(plan: Plan) -> "Hasher":
     planned = [key or _private() for key in plan.keys]
-    full = len(plan.tokens) // plan.block_size
+    size = plan.block_size
+    full = len(plan.tokens) // size
 
     def hash_new_blocks(request: "Request") -> Any:
         known, tokens = request.block_hashes, request._all_token_ids
         # Called for every token, of which fifteen in sixteen do not fill a block.
-        if (len(known) + 1) * plan.block_size > len(tokens):
+        if (len(known) + 1) * size > len(tokens):
             return []
         fresh = planned[len(known) : full]
+        if plan.picks is not None:
+            return fresh + [_private() for _ in range(max(len(known), full), len(tokens) // size)]
         return fresh + plan.generated_keys(tokens, [*known, *fresh])
 
     return hash_new_blocks

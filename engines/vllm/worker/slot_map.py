@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from picbench.engines.planning.pages import GAP
 from picbench.engines.planning.plan import Plan
+from picbench.engines.planning.policy import Picks
 
 #: The key in `SamplingParams.extra_args` under which the scheduler sends a request's `SlotMap`.
 SLOT_MAP = "pic_slot_map"
@@ -31,19 +32,21 @@ class SlotMap:
     `position_runs` are their logical positions (GAP: never visible), `cached_at_runs` the positions
     at which the keys of canonical slots were compiled (GAP: not canonical). Generated slots follow,
     the first at logical position `end`. `foreign` are the token ids that only pads have, which
-    the sampler must not count as the user's.
+    the sampler must not count as the user's. With `picks` the worker links further tokens of the
+    chunks, and only then knows what the computed slots hold (`Arrangement`).
     """
 
     position_runs: Runs
     cached_at_runs: Runs
     end: int
     foreign: tuple[int, ...] = ()
+    picks: Picks | None = None
 
     @classmethod
     def of(cls, plan: Plan) -> Self:
         """The slots of a plan."""
         positions, cached_at = tuple(plan.position_runs()), tuple(plan.cached_at_runs())
-        return cls(positions, cached_at, plan.end, plan.foreign)
+        return cls(positions, cached_at, plan.end, plan.foreign, plan.picks)
 
     @classmethod
     def plain(cls, slots: int) -> Self:
@@ -65,12 +68,21 @@ class SlotMap:
         first, counts = np.array(self.cached_at_runs, np.int32).reshape(-1, 2).T
         return np.repeat(first != GAP, counts)
 
+    @property
+    def first_computed(self) -> int:
+        """The first slot of a request's own that it computes: canonical ones come first."""
+        return sum(count for first, count in self.cached_at_runs if first != GAP)
+
+    def cached_at(self) -> Positions:
+        """Positions at which the keys of canonical slots were compiled, else GAP [slots]."""
+        return _expand(self.cached_at_runs)
+
     def rope_shifts(self, positions: Positions) -> Positions:
         """By how many positions keys that are cached with RoPE are re-rotated when read [slots].
 
         0 for computed slots and for hidden ones. `positions` are those of `positions()`.
         """
-        cached_at = _expand(self.cached_at_runs)
+        cached_at = self.cached_at()
         reread = (positions != GAP) & (cached_at != GAP)
         shifts: Positions = (positions - cached_at) * reread
         return shifts

@@ -244,18 +244,24 @@ class TestArrival:
         assert inside.linker.idle
 
     def test_more_slots_than_a_request_may_have(self):
-        limits = Limits(capacity=100, positions=100, blocks=50, block_size=16)
+        limits = Limits(capacity=100, positions=100, blocks=50, block_size=16, layers=2)
         assert limits.check(Footprint(slots=90, spare=2, end=80), max_tokens=10) == 9
         with pytest.raises(ConfigError, match="needs 101 KV slots"):
             limits.check(Footprint(slots=90, spare=2, end=80), max_tokens=11)
 
     def test_visible_pads_beyond_the_last_position(self):
-        limits = Limits(capacity=200, positions=100, blocks=50, block_size=16)
+        limits = Limits(capacity=200, positions=100, blocks=50, block_size=16, layers=2)
         footprint = Footprint(slots=110, spare=2, end=90)
         assert limits.check(footprint, max_tokens=10) == 10
         assert limits.room(footprint) == 10
         with pytest.raises(ConfigError, match="needs 101 positions with pads"):
             limits.check(footprint, max_tokens=11)
+
+    def test_picking_in_a_model_without_a_check_layer(self):
+        limits = Limits(capacity=200, positions=100, blocks=50, block_size=16, layers=1)
+        assert limits.check(Footprint(slots=90, spare=2, end=80), max_tokens=10) == 9
+        with pytest.raises(ConfigError, match=r"the model has one layer .*select=first"):
+            limits.check(Footprint(slots=90, spare=2, end=80, picks=True), max_tokens=10)
 
     def test_a_refused_request_leaves_the_engine_usable(self, engine, inside, draw):
         good = Request([Chunk(tokens=draw(40, 2)), Text(tokens=draw(5, 3))])

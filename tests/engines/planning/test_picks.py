@@ -1,0 +1,94 @@
+"""Plans whose linked tokens a worker picks: everything is known but which they are."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.engines.planning.layout import lay_out, measure
+from picbench.engines.planning.pages import GAP, SlotKind
+from picbench.engines.planning.policy import (
+    Anchor,
+    ChunkPolicy,
+    Deviation,
+    LayoutConfig,
+    Pad,
+    Segment,
+    Selection,
+)
+
+SIZE = 16
+tokens = st.lists(st.integers(3, 900), min_size=1, max_size=70).map(tuple)
+prompts = st.lists(st.builds(Segment, tokens=tokens, chunk=st.booleans()), min_size=1, max_size=6)
+shares = st.floats(0, 1)
+
+
+def picking(share: float, anchor: Anchor = Anchor.NONE):
+    selection = Selection(share, Deviation.VALUES)
+    return lambda index, length: ChunkPolicy((), anchor, private=True, selection=selection)
+
+
+@given(prompts, shares, st.sampled_from([Anchor.NONE, Anchor.PREFIX]))
+def test_a_plan_reserves_slots_for_what_is_picked(prompt, share, anchor):
+    layout = LayoutConfig(SIZE)
+    plan = lay_out(prompt, picking(share, anchor), layout)
+    footprint = measure(prompt, picking(share, anchor), layout)
+    assert (footprint.slots, footprint.end) == (len(plan.tokens), plan.end)
+    assert footprint.picks == (plan.picks is not None)
+    if plan.picks is None:
+        return
+    assert plan.keys == [None] * len(plan.keys)
+    assert plan.shared == 0
+    # Every token of the prompt has one slot, of which the last is computed; the rest is reserved.
+    first, count = plan.canonical * SIZE, plan.picks.count
+    assert sorted(p for p in plan.positions if p != GAP) == list(range(plan.end))
+    assert plan.positions[first : first + count] == [GAP] * count
+    assert plan.positions[-1] == plan.end - 1
+    fixed = plan.positions[first + count :]
+    assert fixed == sorted(fixed)
+    # What is picked is counted once, as linked.
+    assert len(plan.kinds) == len(plan.tokens)
+    assert plan.real == sum(kind is not SlotKind.PAD for kind in plan.kinds)
+    linked, copied = plan.count(SlotKind.LINKED), plan.count(SlotKind.PRIVATE)
+    assert linked + copied == sum(len(s.tokens) for s in prompt if s.chunk)
+
+
+@pytest.mark.parametrize(
+    ("share", "count"), [(0, 0), (0.15, 15), (0.29, 29), (0.999, 99), (1, 100)]
+)
+def test_the_share_is_rounded_down(share, count):
+    chunks = [Segment(tuple(range(40)), chunk=True), Segment(tuple(range(60)), chunk=True)]
+    plan = lay_out([*chunks, Segment((1,))], picking(share), LayoutConfig(SIZE))
+    assert plan.picks is not None
+    assert plan.picks.count == count
+    assert plan.count(SlotKind.LINKED) == count
+
+
+def test_the_last_token_is_computed_besides():
+    plan = lay_out([Segment(tuple(range(40)), chunk=True)], picking(1), LayoutConfig(SIZE))
+    assert plan.picks is not None
+    assert plan.picks.count == 39
+    assert plan.positions[-1] == 39
+
+
+def test_a_prompt_of_texts_or_of_one_token_has_nothing_to_pick():
+    for prompt in ([Segment((1, 2))], [Segment((1,), chunk=True)]):
+        plan = lay_out(prompt, picking(0.5), LayoutConfig(SIZE))
+        assert plan.picks is None
+
+
+def test_what_cannot_be_picked_from_is_refused():
+    chunk, layout = Segment(tuple(range(40)), chunk=True), LayoutConfig(SIZE)
+    selection = Selection(0.5, Deviation.KEYS)
+    with pytest.raises(ValueError, match="must be private"):
+        lay_out([chunk], lambda i, n: ChunkPolicy(selection=selection), layout)
+    late, gaps = Segment((1, 2), position=50), "without gaps, pads and empty slots"
+    for prompt, pad in (([chunk, late], Pad.MASKED), ([chunk], Pad.PAPER)):
+        for find in (lay_out, measure):
+            with pytest.raises(ValueError, match=gaps):
+                find(prompt, picking(0.5), LayoutConfig(SIZE, pad=pad))
+    with pytest.raises(ValueError, match="different selections"):
+        lay_out(
+            [chunk, chunk],
+            lambda i, n: ChunkPolicy(private=True, selection=selection if i else None),
+            layout,
+        )
