@@ -11,10 +11,12 @@ with an explicit 4-D attention mask and explicit positions:
 - Linked tokens, text and generated tokens see one another and every canonical token that was not
   replaced by a linked one, up to their position.
 - The last token of the prompt is always computed, so a chunk that ends it has that token linked.
+- CacheBlend (`Blend`) has one mask for the layers that are computed in full, one for the others.
 
 It shares no code with the engine, so that the two agree only if both are right.
 """
 
+from picbench.engines.oracle.blend import Blend
 from picbench.engines.oracle.expand import ExpandedRow, GivenSegment, expand
 from picbench.engines.oracle.model import Oracle, distance, visible
 from picbench.engines.oracle.rule import (
@@ -32,6 +34,7 @@ from picbench.engines.oracle.rule import (
 )
 
 __all__ = [
+    "Blend",
     "ExpandedRow",
     "GivenSegment",
     "Oracle",

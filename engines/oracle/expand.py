@@ -16,8 +16,8 @@ class ExpandedRow:
 
     `compiled` is the index of the chunk (in prompt order, duplicates apart) whose compilation the
     row belongs to; None for rows of the request itself: text, linked tokens, continuation.
-    `reused` says whether the request sees the row of a compilation: not if it is of a discarded
-    anchor or document, or replaced by a linked token.
+    `reused` says whether the request sees the row: not that of a compilation if it is of a
+    discarded anchor or document, or replaced by a linked token.
     """
 
     token: int

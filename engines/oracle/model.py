@@ -1,11 +1,14 @@
 """Hugging Face's model over expanded rows: simple and slow, one request at a time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from picbench.engines.oracle.blend import FULL_LAYERS, Blend, BlendedRows
 from picbench.engines.oracle.expand import ExpandedRow, GivenSegment, expand
 from picbench.engines.oracle.rule import Rule
 
@@ -14,13 +17,14 @@ def visible(rows: Sequence[ExpandedRow]) -> torch.Tensor:
     """Which keys each query sees, [queries, keys] of bool.
 
     No row sees a later position. A row of a compilation sees that compilation only; a row of the
-    request sees the request and the reused rows of compilations.
+    request sees the reused rows of the request and of compilations.
     """
     position = torch.tensor([row.position for row in rows])
     owner = torch.tensor([-1 if row.compiled is None else row.compiled for row in rows])
     reused = torch.tensor([row.reused for row in rows])
-    by_request = (owner[:, None] == -1) & reused[None, :]
-    same_view = owner[:, None] == owner[None, :]
+    request = owner == -1
+    same_view = (owner[:, None] == owner[None, :]) & ~request[:, None]
+    by_request = request[:, None] & reused[None, :]
     return (position[None, :] <= position[:, None]) & (same_view | by_request)
 
 
@@ -40,35 +44,79 @@ class Oracle:
             raise ValueError(f"{folder}: the oracle does not know sliding windows")
 
     def logprobs(
-        self, segments: Sequence[GivenSegment], rule: Rule, continuation: Sequence[int]
+        self, segments: Sequence[GivenSegment], rule: Rule | Blend, continuation: Sequence[int]
     ) -> torch.Tensor:
         """Log-probabilities of each next token when `continuation` is generated.
 
         Row i of the result, [len(continuation), vocabulary], is the distribution that
         continuation[i] was chosen from: after the prompt and continuation[:i].
         """
-        rows = expand(segments, continuation[:-1], rule)
-        return self.logits(rows)[-len(continuation) :].log_softmax(-1)
+        logits = self._next(segments, continuation[:-1], rule)
+        return logits[-len(continuation) :].log_softmax(-1)
 
-    def greedy(self, segments: Sequence[GivenSegment], rule: Rule, count: int) -> tuple[int, ...]:
+    def greedy(
+        self, segments: Sequence[GivenSegment], rule: Rule | Blend, count: int
+    ) -> tuple[int, ...]:
         """The `count` tokens that greedy decoding generates."""
         tokens: tuple[int, ...] = ()
         for _ in range(count):
-            rows = expand(segments, tokens, rule)
-            tokens += (int(self.logits(rows)[-1].argmax()),)
+            tokens += (int(self._next(segments, tokens, rule)[-1].argmax()),)
         return tokens
 
+    def logits(
+        self, rows: Sequence[ExpandedRow], later: Sequence[ExpandedRow] | None = None
+    ) -> torch.Tensor:
+        """The prediction after each row, [rows, vocabulary].
+
+        `later` are the same rows as the layers after the first `FULL_LAYERS` see them.
+        """
+        with ExitStack() if later is None else self._masked_later(_bias(later)):
+            logits: torch.Tensor = self._forward(rows, cache=False).logits
+        return logits[0]
+
+    def picked(self, segments: Sequence[GivenSegment], blend: Blend) -> set[int]:
+        """The tokens that CacheBlend picks, as positions of the prompt."""
+        rows = BlendedRows.of(segments, (), blend)
+        layer = self._forward(rows.rows, cache=True).past_key_values.layers[FULL_LAYERS - 1]
+        return rows.pick((layer.keys if blend.deviation == "k" else layer.values)[0])
+
+    def _next(
+        self, segments: Sequence[GivenSegment], continuation: Sequence[int], rule: Rule | Blend
+    ) -> torch.Tensor:
+        if isinstance(rule, Rule):
+            return self.logits(expand(segments, continuation, rule))
+        picked = self.picked(segments, rule) if rule.picked is None else rule.picked
+        blended = BlendedRows.of(segments, continuation, rule)
+        return self.logits(blended.rows, blended.later(picked))
+
     @torch.inference_mode()
-    def logits(self, rows: Sequence[ExpandedRow]) -> torch.Tensor:
-        """The prediction after each row, [rows, vocabulary]."""
-        bias = torch.zeros(len(rows), len(rows)).masked_fill(~visible(rows), float("-inf"))
-        logits: torch.Tensor = self.model(
+    def _forward(self, rows: Sequence[ExpandedRow], *, cache: bool) -> Any:
+        return self.model(
             input_ids=torch.tensor([[row.token for row in rows]]),
             position_ids=torch.tensor([[row.position for row in rows]]),
-            attention_mask=bias[None, None],
-            use_cache=False,
-        ).logits
-        return logits[0]
+            attention_mask=_bias(rows),
+            use_cache=cache,
+        )
+
+    @contextmanager
+    def _masked_later(self, bias: torch.Tensor) -> Iterator[None]:
+        """Give the layers after the first `FULL_LAYERS` a mask of their own."""
+
+        def replace_mask(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+            return args, kwargs | {"attention_mask": bias}
+
+        model: Any = self.model
+        with ExitStack() as hooks:
+            for layer in list(model.get_decoder().layers)[FULL_LAYERS:]:
+                hook = layer.register_forward_pre_hook(replace_mask, with_kwargs=True)
+                hooks.callback(hook.remove)
+            yield
+
+
+def _bias(rows: Sequence[ExpandedRow]) -> torch.Tensor:
+    """What is added to the scores of attention, [1, 1, queries, keys]."""
+    bias = torch.zeros(len(rows), len(rows)).masked_fill(~visible(rows), float("-inf"))
+    return bias[None, None]
 
 
 def _has_window(config: PreTrainedConfig) -> bool:

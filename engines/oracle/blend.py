@@ -1,0 +1,96 @@
+"""CacheBlend for the oracle: what is picked, and which layers see what.
+
+In the first two layers the request sees its own rows only, one for each token, so that it is
+computed in full. The keys or values of the second layer are compared with those of the chunks'
+compilations. In later layers the request sees the rows of the tokens that were picked, and those of
+the compilations for the others.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
+
+import torch
+
+from picbench.engines.oracle.expand import ExpandedRow, GivenSegment, expand
+from picbench.engines.oracle.rule import Rule, full, naive
+
+#: Layers that are computed in full: the first, and the one in which KV is compared.
+FULL_LAYERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Blend:
+    """CacheBlend: a `share` of all chunk tokens, rounded down, by the `deviation` of K or V.
+
+    `compiled` says how chunks are compiled. `picked`, in positions of the prompt, are
+    the tokens that an engine picked; None picks them here.
+    """
+
+    share: float
+    deviation: Literal["k", "v"] = "v"
+    compiled: Rule = field(default_factory=naive)
+    picked: Collection[int] | None = None
+
+    def anchored(self) -> Self:
+        """See `Rule.anchored`."""
+        return replace(self, compiled=self.compiled.anchored())
+
+    def replay(self, picked: Collection[int]) -> Self:
+        """The same with the tokens that an engine picked."""
+        return replace(self, picked=picked)
+
+
+@dataclass(frozen=True, slots=True)
+class BlendedRows:
+    """The rows of compilations, then one of the request for each token and the continuation.
+
+    Row `compiled[i]` and row `fresh[i]` are the same token, which may be picked; so many are, the
+    `count` with the largest deviation. `start` is the position of the prompt's first token.
+    """
+
+    rows: tuple[ExpandedRow, ...]
+    compiled: tuple[int, ...]
+    fresh: tuple[int, ...]
+    count: int
+    start: int
+
+    @classmethod
+    def of(
+        cls, segments: Sequence[GivenSegment], continuation: Sequence[int], blend: Blend
+    ) -> Self:
+        """The rows of a request."""
+        every = replace(blend.compiled, links=full().links)
+        rows = expand(segments, continuation, every)
+        reused = expand(segments, continuation, blend.compiled)
+        compiled = [i for i, row in enumerate(reused) if row.compiled is not None and row.reused]
+        own = {row.position: i for i, row in enumerate(rows) if row.compiled is None}
+        # A chunk that ends the prompt has a last token that is computed in any case.
+        ends = [segment[0] for segment in segments if segment[1]][-1] == "chunk"
+        tokens = len(compiled) + ends
+        return cls(
+            rows=tuple(rows),
+            compiled=tuple(compiled),
+            fresh=tuple(own[rows[i].position] for i in compiled),
+            count=min(int(round(blend.share * tokens, 6)), len(compiled)),
+            start=min(own),
+        )
+
+    def pick(self, kv: torch.Tensor) -> set[int]:
+        """The tokens with the largest deviation, as positions of the prompt.
+
+        `kv` [heads, rows, head_size] are keys or values of all rows at the layer that is compared.
+        """
+        difference = kv[:, list(self.fresh)] - kv[:, list(self.compiled)]
+        deviation = difference.pow(2).sum(dim=(0, 2))
+        picked = deviation.topk(self.count).indices.tolist()
+        return {self.rows[self.fresh[i]].position - self.start for i in picked}
+
+    def later(self, picked: Collection[int]) -> list[ExpandedRow]:
+        """The rows as later layers see them: only the `picked` ones of the request are seen."""
+        rows = list(self.rows)
+        for compiled, fresh in zip(self.compiled, self.fresh, strict=True):
+            if rows[fresh].position - self.start not in picked:
+                rows[compiled] = replace(rows[compiled], reused=True)
+                rows[fresh] = replace(rows[fresh], reused=False)
+        return rows
