@@ -263,6 +263,22 @@ class Engine:
         found = self._running.engine.collective_rpc(compiled_kernels)
         return [kernel for worker in found for kernel in worker]
 
+    def note_picks(self) -> None:
+        """Begin to note which tokens the workers pick for requests."""
+        from picbench.engines.vllm.worker.token_picker import note_picks
+
+        self._running.engine.collective_rpc(note_picks)
+
+    @property
+    def noted_picks(self) -> list[tuple[int, ...]]:
+        """Prompt positions of the tokens picked since `note_picks`, by request in their order."""
+        from picbench.engines.vllm.worker.token_picker import noted_picks
+
+        workers: list[list[tuple[int, ...]]] = self._running.engine.collective_rpc(noted_picks)
+        if any(worker != workers[0] for worker in workers):
+            raise EngineError("workers picked different tokens")
+        return workers[0]
+
     def describe(self) -> dict[str, Any]:
         """What runs here: versions, device, pool, limits."""
         running = self._running

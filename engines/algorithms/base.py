@@ -77,6 +77,11 @@ class Algorithm(ABC):
         given = [f for f in options if _is_named(f) or getattr(self, f.name) != f.default]
         return ":".join([self.name, *(f"{f.name}={getattr(self, f.name)}" for f in given)])
 
+    @property
+    def label(self) -> str:
+        """What tables and legends call it: the spec, unless that would mislead."""
+        return self.spec
+
     @classmethod
     def options(cls) -> tuple[Field[Any], ...]:
         """The options that users may set."""

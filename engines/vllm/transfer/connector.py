@@ -144,12 +144,14 @@ class PicConnector(KVConnectorBase_V1):
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Worker: read blocks of the last step before this one overwrites them.
 
-        vLLM calls this first in every step (vllm/v1/worker/gpu_model_runner.py, execute_model),
-        whether or not anything was preempted.
+        vLLM calls this in every step, whether or not anything was preempted: model runner V1 before
+        anything else (vllm/v1/worker/gpu_model_runner.py, execute_model), V2 before the model runs
+        (vllm/v1/worker/gpu/kv_connector.py, pre_forward). Only the first call of a step has
+        commands, so that others may call this earlier.
         """
         assert isinstance(kv_connector_metadata, StepTransferCommands)
         self._idle = kv_connector_metadata.idle
-        commands = kv_connector_metadata.commands
+        commands = kv_connector_metadata.commands.take()
         if not self._faults.succeeds(
             "start transfers", None, lambda: self.tier_client.start(commands)
         ):

@@ -43,7 +43,8 @@ class TierClient:
     """Starts the commands of each step and collects their results.
 
     `tiers` is in the notation of `EngineConfig.tiers`. A value's name in a tier is a digest of the
-    chunk's key and the worker's namespace (weights, dtype, shape of the cache, rank).
+    chunk's key and the worker's namespace (weights, dtype, shape of the cache, rank). `faults` are
+    reported with the results, also those of others in the worker.
     """
 
     def __init__(self, tiers: str) -> None:
@@ -60,7 +61,7 @@ class TierClient:
         self._lookups: list[tuple[Sequence[Key], Ticket[str | None]]] = []
         self._stored: OrderedDict[Key, None] = OrderedDict()
         self._results = TransferResults()
-        self._faults = Faults()
+        self.faults = Faults()
         self._failed: set[str] = set()
 
     def register_kv_caches(self, layers: Sequence[Tensor]) -> None:
@@ -91,7 +92,7 @@ class TierClient:
         An exception ends the request whose blocks were to be filled. A chunk that could not be
         stored or looked up counts as missing in the tiers.
         """
-        attempt = self._faults.succeeds
+        attempt = self.faults.succeeds
         if commands.clear:
             attempt("clear tiers", None, self._clear)
         for store in commands.stores:
@@ -114,10 +115,10 @@ class TierClient:
         self._results.refused.update(store.key for store in commands.stores)
         self._results.absent.update(commands.lookups)
         for load in commands.loads:
-            self._faults.blame(load.request_id, reason)
+            self.faults.blame(load.request_id, reason)
             self._fail(load)
         for copy in commands.copies:
-            self._faults.blame(copy.request_id, reason)
+            self.faults.blame(copy.request_id, reason)
 
     def wait(self) -> None:
         """Wait briefly for transfers, in a step that computes nothing."""
@@ -134,7 +135,7 @@ class TierClient:
         failed, self._failed = self._failed, set()
         for load, ticket in _take_done(self._loads):
             finish = partial(self._finish_load, load, ticket)
-            if self._faults.attempt("load chunks", load.request_id, finish, False):
+            if self.faults.attempt("load chunks", load.request_id, finish, False):
                 done.add(load.request_id)
             else:
                 failed.add(load.request_id)
@@ -144,7 +145,7 @@ class TierClient:
         """Results since the last call."""
         results, self._results = self._results, TransferResults()
         results.pending = len(self._stores) + len(self._lookups) + len(self._loads)
-        results.faults = self._faults.take()
+        results.faults = self.faults.take()
         if self._clock:
             results.times = self._clock.take()
         return results
@@ -200,7 +201,7 @@ class TierClient:
     def _finish_stores(self) -> None:
         for key, ticket in _take_done(self._stores):
             none: list[tuple[str, ...]] = [()]
-            (tiers,) = self._faults.attempt("store a chunk", None, ticket.result, none)
+            (tiers,) = self.faults.attempt("store a chunk", None, ticket.result, none)
             (self._results.stored if tiers else self._results.refused).add(key)
             if tiers:
                 self._remember(key)
@@ -208,7 +209,7 @@ class TierClient:
     def _finish_lookups(self) -> None:
         for keys, ticket in _take_done(self._lookups):
             unknown: list[str | None] = [None] * len(keys)
-            tiers = self._faults.attempt("look up chunks", None, ticket.result, unknown)
+            tiers = self.faults.attempt("look up chunks", None, ticket.result, unknown)
             for key, tier in zip(keys, tiers, strict=True):
                 (self._results.absent if tier is None else self._results.present).add(key)
 

@@ -16,6 +16,7 @@ ALGORITHMS = (
     "epic:k=16",
     "epic:k=4:copy=shared",
     "cacheblend:r=0.15",
+    "cacheblend:r=0.15:select=first",
     "full",
     "prefix",
     "mepic:pad=paper",

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.algorithms import NumberRange, describe, names, parse
-from picbench.engines.planning.policy import Anchor, LayoutConfig, Pad, Segment
+from picbench.engines.planning.policy import (
+    Anchor,
+    Deviation,
+    LayoutConfig,
+    Pad,
+    Segment,
+    Selection,
+)
 from picbench.errors import ConfigError
 
 ALL = [parse(spec) for spec in (*names(), "epic:k=4:bos=chunk", "kvlink:n=40:first=20")]
@@ -24,9 +31,11 @@ ALL = [parse(spec) for spec in (*names(), "epic:k=4:bos=chunk", "kvlink:n=40:fir
         ("epic:k=64", 2, 40, 40),
         ("epic:k=0", 2, 40, 0),
         ("epic:k=23", 2, 40, 23),
-        ("cacheblend", 0, 40, 6),
-        ("cacheblend:r=0.15", 1, 100, 15),
-        ("cacheblend:r=0.3", 2, 1, 1),
+        ("cacheblend", 0, 40, 0),
+        ("cacheblend:select=first", 0, 40, 6),
+        ("cacheblend:r=0.15:select=first", 1, 100, 15),
+        ("cacheblend:r=0.3:select=first", 2, 1, 1),
+        ("cacheblend:r=0.123:select=first", 2, 100, 13),
         ("mepic", 0, 40, 16),
         ("mepic", 1, 7, 7),
         ("mepic:blocks=2", 0, 40, 32),
@@ -63,7 +72,9 @@ def test_anchors(spec, anchor):
         ("epic:k=016", "epic:k=16"),
         ("mepic:blocks=1", "mepic"),
         ("mepic:blocks=2", "mepic:blocks=2"),
-        ("cacheblend:copy=shared", "cacheblend:r=0.15:copy=shared"),
+        ("cacheblend:r=1", "cacheblend:r=1.0"),
+        ("cacheblend:deviation=k", "cacheblend:r=0.15:deviation=k"),
+        ("cacheblend:copy=shared:select=first", "cacheblend:r=0.15:copy=shared:select=first"),
     ],
 )
 def test_spec_is_canonical(given, canonical):
@@ -78,7 +89,8 @@ def test_spec_is_canonical(given, canonical):
         ("epic:k=0", True),
         ("epic:copy=shared", False),
         ("cacheblend", True),
-        ("cacheblend:copy=shared", False),
+        ("cacheblend:select=first", True),
+        ("cacheblend:select=first:copy=shared", False),
         ("naive", False),
         ("mepic", False),
     ],
@@ -134,12 +146,33 @@ def test_pad_option():
         ("mepic:blocks=0", "use a whole number of at least 1"),
         ("full:k=1", "full takes no options"),
         ("mepic:pad=paqer", "use masked, paper"),
+        ("cacheblend:r=1.5", "r=1.5 is not possible (use a number from 0.0 to 1.0)"),
+        ("cacheblend:r=-0.1", "use a number from 0.0 to 1.0"),
+        ("cacheblend:select=last", "use deviation, first"),
+        ("cacheblend:deviation=q", "use v, k"),
+        ("cacheblend:copy=shared", "use select=first"),
+        ("cacheblend:pad=paper", "use select=first"),
+        ("cacheblend:select=first:deviation=k", "compares nothing"),
     ],
 )
 def test_bad_specs_say_what_to_try(spec, message):
     with pytest.raises(ConfigError) as caught:
         parse(spec)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("deviation", list(Deviation))
+def test_cacheblend_leaves_the_choice_to_the_worker(deviation):
+    policy = parse(f"cacheblend:r=0.2:deviation={deviation}").plan_chunk(1, 100)
+    assert policy.selection == Selection(0.2, deviation)
+    assert policy.private
+    assert parse("cacheblend:select=first").plan_chunk(1, 100).selection is None
+
+
+def test_labels_say_what_is_static():
+    assert parse("cacheblend:select=first").label == "cacheblend (static):r=0.15:select=first"
+    for spec in ("cacheblend:r=0.15", "mepic", "epic:k=16"):
+        assert parse(spec).label == spec
 
 
 def test_all_are_listed():

@@ -27,14 +27,14 @@ def engine(llama: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def pebble(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One small layer: the storm is about blocks, not about numbers."""
+    """Two small layers: the storm is about blocks, not about numbers."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig
 
     config = LlamaConfig(
         hidden_size=64,
         intermediate_size=64,
-        num_hidden_layers=1,
+        num_hidden_layers=2,
         num_attention_heads=1,
         num_key_value_heads=1,
         head_dim=64,

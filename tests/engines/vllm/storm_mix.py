@@ -17,8 +17,9 @@ ALGORITHMS = (
     "epic:k=16",
     "epic:k=1:copy=shared:pad=paper",
     "epic:k=64:copy=shared:anchored=on",
-    "cacheblend:r=0.05:pad=paper",
-    "cacheblend:r=0.3:copy=shared",
+    "cacheblend:r=0.05:select=first:pad=paper",
+    "cacheblend:r=0.3:select=first:copy=shared",
+    "cacheblend:r=0.2",
     "full",
     "prefix",
 )

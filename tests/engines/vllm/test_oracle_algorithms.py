@@ -11,6 +11,7 @@ import pytest
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import (
+    Blend,
     Oracle,
     Rule,
     block_attention,
@@ -30,7 +31,7 @@ TOLERANCE = 1e-3
 APART = 0.1
 BOS, PAD = 1, 0
 
-REUSING: dict[str, Rule] = {
+REUSING: dict[str, Rule | Blend] = {
     "naive": naive(),
     "naive:anchored=on": naive().anchored(),
     "naive:pad=paper": naive().padded(PAD),
@@ -52,15 +53,16 @@ REUSING: dict[str, Rule] = {
     "kvlink:n=0": naive(),
     "kvlink:n=1": kvlink((PAD,)),
     "kvlink:n=5:first=7": kvlink(*(range(i, i + 5) for i in range(7, 27, 5))),
-    "cacheblend:r=0.15": first(0.15),
-    "cacheblend:r=0.3:anchored=on": first(0.3).anchored(),
+    "cacheblend:r=0.15": Blend(0.15),
+    "cacheblend:r=0.1:deviation=k:anchored=on": Blend(0.1, "k").anchored(),
+    "cacheblend:r=0.15:select=first": first(0.15),
     "mepic": mepic(),
     "mepic:blocks=2": mepic(2),
     "mepic:pad=paper": mepic().padded(PAD),
     "mepic:anchored=on": mepic().anchored(),
     "mepic:pad=paper:anchored=on": mepic().anchored().padded(PAD),
 }
-RULES = {"full": full(), "prefix": full()} | REUSING
+RULES: dict[str, Rule | Blend] = {"full": full(), "prefix": full(), **REUSING}
 
 #: Algorithms whose requests copy chunk KV, unless they are told to share it.
 COPYING = tuple(
@@ -106,7 +108,7 @@ class Case:
     def run(self, *requests: Request, max_tokens: int = 4) -> list[Result]:
         return self.engine.generate(requests, max_tokens=max_tokens, logprobs=8, ignore_eos=True)
 
-    def error(self, request: Request, result: Result, rule: Rule | None = None) -> float:
+    def error(self, request: Request, result: Result, rule: Rule | Blend | None = None) -> float:
         rule = rule or RULES[request.algorithm or "full"]
         return float(self.deviation(self.oracle, rule, request, result))
 

@@ -8,17 +8,18 @@ import pytest
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.oracle import Oracle, Rule, epic, epic_zero, full, mepic, naive
+from picbench.engines.oracle import Blend, Oracle, Rule, epic, epic_zero, full, mepic, naive
 from picbench.engines.request import Chunk, Request, Text
 
 TOLERANCE = 1e-3
 APART = 0.1
 
-REUSING: dict[str, Rule] = {
+REUSING: dict[str, Rule | Blend] = {
     "naive": naive(),
     "naive:anchored=on": naive().anchored(),
     "epic:k=0": epic_zero(1),
     "epic:k=16": epic(16),
+    "cacheblend:r=0.15": Blend(0.15),
     "mepic": mepic(),
     "mepic:pad=paper": mepic().padded(0),
 }

@@ -8,16 +8,17 @@ import pytest
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.oracle import Oracle, Rule, epic, full, mepic, naive
+from picbench.engines.oracle import Blend, Oracle, Rule, epic, full, mepic, naive
 from picbench.engines.request import Chunk, Request, Text
 
 TOLERANCE = 1e-3
 
-RULES: dict[str, Rule] = {
+RULES: dict[str, Rule | Blend] = {
     "full": full(),
     "naive": naive(),
     "naive:anchored=on": naive().anchored(),
     "epic:k=16": epic(16),
+    "cacheblend:r=0.2": Blend(0.2),
     "mepic": mepic(),
     "mepic:pad=paper": mepic().padded(0),
 }

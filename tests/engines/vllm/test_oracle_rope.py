@@ -11,13 +11,18 @@ from tiny_llama import write_model
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.oracle import Oracle, Rule, full, mepic, naive
+from picbench.engines.oracle import Blend, Oracle, Rule, full, mepic, naive
 from picbench.engines.request import Chunk, Request, Text
 
 TOLERANCE = 1e-3
 APART = 0.05
 
-RULES: dict[str, Rule] = {"naive": naive(), "mepic": mepic(), "full": full()}
+RULES: dict[str, Rule | Blend] = {
+    "naive": naive(),
+    "mepic": mepic(),
+    "cacheblend:r=0.2:deviation=k": Blend(0.2, "k"),
+    "full": full(),
+}
 
 
 class Kind(NamedTuple):
@@ -56,7 +61,7 @@ def served(
     folder = write_model(
         kind.architecture,
         tmp_path_factory.mktemp(kind.architecture),
-        num_hidden_layers=2,
+        num_hidden_layers=3,
         max_position_embeddings=256,
         rope_parameters={"rope_theta": 10_000.0} | kind.parameters,
     )

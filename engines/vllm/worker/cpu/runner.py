@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -19,7 +20,8 @@ from picbench.engines.vllm.worker.cpu.backend import (
     PicMetadataBuilder,
     backend_selected,
 )
-from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable
+from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable, StepPositions
+from picbench.engines.vllm.worker.first_layers import FirstLayers
 from picbench.engines.vllm.worker.foreign_tokens import drop_foreign_tokens
 from picbench.engines.vllm.worker.key_check import check_keys
 from picbench.engines.vllm.worker.rotary import (
@@ -31,10 +33,12 @@ from picbench.engines.vllm.worker.rotary import (
 from picbench.engines.vllm.worker.rotary_check import TOLERANCE as ROTARY
 from picbench.engines.vllm.worker.rotary_check import rotary_error
 from picbench.engines.vllm.worker.slot_map import SlotMap
+from picbench.engines.vllm.worker.token_picker import TokenPicker, pickable
 from picbench.errors import EngineError
 from picbench.kernels.cpu.attention_check import TOLERANCE as ATTENTION
 from picbench.kernels.cpu.attention_check import attention_error
 from picbench.kernels.cpu.copies import KvCopies
+from picbench.kernels.paging import BLOCK_SIZE, split
 from picbench.kernels.shape import HeadShape
 
 #: Copies of decoding requests' KV have at most one block to so many of the pool.
@@ -67,26 +71,42 @@ class PicModelRunner(CPUModelRunner):
         exact = rope_table(self.model, exact=True)
         check_keys(self.model, exact, config.get_hidden_size(), config.dtype)
         self._rope = replace_rotary(self.model, partial(SplitRotary, keys=self._keys))
+        first_layers = FirstLayers(
+            self.model, self.vllm_config, self._rope, bare=True, key_positions=self._keys
+        )
+        self.token_picker = TokenPicker(first_layers, _read, self._rope, bare=True)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         # Upstream gathers token ids and slots by physical positions, as it must. Later readers of
         # positions (RoPE, attention) need logical ones.
         inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
-        batch = self.input_batch
-        count = batch.num_reqs
-        step = self._table.step(
-            batch.req_ids[:count],
-            {key: SlotMap.sent(r.sampling_params) for key, r in self.requests.items()},
-            batch.num_computed_tokens_cpu[:count].tolist(),
-            num_scheduled_tokens[:count].tolist(),
-        )
+        step = self._step(num_scheduled_tokens)
         self.positions[: len(step.queries)] = step.rotary
+        for start, tokens in step.tokens:
+            self.input_ids.gpu[start : start + len(tokens)] = tokens
         self._keys.step = None if step.keys_like_queries else step.keys
         for builder in self._builders():
             builder.step, builder.rope = step, self._rope
             if builder.copies is None:
                 builder.copies = KvCopies(self.kv_cache_config.num_blocks // COPIES)
         return inputs
+
+    def _step(self, num_scheduled_tokens: np.ndarray) -> StepPositions:
+        batch = self.input_batch
+        count = batch.num_reqs
+        request_ids = batch.req_ids[:count]
+        slot_maps = {key: SlotMap.sent(r.sampling_params) for key, r in self.requests.items()}
+        computed = batch.num_computed_tokens_cpu[:count].tolist()
+        unpicked = pickable(request_ids, slot_maps, computed)
+        for request_id, arrangement in self.token_picker.pick(unpicked, self._prompt):
+            self._table.arrange(request_id, unpicked[request_id], arrangement)
+        return self._table.step(
+            request_ids, slot_maps, computed, num_scheduled_tokens[:count].tolist()
+        )
+
+    def _prompt(self, request_id: str) -> tuple[list[int], list[int]]:
+        request = self.requests[request_id]
+        return request.prompt_token_ids or [], request.block_ids[0]
 
     def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
         # What is sampled in the middle of a prompt is thrown away. Upstream then winds the
@@ -131,6 +151,12 @@ class PicModelRunner(CPUModelRunner):
         if len(ours) != len(found):
             raise EngineError("an attention layer does not use picbench's backend")
         return ours
+
+
+def _read(kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    keys, values = split(kv_cache)
+    where = slots // BLOCK_SIZE, slice(None), slots % BLOCK_SIZE
+    return keys[where], values[where]
 
 
 _BOOKKEEPING = (

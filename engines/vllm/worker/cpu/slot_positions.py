@@ -4,15 +4,16 @@ vLLM's runner counts physical positions (slots in compute order). `PositionTable
 slots to positions in the user's prompt, and to the positions that keys are cached at.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.worker.slot_map import SlotMap
+from picbench.engines.vllm.worker.arrangement import Arrangement
+from picbench.engines.vllm.worker.slot_map import Positions, SlotMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,13 @@ class RequestSlots:
 
     `positions` [slots] int32 are logical positions (GAP: never visible); `affine` says that they
     are 0, 1, 2, .... `with_rope` says which keys are cached with RoPE: all, none, or a bool a slot.
+    `arrangement` has the tokens of computed slots that the scheduler does not know.
     """
 
     positions: Tensor
     affine: bool
     with_rope: bool | Tensor
+    arrangement: Arrangement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +36,15 @@ class StepPositions:
     """One engine step: the requests' slots in batch order, and the scheduled tokens.
 
     `queries` [tokens] int32 are the tokens' logical positions, `keys` [tokens] int64 the positions
-    that their keys are rotated to before they are cached, 0 for keys cached without RoPE.
+    that their keys are rotated to before they are cached, 0 for keys cached without RoPE. Where the
+    workers know better than the scheduler which tokens are computed, `tokens` has token ids and the
+    place in the step of the first of them.
     """
 
     requests: tuple[RequestSlots, ...]
     queries: Tensor
     keys: Tensor
+    tokens: tuple[tuple[int, Tensor], ...] = ()
 
     @property
     def rotary(self) -> Tensor:
@@ -81,17 +87,22 @@ class PositionTable:
         pairs = list(zip(requests, spans, strict=True))
         queries = torch.cat([slots.positions[span] for slots, span in pairs])
         keys = torch.cat([_key_positions(slots, span) for slots, span in pairs])
-        return StepPositions(tuple(requests), queries, keys)
+        return StepPositions(tuple(requests), queries, keys, tuple(_tokens(pairs)))
+
+    def arrange(self, request_id: str, slot_map: SlotMap, arrangement: Arrangement) -> None:
+        """Arrange a request anew, whose linked tokens were picked."""
+        slots = self._expand(slot_map, arrangement.positions)
+        self._planned[request_id] = replace(slots, arrangement=arrangement)
 
     def _slots(self, request_id: str, slot_map: SlotMap | None) -> RequestSlots:
         if slot_map is None:
             return self._plain
         if request_id not in self._planned:
-            self._planned[request_id] = self._expand(slot_map)
+            self._planned[request_id] = self._expand(slot_map, slot_map.positions())
         return self._planned[request_id]
 
-    def _expand(self, slot_map: SlotMap) -> RequestSlots:
-        planned, slots, end = slot_map.positions(), len(self._plain.positions), slot_map.end
+    def _expand(self, slot_map: SlotMap, planned: Positions) -> RequestSlots:
+        slots, end = len(self._plain.positions), slot_map.end
         generated = np.arange(end, end + slots - len(planned), dtype=np.int32)
         with_rope = np.full(slots, self._with_rope)
         with_rope[: len(planned)] &= ~slot_map.canonical()
@@ -107,6 +118,17 @@ def _key_positions(slots: RequestSlots, span: slice) -> Tensor:
     if isinstance(slots.with_rope, Tensor):
         return visible.where(slots.with_rope[span], 0)
     return visible if slots.with_rope else torch.zeros_like(visible)
+
+
+def _tokens(pairs: Sequence[tuple[RequestSlots, slice]]) -> Iterator[tuple[int, Tensor]]:
+    """Token ids of arranged slots, and the place in the step of the first of them."""
+    start = 0
+    for slots, span in pairs:
+        if slots.arrangement is not None:
+            begin, tokens = slots.arrangement.fresh(span.start, span.stop)
+            if len(tokens):
+                yield start + begin - span.start, torch.from_numpy(tokens)
+        start += span.stop - span.start
 
 
 def _visible(positions: Tensor) -> Tensor:

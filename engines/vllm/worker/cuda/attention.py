@@ -1,10 +1,11 @@
 """What a model runner needs to run planned requests: their table, and a planner for their steps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 
@@ -15,8 +16,11 @@ from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
 from picbench.engines.vllm.worker.cuda.metadata import Planner
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.engines.vllm.worker.first_layers import FirstLayers
 from picbench.engines.vllm.worker.key_check import check_keys
 from picbench.engines.vllm.worker.rotary import QueryRotary, replace_rotary, rope_table
+from picbench.engines.vllm.worker.slot_map import SlotMap
+from picbench.engines.vllm.worker.token_picker import FindPrompt, TokenPicker
 from picbench.errors import ConfigError
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.support import describe, require
@@ -29,11 +33,15 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunnerAttention:
-    """The planned requests of one model runner, the planner of its steps, and their RoPE."""
+    """The planned requests of one model runner, the planner of its steps, and their RoPE.
+
+    `picker` picks the linked tokens of those for which no plan knows them.
+    """
 
     requests: PlannedRequests
     planner: Planner
     rope: RopeTable
+    picker: TokenPicker
 
     @classmethod
     def of(cls, vllm_config: Any, model: nn.Module, device: torch.device) -> "RunnerAttention":
@@ -48,6 +56,8 @@ class RunnerAttention:
         check_keys(model, rope, config.get_hidden_size(), config.dtype)
         if bare:
             replace_rotary(model, QueryRotary, exact=True)
+        first_layers = FirstLayers(model, vllm_config, rope, bare=bare)
+        picker = TokenPicker(first_layers, _read, rope, bare=bare)
         most = vllm_config.scheduler_config.max_num_seqs
         shape = _shape(vllm_config)
         try:
@@ -55,16 +65,27 @@ class RunnerAttention:
         except ConfigError as error:
             logger.warning_once("picbench: %s; PyTorch attends, which is slow", error.message)
             requests = PlannedRequests(most, None, keys_without_rope=bare)
-            return cls(requests, DensePlanner(rope), rope)
+            return cls(requests, DensePlanner(rope), rope, picker)
         planner = _kernels(vllm_config, rope, shape, device, keys_without_rope=bare)
         kernels = describe(shape, rope, planner.table)
         logger.info_once("picbench: %s (%d MiB)", kernels, planner.nbytes >> 20)
-        return cls(PlannedRequests(most, planner.table, keys_without_rope=bare), planner, rope)
+        requests = PlannedRequests(most, planner.table, keys_without_rope=bare)
+        return cls(requests, planner, rope, picker)
+
+    def pick(self, slot_maps: Mapping[str, SlotMap], find: FindPrompt) -> None:
+        """Pick the linked tokens of requests that compute their first tokens in the next step."""
+        for request_id, arrangement in self.picker.pick(slot_maps, find):
+            self.requests.arrange(request_id, arrangement)
 
     def warm_up(self, model: nn.Module) -> None:
         """Compile what steps can need, once the layers of the `model` have their KV caches."""
         caches = (layer.kv_cache for layer in model.modules() if isinstance(layer, Attention))
         self.planner.warm_up(next(caches))
+
+
+def _read(kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    keys, values = kv_cache[slots // BLOCK_SIZE, :, slots % BLOCK_SIZE].chunk(2, dim=-1)
+    return keys, values
 
 
 def _kernels(

@@ -3,11 +3,10 @@
 Upstream: vllm/v1/worker/gpu/model_states/default.py of vLLM 0.32.0.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 
@@ -15,6 +14,8 @@ from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
 from picbench.engines.vllm.worker.cuda.backend import SplittingBuilder
 from picbench.engines.vllm.worker.cuda.metadata import PlannedStep, Planner
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
+from picbench.engines.vllm.worker.slot_map import SlotMap
+from picbench.engines.vllm.worker.token_picker import TokenPicker, pickable
 from picbench.errors import EngineError
 from picbench.kernels.cuda.device import upload
 from picbench.kernels.rope import RopeTable
@@ -32,6 +33,7 @@ class PicModelState(DefaultModelState):
         super().__init__(vllm_config, model, encoder_cache, device)
         self._attention = RunnerAttention.of(vllm_config, model, device)
         self._batch: PlannedBatch | None = None
+        self._prompts: dict[str, tuple[list[int], list[int]]] = {}
         self._capturing = False
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
@@ -41,11 +43,21 @@ class PicModelState(DefaultModelState):
         if params is not None:
             prompt = len(new_req_data.prefill_token_ids)
             self._attention.requests.add(new_req_data.req_id, params, prompt)
+            if new_req_data.req_id in self._attention.requests.slot_maps:
+                # The blocks of its prompt's copied slots are among the first that it has.
+                found = new_req_data.prefill_token_ids, new_req_data.block_ids[0]
+                self._prompts[new_req_data.req_id] = found
 
     def remove_request(self, req_id: str) -> None:
         """Remove a finished or preempted request."""
         super().remove_request(req_id)
         self._attention.requests.remove(req_id)
+        self._prompts.pop(req_id, None)
+
+    @property
+    def token_picker(self) -> TokenPicker:
+        """What picks the linked tokens of requests for which no plan knows them."""
+        return self._attention.picker
 
     @property
     def graphs(self) -> bool:
@@ -65,6 +77,14 @@ class PicModelState(DefaultModelState):
     def warm_up(self) -> None:
         """Compile what steps with planned requests can need; layers must have their KV caches."""
         self._attention.warm_up(self.model)
+
+    def pickable(self, request_ids: Sequence[str], computed: Sequence[int]) -> dict[str, SlotMap]:
+        """The requests of the next step whose linked tokens have to be picked before it."""
+        return pickable(request_ids, self._attention.requests.slot_maps, computed)
+
+    def pick(self, slot_maps: Mapping[str, SlotMap]) -> None:
+        """Pick their linked tokens; the blocks that they copy must be filled."""
+        self._attention.pick(slot_maps, self._prompts.__getitem__)
 
     def begin_step(
         self, request_ids: Sequence[str], computed: Sequence[int], scheduled: Sequence[int]
@@ -105,9 +125,9 @@ class PicModelState(DefaultModelState):
         )
 
     def prepare_inputs(self, input_batch: Any, req_states: Any) -> dict[str, Tensor | None]:
-        """Write the logical positions of a step with planned requests."""
+        """Write the logical positions of a step with planned requests, and tokens that it knows."""
         if self._batch is not None:
-            write_positions(input_batch.positions, self._batch.positions())
+            write_step(self._batch, input_batch.positions, input_batch.input_ids)
         return super().prepare_inputs(input_batch, req_states)
 
 
@@ -127,6 +147,9 @@ def set_step(
         builder.step = step
 
 
-def write_positions(positions: Tensor, logical: np.ndarray[Any, Any]) -> None:
-    """Write `logical` [tokens] over the first of `positions` [>= tokens]."""
+def write_step(batch: PlannedBatch, positions: Tensor, input_ids: Tensor) -> None:
+    """Write a step's logical positions and picked tokens over the first of both [>= tokens]."""
+    logical = batch.positions()
     positions[: len(logical)] = upload(logical, positions.device)
+    for start, tokens in batch.tokens():
+        input_ids[start : start + len(tokens)] = upload(tokens, input_ids.device)

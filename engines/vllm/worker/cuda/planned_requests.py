@@ -5,8 +5,8 @@ the host in every step, also under async scheduling, so the logical positions of
 here and copied to the device once.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from picbench.engines.planning.pages import GAP
+from picbench.engines.vllm.worker.arrangement import Arrangement, Tokens
 from picbench.engines.vllm.worker.slot_map import Positions, SlotMap
 from picbench.errors import EngineError
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
@@ -36,7 +37,8 @@ class PlannedRequest:
     `kpos` [slots] are the logical positions of the planned slots (GAP: never visible), and
     `rope_shift` [slots] is by how many positions their keys are rotated when they are read.
     Generated slots follow, the first at position `end`. With `keys_without_rope` their shifts are
-    their positions, else 0.
+    their positions, else 0. `arrangement` has the tokens of computed slots that the scheduler does
+    not know.
     """
 
     row: int
@@ -44,6 +46,7 @@ class PlannedRequest:
     rope_shift: Positions
     end: int
     keys_without_rope: bool
+    arrangement: Arrangement | None = None
 
     @cached_property
     def order(self) -> LogicalOrder:
@@ -90,7 +93,8 @@ class PlannedRequests:
 
     `table` holds up to `most` of them on the device; None if no kernel reads it. With
     `keys_without_rope` all keys are cached without RoPE; then the keys of requests without a plan
-    have to be rotated as well, and these requests are treated as planned ones.
+    have to be rotated as well, and these requests are treated as planned ones. `slot_maps` are
+    those of requests whose linked tokens are picked here.
     """
 
     def __init__(
@@ -100,6 +104,8 @@ class PlannedRequests:
         self._keys_without_rope = keys_without_rope
         self._free = list(range(most))
         self._known: dict[str, PlannedRequest] = {}
+        self._slots: dict[str, int] = {}
+        self.slot_maps: dict[str, SlotMap] = {}
 
     def add(self, request_id: str, params: Any, prompt: int) -> None:
         """Add a new or resumed request of `prompt` slots, if it has a plan.
@@ -120,11 +126,25 @@ class PlannedRequests:
         request = PlannedRequest(
             self._free[-1], kpos, shifts, slot_map.end, self._keys_without_rope
         )
-        if self._runs_as_plain(request, params):
+        if slot_map.picks is not None:
+            self.slot_maps[request_id] = slot_map
+        elif self._runs_as_plain(request, params):
             return
         self._known[request_id] = request
+        self._slots[request_id] = len(kpos) + params.max_tokens
         self._free.pop()
-        self._write(request, len(kpos) + params.max_tokens)
+        self._write(request, self._slots[request_id])
+
+    def arrange(self, request_id: str, arrangement: Arrangement) -> None:
+        """Arrange a request anew, whose linked tokens were picked."""
+        before, kpos = self._known[request_id], arrangement.positions
+        if self._keys_without_rope:
+            shifts = _seen_or_zero(kpos)
+        else:
+            shifts = np.where(kpos < GAP, before.rope_shift, np.int32(0))
+        request = replace(before, kpos=kpos, rope_shift=shifts, arrangement=arrangement)
+        self._known[request_id] = request
+        self._write(request, self._slots[request_id])
 
     def _runs_as_plain(self, request: PlannedRequest, params: Any) -> bool:
         continues = request.end == len(request.kpos) or params.max_tokens == 1
@@ -143,6 +163,8 @@ class PlannedRequests:
     def remove(self, request_id: str) -> None:
         """Remove a request; unknown ones are ignored."""
         request = self._known.pop(request_id, None)
+        self._slots.pop(request_id, None)
+        self.slot_maps.pop(request_id, None)
         if request is not None:
             self._free.append(request.row)
 
@@ -215,6 +237,18 @@ class PlannedBatch:
         front = [self._last(i) for i in range(self.leading)]
         others = [self.logical(i) for i in range(self.leading, len(self.requests))]
         return _seen_or_zero(np.concatenate([np.array(front, np.int32), *others])).astype(np.int64)
+
+    def tokens(self) -> Iterator[tuple[int, Tokens]]:
+        """Token ids that the scheduler does not know, and the place in the step of the first."""
+        start = 0
+        for request, computed, count in zip(
+            self.requests, self.computed, self.scheduled, strict=True
+        ):
+            if request is not None and request.arrangement is not None:
+                begin, tokens = request.arrangement.fresh(computed, computed + count)
+                if len(tokens):
+                    yield start + begin - computed, tokens
+            start += count
 
     def _at_end(self, index: int) -> bool:
         request = self.requests[index]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from vllm.config.compilation import CUDAGraphMode
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.worker.gpu.cudagraph_utils import ModelCudaGraphManager
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
@@ -20,6 +21,7 @@ from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_bac
 from picbench.engines.vllm.worker.cuda.model_state import PicModelState
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
 from picbench.engines.vllm.worker.cuda.planned_sampling import PlannedSampling
+from picbench.engines.vllm.worker.token_picker import TokenPicker
 from picbench.errors import ConfigError
 from picbench.kernels.rope import RopeTable
 
@@ -80,6 +82,11 @@ class PicModelRunner(GPUModelRunner):
         )
 
     @property
+    def token_picker(self) -> TokenPicker:
+        """What picks the linked tokens of requests for which no plan knows them."""
+        return self._state.token_picker
+
+    @property
     def rope(self) -> RopeTable:
         """How keys are re-rotated."""
         return self._state.rope
@@ -109,17 +116,20 @@ class PicModelRunner(GPUModelRunner):
         keys and does not decode; without a common number upstream uses piecewise graphs.
         """
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
-        batch = self._begin_step(state)
+        batch = self._begin_step(scheduler_output, state)
         self.cudagraph_manager = self._stock_graphs if batch is None else self._planned_graphs
         return state, uniform if batch is None or batch.decodes else None
 
-    def _begin_step(self, state: Any) -> PlannedBatch | None:
+    def _begin_step(self, scheduler_output: Any, state: Any) -> PlannedBatch | None:
         if state is None:
             return self._state.begin_step([], [], [])
-        computed = self.req_states.num_computed_tokens_np[state.idx_mapping_np]
-        return self._state.begin_step(
-            state.req_ids, computed.tolist(), state.num_scheduled_tokens.tolist()
-        )
+        computed = self.req_states.num_computed_tokens_np[state.idx_mapping_np].tolist()
+        if unpicked := self._state.pickable(state.req_ids, computed):
+            # Upstream has its connector start transfers later, before the model runs.
+            get_kv_transfer_group().handle_preemptions(scheduler_output.kv_connector_metadata)
+            self._state.pick(unpicked)
+        scheduled = state.num_scheduled_tokens.tolist()
+        return self._state.begin_step(state.req_ids, computed, scheduled)
 
     @property
     def _state(self) -> PicModelState:

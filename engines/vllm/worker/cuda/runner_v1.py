@@ -13,8 +13,9 @@ from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.worker.attention_layers import check_layers
 from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
 from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_backend
-from picbench.engines.vllm.worker.cuda.model_state import set_step, write_positions
+from picbench.engines.vllm.worker.cuda.model_state import set_step, write_step
 from picbench.engines.vllm.worker.foreign_tokens import drop_foreign_tokens
+from picbench.engines.vllm.worker.token_picker import TokenPicker, pickable
 from picbench.kernels.rope import RopeTable
 
 
@@ -42,6 +43,11 @@ class PicModelRunnerV1(GPUModelRunner):
         self._seen: set[str] = set()
 
     @property
+    def token_picker(self) -> TokenPicker:
+        """What picks the linked tokens of requests for which no plan knows them."""
+        return self._attention.picker
+
+    @property
     def rope(self) -> RopeTable:
         """How keys are re-rotated."""
         return self._attention.rope
@@ -63,15 +69,19 @@ class PicModelRunnerV1(GPUModelRunner):
         inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         self._update_requests()
         count = self.input_batch.num_reqs
-        batch = self._attention.requests.batch(
-            self.input_batch.req_ids[:count],
-            self.input_batch.num_computed_tokens_cpu[:count].tolist(),
-            num_scheduled_tokens[:count].tolist(),
-        )
+        request_ids = self.input_batch.req_ids[:count]
+        computed = self.input_batch.num_computed_tokens_cpu[:count].tolist()
+        planned = self._attention.requests
+        self._attention.pick(pickable(request_ids, planned.slot_maps, computed), self._prompt)
+        batch = planned.batch(request_ids, computed, num_scheduled_tokens[:count].tolist())
         set_step(batch, self._attention.planner, self.attn_groups)
         if batch is not None:
-            write_positions(self.positions, batch.positions())
+            write_step(batch, self.positions, self.input_ids.gpu)
         return inputs
+
+    def _prompt(self, request_id: str) -> tuple[list[int], list[int]]:
+        request = self.requests[request_id]
+        return request.prompt_token_ids or [], request.block_ids[0]
 
     def _sample(self, logits: Any, spec_decode_metadata: Any) -> Any:
         drop_foreign_tokens(self.input_batch, self.requests)

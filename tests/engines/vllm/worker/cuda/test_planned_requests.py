@@ -1,9 +1,12 @@
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor
 
 from picbench.engines.planning.pages import GAP
+from picbench.engines.planning.policy import Deviation, Picks
+from picbench.engines.vllm.worker.arrangement import Pickable
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch, PlannedRequests
 from picbench.errors import EngineError
 
@@ -143,3 +146,39 @@ def test_keys_without_rope_make_every_request_planned(table: FakeTable, send: An
     kpos, shifts = table.written[min(table.written)]
     assert kpos == [*POSITIONS, 9]
     assert shifts == [0, 0, 6, 7, 0, 1, 2, 8, 9]
+
+
+#: A chunk at 2 to 5, of which two tokens are picked, reserved slots, text before and after.
+UNPICKED = [2, 3, 4, 5, GAP, GAP, 0, 1, 6, 7]
+TOKENS = [12, 13, 14, 15, 99, 99, 10, 11, 16, 17]
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_picked_requests_are_arranged_anew(table: FakeTable, send: Any, bare: bool) -> None:
+    requests = PlannedRequests(2, table, keys_without_rope=bare)
+    picks = Picks(2, Deviation.VALUES)
+    requests.add("picks", send(UNPICKED, 8, [(0, 4, 2)], max_tokens=2, picks=picks), 10)
+    assert list(requests.slot_maps) == ["picks"]
+    pickable = Pickable.of(requests.slot_maps["picks"], TOKENS)
+    requests.arrange("picks", pickable.arrange(np.array([1, 3])))
+    kpos = [2, GAP, 4, GAP, 0, 1, 3, 5, 6, 7]
+    if bare:
+        assert table.written[1] == ([*kpos, 8, 9], [2, 0, 4, 0, 0, 1, 3, 5, 6, 7, 8, 9])
+    else:
+        assert table.written[1] == (kpos, [2, 0, 2, 0, 0, 0, 0, 0, 0, 0])
+    batch = step(requests, ("other", 3, 1), ("picks", 4, 4), ("other too", 0, 2))
+    assert [(start, ids.tolist()) for start, ids in batch.tokens()] == [(1, [10, 11, 13, 15])]
+    assert batch.logical(1).tolist() == [0, 1, 3, 5]
+    later = step(requests, ("picks", 8, 2), ("other", 0, 2))
+    assert [(start, ids.tolist()) for start, ids in later.tokens()] == [(0, [16, 17])]
+    assert list(step(requests, ("picks", 10, 1)).tokens()) == []
+    requests.remove("picks")
+    assert not requests.slot_maps
+
+
+def test_a_request_with_picks_is_never_run_as_a_plain_one(table: FakeTable, send: Any) -> None:
+    requests = PlannedRequests(2, table)
+    requests.add("picks", send([0, 1, 2, 3], 4, [(0, 2, 0)], picks=Picks(0, Deviation.KEYS)), 4)
+    assert "picks" in requests
+    requests.add("static", send([0, 1, 2, 3], 4, [(0, 2, 0)]), 4)
+    assert "static" not in requests

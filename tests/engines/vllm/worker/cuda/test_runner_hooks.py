@@ -125,9 +125,11 @@ def test_what_v2_reads_of_positions_is_logical(monkeypatch: pytest.MonkeyPatch, 
     requests.add("planned", send([*range(4), GAP, GAP, 4, 5], 6), 8)
     state = bare(PicModelState, _attention=SimpleNamespace(requests=requests))
     state.begin_step(["planned", "plain"], [8, 30], [1, 1])
-    inputs = SimpleNamespace(positions=torch.tensor([8, 30, 0, 0]))
+    positions, tokens = torch.tensor([8, 30, 0, 0]), torch.tensor([3, 4, 0, 0])
+    inputs = SimpleNamespace(positions=positions, input_ids=tokens)
     state.prepare_inputs(inputs, None)
     assert inputs.positions.tolist() == [6, 30, 0, 0]
+    assert inputs.input_ids.tolist() == [3, 4, 0, 0]
 
 
 @pytest.mark.parametrize("error", [0.0, 0.5])
