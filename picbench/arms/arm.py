@@ -12,9 +12,9 @@ from picbench.errors import ConfigError
 class Arm:
     """An algorithm and the engine that it runs on.
 
-    `algorithm` is the canonical spec (``"epic:k=16"``), `stock` whether vLLM runs without any
-    part of picbench in it, `reuse` what of earlier requests may be reused, `documents` whether
-    chunks are compiled after the text of their documents.
+    `name` is the algorithm's label, `algorithm` its canonical spec (``"epic:k=16"``), `stock` says
+    whether vLLM runs without any part of picbench in it, `reuse` what of earlier requests may be
+    reused, `documents` whether chunks are compiled after the text of their documents.
     """
 
     name: str
@@ -46,7 +46,7 @@ def _arm(spec: str, same_engine: bool) -> Arm:
     except ConfigError as error:
         raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
     stock = algorithm.reuse is not Reuse.CHUNKS and not same_engine
-    return Arm(algorithm.spec, algorithm.spec, stock, algorithm.reuse, algorithm.documents)
+    return Arm(algorithm.label, algorithm.spec, stock, algorithm.reuse, algorithm.documents)
 
 
 def _refuse_duplicates(arms: Iterable[Arm]) -> None:

@@ -4,10 +4,10 @@ Prompts are random tokens of the model's vocabulary from a fixed seed. The last 
 every request agreed with the oracle.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from picbench.engines.config import DEFAULT_TIERS, EngineConfig
 from picbench.engines.engine import Engine
@@ -18,6 +18,7 @@ from picbench.workloads import models
 
 LENGTHS = {"A": 150, "B": 35, "C": 81, "D": 400}
 ORDERS = ("ABCD", "DCBA", "ABA", "C")
+_OPTIONS: Mapping[str, Any] = {"max_tokens": 6, "logprobs": 8, "ignore_eos": True}
 
 #: Tokens before a chunk in its document: more than any prompt of C alone has, so that its keys are
 #: re-rotated backwards.
@@ -35,9 +36,16 @@ class OracleCase:
 
 def cases(vocabulary: int, orders: Sequence[str] = ORDERS) -> Iterator[OracleCase]:
     """Plain prompts and each algorithm over chunks in several orders."""
-    from picbench.engines.oracle import epic, full, mepic, naive
+    from picbench.engines.oracle import Blend, epic, full, mepic, naive
 
-    rules = {"naive": naive(), "epic:k=16": epic(16), "mepic": mepic(), "full": full()}
+    rules = {
+        "naive": naive(),
+        "epic:k=16": epic(16),
+        "mepic": mepic(),
+        "cacheblend:r=0.15": Blend(0.15),
+        "cacheblend:r=0.15:deviation=k": Blend(0.15, "k"),
+        "full": full(),
+    }
     draw = partial(random_tokens, vocabulary=vocabulary)
     before = {name: draw(count, f"before {name}") for name, count in BEFORE.items()}
     for order in orders:
@@ -88,7 +96,8 @@ def check(
 
     With `added` these are those of `added_cases`, too. Each is served three times: cold, with
     nothing cached; after other cases, whose chunks it shares; and warm, all cases together, when no
-    chunk may be compiled any more.
+    chunk may be compiled any more. Where tokens are picked, the oracle replays the engine's picks;
+    in float32 it must pick the same ones by itself.
     """
     from transformers import AutoConfig
 
@@ -102,17 +111,21 @@ def check(
     served = _serve(config, [case.request for case in found])
     oracle = Oracle(config.model)
     good = True
-    for case, *results in zip(found, *served.values(), strict=True):
-        replies = {result.tokens for result in results}
+    for case, *replies in zip(found, *served.values(), strict=True):
         segments = as_oracle(case.request.segments, model.pad_token_id or 0)
-        expected = {t: oracle.logprobs(segments, case.rule, t) for t in replies}
-        for name, result in zip(served, results, strict=True):
-            error, same = _compare(expected[result.tokens], result)
+        distinct = {(reply.result.tokens, reply.picked) for reply in replies}
+        expected = {reply: _expected(oracle, case, segments, *reply) for reply in distinct}
+        own = oracle.picked(segments, case.rule) if replies[0].picked is not None else set()
+        for name, (result, picked) in zip(served, replies, strict=True):
+            error, same = _compare(expected[result.tokens, picked], result)
             reused = name != "warm" or _is_warm(case, result)
-            right = error < tolerance and reused and (same or config.dtype != "float32")
+            other = len(set(picked or ()) - own)
+            exact = (same and not other) or config.dtype != "float32"
+            right = error < tolerance and reused and exact
             good &= right
             verdict = "ok" if right else "WRONG"
             notes = [*([] if same else ["other token"]), *([] if reused else ["nothing reused"])]
+            notes += [f"{other} of {len(picked or ())} picked otherwise"] if other else []
             print(f"{verdict:5} {case.name:16} {name} {error:.2e} {', '.join(notes)}")
     return good
 
@@ -125,17 +138,31 @@ def _is_warm(case: OracleCase, result: Result) -> bool:
     return result.hits.chunk + result.hits.copied > 0 == result.counts.compiled
 
 
-def _serve(config: EngineConfig, requests: Sequence[Request]) -> dict[str, list[Result]]:
-    options: dict[str, Any] = {"max_tokens": 6, "logprobs": 8, "ignore_eos": True}
-    cold: list[Result] = []
+class _Reply(NamedTuple):
+    """What an engine answered, and the tokens that it picked, if it did."""
+
+    result: Result
+    picked: tuple[int, ...] | None
+
+
+def _serve(config: EngineConfig, requests: Sequence[Request]) -> dict[str, list[_Reply]]:
+    cold: list[_Reply] = []
     with Engine(config) as engine:
         print(engine.describe())
         for request in requests:
             engine.reset()
-            cold += engine.generate([request], **options)
+            cold.append(_reply(engine, request))
         engine.reset()
-        after = engine.generate(requests, concurrency=1, **options)
-        return {"cold": cold, "after": after, "warm": engine.generate(requests, **options)}
+        after = [_reply(engine, request) for request in requests]
+        # Picks depend on a request and the KV of its chunks alone, which have not changed since.
+        warm = map(_Reply, engine.generate(requests, **_OPTIONS), (reply.picked for reply in after))
+        return {"cold": cold, "after": after, "warm": list(warm)}
+
+
+def _reply(engine: Engine, request: Request) -> _Reply:
+    engine.note_picks()
+    [result] = engine.generate([request], **_OPTIONS)
+    return _Reply(result, next(iter(engine.noted_picks), None))
 
 
 def measure(
@@ -165,6 +192,18 @@ def measure(
     good = check(config, TOLERANCE[dtype], added=True)
     print("all agree with the oracle" if good else "NOT all agree with the oracle")
     return good
+
+
+def _expected(
+    oracle: Any,
+    case: OracleCase,
+    segments: Sequence[Any],
+    tokens: Sequence[int],
+    picked: tuple[int, ...] | None,
+) -> Any:
+    """The oracle's log-probabilities of a reply, [tokens, vocabulary]."""
+    rule = case.rule if picked is None else case.rule.replay(picked)
+    return oracle.logprobs(segments, rule, tokens)
 
 
 def as_oracle(segments: Sequence[PromptSegment], placeholder: int) -> list[Any]:
