@@ -33,7 +33,7 @@ class Architecture:
     `name` is what the row is called by, `architecture` the class that ``config.json`` names.
     `fields` are those of its tiny model's configuration in which it differs from `COMMON`, as
     Hugging Face's class for `kind` takes them; `rope` are rotary parameters. `why` says why it is
-    refused where it is, in words of the error.
+    refused where it is, in words of the error, or what is slow about it.
     """
 
     name: str
@@ -74,9 +74,21 @@ COMMON: Mapping[str, Any] = MappingProxyType(
 
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(
-        "llama-2", "Llama 2", "LlamaForCausalLM", "llama", fields={"num_key_value_heads": 2}
+        "llama-2",
+        "Llama 2",
+        "LlamaForCausalLM",
+        "llama",
+        fields={"num_key_value_heads": 2},
+        gpu="checked",
     ),
-    Architecture("llama-3", "Llama 3, 3.1, 3.2, 3.3", "LlamaForCausalLM", "llama", rope=_LLAMA3),
+    Architecture(
+        "llama-3",
+        "Llama 3, 3.1, 3.2, 3.3",
+        "LlamaForCausalLM",
+        "llama",
+        rope=_LLAMA3,
+        gpu="checked",
+    ),
     Architecture(
         "mistral",
         "Mistral 7B v0.3, Nemo",
@@ -84,6 +96,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "mistral",
         # Nemo's heads are wider than its hidden size divided by their number.
         fields={"sliding_window": None, "head_dim": 128},
+        gpu="checked",
     ),
     Architecture(
         "qwen2.5-yarn",
@@ -91,6 +104,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "Qwen2ForCausalLM",
         "qwen2",
         rope={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+        gpu="checked",
     ),
     Architecture(
         "phi-4-mini",
@@ -108,13 +122,20 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         gpu="refused",
         why="rotary embedding Phi3LongRoPEScaledRotaryEmbedding is not supported",
     ),
-    Architecture("qwen2.5", "Qwen2, Qwen2.5", "Qwen2ForCausalLM", "qwen2"),
+    Architecture(
+        "qwen2.5",
+        "Qwen2, Qwen2.5",
+        "Qwen2ForCausalLM",
+        "qwen2",
+        gpu="checked",
+    ),
     Architecture(
         "qwen3",
         "Qwen3, dense: queries and keys are normalised",
         "Qwen3ForCausalLM",
         "qwen3",
         fields={"head_dim": 128},
+        gpu="checked",
     ),
     Architecture(
         "phi-3-mini",
@@ -122,8 +143,8 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "Phi3ForCausalLM",
         "phi3",
         fields={"hidden_size": 192, "num_key_value_heads": 2},
-        gpu="refused",
-        why="heads of size 96 are not supported on CUDA",
+        gpu="checked",
+        why="heads of 96: PyTorch attends for requests with chunks on GPUs, which is slow",
     ),
     Architecture(
         "phi-4",
@@ -132,6 +153,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "phi3",
         # Wider layers of the same weights would attend to one token only.
         fields={"hidden_size": 256, "initializer_range": 0.08},
+        gpu="checked",
     ),
     Architecture(
         "phi-3",
@@ -154,6 +176,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "residual_multiplier": 0.4,
             "logits_scaling": 0.5,
         },
+        gpu="checked",
     ),
     Architecture(
         "mixtral",
@@ -161,6 +184,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "MixtralForCausalLM",
         "mixtral",
         fields={"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+        gpu="checked",
     ),
     Architecture(
         "qwen3-moe",
@@ -174,6 +198,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "norm_topk_prob": True,
             "head_dim": 128,
         },
+        gpu="checked",
     ),
     Architecture(
         "glm-4",
@@ -182,6 +207,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "glm4",
         fields={"head_dim": 128},
         rope={"partial_rotary_factor": 0.5},
+        gpu="checked",
     ),
     Architecture(
         "command-r",
@@ -189,6 +215,7 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "CohereForCausalLM",
         "cohere",
         fields={"tie_word_embeddings": True, "logit_scale": 1.0},
+        gpu="checked",
     ),
     Architecture(
         "hunyuan",
