@@ -16,7 +16,11 @@ from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm import compat
 from picbench.engines.vllm.frontend import plugin
 from picbench.engines.vllm.frontend.limits import Limits
+from picbench.engines.vllm.launch import launch
+from picbench.engines.vllm.scheduler.scheduler import _checked
 from picbench.engines.vllm.settings import PicSettings
+from picbench.engines.vllm.worker.cpu.worker import PicCPUWorker
+from picbench.engines.vllm.worker.cuda.worker import PicGPUWorker
 from picbench.errors import ConfigError, EngineError
 
 #: `quantization_config` of checkpoints, by method.
@@ -114,10 +118,22 @@ def test_another_signature_is_refused():
         compat.check_signature(upstream, ("self", "request"))
 
 
-def test_another_version_is_refused(monkeypatch):
+@pytest.mark.parametrize(
+    "part",
+    [
+        plugin.register,
+        lambda: launch(EngineConfig(model="none")),
+        lambda: _checked(None),
+        lambda: PicCPUWorker.init_device(None),
+        lambda: PicGPUWorker.init_device(None),
+    ],
+    ids=["plug-in", "engine", "scheduler", "CPU worker", "GPU worker"],
+)
+def test_another_version_is_refused_by_each_part(monkeypatch, part):
+    """They may be started by others, and in processes of their own."""
     monkeypatch.setattr(compat, "VLLM", "0.33.0")
     with pytest.raises(ConfigError, match=r"needs vLLM 0\.33\.0, found 0\.32\.0"):
-        compat.check_version()
+        part()
 
 
 def test_unknown_settings_are_refused():
