@@ -25,10 +25,11 @@ from picbench.engines.vllm.frontend.placements import (
     Position,
     SlotSpan,
     Span,
+    read_dependent,
     read_positions,
     read_slots,
 )
-from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs, cut
+from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs, cut, marked_args
 from picbench.engines.vllm.launch import Launched
 from picbench.engines.vllm.settings import REJECTED, PicSettings
 from picbench.errors import ConfigError, EngineError
@@ -93,7 +94,7 @@ class RequestPreparer:
             if algorithm.spec != self._algorithm.spec:
                 raise _not_stock(algorithm.spec)
         else:
-            params.extra_args = {ARGS: args}
+            params.extra_args = {ARGS: marked_args(args, tokens, algorithm, BLOCK_SIZE)}
         prepared = PreparedRequest(tag, tokens, params, request.salt)
         check_request(running.engine.vllm_config, prepared, self._registry)
         return prepared
@@ -214,19 +215,25 @@ def _args(segments: _Tokenized, algorithm: str, tag: str | None) -> RequestArgs:
     spans: list[Span] = []
     positions: list[Position] = []
     slots: list[SlotSpan] = []
+    dependent: list[Span] = []
     at = 0
     for segment, tokens in segments:
         if tokens and segment.position is not None:
             positions.append((at, segment.position))
         if isinstance(segment, Chunk) and tokens:
             slots += [(len(spans), at + b, at + e, length) for b, e, length in segment.slots]
+            dependent += [(at + b, at + e) for b, e in segment.dependent]
             spans.append((at, at + len(tokens)))
         at += len(tokens)
     args = RequestArgs(tuple(spans), algorithm, tag)
-    if not positions and not slots:
+    if not (positions or slots or dependent):
         return args
-    checked = read_positions(positions, spans, at), read_slots(slots, spans)
-    return replace(args, positions=checked[0], slots=checked[1])
+    return replace(
+        args,
+        positions=read_positions(positions, spans, at),
+        slots=read_slots(slots, spans),
+        dependent=read_dependent(dependent, spans, at),
+    )
 
 
 def _not_stock(algorithm: str) -> ConfigError:

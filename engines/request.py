@@ -39,7 +39,9 @@ class Chunk(PromptSegment):
 
     `slots` (start, end, length) are the places in it that a request fills: tokens [start, end) of
     the chunk are this request's, and stand in a place of `length` positions. Without them, the
-    chunk is the same for all requests. They need `tokens`.
+    chunk is the same for all requests. `dependent` (start, end) are tokens of the chunk that are
+    recomputed with the whole prompt before them in view, besides those that the algorithm
+    recomputes. Both need `tokens`.
 
     `document` is what the chunk was cut from, as text or as token ids: all of it, or all up to the
     end of the chunk, which must be in it (of several places, the last one counts). Algorithms with
@@ -49,6 +51,7 @@ class Chunk(PromptSegment):
     """
 
     slots: tuple[tuple[int, int, int], ...] = ()
+    dependent: tuple[tuple[int, int], ...] = ()
     document: str | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

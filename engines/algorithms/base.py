@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from picbench.engines.algorithms.number_range import NumberRange
-from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Pad, Segment
+from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Marks, Pad, Segment
 
 
 class Reuse(Enum):
@@ -59,6 +59,18 @@ class Algorithm(ABC):
         prompt that the algorithm cannot serve.
         """
         return segments
+
+    @property
+    def separators(self) -> tuple[int, ...]:
+        """Ids of the tokens that divide a prompt; none where requests have to say what is where."""
+        return ()
+
+    def read_marks(self, tokens: Sequence[int], block_size: int) -> Marks:
+        """What the separators in a prompt mark. Raises ConfigError for misplaced ones.
+
+        It is asked for prompts of requests that name no chunks, if there are `separators`.
+        """
+        return Marks()
 
     @property
     def pads(self) -> Pad:

@@ -30,6 +30,7 @@ from picbench.engines.oracle.rule import (
     full,
     kvlink,
     mepic,
+    minipic,
     naive,
 )
 
@@ -50,6 +51,7 @@ __all__ = [
     "full",
     "kvlink",
     "mepic",
+    "minipic",
     "naive",
     "visible",
 ]

@@ -50,7 +50,7 @@ def expand(
         seen = _seen(segment)
         own = set(range(len(tokens)))
         if segment.kind == "chunk":
-            own = set(rule.links(chunks, len(tokens)))
+            own = {*rule.links(chunks, len(tokens)), *segment.dependent}
             if place == len(prompt) - 1:
                 own.add(max(seen))
             hidden = own | _placeholders(segment)

@@ -22,13 +22,15 @@ class OracleSegment(NamedTuple):
 
     `position` is that of the first token; None: it follows the segment before it. `slots` (first
     index, length, tokens) are runs of a chunk's tokens that only its compilation has; the request
-    has `tokens` in the first of their places.
+    has `tokens` in the first of their places. `dependent` are indices of a chunk's tokens that are
+    recomputed besides those of the rule; they are not for chunks with slots.
     """
 
     kind: str
     tokens: Sequence[int]
     position: int | None = None
     slots: Sequence[tuple[int, int, Sequence[int]]] = ()
+    dependent: Collection[int] = ()
 
 
 #: The prompt's segments, neighbouring texts joined -> the segments that are computed.
@@ -116,6 +118,36 @@ def block_attention() -> Rule:
     def frame(prompt: Sequence[OracleSegment]) -> list[OracleSegment]:
         *blocks, last = prompt
         return [*(block._replace(kind="chunk") for block in blocks), last._replace(kind="text")]
+
+    return replace(naive(), frame=frame)
+
+
+def minipic(ssep: int, pdep: int, *, joined: bool = False) -> Rule:
+    """A prompt of one text that says by separators what is compiled alone (2606.13126).
+
+    From a token `ssep` up to the next separator it is a chunk, otherwise text. If `joined`, a chunk
+    begins with the text from `pdep` on that is right before it, and that text is recomputed.
+    """
+
+    def frame(prompt: Sequence[OracleSegment]) -> list[OracleSegment]:
+        parts: list[list[int]] = [[]]
+        for token in (token for segment in prompt for token in segment.tokens):
+            if token in (ssep, pdep):
+                parts.append([])
+            parts[-1].append(token)
+        framed: list[OracleSegment] = []
+        lead: list[int] = []
+        for part in parts:
+            if joined and part[:1] == [pdep] and part is not parts[-1]:
+                framed += [OracleSegment("text", lead)]
+                lead = part
+            elif part[:1] == [ssep]:
+                framed.append(OracleSegment("chunk", lead + part, dependent=range(len(lead))))
+                lead = []
+            else:
+                framed += [OracleSegment("text", lead), OracleSegment("text", part)]
+                lead = []
+        return framed
 
     return replace(naive(), frame=frame)
 

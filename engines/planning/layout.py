@@ -240,7 +240,7 @@ class _Builder:
         self, policy: ChunkPolicy, segment: Segment, start: int
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Indices of the chunk's tokens that are computed, and of those that are hidden."""
-        length, links = len(segment.tokens), set(policy.linked)
+        length, links = len(segment.tokens), {*policy.linked, *segment.dependent}
         if links and not (min(links) >= 0 and max(links) < length):
             raise ValueError(f"links {sorted(links)} leave a chunk of {length} tokens")
         ends_prompt = start + length == self._end

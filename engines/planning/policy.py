@@ -65,6 +65,8 @@ class Segment:
     `position` is the logical position of the first token, these included; None: it follows the
     segment before it. `slots`, ascending, are those of the chunk's tokens that are placeholders.
     `context` is what stands before a chunk in its document, whether or not the prompt shows it.
+    `dependent` are indices, ascending, of the chunk's tokens that the user wants recomputed with
+    the whole logical prefix in view, whatever the algorithm recomputes besides.
     """
 
     tokens: tuple[int, ...]
@@ -74,6 +76,7 @@ class Segment:
     position: int | None = None
     slots: tuple[Slot, ...] = ()
     context: tuple[int, ...] = ()
+    dependent: tuple[int, ...] = ()
 
     @property
     def plain(self) -> bool:
@@ -120,6 +123,7 @@ class Segment:
             lead=self.lead + len(lead),
             trail=self.trail + len(trail),
             slots=tuple(replace(slot, index=slot.index + len(lead)) for slot in self.slots),
+            dependent=tuple(index + len(lead) for index in self.dependent),
         )
 
     def kinds(self, begin: int, count: int, kind: SlotKind) -> tuple[SlotKind, ...]:
@@ -183,6 +187,18 @@ class ChunkPolicy:
     private: bool = False
     fixed: bool = False
     selection: Selection | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What separators in a prompt mark, as ``[start, end)`` spans of prompt tokens, in order.
+
+    `spans` are chunks. `dependent` tokens see the whole logical prefix: text, and inside chunks
+    those that are recomputed.
+    """
+
+    spans: tuple[tuple[int, int], ...] = ()
+    dependent: tuple[tuple[int, int], ...] = ()
 
 
 #: An algorithm as `lay_out` sees it: (index of the chunk in the prompt, its length) -> policy.

@@ -1,13 +1,17 @@
 """Checks on arrival whether a request can be served at all."""
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Self
 
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.engines.planning.layout import Footprint, measure
-from picbench.engines.planning.policy import Segment
-from picbench.engines.vllm.frontend.request_args import cut, describes_chunks, request_args
+from picbench.engines.vllm.frontend.request_args import (
+    cut,
+    describes_chunks,
+    mark_request,
+    request_args,
+)
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError
 
@@ -93,19 +97,22 @@ def check_request(config: Any, request: Any, registry: Registry, *, shorten: boo
     vLLM's servers give chat requests without `max_tokens` the whole context.
     """
     args = request_args(request, registry)
+    settings = PicSettings.given(config.additional_config)
+    if settings is not None:
+        algorithm = registry.parse((args and args.algorithm) or settings.algorithm)
+        _check_vocabulary(config, algorithm.separators, f"{algorithm.spec} reads")
+        args = mark_request(request, args, algorithm, config.cache_config.block_size)
     if args is None:
         params = request.sampling_params
         if params is not None and describes_chunks(params.extra_args):
             raise ConfigError("a prompt of embeddings has no chunks", hint="send tokens or text")
         return
-    settings = PicSettings.given(config.additional_config)
     if settings is None:
         raise ConfigError(
             "the request describes chunks, but this engine was started without picbench: it would "
             "be served without reuse",
             hint="start it with picbench's scheduler_cls, worker_cls and additional_config",
         )
-    algorithm = registry.parse(args.algorithm or settings.algorithm)
     if algorithm.reuse is not Reuse.CHUNKS and (args.positions or args.slots):
         raise ConfigError(
             f"{algorithm.spec} serves prompts without positions and slots",
@@ -122,7 +129,8 @@ def check_request(config: Any, request: Any, registry: Registry, *, shorten: boo
             _check_ids(args.documents, config.model_config.get_vocab_size())
         try:
             segments = algorithm.arrange(given, layout)
-            _check_added(segments, config.model_config.get_vocab_size(), algorithm.spec)
+            added = {token for segment in segments for token in segment.added}
+            _check_vocabulary(config, added, f"{algorithm.spec} adds")
             footprint = measure(segments, algorithm.plan_chunk, layout)
         except ValueError as error:
             raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
@@ -131,12 +139,14 @@ def check_request(config: Any, request: Any, registry: Registry, *, shorten: boo
         limits.check(footprint, request.sampling_params.max_tokens or 1)
 
 
-def _check_added(segments: Sequence[Segment], vocabulary: int, spec: str) -> None:
-    """Raise ConfigError if an algorithm adds a token that the model does not have."""
-    largest = max((token for segment in segments for token in segment.added), default=0)
-    if largest >= vocabulary:
+def _check_vocabulary(config: Any, tokens: Collection[int], does: str) -> None:
+    """Raise ConfigError if an algorithm names a token that the model does not have."""
+    if not tokens:
+        return
+    vocabulary = config.model_config.get_vocab_size()
+    if max(tokens) >= vocabulary:
         raise ConfigError(
-            f"{spec} adds token {largest}, the model has {vocabulary}",
+            f"{does} token {max(tokens)}, the model has {vocabulary}",
             hint="give token ids of the model's vocabulary",
         )
 

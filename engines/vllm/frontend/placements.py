@@ -1,4 +1,4 @@
-"""Positions and slots of a request: where its segments are, and what chunks leave to be filled."""
+"""Where the segments of a request are, what chunks leave to be filled, and what is recomputed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +14,46 @@ Position = tuple[int, int]
 #: (chunk, start, end, length): the prompt tokens [start, end) fill a slot of `length` positions in
 #: the chunk of that index.
 SlotSpan = tuple[int, int, int, int]
+
+
+def ordered_spans(
+    rows: Sequence[tuple[int, ...]], name: str, prompt_tokens: int
+) -> tuple[Span, ...]:
+    """Spans of a prompt. Raises ConfigError if one is empty, leaves it or overlaps another."""
+    spans: list[Span] = []
+    for index, (start, end) in enumerate(rows):
+        named = f"{name}[{index}] = [{start}, {end}]"
+        if not 0 <= start < end <= prompt_tokens:
+            raise ConfigError(
+                f"{named} leaves the prompt of {prompt_tokens} tokens",
+                hint="0 <= start < end <= prompt length, end exclusive",
+            )
+        if spans and start < spans[-1][1]:
+            raise ConfigError(
+                f"{named} overlaps [{spans[-1][0]}, {spans[-1][1]}]",
+                hint="list spans in order, without overlap",
+            )
+        spans.append((start, end))
+    return tuple(spans)
+
+
+def read_dependent(given: Any, spans: Sequence[Span], prompt_tokens: int) -> tuple[Span, ...]:
+    """Parse the spans of tokens that see the whole prompt before them.
+
+    Raises ConfigError as `ordered_spans`, and if one is partly inside a chunk.
+    """
+    rows = rows_of_integers(given, "dependent", 2, "each is [start, end] in prompt tokens")
+    dependent = ordered_spans(rows, "dependent", prompt_tokens)
+    for index, (start, end) in enumerate(dependent):
+        for first, last in spans:
+            inside, apart = first <= start and end <= last, end <= first or last <= start
+            if not inside and not apart:
+                raise ConfigError(
+                    f"dependent[{index}] = [{start}, {end}] is partly inside the chunk "
+                    f"[{first}, {last}]",
+                    hint="divide it where the chunk begins or ends",
+                )
+    return dependent
 
 
 def read_positions(given: Any, spans: Sequence[Span], prompt_tokens: int) -> tuple[Position, ...]:

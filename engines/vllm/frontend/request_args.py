@@ -11,7 +11,8 @@ or, where only flat values can be sent (`vllm_xargs` over HTTP)::
 Two more say where tokens stand: ``"positions": [[12, 100]]`` gives prompt token 12 the logical
 position 100, and the tokens after it those that follow; ``"slots": [[0, 20, 23, 8]]`` says that
 tokens 20 to 22 fill a place of 8 positions in the first chunk (flat: ``pic_positions``,
-``pic_slots``).
+``pic_slots``). A third, ``"dependent": [[140, 156]]`` (flat: ``pic_dependent``), names tokens that
+see the whole prompt before them: inside a chunk they are recomputed, elsewhere all tokens do.
 
 With ``context=document`` a request gives the document of a chunk, whole or up to the end of the
 chunk, as token ids: ``"documents": [null, [7, 8, ...]]`` has an entry a span, and the flat
@@ -27,7 +28,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from picbench.engines.algorithms import Registry
+from picbench.engines.algorithms import Algorithm, Registry
 from picbench.engines.planning.policy import Segment, Slot
 from picbench.engines.vllm.frontend.chunk_documents import documents_of_flat, read_documents
 from picbench.engines.vllm.frontend.lists import rows_of_flat, rows_of_integers
@@ -35,6 +36,8 @@ from picbench.engines.vllm.frontend.placements import (
     Position,
     SlotSpan,
     Span,
+    ordered_spans,
+    read_dependent,
     read_positions,
     read_slots,
 )
@@ -46,6 +49,7 @@ FLAT_ALGORITHM = "pic_algorithm"
 FLAT_POSITIONS = "pic_positions"
 FLAT_SLOTS = "pic_slots"
 FLAT_DOCUMENTS = "pic_documents"
+FLAT_DEPENDENT = "pic_dependent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class RequestArgs:
 
     `algorithm` is a valid spec; None means the engine's default. `tag` comes back with the
     request's cost. `positions` and `slots` say where tokens stand, if not one after the other.
-    `documents` has none or one for each span: the tokens of the chunk's document up to the chunk's
+    `dependent` spans of chunks are recomputed under any algorithm. `documents` has none or one for each span: the tokens of the chunk's document up to the chunk's
     end, empty where the chunk has no document.
     """
 
@@ -64,6 +68,7 @@ class RequestArgs:
     positions: tuple[Position, ...] = ()
     slots: tuple[SlotSpan, ...] = ()
     documents: tuple[tuple[int, ...], ...] = ()
+    dependent: tuple[Span, ...] = ()
 
 
 def request_args(request: Any, registry: Registry) -> RequestArgs | None:
@@ -78,9 +83,38 @@ def request_args(request: Any, registry: Registry) -> RequestArgs | None:
     if found is None:
         found = read_args(params.extra_args, prompt, registry)
         if found is not None:
-            # Callers may share one SamplingParams between requests, hence the copy.
-            request.sampling_params = copy.copy(params)
-            request.sampling_params.extra_args = {**params.extra_args, ARGS: found}
+            _keep(request, found)
+    return found
+
+
+def marked_args(
+    args: RequestArgs, prompt: Sequence[int], algorithm: Algorithm, block_size: int
+) -> RequestArgs:
+    """The arguments with the spans that the prompt's own tokens mark, if they name none.
+
+    Raises ConfigError for separators that the algorithm cannot read.
+    """
+    if args.spans or not algorithm.separators:
+        return args
+    marks = algorithm.read_marks(prompt, block_size)
+    positions = read_positions(args.positions, marks.spans, len(prompt))
+    return replace(args, spans=marks.spans, dependent=marks.dependent, positions=positions)
+
+
+def mark_request(
+    request: Any, args: RequestArgs | None, algorithm: Algorithm, block_size: int
+) -> RequestArgs | None:
+    """A request's arguments, with what its prompt marks; None for a plain prompt without any.
+
+    What was found is kept in the request. Raises what `marked_args` does.
+    """
+    prompt = request.prompt_token_ids
+    if request.sampling_params is None or prompt is None:
+        return args
+    found = marked_args(args or RequestArgs(()), prompt, algorithm, block_size)
+    if not found.spans or found == args:
+        return args
+    _keep(request, found)
     return found
 
 
@@ -116,6 +150,7 @@ def read_args(
         read_positions(given.get("positions", ()), spans, len(prompt)),
         read_slots(given.get("slots", ()), spans),
         read_documents(given.get("documents"), spans, prompt),
+        read_dependent(given.get("dependent", ()), spans, len(prompt)),
     )
 
 
@@ -148,7 +183,8 @@ def cut(tokens: Sequence[int], args: RequestArgs, placeholder: int) -> list[Segm
             chunk = _chunk(tokens, (start, end), slots, placeholder, starts.get(start))
             document = args.documents[index] if args.documents else ()
             before = document[: start - end]
-            segments.append(replace(chunk, context=before) if before else chunk)
+            chunk = replace(chunk, context=before) if before else chunk
+            segments.append(_with_dependent(chunk, (start, end), slots, args.dependent))
         at = end
     return segments
 
@@ -171,6 +207,33 @@ def _chunk(
     return Segment(ids, chunk=True, position=position, slots=tuple(places))
 
 
+def _with_dependent(
+    chunk: Segment, span: Span, slots: Sequence[SlotSpan], dependent: Sequence[Span]
+) -> Segment:
+    """The chunk of a span with its dependent tokens; those that fill slots are computed anyway."""
+    asked = [token for first, last in dependent for token in range(*_common(span, (first, last)))]
+    if not asked:
+        return chunk
+    indices = []
+    for token in asked:
+        if not any(start <= token < end for _, start, end, _ in slots):
+            moved = sum(length - (end - start) for _, start, end, length in slots if end <= token)
+            indices.append(token - span[0] + moved)
+    return replace(chunk, dependent=tuple(indices))
+
+
+def _common(one: Span, other: Span) -> Span:
+    return max(one[0], other[0]), min(one[1], other[1])
+
+
+def _keep(request: Any, found: RequestArgs) -> None:
+    """Put parsed arguments in place of those that a request came with."""
+    params = request.sampling_params
+    # Callers may share one SamplingParams between requests, hence the copy.
+    request.sampling_params = copy.copy(params)
+    request.sampling_params.extra_args = {**(params.extra_args or {}), ARGS: found}
+
+
 def _parsed(extra_args: Mapping[str, Any] | None) -> RequestArgs | None:
     found = (extra_args or {}).get(ARGS)
     return found if isinstance(found, RequestArgs) else None
@@ -181,28 +244,17 @@ def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
     spans = rows_of_flat(flat.get(FLAT_SPANS, ()), FLAT_SPANS, 2, "start, end, start, end, ...")
     positions = flat.get(FLAT_POSITIONS, ())
     slots = flat.get(FLAT_SLOTS, ())
+    dependent = flat.get(FLAT_DEPENDENT, ())
     return {
         "spans": spans,
         "algorithm": flat.get(FLAT_ALGORITHM),
         "positions": rows_of_flat(positions, FLAT_POSITIONS, 2, "token, position, token, ..."),
         "slots": rows_of_flat(slots, FLAT_SLOTS, 4, "chunk, start, end, length, chunk, ..."),
         "documents": documents_of_flat(flat.get(FLAT_DOCUMENTS), FLAT_DOCUMENTS),
+        "dependent": rows_of_flat(dependent, FLAT_DEPENDENT, 2, "start, end, start, end, ..."),
     }
 
 
 def _spans(given: Any, prompt_tokens: int) -> tuple[Span, ...]:
     rows = rows_of_integers(given, "spans", 2, "each span is [start, end] in prompt tokens")
-    spans: list[Span] = []
-    for index, (start, end) in enumerate(rows):
-        if not 0 <= start < end <= prompt_tokens:
-            raise ConfigError(
-                f"spans[{index}] = [{start}, {end}] leaves the prompt of {prompt_tokens} tokens",
-                hint="0 <= start < end <= prompt length, end exclusive",
-            )
-        if spans and start < spans[-1][1]:
-            raise ConfigError(
-                f"spans[{index}] = [{start}, {end}] overlaps [{spans[-1][0]}, {spans[-1][1]}]",
-                hint="list spans in order, without overlap",
-            )
-        spans.append((start, end))
-    return tuple(spans)
+    return ordered_spans(rows, "spans", prompt_tokens)

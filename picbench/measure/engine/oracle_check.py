@@ -224,7 +224,8 @@ def _as_oracle(segment: PromptSegment, placeholder: int) -> Any:
         slots.append((len(tokens), length, sent[start:end]))
         tokens += (placeholder,) * length
         at = end
-    return OracleSegment("chunk", tokens + sent[at:], segment.position, slots)
+    dependent = [i for start, end in segment.dependent for i in range(start, end)]
+    return OracleSegment("chunk", tokens + sent[at:], segment.position, slots, dependent)
 
 
 def _compare(expected: Any, result: Result) -> tuple[float, bool]:
