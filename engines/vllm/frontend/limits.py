@@ -1,6 +1,6 @@
 """Checks on arrival whether a request can be served at all."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 

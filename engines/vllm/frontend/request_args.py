@@ -58,8 +58,9 @@ class RequestArgs:
 
     `algorithm` is a valid spec; None means the engine's default. `tag` comes back with the
     request's cost. `positions` and `slots` say where tokens stand, if not one after the other.
-    `dependent` spans of chunks are recomputed under any algorithm. `documents` has none or one for each span: the tokens of the chunk's document up to the chunk's
-    end, empty where the chunk has no document.
+    `documents` has none or one for each span: the tokens of the chunk's document up to the chunk's
+    end, empty where the chunk has no document. `dependent` spans of chunks are recomputed under any
+    algorithm.
     """
 
     spans: tuple[Span, ...]

@@ -170,6 +170,40 @@ def test_bad_places_are_refused(places, message):
         read_args({"pic": {"spans": [[1, 4]], **places}}, 10)
 
 
+def test_dependent_tokens_are_indices_of_their_chunk():
+    args = RequestArgs(((2, 6), (6, 9)), dependent=((0, 2), (3, 5), (6, 8)))
+    assert [segment.dependent for segment in cut(range(9), args, 0)] == [(), (1, 2), (0, 1)]
+    assert cut(range(9), args, 0)[1].tokens == (2, 3, 4, 5)
+
+
+def test_dependent_tokens_are_counted_with_the_slots_before_them():
+    args = RequestArgs(((2, 8),), slots=((0, 4, 5, 3),), dependent=((2, 3), (4, 7)))
+    (chunk,) = [segment for segment in cut(range(8), args, 99) if segment.chunk]
+    assert [chunk.tokens[index] for index in chunk.dependent] == [2, 5, 6]
+
+
+def test_nested_and_flat_dependent_tokens_agree():
+    nested = read_args({"pic": {"spans": [[1, 4]], "dependent": [[1, 2], [4, 9]]}}, 10)
+    assert read_args({"pic_spans": [1, 4], "pic_dependent": [1, 2, 4, 9]}, 10) == nested
+    assert nested is not None
+    assert nested.dependent == ((1, 2), (4, 9))
+
+
+@pytest.mark.parametrize(
+    ("dependent", "message"),
+    [
+        ([[0, 2]], r"dependent\[0\] = \[0, 2\] is partly inside the chunk \[1, 4\]"),
+        ([[0, 5]], "is partly inside the chunk"),
+        ([[1, 3], [2, 4]], r"dependent\[1\] = \[2, 4\] overlaps \[1, 3\]"),
+        ([[5, 11]], "leaves the prompt of 10 tokens"),
+        ([5], r"dependent\[0\] is 5"),
+    ],
+)
+def test_bad_dependent_tokens_are_refused(dependent, message):
+    with pytest.raises(ConfigError, match=message):
+        read_args({"pic": {"spans": [[1, 4]], "dependent": dependent}}, 10)
+
+
 @pytest.mark.parametrize("flat", [{"pic_positions": [1]}, {"pic_slots": [1, 2]}])
 def test_flat_places_have_whole_rows(flat):
     with pytest.raises(ConfigError, match="of integers"):
