@@ -12,7 +12,7 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.conversion import PreparedRequest, RequestPreparer, make_result
 from picbench.engines.ledger import Snapshot
 from picbench.engines.pace import Departure, Pace
-from picbench.engines.request import Chunk, Request, Result, Text
+from picbench.engines.request import Request, Result
 from picbench.engines.self_check import (
     CheckedPrompts,
     Comparison,
@@ -23,6 +23,7 @@ from picbench.engines.self_check import (
 from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.launch import Launched, launch
 from picbench.engines.vllm.worker.compilations import compiled_kernels, watch_compilations
+from picbench.engines.warm_up_requests import warm_up_requests
 from picbench.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
 
 #: Plain prompts that are submitted before a step, in steps' worth of tokens.
 _STEPS_AHEAD = 4
-
-#: Tokens of the longest prompt of warming up, and of its chunks.
-_LONGEST, _LARGE = 32_000, 500
 
 
 class Engine:
@@ -131,14 +129,10 @@ class Engine:
             self._report(tag)
 
     def warm_up(self) -> None:
-        """Run a few requests and drop their KV, so that first-use costs are not measured.
-
-        Kernels are compiled when they are first used: those for plain requests, for compiling
-        chunks and for linking few and many tokens, each cold and warm; on a GPU also with the
-        longest prompt. Requests for which this engine has no room are left out: it will never serve
-        any like them.
-        """
-        for request in self._warm_up_requests():
+        """Run a few requests and drop their KV, so that first-use costs are not measured."""
+        running, stock = self._running, self.config.stock
+        longest = min(running.context, running.pool * BLOCK_SIZE // 2) - 2
+        for request in warm_up_requests(longest, self._device, chunks=not stock):
             with suppress(ConfigError):
                 for _ in range(2):
                     self.generate([request], max_tokens=2, ignore_eos=True)
@@ -339,21 +333,6 @@ class Engine:
 
     def _canonical(self, request: Request) -> "Canonical | None":
         return self._preparer.canonical(request, self._running)
-
-    def _warm_up_requests(self) -> Iterator[Request]:
-        longest = min(self._running.context, self._running.pool * BLOCK_SIZE // 2) - 2
-        tail = min(40, longest)
-        yield Request([Text(tokens=(1,) * tail)])
-        # Few and many linked tokens.
-        documents = [] if self.config.stock else [(1, 700), (12, 50)]
-        if self._device == "cuda":
-            # The first large steps of engines with chunks took 165 ms more than later ones (H200,
-            # 8B shape, 8,192 tokens in 17 chunks), though all kernels were compiled.
-            documents.append((min(longest - tail, _LONGEST) // _LARGE, _LARGE))
-        for chunks, length in documents:
-            if 0 < chunks * length <= longest - tail:
-                segments = [Chunk(tokens=(i + 1,) * length) for i in range(chunks)]
-                yield Request([*segments, Text(tokens=(1,) * tail)])
 
     @property
     def _device(self) -> str:

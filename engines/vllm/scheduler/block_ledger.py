@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from picbench.engines.attribution import Attribution, Codes, Ids
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.planning.keys import is_canonical
 from picbench.engines.planning.plan import Plan
+from picbench.engines.vllm.scheduler.attribution import Attribution, Codes, Ids
 from picbench.engines.vllm.scheduler.evictions import listen
 from picbench.engines.vllm.scheduler.pool import key_of
 from picbench.errors import EngineError

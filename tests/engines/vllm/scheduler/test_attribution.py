@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from picbench.engines.attribution import Attribution
+from picbench.engines.vllm.scheduler.attribution import Attribution
 
 BLOCKS, SIZE, KINDS = 12, 4, 5
 names = st.sampled_from("abcd")
