@@ -17,7 +17,7 @@ DEMO_RUN := --algo full,prefix,naive,mepic --concurrency 4 --dtype float32
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: install demo test check quick unit gpu-check lint types tree clean
+.PHONY: install demo test check quick unit gpu-check lint types tree pictures clean
 
 install: $(STAMP)
 
@@ -67,6 +67,14 @@ quick: install
 
 unit: install
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not engine' $(HEAVY:%=--ignore=tests/%) tests
+
+# The pictures of docs/algorithms.md: ![algorithm](images/file).
+PICTURE := ^!\[([^]]+)\]\((images/.*)\)$$
+
+pictures: install
+	sed -nE 's,$(PICTURE),\1 docs/\2,p' docs/algorithms.md | while read -r algorithm file; do \
+	  $(BIN)/picbench explain $$algorithm --output $$file > /dev/null || exit 1; \
+	done
 
 # mypy and import-linter cannot see through setuptools' package-dir mapping, so they get the same
 # tree as links.

@@ -7,10 +7,28 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from picbench.cli import main
+from picbench.engines.algorithms import parse
+from picbench.engines.planning.picture import PlanPicture, TokenRole
+from picbench.output.explanation import example_picture
+from picbench.output.figures.plan_figure import fingerprint
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("engines", "kernels", "picbench", "workloads")
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/serving.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/serving.md",
+    "docs/algorithms.md",
+    "docs/adding-an-algorithm.md",
+)
+ADDING = "docs/adding-an-algorithm.md"
+ALGORITHMS = "docs/algorithms.md"
+THIRD_PARTY = "tests/engines/algorithms/third_party"
 
 #: A path from the repository's root; upstream paths (vllm/...) start elsewhere.
 PATH = re.compile(
@@ -20,6 +38,11 @@ LINK = re.compile(r"\]\(([^)#:]+)\)")
 MODULE = re.compile(r"(?<![\w.\"'/-])picbench(?:\.\w+)+")
 #: `file` (`name`): the file defines the name.
 NAMED = re.compile(r"`([\w./]+\.(?:py|toml))` \(((?:`\w+`(?:, )?)+)\)")
+#: ![algorithm](file of its picture)
+PICTURE = re.compile(r"^!\[(.+)\]\((.+\.png)\)$", re.M)
+SECTION = re.compile(r"^## (\S+)$", re.M)
+#: A command, as long as nothing in it stands for something else.
+COMMAND = re.compile(r"^ {4}picbench (explain [^#\n]*?) *(?:#.*)?$", re.M)
 TARGET = re.compile(r"(?:`| {4})make ([\w-]+)")
 
 
@@ -30,6 +53,17 @@ def read(document: str) -> str:
 def entry_points() -> set[str]:
     project = tomllib.loads(read("pyproject.toml"))["project"]
     return set(project["entry-points"])
+
+
+def algorithms() -> list[str]:
+    """picbench's own algorithms."""
+    project = tomllib.loads(read("pyproject.toml"))["project"]
+    return list(project["entry-points"]["picbench.algorithms"])
+
+
+def picture(spec: str) -> PlanPicture:
+    """What `make pictures` draws."""
+    return example_picture(parse(spec), chunks=4, tokens=40)
 
 
 def file_of(module: str) -> Path | None:
@@ -94,3 +128,48 @@ def test_make_targets_exist(document: str) -> None:
 def test_the_tree_names_every_folder() -> None:
     text = read("docs/architecture.md")
     assert [name for name in sorted(folders()) if f"{name}/ " not in text] == []
+
+
+@pytest.mark.parametrize("algorithm", algorithms())
+def test_each_algorithm_has_a_section_with_its_picture(algorithm: str) -> None:
+    _, *parts = SECTION.split(read(ALGORITHMS))
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert algorithm in sections, f"write a section about it in {ALGORITHMS}"
+    specs = [spec for spec, _ in PICTURE.findall(sections[algorithm])]
+    assert parse(algorithm).spec in specs
+    assert f"](#{algorithm})" in read(ALGORITHMS)
+
+
+@pytest.mark.parametrize(("spec", "file"), PICTURE.findall(read(ALGORITHMS)))
+def test_pictures_are_those_of_the_plans(spec: str, file: str) -> None:
+    with Image.open(ROOT / "docs" / file) as image:
+        drawn = image.info["Description"]
+    assert drawn == f"{spec}; {fingerprint(picture(spec))}", "run make pictures"
+
+
+def test_the_table_of_algorithms_is_that_of_the_plans() -> None:
+    found = re.findall(r"^\| `(.+?)` \| (.+) \|$", read(ALGORITHMS), re.M)
+    assert {parse(spec).name for spec, _ in found} == set(algorithms())
+    for spec, cells in found:
+        plan = picture(spec)
+        counts = [
+            sum(segment.compiled for segment in plan.segments),
+            plan.count(TokenRole.LINKED),
+            plan.computed,
+            *(len(plan.blocks_of(kind)) for kind in ("shared", "copied", "computed")),
+        ]
+        assert cells.split(" | ") == list(map(str, counts)), spec
+
+
+def test_commands_that_explain_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    commands = COMMAND.findall(read(ALGORITHMS))
+    assert len(commands) == 2
+    for command in commands:
+        done = CliRunner().invoke(main, command.split())
+        assert done.exit_code == 0, done.output
+
+
+@pytest.mark.parametrize("file", ["pic_edges.py", "pyproject.toml"])
+def test_the_worked_example_is_the_package_that_is_tested(file: str) -> None:
+    assert f"\n{read(f'{THIRD_PARTY}/{file}')}```" in read(ADDING)

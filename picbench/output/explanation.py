@@ -1,7 +1,7 @@
 """An algorithm's plan of an example prompt, as text."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import count, groupby, islice
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -20,8 +20,9 @@ from picbench.engines.planning.picture import (
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.errors import ConfigError
 
-#: Tokens of the example's text before its chunks, and of its question.
-TEXT, QUESTION = 20, 10
+#: Tokens of the example's text before its chunks, of its question, and of what stands before each
+#: chunk in its document, which only ``context=document`` looks at.
+TEXT, QUESTION, DOCUMENT = 20, 10, 12
 
 #: A picture has a cell for each pair of tokens.
 LARGEST = 2000
@@ -53,17 +54,27 @@ def example_picture(algorithm: Algorithm, chunks: int, tokens: int) -> PlanPictu
             f"a picture of {chunks} chunks of {tokens} tokens has no room",
             hint=f"lower `chunks` or `tokens` to {LARGEST} chunk tokens",
         )
-    layout = LayoutConfig(BLOCK_SIZE, pad=algorithm.pads, pad_token=_PAD, bos_token=_BOS)
-    sizes = [(TEXT, False), *[(tokens, True)] * chunks, (QUESTION, False)]
-    prompt, at = [], _FIRST
-    for size, chunk in sizes:
-        prompt.append(Segment(tuple(range(at, at + size)), chunk))
-        at += size
+    layout = LayoutConfig(
+        BLOCK_SIZE,
+        pad=algorithm.pads,
+        pad_token=_PAD,
+        bos_token=_BOS,
+        documents=algorithm.documents,
+    )
     try:
-        arranged = algorithm.arrange(prompt, layout)
+        arranged = algorithm.arrange(list(_prompt(chunks, tokens)), layout)
         return PlanPicture.of(arranged, algorithm.plan_chunk, layout)
     except ValueError as error:
         raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
+
+
+def _prompt(chunks: int, tokens: int) -> Iterator[Segment]:
+    ids = count(_FIRST)
+    yield Segment(tuple(islice(ids, TEXT)))
+    for _ in range(chunks):
+        context = tuple(islice(ids, DOCUMENT))
+        yield Segment(tuple(islice(ids, tokens)), chunk=True, context=context)
+    yield Segment(tuple(islice(ids, QUESTION)))
 
 
 def explain(algorithm: Algorithm, picture: PlanPicture) -> Iterator[RenderableType]:
@@ -107,7 +118,7 @@ def _segments(picture: PlanPicture) -> Table:
         roles = [picture.count(role, index) for role in TokenRole]
         counts = [segment.compiled, segment.fill, *roles]
         places = f"{segment.start}-{segment.end - 1}"
-        table.add_row(segment.name, places, *(str(count or "-") for count in counts))
+        table.add_row(segment.name, places, *(str(value or "-") for value in counts))
     return table
 
 
