@@ -5,8 +5,8 @@ its chunks. So it holds for any algorithm. Nothing here imports torch or vllm.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 from itertools import groupby
 from typing import NamedTuple, Self
@@ -77,10 +77,12 @@ class PlannedToken:
         return key.role is not None
 
 
-def planned_tokens(plan: Plan) -> list[PlannedToken]:
+def planned_tokens(plan: Plan, picked: Collection[int] = ()) -> list[PlannedToken]:
     """Every token of a plan, once for each way in which it is computed.
 
-    Those of compiles come first, chunk by chunk, then those that the request computes.
+    Those of compiles come first, chunk by chunk, then those that the request computes, in logical
+    order. `picked` are the positions that a worker picks in a plan with `picks`, whose
+    layers after the check layer this then describes.
     """
     canonicals = {canonical.keys: canonical for canonical in plan.canonicals}
     placed = sorted(plan.placed, key=lambda chunk: chunk.start)
@@ -88,8 +90,18 @@ def planned_tokens(plan: Plan) -> list[PlannedToken]:
     for index, chunk in enumerate(placed):
         names = chunk.view.copies or tuple(page.name for page in chunk.view.pages)
         found += _compiled(canonicals[names], chunk, index)
-    slots = _visible(plan.computed)
+    slots = [*_visible(plan.computed)]
+    slots += [(t.token, t.position, TokenRole.LINKED) for t in found if t.position in picked]
+    slots.sort(key=lambda slot: slot[1])
+    found = [replace(t, role=None) if t.position in picked else t for t in found]
     return found + [PlannedToken(token, p, None, role) for token, p, role in slots]
+
+
+def example_picks(plan: Plan) -> frozenset[int]:
+    """Positions that a worker might pick: as many as the plan says, evenly spread over chunks."""
+    count = plan.picks.count if plan.picks else 0
+    found = [t.position for t in planned_tokens(plan) if t.role and t.compiled is not None]
+    return frozenset(found[(2 * i + 1) * len(found) // (2 * count)] for i in range(count))
 
 
 def _compiled(canonical: Canonical, chunk: PlacedChunk, index: int) -> Iterator[PlannedToken]:
@@ -158,7 +170,8 @@ class TokenGroup(NamedTuple):
 class PlanPicture:
     """A plan as pictures show it; `tokens` are in logical order, `blocks` in compute order.
 
-    Keys are the `anchor` tokens that chunks are compiled after, aligned at their ends, then
+    `picked` of the tokens are linked although a plan does not know which: they are an example. Keys
+    are the `anchor` tokens that chunks are compiled after, aligned at their ends, then
     `tokens`; `mask` has a row for each token and a byte (`Sight`) for each key.
     """
 
@@ -167,15 +180,16 @@ class PlanPicture:
     blocks: tuple[PicturedBlock, ...]
     anchor: int
     mask: tuple[bytes, ...]
+    picked: int = 0
 
     @classmethod
     def of(cls, segments: Sequence[Segment], plan_chunk: PlanChunk, layout: LayoutConfig) -> Self:
         """The picture of the plan that `lay_out` makes. Raises as `lay_out`."""
         plan = lay_out(segments, plan_chunk, layout)
-        planned = planned_tokens(plan)
+        picked = example_picks(plan)
+        planned = planned_tokens(plan, picked)
         placed = place(segments, layout)
         tokens = _in_order(planned, placed)
-        by_position = {token.planned.position: token for token in tokens}
         compiled = _compiled_counts(planned, plan, placed)
         anchors = Counter(token.compiled for token in planned if token.anchor)
         anchor = max(anchors.values(), default=0)
@@ -185,9 +199,10 @@ class PlanPicture:
                 for name, at, counts in zip(_names(placed), placed, compiled, strict=True)
             ),
             tokens=tokens,
-            blocks=tuple(_block(page, by_position) for page in plan.pages),
+            blocks=tuple(_blocks(plan, tokens)),
             anchor=anchor,
             mask=tuple(_mask(tokens, planned, anchor)),
+            picked=len(picked),
         )
 
     def count(self, role: TokenRole, segment: int | None = None) -> int:
@@ -260,10 +275,17 @@ def _compiled_counts(
             yield 0, 0
 
 
-def _block(page: Page, tokens: Mapping[int, PicturedToken]) -> PicturedBlock:
-    kind = "copied" if page.copy_of else "shared" if page.canonical else "computed"
-    keyed = page.key is not None
-    return PicturedBlock(kind, keyed, tuple(tokens.get(position) for position in page.positions))
+def _blocks(plan: Plan, tokens: Sequence[PicturedToken]) -> Iterator[PicturedBlock]:
+    reused = {t.planned.position: t for t in tokens if t.planned.compiled is not None}
+    computed = [token for token in tokens if token.planned.compiled is None]
+    for page in plan.pages:
+        kind = "copied" if page.copy_of else "shared" if page.canonical else "computed"
+        if kind == "computed":
+            # In logical order; a worker puts what it picks there, too.
+            slots = [computed.pop(0) for _ in page.positions]
+        else:
+            slots = [reused.get(position) for position in page.positions]
+        yield PicturedBlock(kind, page.key is not None, tuple(slots))
 
 
 def _mask(

@@ -106,6 +106,11 @@ def cost(algorithm: Algorithm, picture: PlanPicture) -> Iterator[str]:
         f"maps {len(shared)} shared blocks, copies {len(copied)}, computes {len(own)}"
     )
     yield f"computed blocks that an equal prefix finds again: {found}"
+    if picture.picked:
+        yield (
+            f"{picture.picked} tokens are picked once the first layers are computed in full; "
+            "those shown are an example"
+        )
 
 
 def _segments(picture: PlanPicture) -> Table:

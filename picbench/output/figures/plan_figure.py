@@ -214,7 +214,10 @@ def _draw_legend(figure: Any, picture: PlanPicture) -> None:
     from matplotlib.patches import Patch
 
     used = {token.role for token in picture.tokens}
-    handles = [Patch(color=c, label=role) for role, c in _COLOURS.items() if role in used]
+    names = {role: str(role) for role in used}
+    if picture.picked:
+        names[TokenRole.LINKED] = "linked (example)"
+    handles = [Patch(color=c, label=names[role]) for role, c in _COLOURS.items() if role in used]
     if picture.anchor or any(Sight.REPLACED in line for line in picture.mask):
         handles.append(Patch(color=_COMPILED, label="only its compile has it"))
     figure.legend(

@@ -86,7 +86,8 @@ def test_an_engine_serves_it(
             engine.generate([request], max_tokens=3, logprobs=8, ignore_eos=True)[0]
             for _ in range(2)
         ]
+    cold, warm = results
     for result in results:
         assert deviation(oracle, Rule(both_ends), request, result) < 1e-3
-        assert result.counts.linked == 16 + 7 + 16
-    assert results[1].counts.compiled == 0 < results[0].counts.compiled
+    assert cold.counts.linked == 16 + 7 + 16
+    assert warm.counts.compiled == 0 < cold.counts.compiled

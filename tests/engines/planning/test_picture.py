@@ -22,8 +22,15 @@ from picbench.engines.oracle import (
     naive,
     visible,
 )
+from picbench.engines.oracle.blend import Blend, BlendedRows
 from picbench.engines.planning.layout import lay_out
-from picbench.engines.planning.picture import PlannedToken, PlanPicture, TokenRole, planned_tokens
+from picbench.engines.planning.picture import (
+    PlannedToken,
+    PlanPicture,
+    TokenRole,
+    example_picks,
+    planned_tokens,
+)
 from picbench.engines.planning.policy import LayoutConfig, Segment, Slot
 
 BOS, PAD = 1, 0
@@ -67,7 +74,7 @@ def planned(spec: str, prompt: Sequence[Segment]) -> tuple[PlanPicture, list[Pla
     arranged = algorithm.arrange(prompt, layout(algorithm))
     plan = lay_out(arranged, algorithm.plan_chunk, layout(algorithm))
     picture = PlanPicture.of(arranged, algorithm.plan_chunk, layout(algorithm))
-    return picture, planned_tokens(plan)
+    return picture, planned_tokens(plan, example_picks(plan))
 
 
 def oracle_rows(prompt: Sequence[Segment], rule: Rule) -> list[ExpandedRow]:
@@ -83,7 +90,28 @@ def oracle_rows(prompt: Sequence[Segment], rule: Rule) -> list[ExpandedRow]:
 def test_who_sees_what_is_the_oracles_mask(spec: str, prompt: list[Segment]) -> None:
     prompt = merged(prompt)
     picture, rows = planned(spec, prompt)
-    expected = oracle_rows(prompt, RULES[spec])
+    compare(picture, rows, oracle_rows(prompt, RULES[spec]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(prompt=prompts.filter(lambda prompt: any(segment.chunk for segment in prompt)))
+def test_what_picked_tokens_see_is_the_oracles_later_mask(prompt: list[Segment]) -> None:
+    prompt = merged(prompt)
+    picture, rows = planned("cacheblend:r=0.3", prompt)
+    blended = BlendedRows.of(
+        [("chunk" if s.chunk else "text", s.tokens) for s in prompt], (), Blend(0.3)
+    )
+    linked = {row.position for row in rows if row.role is TokenRole.LINKED}
+    assert picture.picked == blended.count
+    reused = {blended.rows[i].compiled for i in blended.compiled}
+    later = [r for r in blended.later(linked) if r.compiled in reused or r.compiled is None]
+    compare(picture, rows, [row for row in later if row.compiled is not None or row.reused])
+
+
+def compare(
+    picture: PlanPicture, rows: Sequence[PlannedToken], expected: Sequence[ExpandedRow]
+) -> None:
+    """Hold a plan's tokens, who sees whom, and the picture's mask to the oracle's rows."""
     # The oracle counts compiles of chunks that are linked as a whole, too.
     compiles = sorted({row.compiled for row in expected if row.compiled is not None})
     shift = min(row.position for row in expected if row.compiled is None)
