@@ -280,12 +280,11 @@ def _blocks(plan: Plan, tokens: Sequence[PicturedToken]) -> Iterator[PicturedBlo
     computed = [token for token in tokens if token.planned.compiled is None]
     for page in plan.pages:
         kind = "copied" if page.copy_of else "shared" if page.canonical else "computed"
+        slots = tuple(reused.get(position) for position in page.positions)
         if kind == "computed":
             # In logical order; a worker puts what it picks there, too.
-            slots = [computed.pop(0) for _ in page.positions]
-        else:
-            slots = [reused.get(position) for position in page.positions]
-        yield PicturedBlock(kind, page.key is not None, tuple(slots))
+            slots = tuple(computed.pop(0) for _ in page.positions)
+        yield PicturedBlock(kind, page.key is not None, slots)
 
 
 def _mask(
