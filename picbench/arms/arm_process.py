@@ -51,6 +51,7 @@ def serve(connection: Connection) -> None:
 def run_group(engine: "Engine", group: Group) -> GroupResult:
     """Run a group under a fresh ledger; after a failure, find out which requests fail."""
     engine.measure()
+    engine.watch_compilations()
     before, times = engine.moved, engine.step_times
     started = time.perf_counter()
     try:
@@ -63,7 +64,13 @@ def run_group(engine: "Engine", group: Group) -> GroupResult:
     busy = time.perf_counter() - started
     moved = _since(before, engine.moved)
     return GroupResult(
-        tuple(outcomes), busy, tuple(engine.memory), clean, moved, engine.step_times - times
+        tuple(outcomes),
+        busy,
+        tuple(engine.memory),
+        clean,
+        moved,
+        engine.step_times - times,
+        tuple(engine.compilations),
     )
 
 

@@ -22,9 +22,9 @@ class GroupResult:
 
     `outcomes` are in request order, `busy` is the engine's wall-clock seconds and `snapshots` its
     block ledger, whose times start at the group's start. `moved` gives the bytes (loaded, stored)
-    between the pool and each tier, `step_times` how long steps took and what tiers took of them. If
-    it is not `clean`, a request failed and each was run again on its own, so that timings mean
-    nothing.
+    between the pool and each tier, `step_times` how long steps took and what tiers took of them,
+    and `compiled` the kernels that were compiled meanwhile. If it is not `clean`, a request failed
+    and each was run again on its own, so that timings mean nothing.
     """
 
     outcomes: tuple[Result | Failure, ...]
@@ -33,6 +33,7 @@ class GroupResult:
     clean: bool = True
     moved: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     step_times: StepTimes = field(default_factory=StepTimes)
+    compiled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ def print_result(
         *map(worded, notes(job)),
         *traffic(arms),
         *map(worded, slow_tiers(arms)),
+        *late_kernels(arms),
     )
 
 
@@ -130,6 +131,14 @@ def slow_tiers(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
         if times.slow:
             took = f"{name}: tiers took {times.share:.0%} of the arm's steps"
             yield f'{took}: `tiers=""` serves without'
+
+
+def late_kernels(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
+    """Kernels that were compiled while requests waited for them, an arm a line."""
+    for name, arm in arms.items():
+        if arm.compiled:
+            kernels = ", ".join(sorted(kernel.rpartition(".")[2] for kernel in arm.compiled))
+            yield f"{name}: {sum(arm.compiled.values())} kernels were compiled meanwhile: {kernels}"
 
 
 def _megabytes(count: int) -> str:

@@ -65,7 +65,8 @@ class ArmSummary:
     requests were submitted; both None in a closed loop. `goodput_req_s` is requests a second that
     met the objectives, None without any: a second of the makespan, or of busy time. `moved` is what
     went through tiers, failed requests included, and `step_times` the seconds of the engine's steps
-    and of what tiers took of them; zero without tiers.
+    and of what tiers took of them; zero without tiers. `compiled` says how often each kernel was
+    compiled while requests were measured.
     """
 
     requests: int
@@ -89,6 +90,7 @@ class ArmSummary:
     goodput_req_s: float | None = None
     moved: Mapping[str, Moved] = field(default_factory=dict)
     step_times: StepTimes = field(default_factory=StepTimes)
+    compiled: Mapping[str, int] = field(default_factory=dict)
 
     def ttft_s(self, percentile: str) -> float | None:
         """TTFT in seconds at ``"p50"`` or another percentile; None where none was measured."""
@@ -146,6 +148,7 @@ def summarise_arm(
         hits=sum_hits(row.hits for row in answered),
         moved={tier: Moved(*pair) for tier, pair in tally.moved.items()},
         step_times=tally.step_times,
+        compiled=dict(tally.compiled),
         makespan_s=makespan,
         late_ms=percentiles(row.late_ms for row in timed),
         goodput_req_s=None if good is None else rate(good, makespan or tally.busy),

@@ -1,5 +1,6 @@
 """Running totals of one arm."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +16,8 @@ class Tally:
 
     `busy` counts clean rounds only, as do timings. The ledger's clock stops while other arms
     compute, so that averages over time are averages over the arm's own busy time. `moved` are
-    bytes (loaded, stored) by tier, `step_times` the sum over rounds.
+    bytes (loaded, stored) by tier, `step_times` the sum over rounds, and `compiled` how often each
+    kernel was compiled.
     """
 
     rows: list[SampleRow] = field(default_factory=list)
@@ -23,6 +25,7 @@ class Tally:
     busy: float = 0.0
     moved: dict[str, tuple[int, int]] = field(default_factory=dict)
     step_times: StepTimes = field(default_factory=StepTimes)
+    compiled: Counter[str] = field(default_factory=Counter)
     _clock: float = 0.0
 
     def add(self, rows: Sequence[SampleRow], result: GroupResult) -> None:
@@ -37,6 +40,7 @@ class Tally:
             before = self.moved.get(tier, (0, 0))
             self.moved[tier] = (before[0] + loaded, before[1] + stored)
         self.step_times += result.step_times
+        self.compiled.update(result.compiled)
         self._clock += result.busy
         if result.clean:
             self.busy += result.busy

@@ -59,6 +59,7 @@ class FakeEngine:
     calls: list[str] = field(default_factory=list)
     reused: int = 16
     tier_seconds: float = 0.0
+    compilations: Sequence[str] = ()
     notes: Sequence[str] = ()
 
     def __enter__(self) -> Self:
@@ -94,6 +95,9 @@ class FakeEngine:
 
     def measure(self) -> None:
         self.calls.append("measure")
+
+    def watch_compilations(self) -> None:
+        self.calls.append("watch_compilations")
 
     def reset(self) -> None:
         self.calls.append("reset")

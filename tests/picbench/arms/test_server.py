@@ -120,7 +120,12 @@ def test_a_failing_request_is_found_in_its_group() -> None:
     batch = run_group(engine, Group(tuple(requests), 3))
     assert [isinstance(o, Failure) for o in batch.outcomes] == [False, True, False]
     assert not batch.clean
-    assert engine.calls == ["measure", "generate 3 at 3", *["generate 1 at 1"] * 3]
+    assert engine.calls == [
+        "measure",
+        "watch_compilations",
+        "generate 3 at 3",
+        *["generate 1 at 1"] * 3,
+    ]
 
 
 def test_log_tail_drops_colours_and_blank_lines(tmp_path: Path) -> None:

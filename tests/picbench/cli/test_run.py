@@ -138,6 +138,19 @@ def test_tiers_that_slow_an_arm_are_named_below_the_table(harness: Harness, tmp_
     assert times["tiers"] == pytest.approx(0.3 * times["steps"])
 
 
+def test_kernels_that_are_compiled_late_are_named_below_the_table(
+    harness: Harness, tmp_path: Path
+) -> None:
+    late = FakeEngine("mepic", compilations=("picbench.kernels.b.walk", "vllm.c.attend"))
+    harness.engines = {"naive": FakeEngine("naive"), "mepic": late}
+    result = run(harness, tmp_path / "run", "--algo", "naive,mepic", "--limit", "1")
+    (line,) = [line for line in result.stdout.splitlines() if "compiled meanwhile" in line]
+    assert line == "mepic: 2 kernels were compiled meanwhile: attend, walk"
+    arms = read(tmp_path / "run" / "summary.json")["arms"]
+    assert arms["mepic"]["compiled"] == {"picbench.kernels.b.walk": 1, "vllm.c.attend": 1}
+    assert arms["naive"]["compiled"] == {}
+
+
 def test_a_password_in_tiers_stays_out_of_the_run_directory(
     harness: Harness, tmp_path: Path
 ) -> None:
