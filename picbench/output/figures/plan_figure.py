@@ -2,6 +2,7 @@
 
 import hashlib
 from io import BytesIO
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +64,19 @@ def draw_plan(picture: PlanPicture, title: str, path: Path) -> None:
             _draw_blocks(blocks, lines)
             _draw_legend(figure, picture)
             path.parent.mkdir(parents=True, exist_ok=True)
-            _save(figure, f"{title}; {fingerprint(picture)}", path)
+            # Every token has a pixel.
+            keys = picture.anchor + len(picture.tokens)
+            dpi = max(_DPI, ceil(keys / _SIDE))
+            _save(figure, dpi, f"{title}; {fingerprint(picture)}", path)
 
 
-def _save(figure: Any, note: str, path: Path) -> None:
+def _save(figure: Any, dpi: int, note: str, path: Path) -> None:
     """Write a figure of few colours as a PNG with a palette, a third of the size."""
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
     drawn = BytesIO()
-    figure.savefig(drawn, dpi=_DPI, format="png")
+    figure.savefig(drawn, dpi=dpi, format="png")
     info = PngInfo()
     info.add_text("Description", note)
     with Image.open(drawn) as image:
@@ -165,7 +169,7 @@ def _label_keys(axis: Any, picture: PlanPicture) -> None:
     for name, first, last in [("anchor", 0, picture.anchor), *bounds]:
         room = (last - first) / keys * _SIDE
         for label in (name, name.split()[-1] if " " in name else ""):
-            if label and 0.055 * len(label) <= room:
+            if label and 0.055 * len(label) + 0.02 <= room:
                 ticks.append(((first + last) / 2, label))
                 break
     axis.xaxis.tick_top()
