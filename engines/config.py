@@ -15,6 +15,9 @@ DEFAULT_TIERS: Mapping[str, str] = MappingProxyType({"cpu": "host:1GiB", "cuda":
 #: The values of `on_pressure`.
 PRESSURE = ("wait", "reject")
 
+#: The values of `compile_order`.
+COMPILE_ORDERS = ("head", "batch", "isps")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -40,6 +43,12 @@ class EngineConfig:
     says whether a request that needs more blocks than are free or can be evicted waits ("wait"), or
     is rejected before anything is allocated for it ("reject").
 
+    `compile_order` says when missing chunks are compiled: right ahead of the first request that
+    needs them ("head"), all those of waiting requests before any of these runs ("batch"), or in
+    the order of arrival, as requests like any other, so that requests whose chunks are there go
+    first ("isps"). The last two are MiniPIC's batch mode and interleaved span prefill (arXiv
+    2606.13126). Answers are the same.
+
     With `self_check` the engine compares ways to the same answers before it serves any, and does
     not start if they differ (`Engine.self_check`).
     """
@@ -60,6 +69,7 @@ class EngineConfig:
     tensor_parallel: int = 1
     tiers: str | None = None
     on_pressure: str = "wait"
+    compile_order: str = "head"
     self_check: bool = False
 
 

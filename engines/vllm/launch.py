@@ -188,6 +188,7 @@ def _settings(config: EngineConfig, model: Mapping[str, Any], context: int) -> P
         keys_without_rope=config.keys_without_rope,
         tiers=config.tiers,
         on_pressure=config.on_pressure,
+        compile_order=config.compile_order,
         positions=context,
     )
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from picbench.engines.algorithms import Algorithm, parse
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
-from picbench.engines.config import BLOCK_SIZE, DEFAULT_TIERS, PRESSURE
+from picbench.engines.config import BLOCK_SIZE, COMPILE_ORDERS, DEFAULT_TIERS, PRESSURE
 from picbench.engines.planning.policy import LayoutConfig
 from picbench.errors import ConfigError
 
@@ -37,8 +37,9 @@ class PicSettings:
     (``pad=paper``); `bos_token` (None: the model has none) fills the anchors of ``epic:k=0``;
     `link_tokens` are those that the model was trained to link chunks with (``kvlink``). With
     `keys_without_rope` every key is cached without RoPE, as MEPIC and MiniPIC describe it; by
-    default only those of chunks are (results/cpu/attention.md has what that saves). `tiers` and
-    `on_pressure` are those of `EngineConfig`; `on` gives engines of a device its default tiers.
+    default only those of chunks are (results/cpu/attention.md has what that saves). `tiers`,
+    `on_pressure` and `compile_order` are those of `EngineConfig`; `on` gives engines of a device
+    its default tiers.
     `positions` are those that the model has, where a request has room for more slots (None:
     max_model_len).
     """
@@ -50,6 +51,7 @@ class PicSettings:
     keys_without_rope: bool = False
     tiers: str | None = None
     on_pressure: str = "wait"
+    compile_order: str = "head"
     positions: int | None = None
 
     @classmethod
@@ -85,13 +87,14 @@ class PicSettings:
         return replace(self, tiers=DEFAULT_TIERS[device]) if self.tiers is None else self
 
     def check(self) -> None:
-        """Raise ConfigError for an unknown algorithm, tier or `on_pressure`."""
+        """Raise ConfigError for an unknown algorithm, tier, `on_pressure` or `compile_order`."""
         parse(self.algorithm)
         parse_tiers(self.tiers or "")
-        if self.on_pressure not in PRESSURE:
-            raise ConfigError(
-                f"`on_pressure` is {self.on_pressure!r}", hint=f"use {' or '.join(PRESSURE)}"
-            )
+        for name, choices in (("on_pressure", PRESSURE), ("compile_order", COMPILE_ORDERS)):
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"`{name}` is {getattr(self, name)!r}", hint=f"use {' or '.join(choices)}"
+                )
 
     @property
     def shares_tiers(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.guard import traced, with_flags
-from picbench.engines.config import DEFAULT_TIERS, PRESSURE
+from picbench.engines.config import COMPILE_ORDERS, DEFAULT_TIERS, PRESSURE
 
 if TYPE_CHECKING:
     from picbench.run.session import Services
@@ -121,6 +121,15 @@ if TYPE_CHECKING:
     default="wait",
     show_default=True,
     help="What becomes of a request that needs more KV blocks than are free or can be evicted.",
+)
+@click.option(
+    "--compile-order",
+    type=click.Choice(list(COMPILE_ORDERS)),
+    default="head",
+    show_default=True,
+    help="When missing chunks are compiled: right ahead of the first request that needs them, all "
+    "of the waiting requests' before these run, or in order of arrival, interleaved with other "
+    "requests (MiniPIC's ISPS).",
 )
 @click.option(
     "--dtype",

@@ -37,6 +37,7 @@ class RunConfig(BaseModel):
     kv_blocks: int | None = Field(None, ge=1)
     tiers: str | None = None
     on_pressure: Literal["wait", "reject"] = "wait"
+    compile_order: Literal["head", "batch", "isps"] = "head"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     tensor_parallel: int = Field(1, ge=1)

@@ -138,6 +138,7 @@ def _engine(config: RunConfig, workload: Workload, sizes: Sizes, arm: Arm) -> En
         keys_without_rope=config.keys_without_rope,
         tiers=config.tiers,
         on_pressure=config.on_pressure,
+        compile_order=config.compile_order,
         self_check=config.self_check and not arm.stock,
     )
 
@@ -153,6 +154,8 @@ def _fingerprint(config: RunConfig, arms: tuple[Arm, ...], workload: Workload, s
         del settings["keys_without_rope"]  # Runs from before this setting keep their fingerprints.
     if config.drop is None:
         del settings["drop"]
+    if config.compile_order == "head":
+        del settings["compile_order"]
     content = {
         "settings": settings,
         "arms": [[arm.algorithm, arm.stock] for arm in arms],

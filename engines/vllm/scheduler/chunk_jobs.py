@@ -20,15 +20,16 @@ from picbench.engines.vllm.scheduler import rewrite
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-#: Puts a job's request into the engine's queue, ahead of a waiting request.
-Submit = Callable[["Request", "Request"], None]
+#: Puts a job's request into the engine's queue, ahead of a waiting request, or at its end.
+Submit = Callable[["Request", "Request | None"], None]
 
 
 @dataclass(slots=True)
 class ChunkJob:
     """A chunk on its way into the pool, and the request that compiles or fetches it.
 
-    `charged_to` needed it first, `ahead_of` is the first request in the queue that needs it.
+    `charged_to` needed it first, `ahead_of` is the request that it was queued ahead of; "" for one
+    that was queued at the end.
     `shared` says that a request will map it rather than copy it.
     """
 
@@ -55,12 +56,22 @@ class ChunkJobs:
         return self._jobs.get(request_id or "")
 
     def compile_or_fetch(
-        self, canonical: Canonical, parent: "Request", *, head: bool, shared: bool
+        self,
+        canonical: Canonical,
+        parent: "Request",
+        *,
+        ahead_of: "Request | None",
+        head: bool,
+        shared: bool,
     ) -> None:
-        """Compile or fetch a missing chunk ahead of the request that waits for it."""
+        """Compile or fetch a missing chunk that a request waits for.
+
+        It is queued ahead of a waiting request, or at the end. With `head`, a job that is under way
+        is moved ahead of `parent`.
+        """
         job = self.find(self.store.get(canonical.key).owner)
         if job is None:
-            self._start(canonical, parent, shared)
+            self._start(canonical, parent, ahead_of, shared)
             return
         job.shared |= shared
         if head and job.ahead_of != parent.request_id:
@@ -93,7 +104,9 @@ class ChunkJobs:
         """Ids of the requests whose chunks are not among the wanted ones."""
         return [name for name, job in self._jobs.items() if job.canonical.key not in wanted]
 
-    def _start(self, canonical: Canonical, parent: "Request", shared: bool) -> None:
+    def _start(
+        self, canonical: Canonical, parent: "Request", ahead_of: "Request | None", shared: bool
+    ) -> None:
         tiers = self.store.tiers_of(canonical.key)
         if tiers is ChunkState.UNKNOWN:
             self.store.lookup([canonical])
@@ -103,13 +116,14 @@ class ChunkJobs:
         plan = canonical.fetch_plan() if fetches else canonical.compile_plan()
         verb = "fetch" if fetches else "compile"
         request = rewrite.chunk_request(f"pic-{verb}-{next(self._numbers)}", plan, parent)
-        asker = parent.request_id
-        job = ChunkJob(canonical, request, plan, asker, asker, fetches, shared)
+        request.priority = parent.priority
+        place = ahead_of.request_id if ahead_of else ""
+        job = ChunkJob(canonical, request, plan, parent.request_id, place, fetches, shared)
         prepare = self.store.prepare_fetch if fetches else self.store.prepare_compile
         prepare(canonical, request.request_id)
         self._jobs[request.request_id] = job
         try:
-            self.submit(request, parent)
+            self.submit(request, ahead_of)
         except Exception:
             # Otherwise requests would wait for a job that never starts.
             if request.request_id in self._jobs:

@@ -2,8 +2,8 @@
 
 A request with chunks is planned on arrival. Chunks that it needs and that are missing are compiled
 or fetched by requests of the linker's own (`chunk_jobs.py`), queued right ahead of the first
-request that needs them. A waiting request is passed over, not blocked on, and is linked in the
-very step that schedules the last of its compiles.
+request that needs them (`EngineConfig.compile_order` has other orders). A waiting request is passed
+over, not blocked on, and is linked in the very step that schedules the last of its compiles.
 
 Progress under pressure: the request at the head of the queue, and no other, references the chunks
 that are already resident, so that they are not evicted while the others are on their way. It does
@@ -12,7 +12,7 @@ only for as many waiting requests as fit the pool together.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ from picbench.engines.vllm.frontend.hashing import hash_lead, hash_prompt
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.frontend.request_args import RequestArgs, cut, request_args
 from picbench.engines.vllm.scheduler import rewrite
+from picbench.engines.vllm.scheduler.batch_barrier import BatchBarrier
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJob, ChunkJobs
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.settings import PicSettings
@@ -99,6 +100,7 @@ class Linker:
         self._isolated: set[str] = set()
         self._pages = PageCache()
         self._costs: dict[str, PromptCost] = {}
+        self._barrier = BatchBarrier() if settings.compile_order == "batch" else None
 
     def on_arrival(self, request: "Request") -> None:
         """Plan a new request and rewrite it into compute order; leave plain requests alone.
@@ -125,19 +127,20 @@ class Linker:
         self._store.release_stored()
         if not (self._links or self._store.pinned):
             return
-        room = self._pool.usable
         queue = [r for r in waiting if not self.is_own(r)]
         if queue and self._store.pinned:
             self._store.unpin_for(self.blocks_needed(queue[0]))
-        for place, request in enumerate(queue):
-            link = self._links.get(request.request_id)
-            if link is None or request.request_id in self._faults:
-                continue
-            room -= link.need
-            if room < 0 and place:
+        fitting = list(self._fitting(queue))
+        if self._barrier is not None:
+            fresh = ((r.request_id, link) for r, link in fitting if not link.scheduled)
+            self._barrier.update(
+                {name: [c.key for c in self._missing(link)] for name, link in fresh}
+            )
+        for request, link in fitting:
+            if self._barrier is not None and self._barrier.is_later(request.request_id):
                 self._release(link)
                 continue
-            advance = partial(self._advance, request, link, head=place == 0)
+            advance = partial(self._advance, request, link, queue[0])
             self._faults.succeeds("request chunks", request.request_id, advance)
             if self._pool.available < reserved:
                 self._release(link)
@@ -147,7 +150,9 @@ class Linker:
         link = self._links.get(request.request_id)
         if link is None or request.num_computed_tokens:
             return True
-        return all(self._available(c, link) for c in link.plan.canonicals)
+        if self._barrier is not None and self._barrier.holds_back(request.request_id):
+            return False
+        return not self._missing(link)
 
     def check_hits(self, request: "Request", hit_tokens: int) -> None:
         """Raise EngineError if a request is about to compute canonical KV in its own context."""
@@ -333,10 +338,35 @@ class Linker:
             return self._store.is_copyable(canonical) or self._store.is_remote(canonical.key)
         return self._store.is_mappable(canonical)
 
-    def _advance(self, request: "Request", link: Link, *, head: bool) -> None:
-        missing = [c for c in link.plan.canonicals if not self._available(c, link)]
+    def _missing(self, link: Link) -> list[Canonical]:
+        return [c for c in link.plan.canonicals if not self._available(c, link)]
+
+    def _fitting(self, queue: "Sequence[Request]") -> "Iterator[tuple[Request, Link]]":
+        """The planned requests of a queue that fit the pool together, the first one in any case."""
+        room = self._pool.usable
+        for place, request in enumerate(queue):
+            link = self._links.get(request.request_id)
+            if link is None or request.request_id in self._faults:
+                continue
+            room -= link.need
+            if room < 0 and place:
+                self._release(link)
+            else:
+                yield request, link
+
+    def _advance(self, request: "Request", link: Link, first: "Request") -> None:
+        """Request the chunks that a request misses; `first` is the head of the queue."""
+        missing, head = self._missing(link), request is first
+        ahead_of: Request | None = first if self._barrier is not None else request
+        moves = head
+        if self._settings.compile_order == "isps":
+            # While something runs, blocks will be freed: no job must be moved ahead to be computed.
+            moves = head and not any(other.running for other in self._links.values())
+            ahead_of = request if moves else None
         for canonical in missing:
-            self._jobs.compile_or_fetch(canonical, request, head=head, shared=not link.copies)
+            self._jobs.compile_or_fetch(
+                canonical, request, ahead_of=ahead_of, head=moves, shared=not link.copies
+            )
         if head and missing:
             self._hold(link)
         else:

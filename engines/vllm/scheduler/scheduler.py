@@ -242,11 +242,14 @@ class PicScheduler(Scheduler):
             client.outputs = [*client.outputs, output]
         self._answers.clear()
 
-    def _queue_ahead(self, request: Request, parent: Request) -> None:
-        """Queue a request of the linker's right ahead of a waiting one, moving it if need be."""
+    def _queue_ahead(self, request: Request, parent: Request | None) -> None:
+        """Queue a request of the linker's right ahead of a waiting one, moving it if need be.
+
+        Without a `parent` it is queued like any new request.
+        """
         if request.request_id not in self.requests:
             super().add_request(request)
-        if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+        if parent is None or request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
             return
         waits, queue = request.status != RequestStatus.RUNNING, self.waiting
         try:

@@ -228,6 +228,16 @@ def test_how_keys_are_cached_reaches_every_engine_and_the_manifest(
         assert noted["keys_without_rope"] is bool(flags)
 
 
+def test_the_order_of_compiles_reaches_every_engine_and_the_manifest(
+    harness: Harness, tmp_path: Path
+) -> None:
+    run(harness, tmp_path / "run", "--algo", "mepic", "--compile-order", "isps")
+    assert harness.servers["mepic"].config.compile_order == "isps"
+    manifest = read(tmp_path / "run" / "manifest.json")
+    for noted in (manifest["config"], manifest["arms"]["mepic"]["settings"]):
+        assert noted["compile_order"] == "isps"
+
+
 def test_engines_run_on_what_is_there_unless_told_otherwise(
     harness: Harness, tmp_path: Path
 ) -> None:
@@ -238,7 +248,13 @@ def test_engines_run_on_what_is_there_unless_told_otherwise(
 
 @pytest.mark.parametrize(
     "flags",
-    [("--device", "cpu"), ("--tensor-parallel", "2"), ("--eager",), ("--keys-without-rope",)],
+    [
+        ("--device", "cpu"),
+        ("--tensor-parallel", "2"),
+        ("--eager",),
+        ("--keys-without-rope",),
+        ("--compile-order", "batch"),
+    ],
 )
 def test_runs_on_other_devices_are_other_runs(
     harness: Harness, tmp_path: Path, flags: Sequence[str]
