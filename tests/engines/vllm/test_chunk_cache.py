@@ -40,7 +40,7 @@ def evict_all(engine: Engine) -> None:
 # Copies.
 
 
-@pytest.mark.parametrize("algorithm", ["epic:k=16", "epic:k=0", "cacheblend:r=0.15"])
+@pytest.mark.parametrize("algorithm", ["epic:k=16", "epic:k=0", "cacheblend:select=first"])
 def test_copying_changes_no_token(
     engine: Engine, chunks: list[Chunk], question: Text, algorithm: str
 ) -> None:

@@ -26,7 +26,7 @@ RULES: dict[str, Rule] = {
     "epic:k=16": epic(16),
     "epic:k=16:anchored=on": epic(16).anchored(),
     "epic:k=4:copy=shared": epic(4),
-    "cacheblend": first(0.15),
+    "cacheblend:select=first": first(0.15),
     "mepic": mepic(),
     "mepic:anchored=on": mepic().anchored(),
     "mepic:pad=paper": mepic().padded(PAD),
