@@ -12,10 +12,12 @@ with an explicit 4-D attention mask and explicit positions:
   replaced by a linked one, up to their position.
 - The last token of the prompt is always computed, so a chunk that ends it has that token linked.
 - CacheBlend (`Blend`) has one mask for the layers that are computed in full, one for the others.
+- What a question attends to (`Asked`) is known from a first pass; then it is a rule like any other.
 
 It shares no code with the engine, so that the two agree only if both are right.
 """
 
+from picbench.engines.oracle.asked import Asked
 from picbench.engines.oracle.blend import Blend
 from picbench.engines.oracle.expand import ExpandedRow, GivenSegment, expand
 from picbench.engines.oracle.model import Oracle, distance, visible
@@ -35,6 +37,7 @@ from picbench.engines.oracle.rule import (
 )
 
 __all__ = [
+    "Asked",
     "Blend",
     "ExpandedRow",
     "GivenSegment",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from picbench.engines.oracle.asked import Asked
 from picbench.engines.oracle.blend import FULL_LAYERS, Blend, BlendedRows
 from picbench.engines.oracle.expand import ExpandedRow, GivenSegment, expand
 from picbench.engines.oracle.rule import Rule
@@ -44,7 +45,10 @@ class Oracle:
             raise ValueError(f"{folder}: the oracle does not know sliding windows")
 
     def logprobs(
-        self, segments: Sequence[GivenSegment], rule: Rule | Blend, continuation: Sequence[int]
+        self,
+        segments: Sequence[GivenSegment],
+        rule: Rule | Blend | Asked,
+        continuation: Sequence[int],
     ) -> torch.Tensor:
         """Log-probabilities of each next token when `continuation` is generated.
 
@@ -55,7 +59,7 @@ class Oracle:
         return logits[-len(continuation) :].log_softmax(-1)
 
     def greedy(
-        self, segments: Sequence[GivenSegment], rule: Rule | Blend, count: int
+        self, segments: Sequence[GivenSegment], rule: Rule | Blend | Asked, count: int
     ) -> tuple[int, ...]:
         """The `count` tokens that greedy decoding generates."""
         tokens: tuple[int, ...] = ()
@@ -74,28 +78,39 @@ class Oracle:
             logits: torch.Tensor = self._forward(rows, cache=False).logits
         return logits[0]
 
-    def picked(self, segments: Sequence[GivenSegment], blend: Blend) -> set[int]:
-        """The tokens that CacheBlend picks, as positions of the prompt."""
-        rows = BlendedRows.of(segments, (), blend)
+    def picked(self, segments: Sequence[GivenSegment], rule: Blend | Asked) -> set[int]:
+        """The tokens that are picked, as positions of the prompt."""
+        if isinstance(rule, Asked):
+            out = self._forward(rule.rows(segments), cache=False, attentions=True)
+            return rule.pick(segments, out.attentions)
+        rows = BlendedRows.of(segments, (), rule)
         layer = self._forward(rows.rows, cache=True).past_key_values.layers[FULL_LAYERS - 1]
-        return rows.pick((layer.keys if blend.deviation == "k" else layer.values)[0])
+        return rows.pick((layer.keys if rule.deviation == "k" else layer.values)[0])
 
     def _next(
-        self, segments: Sequence[GivenSegment], continuation: Sequence[int], rule: Rule | Blend
+        self,
+        segments: Sequence[GivenSegment],
+        continuation: Sequence[int],
+        rule: Rule | Blend | Asked,
     ) -> torch.Tensor:
         if isinstance(rule, Rule):
             return self.logits(expand(segments, continuation, rule))
         picked = self.picked(segments, rule) if rule.picked is None else rule.picked
+        if isinstance(rule, Asked):
+            return self.logits(expand(segments, continuation, rule.rule(segments, picked)))
         blended = BlendedRows.of(segments, continuation, rule)
         return self.logits(blended.rows, blended.later(picked))
 
     @torch.inference_mode()
-    def _forward(self, rows: Sequence[ExpandedRow], *, cache: bool) -> Any:
+    def _forward(
+        self, rows: Sequence[ExpandedRow], *, cache: bool, attentions: bool = False
+    ) -> Any:
         return self.model(
             input_ids=torch.tensor([[row.token for row in rows]]),
             position_ids=torch.tensor([[row.position for row in rows]]),
             attention_mask=_bias(rows),
             use_cache=cache,
+            output_attentions=attentions,
         )
 
     @contextmanager
