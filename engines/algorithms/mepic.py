@@ -6,7 +6,8 @@ from typing import ClassVar
 from picbench.engines.algorithms.base import ChunkAlgorithm, option
 from picbench.engines.algorithms.number_range import NumberRange
 from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.planning.policy import ChunkPolicy
+from picbench.engines.planning.policy import ChunkPolicy, Pad, QuestionSelection
+from picbench.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,36 @@ class Mepic(ChunkAlgorithm):
 
     ``pad=paper`` is the paper's alignment of segments (section on segment alignment); by default
     pads are invisible.
+
+    ``select=question`` is picbench's own, after the idea of ProphetKV (arXiv 2602.02579): as many
+    tokens are linked, but those of the blocks that the question attends to most. The question is
+    what follows the last chunk. Its attention to canonical KV is summed over its tokens, all heads
+    and all layers before the request runs, and blocks are linked in the order of what each of
+    their tokens has of it on average, the last one as far as the number reaches. What was computed
+    for one request is not found by another, as no key covers it.
     """
 
     name: ClassVar[str] = "mepic"
     summary: ClassVar[str] = "MEPIC: shared chunk blocks, first block of each chunk recomputed"
 
-    blocks: int = option(1, "blocks recomputed at the start of a chunk", NumberRange(1))
+    blocks: int = option(1, "blocks of each chunk that are recomputed", NumberRange(1))
+    select: str = option(
+        "first",
+        "the first blocks of each chunk, or as many that the question attends to most",
+        ("first", "question"),
+    )
+
+    def __post_init__(self) -> None:
+        if self.select == "question" and self.pads is Pad.PAPER:
+            raise ConfigError(
+                f"{self.spec!r}: tokens are picked, and visible pads would be among them",
+                hint="leave pad=paper out, or use select=first",
+            )
 
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
-        """Link the first blocks; no chunk is exempt."""
+        """Link the first blocks, or leave the choice to the worker; no chunk is exempt."""
+        if self.select == "question":
+            selection = QuestionSelection(self.blocks * BLOCK_SIZE)
+            return ChunkPolicy(anchor=self.anchor, selection=selection)
         linked = range(min(self.blocks * BLOCK_SIZE, length))
         return ChunkPolicy(linked=linked, anchor=self.anchor)

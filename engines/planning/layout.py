@@ -26,6 +26,7 @@ from picbench.engines.planning.policy import (
     LayoutConfig,
     Picks,
     PlanChunk,
+    QuestionSelection,
     Segment,
     Selection,
 )
@@ -62,8 +63,8 @@ class Footprint:
     that they are copied from: without a tier all of these must be resident at once. `end` is the
     logical position of the first generated token; visible pads have positions, too. The largest
     compile needs `compile_slots` and positions up to `compile_end`: its chunk's document may be
-    longer than the prompt. `picks` says that a worker picks tokens, for which the model needs a
-    check layer.
+    longer than the prompt. `compares` says that a worker picks tokens by their deviation, for which
+    the model needs a check layer.
     """
 
     slots: int
@@ -71,7 +72,7 @@ class Footprint:
     end: int
     compile_slots: int = 0
     compile_end: int = 0
-    picks: bool = False
+    compares: bool = False
 
     @classmethod
     def of(cls, plan: Plan) -> "Footprint":
@@ -84,13 +85,17 @@ class Footprint:
             end=plan.end,
             compile_slots=max(compiles, default=0) * plan.block_size,
             compile_end=max((c.compile_end for c in plan.canonicals), default=0),
-            picks=plan.picks is not None,
+            compares=_compares(plan.picks),
         )
 
 
 def measure(segments: Sequence[Segment], plan_chunk: PlanChunk, layout: LayoutConfig) -> Footprint:
     """The footprint of a plan without making it: microseconds a chunk. Raises as `lay_out`."""
     return _Builder(place(segments, layout), plan_chunk, layout, ()).measure()
+
+
+def _compares(picks: Picks | None) -> bool:
+    return picks is not None and picks.deviation is not None
 
 
 class _Builder:
@@ -116,8 +121,9 @@ class _Builder:
         self._canonicals: dict[tuple[Key, tuple[int, ...]], Canonical] = {}
         self._computed: list[ComputedToken] = []
         self._events: list[ChunkEvent] = []
-        self._selections: set[Selection | None] = set()
-        self._chunk_tokens = self._pickable = 0
+        self._selections: set[Selection | QuestionSelection | None] = set()
+        self._lengths: list[int] = []
+        self._pickable = 0
 
     def build(self, prompt_tokens: int) -> Plan:
         chunks = 0
@@ -172,7 +178,7 @@ class _Builder:
         picks = self._picks()
         slots += picks.count if picks else 0
         sizes = slots, spare + held, self._end, compiled * size, compile_end
-        return Footprint(*sizes, picks is not None)
+        return Footprint(*sizes, _compares(picks))
 
     def _pack(self, picks: Picks | None) -> list[Page]:
         size, scope = self._layout.block_size, self._layout.scope
@@ -215,10 +221,11 @@ class _Builder:
 
     def _count(self, policy: ChunkPolicy, segment: Segment, linked: int) -> None:
         """Count a chunk's tokens, of which a worker may pick all that are not linked yet."""
-        if policy.selection is not None and not policy.private:
-            raise ValueError("a chunk whose linked tokens are picked must be private")
-        self._selections.add(policy.selection)
-        self._chunk_tokens += len(segment.tokens)
+        selection = policy.selection
+        if selection is not None and selection.deviation is not None and not policy.private:
+            raise ValueError("a chunk whose tokens are picked by deviation must be private")
+        self._selections.add(selection)
+        self._lengths.append(len(segment.tokens))
         self._pickable += len(segment.tokens) - linked
 
     def _picks(self) -> Picks | None:
@@ -233,7 +240,7 @@ class _Builder:
             if start != at or not segment.plain:
                 raise ValueError("tokens are picked in prompts without gaps, pads and empty slots")
             at += len(segment.tokens)
-        count = min(selection.count(self._chunk_tokens), self._pickable)
+        count = min(selection.count(self._lengths), self._pickable)
         return Picks(count, selection.deviation)
 
     def _links(

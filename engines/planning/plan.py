@@ -111,8 +111,8 @@ class Plan:
 
     With `picks` a worker decides which tokens are linked. The plan reserves as many slots, the
     first computed ones, with the position GAP and a token that stands for any other. The worker
-    gives all computed slots their tokens, again in logical order, and hides as many copied slots.
-    No page has a key, as none of its content is known before.
+    gives all computed slots their tokens, again in logical order, and hides as many canonical
+    slots. No computed page has a key, as none of its content is known before.
     """
 
     placed: tuple[PlacedChunk, ...]
@@ -181,8 +181,8 @@ class Plan:
     def kind_runs(self) -> tuple[tuple[SlotKind, int], ...]:
         """Runs of slots of one kind, in compute order: the kind and how many.
 
-        The worker hides one copied slot for each token that it picks. The counts are right, and the
-        first ones stand for those that it hides.
+        The worker hides one canonical slot for each token that it picks. The counts are right, and
+        the first ones stand for those that it hides.
         """
         placed = chain.from_iterable(view.kinds for view, _ in self.placed)
         runs = (*placed, *kind_runs(self.computed))
@@ -248,8 +248,8 @@ class Plan:
 
 
 def _hidden(runs: tuple[tuple[SlotKind, int], ...], count: int) -> Iterator[tuple[SlotKind, int]]:
-    """Runs of kinds in which the first `count` private slots count as pads."""
+    """Runs of kinds in which the first `count` slots of chunks count as pads."""
     for kind, length in runs:
-        pads = min(count, length) if kind is SlotKind.PRIVATE else 0
+        pads = min(count, length) if kind in (SlotKind.PRIVATE, SlotKind.CHUNK) else 0
         count -= pads
         yield from ((k, n) for k, n in ((SlotKind.PAD, pads), (kind, length - pads)) if n)

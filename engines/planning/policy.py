@@ -155,18 +155,41 @@ class Selection:
     share: float
     deviation: Deviation
 
-    def count(self, tokens: int) -> int:
-        """How many of so many tokens are linked."""
+    def count(self, lengths: Sequence[int]) -> int:
+        """How many tokens of chunks of such lengths are linked."""
         # The product has rounding errors: 0.29 * 100 must be 29, not 28.
-        return floor(round(self.share * tokens, 6))
+        return floor(round(self.share * sum(lengths), 6))
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSelection:
+    """Linked tokens that are known only once the request runs: what its question attends to.
+
+    They are as many as the first `most` tokens of every chunk, from the blocks with the most
+    attention a token. The request's chunks stay as they are, so that requests may share them.
+    """
+
+    most: int
+
+    @property
+    def deviation(self) -> None:
+        """Nothing is compared."""
+        return None
+
+    def count(self, lengths: Sequence[int]) -> int:
+        """How many tokens of chunks of such lengths are linked."""
+        return sum(min(self.most, length) for length in lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """A selection for one prompt: `count` tokens with the largest `deviation`."""
+    """A selection for one prompt: `count` tokens with the largest `deviation`.
+
+    Without one, those of the blocks that the question attends to most.
+    """
 
     count: int
-    deviation: Deviation
+    deviation: Deviation | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,15 +201,15 @@ class ChunkPolicy:
     canonical KV into the request's own blocks; otherwise requests share blocks. A `fixed` chunk is
     compiled at the positions that it has in the prompt, and is another one at other positions; it
     has neither anchor nor document. With a `selection` the worker that computes the request links
-    further tokens; all chunks of a prompt have the same one then, and are private, because
-    canonical KV of the first layers is replaced.
+    further tokens; all chunks of a prompt have the same one then. If it is by deviation they are
+    private, because canonical KV of the first layers is replaced.
     """
 
     linked: Sequence[int] = ()
     anchor: Anchor = Anchor.NONE
     private: bool = False
     fixed: bool = False
-    selection: Selection | None = None
+    selection: Selection | QuestionSelection | None = None
 
 
 @dataclass(frozen=True, slots=True)

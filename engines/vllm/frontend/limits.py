@@ -48,7 +48,7 @@ class Limits:
         Raises ConfigError if the pool or the context is too small for it, or the model has no check
         layer that it needs.
         """
-        if footprint.picks and self.layers < 2:
+        if footprint.compares and self.layers < 2:
             raise ConfigError(
                 "the algorithm compares KV at the second layer, and the model has one layer",
                 hint="use a model with more layers, or cacheblend:select=first",

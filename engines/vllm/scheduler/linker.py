@@ -336,6 +336,9 @@ class Linker:
     def _available(self, canonical: Canonical, link: Link) -> bool:
         if link.copies:
             return self._store.is_copyable(canonical) or self._store.is_remote(canonical.key)
+        if link.plan.picks is not None:
+            # They are picked before the step runs, by what the question attends to.
+            return self._store.is_copyable(canonical)
         return self._store.is_mappable(canonical)
 
     def _missing(self, link: Link) -> list[Canonical]:
@@ -412,12 +415,15 @@ class Linker:
     def _private(self, request: "Request", block_ids: tuple[int, ...]) -> tuple[int, ...]:
         """The blocks of a request that no other request could ever find.
 
-        After copies nothing can be found: a lookup ends at the first block without a key.
+        After copies nothing can be found: a lookup ends at the first block without a key. Nor can
+        blocks of which only a worker knows what they hold.
         """
         if request.request_id in self._isolated:
             return block_ids
         link = self._links.get(request.request_id)
-        return block_ids[link.plan.shared :] if link and link.copies else ()
+        if link is None or not (link.copies or link.plan.picks):
+            return ()
+        return block_ids[link.plan.shared :]
 
     def _charge(self, job: ChunkJob, hit_tokens: int) -> None:
         """Charge a compile to the request that needed it first."""

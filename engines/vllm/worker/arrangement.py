@@ -24,7 +24,7 @@ Tokens = NDArray[np.int32]
 class Arrangement:
     """The slots of a request in compute order, once its linked tokens are picked.
 
-    `positions` [slots] are logical positions, GAP for copied slots that linked tokens replace.
+    `positions` [slots] are logical positions, GAP for canonical slots that linked tokens replace.
     `tokens` [slots - first] are the token ids of the computed slots, of which `first` is the first.
     """
 
@@ -69,10 +69,17 @@ class Pickable:
 
     @cached_property
     def slots(self) -> NDArray[np.int64]:
-        """Copied slots of the tokens that may be picked, in logical order."""
+        """Canonical slots of the tokens that may be picked, in logical order."""
         slots = np.flatnonzero(self.positions[: self.first] != GAP)
         order: NDArray[np.int64] = slots[np.argsort(self.positions[slots])]
         return order
+
+    @property
+    def computed(self) -> Positions:
+        """Positions of the tokens that are computed whatever is picked, ascending."""
+        positions = self.positions[self.first :]
+        fixed: Positions = positions[positions != GAP]
+        return fixed
 
     @property
     def stop(self) -> int:

@@ -1,12 +1,15 @@
-"""Picks the linked tokens of requests: those whose KV deviates most from the canonical KV.
+"""Picks the linked tokens of requests: by deviation, or by what the question attends to.
 
-This is CacheBlend's selection (arXiv 2405.16444, section 4.3), with the fine print of the paper's
-code (YaoJiayi/CacheBlend, vllm_blend): the squared difference of the values of the second layer,
-the check layer, summed over heads and dimensions, or of its keys, as in LMCache's blender. Keys and
-values of the first two layers are replaced by those of the prompt for all tokens; both are known by
-then. What both codes get wrong does not arise: positions are logical, tables of scaled RoPE are the
-model's own, rows see what precedes them, and text before, between and after chunks is always
-computed.
+By deviation is CacheBlend's selection (arXiv 2405.16444, section 4.3), with the fine print of the
+paper's code (YaoJiayi/CacheBlend, vllm_blend): the squared difference of the values of the second
+layer, the check layer, summed over heads and dimensions, or of its keys, as in LMCache's blender.
+Keys and values of the first two layers are replaced by those of the prompt for all tokens; both are
+known by then. What both codes get wrong does not arise: positions are logical, tables of scaled
+RoPE are the model's own, rows see what precedes them, and text before, between and after chunks is
+always computed.
+
+By the question, blocks of chunks are ranked by their tokens' mean share of its attention
+(`QuestionAttention`), and tokens are linked in that order; nothing in the cache is changed.
 
 A request is picked for when it computes its first tokens, after its copies were made, and again if
 it lost its blocks. Each is picked for alone, so that its batch makes no difference.
@@ -14,7 +17,7 @@ it lost its blocks. Each is picked for alone, so that its batch makes no differe
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,13 +29,16 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from picbench.engines.planning.policy import Deviation
 from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.worker.arrangement import Arrangement, Pickable
-from picbench.engines.vllm.worker.first_layers import FirstLayers, LayerKv
+from picbench.engines.vllm.worker.first_layers import FirstLayers
+from picbench.engines.vllm.worker.model_pass import LayerKv, ModelPass
+from picbench.engines.vllm.worker.question_attention import (
+    CachedTokens,
+    QuestionAttention,
+    ReadKv,
+)
 from picbench.engines.vllm.worker.slot_map import SlotMap
-from picbench.kernels.paging import flat_slots
+from picbench.kernels.paging import BLOCK_SIZE, flat_slots
 from picbench.kernels.rope import RopeTable, rotate
-
-#: (KV cache of a layer, flat slots [n]) -> keys and values there, both [n, kv_heads, head_size].
-ReadKv = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 #: Request id -> its token ids in compute order, and its blocks.
 FindPrompt = Callable[[str], tuple[Sequence[int], Sequence[int]]]
@@ -48,13 +54,27 @@ class TokenPicker:
     """
 
     def __init__(
-        self, first_layers: FirstLayers, read: ReadKv, rope: RopeTable, *, bare: bool
+        self,
+        first_layers: FirstLayers,
+        question: QuestionAttention,
+        read: ReadKv,
+        rope: RopeTable,
+        *,
+        bare: bool,
     ) -> None:
         self._first_layers = first_layers
+        self._question = question
         self._read = read
         self._rope = rope
         self._bare = bare
         self.noted: dict[str, tuple[int, ...]] | None = None
+
+    @classmethod
+    def of(cls, model_pass: ModelPass, read: ReadKv) -> Self:
+        """A picker that runs `model_pass`."""
+        question = QuestionAttention(model_pass, read)
+        rope, bare = model_pass.rope, model_pass.bare
+        return cls(FirstLayers(model_pass), question, read, rope, bare=bare)
 
     def pick(
         self, slot_maps: Mapping[str, SlotMap], find: FindPrompt
@@ -82,38 +102,60 @@ class TokenPicker:
         return pickable.arrange(picked)
 
     def _picked(self, pickable: Pickable, blocks: Sequence[int]) -> NDArray[np.int64]:
-        """Indices of the tokens to link, ascending; replaces the KV of the first layers."""
+        """Indices of the tokens to link, ascending."""
         count = pickable.picks.count
         if count == len(pickable.slots):
-            return np.arange(count)  # Nothing else is visible: there is nothing to replace.
-        attentions = self._first_layers.attentions
-        device = attentions[0].kv_cache.device
-        prompt = torch.from_numpy(pickable.prompt[: pickable.stop]).to(device)
-        positions = torch.from_numpy(pickable.positions[pickable.slots]).to(device)
-        cached_at = torch.from_numpy(pickable.cached_at[pickable.slots]).to(device)
+            return np.arange(count)  # Nothing else is visible: there is nothing to choose.
+        device = self._first_layers.attentions[0].kv_cache.device
+
+        def send(values: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(values).to(device).long()
+
         table = torch.tensor(blocks, device=device)
-        slots = flat_slots(table, torch.from_numpy(pickable.slots).to(device))
-        fresh = [
-            self._as_cached(kv, positions.long(), cached_at.long())
-            for kv in self._first_layers.run(prompt)
-        ]
-        before = LayerKv(*self._read(attentions[1].kv_cache, slots))
-        deviation = _deviation(fresh[1], before, pickable.picks.deviation)
+        cached = CachedTokens(
+            flat_slots(table, send(pickable.slots)),
+            send(pickable.positions[pickable.slots]),
+            send(pickable.cached_at[pickable.slots]),
+        )
+        deviation = pickable.picks.deviation
+        if deviation is None:
+            computed = pickable.computed
+            tokens = send(pickable.prompt[computed])
+            attended = self._question.run(tokens, send(computed), cached, pickable.stop)
+            # Every rank has some of the heads.
+            attended = tensor_model_parallel_all_reduce(attended)
+            scores = _block_means(attended, send(pickable.slots // BLOCK_SIZE))
+        else:
+            prompt = send(pickable.prompt[: pickable.stop])
+            found = self._replace_first_layers(prompt, cached, deviation)
+            scores = tensor_model_parallel_all_reduce(found)
+        # Of equal scores the first counts as the largest.
+        order = scores.sort(descending=True, stable=True).indices
+        picked: NDArray[np.int64] = order[:count].sort().values.cpu().numpy()
+        return picked
+
+    def _replace_first_layers(
+        self, prompt: Tensor, cached: CachedTokens, deviation: Deviation
+    ) -> Tensor:
+        """Write the first layers' KV of `prompt` [tokens] for cached tokens, and compare it.
+
+        Returns deviations [cached].
+        """
+        attentions = self._first_layers.attentions
+        fresh = [self._as_cached(kv, cached) for kv in self._first_layers.run(prompt)]
+        before = LayerKv(*self._read(attentions[1].kv_cache, cached.slots))
+        found = _deviation(fresh[1], before, deviation)
         for attention, kv in zip(attentions, fresh, strict=True):
             attention.impl.do_kv_cache_update(
-                attention, kv.keys, kv.values, attention.kv_cache, slots
+                attention, kv.keys, kv.values, attention.kv_cache, cached.slots
             )
-        # Every rank has some of the heads. Of equal deviations the first counts as the largest.
-        deviation = tensor_model_parallel_all_reduce(deviation)
-        order = deviation.sort(descending=True, stable=True).indices
-        found: NDArray[np.int64] = order[:count].sort().values.cpu().numpy()
         return found
 
-    def _as_cached(self, kv: LayerKv, positions: Tensor, cached_at: Tensor) -> LayerKv:
-        """The KV of the tokens at `positions` [n], with keys as they are cached for chunks."""
-        keys, values = kv.keys[positions], kv.values[positions]
+    def _as_cached(self, kv: LayerKv, cached: CachedTokens) -> LayerKv:
+        """The KV of cached tokens in that of a prompt, with keys as they are cached for chunks."""
+        keys, values = kv.keys[cached.positions], kv.values[cached.positions]
         if not self._bare:
-            rows = self._rope.shift_rows(cached_at - positions)
+            rows = self._rope.shift_rows(cached.cached_at - cached.positions)
             keys = rotate(keys, rows, is_neox=self._rope.is_neox)
         return LayerKv(keys, values)
 
@@ -138,6 +180,13 @@ def _deviation(fresh: LayerKv, before: LayerKv, of: Deviation) -> Tensor:
     """Squared differences by token [n], in float32; keys are rotated alike in both."""
     pair = (fresh.keys, before.keys) if of is Deviation.KEYS else (fresh.values, before.values)
     return (pair[0].float() - pair[1].float()).square().sum(dim=(1, 2))
+
+
+def _block_means(attended: Tensor, blocks: Tensor) -> Tensor:
+    """For each token [n] the mean of what those of its block have; `blocks` [n] are numbers."""
+    size = int(blocks.max()) + 1
+    sums = attended.new_zeros(size).index_add(0, blocks, attended)
+    return (sums / blocks.bincount(minlength=size))[blocks]
 
 
 def note_picks(worker: Any) -> None:

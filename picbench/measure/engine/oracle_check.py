@@ -36,7 +36,7 @@ class OracleCase:
 
 def cases(vocabulary: int, orders: Sequence[str] = ORDERS) -> Iterator[OracleCase]:
     """Plain prompts and each algorithm over chunks in several orders."""
-    from picbench.engines.oracle import Blend, epic, full, mepic, naive
+    from picbench.engines.oracle import Asked, Blend, epic, full, mepic, naive
 
     rules = {
         "naive": naive(),
@@ -44,6 +44,7 @@ def cases(vocabulary: int, orders: Sequence[str] = ORDERS) -> Iterator[OracleCas
         "mepic": mepic(),
         "cacheblend:r=0.15": Blend(0.15),
         "cacheblend:r=0.15:deviation=k": Blend(0.15, "k"),
+        "mepic:select=question": Asked(),
         "full": full(),
     }
     draw = partial(random_tokens, vocabulary=vocabulary)

@@ -12,6 +12,7 @@ from picbench.engines.planning.policy import (
     Deviation,
     LayoutConfig,
     Pad,
+    QuestionSelection,
     Segment,
     Selection,
 )
@@ -146,6 +147,8 @@ def test_pad_option():
         ("mepic:blocks=0", "use a whole number of at least 1"),
         ("full:k=1", "full takes no options"),
         ("mepic:pad=paqer", "use masked, paper"),
+        ("mepic:select=answer", "use first, question"),
+        ("mepic:select=question:pad=paper", "visible pads would be among them"),
         ("cacheblend:r=1.5", "r=1.5 is not possible (use a number from 0.0 to 1.0)"),
         ("cacheblend:r=-0.1", "use a number from 0.0 to 1.0"),
         ("cacheblend:select=last", "use deviation, first"),
@@ -167,6 +170,13 @@ def test_cacheblend_leaves_the_choice_to_the_worker(deviation):
     assert policy.selection == Selection(0.2, deviation)
     assert policy.private
     assert parse("cacheblend:select=first").plan_chunk(1, 100).selection is None
+
+
+def test_mepic_leaves_the_choice_to_the_worker():
+    policy = parse("mepic:select=question:blocks=2:anchored=on").plan_chunk(1, 100)
+    assert policy.selection == QuestionSelection(32)
+    assert (list(policy.linked), policy.anchor, policy.private) == ([], Anchor.PREFIX, False)
+    assert parse("mepic:select=first").plan_chunk(1, 100).selection is None
 
 
 def test_labels_say_what_is_static():

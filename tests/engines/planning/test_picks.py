@@ -12,6 +12,7 @@ from picbench.engines.planning.policy import (
     Deviation,
     LayoutConfig,
     Pad,
+    QuestionSelection,
     Segment,
     Selection,
 )
@@ -33,7 +34,7 @@ def test_a_plan_reserves_slots_for_what_is_picked(prompt, share, anchor):
     plan = lay_out(prompt, picking(share, anchor), layout)
     footprint = measure(prompt, picking(share, anchor), layout)
     assert (footprint.slots, footprint.end) == (len(plan.tokens), plan.end)
-    assert footprint.picks == (plan.picks is not None)
+    assert footprint.compares == (plan.picks is not None)
     if plan.picks is None:
         return
     assert plan.keys == [None] * len(plan.keys)
@@ -76,10 +77,33 @@ def test_a_prompt_of_texts_or_of_one_token_has_nothing_to_pick():
         assert plan.picks is None
 
 
+@given(prompts, st.integers(1, 3), st.sampled_from([Anchor.NONE, Anchor.PREFIX]))
+def test_by_the_question_as_many_are_linked_as_are_first(prompt, blocks, anchor):
+    """Blocks of chunks are shared; what is computed has no key."""
+    layout, most = LayoutConfig(SIZE), blocks * SIZE
+    asked = ChunkPolicy(anchor=anchor, selection=QuestionSelection(most))
+    plan = lay_out(prompt, lambda *_: asked, layout)
+    footprint = measure(prompt, lambda *_: asked, layout)
+    assert (footprint.slots, footprint.end) == (len(plan.tokens), plan.end)
+    assert not footprint.compares
+    naive = lay_out(prompt, lambda *_: ChunkPolicy(anchor=anchor), layout)
+    assert plan.keys[: plan.shared] == naive.keys[: naive.shared]
+    if plan.picks is None:
+        return
+    assert plan.keys[plan.shared :] == [None] * len(plan.computed)
+    lengths = [len(s.tokens) for s in prompt if s.chunk]
+    ends = prompt[-1].chunk
+    budget = sum(min(most, length) for length in lengths)
+    assert plan.picks.count == min(budget, sum(lengths) - ends)
+    assert plan.count(SlotKind.LINKED) == plan.picks.count + ends
+    assert plan.count(SlotKind.LINKED) + plan.count(SlotKind.CHUNK) == sum(lengths)
+    assert plan.real == sum(len(s.tokens) for s in prompt)
+
+
 def test_what_cannot_be_picked_from_is_refused():
     chunk, layout = Segment(tuple(range(40)), chunk=True), LayoutConfig(SIZE)
     selection = Selection(0.5, Deviation.KEYS)
-    with pytest.raises(ValueError, match="must be private"):
+    with pytest.raises(ValueError, match="by deviation must be private"):
         lay_out([chunk], lambda i, n: ChunkPolicy(selection=selection), layout)
     late, gaps = Segment((1, 2), position=50), "without gaps, pads and empty slots"
     for prompt, pad in (([chunk, late], Pad.MASKED), ([chunk], Pad.PAPER)):

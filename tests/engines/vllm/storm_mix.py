@@ -20,6 +20,7 @@ ALGORITHMS = (
     "cacheblend:r=0.05:select=first:pad=paper",
     "cacheblend:r=0.3:select=first:copy=shared",
     "cacheblend:r=0.2",
+    "mepic:select=question",
     "full",
     "prefix",
 )

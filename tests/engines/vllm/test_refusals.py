@@ -277,7 +277,7 @@ class TestArrival:
         limits = Limits(capacity=200, positions=100, blocks=50, block_size=16, layers=1)
         assert limits.check(Footprint(slots=90, spare=2, end=80), max_tokens=10) == 9
         with pytest.raises(ConfigError, match=r"the model has one layer .*select=first"):
-            limits.check(Footprint(slots=90, spare=2, end=80, picks=True), max_tokens=10)
+            limits.check(Footprint(slots=90, spare=2, end=80, compares=True), max_tokens=10)
 
     def test_a_refused_request_leaves_the_engine_usable(self, engine, inside, draw):
         good = Request([Chunk(tokens=draw(40, 2)), Text(tokens=draw(5, 3))])

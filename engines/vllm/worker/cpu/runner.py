@@ -21,9 +21,9 @@ from picbench.engines.vllm.worker.cpu.backend import (
     backend_selected,
 )
 from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable, StepPositions
-from picbench.engines.vllm.worker.first_layers import FirstLayers
 from picbench.engines.vllm.worker.foreign_tokens import drop_foreign_tokens
 from picbench.engines.vllm.worker.key_check import check_keys
+from picbench.engines.vllm.worker.model_pass import ModelPass
 from picbench.engines.vllm.worker.rotary import (
     KeyPositions,
     SplitRotary,
@@ -71,10 +71,10 @@ class PicModelRunner(CPUModelRunner):
         exact = rope_table(self.model, exact=True)
         check_keys(self.model, exact, config.get_hidden_size(), config.dtype)
         self._rope = replace_rotary(self.model, partial(SplitRotary, keys=self._keys))
-        first_layers = FirstLayers(
+        model_pass = ModelPass(
             self.model, self.vllm_config, self._rope, bare=True, key_positions=self._keys
         )
-        self.token_picker = TokenPicker(first_layers, _read, self._rope, bare=True)
+        self.token_picker = TokenPicker.of(model_pass, _read)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         # Upstream gathers token ids and slots by physical positions, as it must. Later readers of

@@ -16,8 +16,8 @@ from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
 from picbench.engines.vllm.worker.cuda.metadata import Planner
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
-from picbench.engines.vllm.worker.first_layers import FirstLayers
 from picbench.engines.vllm.worker.key_check import check_keys
+from picbench.engines.vllm.worker.model_pass import ModelPass
 from picbench.engines.vllm.worker.rotary import QueryRotary, replace_rotary, rope_table
 from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.engines.vllm.worker.token_picker import FindPrompt, TokenPicker
@@ -56,8 +56,7 @@ class RunnerAttention:
         check_keys(model, rope, config.get_hidden_size(), config.dtype)
         if bare:
             replace_rotary(model, QueryRotary, exact=True)
-        first_layers = FirstLayers(model, vllm_config, rope, bare=bare)
-        picker = TokenPicker(first_layers, _read, rope, bare=bare)
+        picker = TokenPicker.of(ModelPass(model, vllm_config, rope, bare=bare), _read)
         most = vllm_config.scheduler_config.max_num_seqs
         shape = _shape(vllm_config)
         try:

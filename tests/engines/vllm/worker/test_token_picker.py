@@ -15,12 +15,13 @@ from picbench.engines.planning.policy import (
     ChunkPolicy,
     Deviation,
     LayoutConfig,
+    QuestionSelection,
     Segment,
     Selection,
 )
 from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.worker import token_picker
-from picbench.engines.vllm.worker.first_layers import LayerKv
+from picbench.engines.vllm.worker.model_pass import LayerKv
 from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.engines.vllm.worker.token_picker import TokenPicker, pickable
 from picbench.kernels.rope import RopeTable, rotate
@@ -126,7 +127,7 @@ def test_the_largest_deviations_are_picked_and_first_layers_replaced(
     for position, (block, offset, _) in places.items():
         change = sizes[position].repeat_interleave(SIZE)
         model.attentions[1].kv_cache[block, :, offset] = expected[position][1] + change
-    picker = TokenPicker(model, read, rope, bare=bare)  # type: ignore[arg-type]
+    picker = TokenPicker(model, None, read, rope, bare=bare)  # type: ignore[arg-type]
     picker.noted = {}
     unpicked = pickable(["a", "b"], {"a": slot_map, "b": None}, [48, 48])
     assert list(unpicked) == ["a"]
@@ -152,10 +153,47 @@ def test_the_largest_deviations_are_picked_and_first_layers_replaced(
 def test_all_tokens_are_picked_without_a_forward_pass(rope: RopeTable, faults: Faults) -> None:
     plan, slot_map = planned(1.0)
     model = FirstTwo(rope, bare=True)
-    picker = TokenPicker(model, read, rope, bare=True)  # type: ignore[arg-type]
+    picker = TokenPicker(model, None, read, rope, bare=True)  # type: ignore[arg-type]
     [(_, arrangement)] = picker.pick({"a": slot_map}, lambda _: (plan.tokens, BLOCK_IDS))
     assert arrangement.positions[48:].tolist() == list(range(43))
     assert model.prompts == []
+
+
+class Asked:
+    """Stands in for a pass: what each of 30 chunk tokens gets of the question's attention."""
+
+    def __init__(self, mass: list[float]) -> None:
+        self.mass = torch.tensor(mass)
+        self.given: list[Any] = []
+
+    def run(self, tokens: Tensor, positions: Tensor, cached: Any, question: int) -> Tensor:
+        self.given = [tokens.tolist(), positions.tolist(), cached, question]
+        return self.mass
+
+
+def test_blocks_are_linked_in_the_order_of_their_mean_attention(
+    rope: RopeTable, faults: Faults
+) -> None:
+    """The second chunk's only block, the first one's short block, and the rest of the budget."""
+    plan = lay_out(PROMPT, lambda *_: ChunkPolicy(selection=QuestionSelection(8)), LayoutConfig())
+    model, asked = FirstTwo(rope, bare=False), Asked([1.0] * 16 + [1.5] * 4 + [0, 20] * 5)
+    before = [layer.kv_cache.clone() for layer in model.attentions]
+    picker = TokenPicker(model, asked, read, rope, bare=False)  # type: ignore[arg-type]
+    picker.noted = {}
+    [(_, arrangement)] = picker.pick({"a": SlotMap.of(plan)}, lambda _: (plan.tokens, BLOCK_IDS))
+    assert picker.noted == {"a": (5, 6, *range(21, 25), *range(30, 40))}
+    assert arrangement.positions[48:].tolist() == sorted([*range(7), *range(21, 43)])
+    text = [*range(5), *range(25, 30), *range(40, 43)]
+    tokens, positions, cached, question = asked.given
+    assert (positions, question) == (text, 40)
+    flat = [t for segment in PROMPT for t in segment.tokens]
+    assert tokens == [flat[p] for p in text]
+    assert cached.slots[:2].tolist() == [7 * 16, 7 * 16 + 1]
+    assert cached.positions.tolist() == [*range(5, 25), *range(30, 40)]
+    assert cached.cached_at.tolist() == [*range(20), *range(10)]
+    assert model.prompts == []
+    for layer, kv_cache in zip(model.attentions, before, strict=True):
+        assert torch.equal(layer.kv_cache, kv_cache)
 
 
 def test_of_equal_deviations_the_first_are_picked(rope: RopeTable, faults: Faults) -> None:
@@ -163,7 +201,7 @@ def test_of_equal_deviations_the_first_are_picked(rope: RopeTable, faults: Fault
     model = FirstTwo(rope, bare=True)
     model.kv[1].zero_()
     model.attentions[1].kv_cache.zero_()
-    picker = TokenPicker(model, read, rope, bare=True)  # type: ignore[arg-type]
+    picker = TokenPicker(model, None, read, rope, bare=True)  # type: ignore[arg-type]
     picker.noted = {}
     list(picker.pick({"a": slot_map}, lambda _: (plan.tokens, BLOCK_IDS)))
     assert picker.noted == {"a": (5, 6, 7)}
@@ -173,6 +211,7 @@ def test_a_failure_ends_the_request_and_no_other(rope: RopeTable, faults: Faults
     plan, slot_map = planned(0.5)
     picker = TokenPicker(
         FirstTwo(rope, bare=True),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
         read,
         rope,
         bare=True,
