@@ -98,8 +98,18 @@ def planned_tokens(plan: Plan, picked: Collection[int] = ()) -> list[PlannedToke
 
 
 def example_picks(plan: Plan) -> frozenset[int]:
-    """Positions that a worker might pick: as many as the plan says, evenly spread over chunks."""
+    """Positions that a worker might pick: as many as the plan says, evenly spread over chunks.
+
+    By a question it picks block by block.
+    """
     count = plan.picks.count if plan.picks else 0
+    if plan.picks is not None and plan.picks.deviation is None:
+        pages = [page for view, start in plan.placed for page in view.pages_at(start)]
+        blocks = [[p for p in page.positions if p != GAP] for page in pages]
+        wanted = -(-count // plan.block_size)
+        spread = [(2 * i + 1) * len(blocks) // (2 * wanted) for i in range(wanted)]
+        others = [i for i in range(len(blocks)) if i not in spread]
+        return frozenset([p for i in (*spread, *others) for p in blocks[i]][:count])
     found = [t.position for t in planned_tokens(plan) if t.role and t.compiled is not None]
     return frozenset(found[(2 * i + 1) * len(found) // (2 * count)] for i in range(count))
 

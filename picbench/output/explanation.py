@@ -108,7 +108,7 @@ def cost(algorithm: Algorithm, picture: PlanPicture) -> Iterator[str]:
     yield f"computed blocks that an equal prefix finds again: {found}"
     if picture.picked:
         yield (
-            f"{picture.picked} tokens are picked once the first layers are computed in full; "
+            f"{picture.picked} tokens are picked for each request before it runs; "
             "those shown are an example"
         )
 

@@ -22,6 +22,7 @@ from picbench.engines.oracle import (
     naive,
     visible,
 )
+from picbench.engines.oracle.asked import Asked
 from picbench.engines.oracle.blend import Blend, BlendedRows
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.picture import (
@@ -106,6 +107,17 @@ def test_what_picked_tokens_see_is_the_oracles_later_mask(prompt: list[Segment])
     reused = {blended.rows[i].compiled for i in blended.compiled}
     later = [r for r in blended.later(linked) if r.compiled in reused or r.compiled is None]
     compare(picture, rows, [row for row in later if row.compiled is not None or row.reused])
+
+
+@settings(max_examples=25, deadline=None)
+@given(prompt=prompts.filter(lambda prompt: any(segment.chunk for segment in prompt)))
+def test_what_a_question_picks_sees_what_the_oracle_links(prompt: list[Segment]) -> None:
+    prompt = merged([*prompt, Segment((7, 8))])
+    picture, rows = planned("mepic:select=question", prompt)
+    segments = [("chunk" if s.chunk else "text", s.tokens) for s in prompt]
+    linked = {row.position for row in rows if row.role is TokenRole.LINKED}
+    assert picture.picked == len(linked)
+    compare(picture, rows, expand(segments, (), Asked().rule(segments, linked)))
 
 
 def compare(
