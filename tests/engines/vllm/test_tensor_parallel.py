@@ -7,7 +7,7 @@ import pytest
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.oracle import Blend, epic, full, mepic, naive
+from picbench.engines.oracle import Asked, Blend, epic, full, mepic, naive
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm import device
 from picbench.errors import ConfigError
@@ -17,6 +17,7 @@ RULES = {
     "epic:k=16:copy=shared": epic(16),
     "epic:k=16:copy=private": epic(16),
     "cacheblend:r=0.15": Blend(0.15),
+    "mepic:select=question": Asked(),
     "mepic": mepic(),
     "full": full(),
 }
