@@ -71,10 +71,23 @@ def test_its_plan_can_be_seen(installed: dict[str, str], tmp_path: Path) -> None
     assert picture.stat().st_size > 1000
 
 
+@pytest.fixture
+def plug_in(installed: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """picbench's plug-in as a process loads it in which the package is installed."""
+    from vllm.plugins import load_general_plugins
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    from picbench.engines.vllm.frontend.plugin import register
+
+    load_general_plugins()
+    guarded = InputProcessor.process_inputs
+    monkeypatch.setattr(InputProcessor, "process_inputs", guarded.__wrapped__)
+    register()
+
+
 @pytest.mark.engine
-def test_an_engine_serves_it(
-    installed: dict[str, str], llama: Path, oracle: Oracle, draw: Any, deviation: Any
-) -> None:
+@pytest.mark.usefixtures("plug_in")
+def test_an_engine_serves_it(llama: Path, oracle: Oracle, draw: Any, deviation: Any) -> None:
     def both_ends(index: int, length: int) -> set[int]:
         return {i for i in range(length) if i < 8 or i >= length - 8}
 

@@ -95,9 +95,13 @@ def requests(draw: Any) -> list[Request]:
 
 
 def serve(engine: Engine, requests: list[Request]) -> list[Result]:
-    results = engine.generate(requests, ignore_eos=True)
+    """All are submitted before the first step, so that they compete for blocks."""
+    tags = [engine.submit(request, ignore_eos=True) for request in requests]
+    done: dict[str, Result] = {}
+    while len(done) < len(tags):
+        done |= engine.step()
     engine.drain()
-    return results
+    return [done[tag] for tag in tags]
 
 
 @pytest.fixture(scope="module")
@@ -180,11 +184,11 @@ def test_a_fault_ends_the_request_whose_chunks_were_requested(
     """Not the one at the head of the queue, for which the others wait."""
     real, ends = Linker._advance, list[tuple[int, ...]]()
 
-    def advance(self: Linker, request: Any, link: Any, *, head: bool) -> None:
-        if not head and not ends:
+    def advance(self: Linker, request: Any, link: Any, first: Any) -> None:
+        if request is not first and not ends:
             ends.append(tuple(request.prompt_token_ids[-5:]))
             raise RuntimeError("injected")
-        real(self, request, link, head=head)
+        real(self, request, link, first)
 
     engine.reset()
     with monkeypatch.context() as patch:

@@ -11,7 +11,7 @@ from picbench.engines.algorithms import parse
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.engine import Engine
 from picbench.engines.pace import Departure
-from picbench.engines.planning import chunk_pages, layout
+from picbench.engines.planning import chunk_pages, packing
 from picbench.engines.planning.keys import computed_key
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Canonical, Plan
@@ -93,7 +93,7 @@ def test_another_first_document_shares_nothing_behind(engine, inside, draw):
 
 def test_keys_blind_to_chunks_would_share(engine, inside, draw, monkeypatch):
     blind = lambda parent, tokens, positions, events=(): computed_key(parent, tokens, positions)  # noqa: E731
-    monkeypatch.setattr(layout, "computed_key", blind)
+    monkeypatch.setattr(packing, "computed_key", blind)
     one = request(draw(40, 10), draw(40, 12), question=draw(30, 13), algorithm="naive")
     other = request(draw(40, 11), draw(40, 12), question=draw(30, 13), algorithm="naive")
     keys = [{p.key for p in plan_of(r, "naive").pages if not p.canonical} for r in (one, other)]
