@@ -17,6 +17,7 @@ from picbench.workloads.prompts.tokens import Tokenizer, begin, encode
 from picbench.workloads.prompts.truncate import Frame, truncate
 from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.sources.row import BadRows, DatasetRow
+from picbench.workloads.sources.source import RowSource
 
 #: Tokens that generated contexts leave free for the question and the end of a sentence.
 _QUESTION = 128
@@ -65,7 +66,15 @@ class _Rendering:
             if not left_out:
                 return None
         segments = self._segments(row, chunks, left_out)
-        whole = Sample(row.id, row.dataset, segments, row.answers, self.max_tokens, row.source)
+        whole = Sample(
+            row.id,
+            row.dataset,
+            segments,
+            row.answers,
+            self.max_tokens,
+            row.source,
+            ordered=len(self.dataset.marked(row.context)) == 1,
+        )
         if self.budget is None or whole.prompt_tokens <= self.budget:
             return whole
         kept = truncate(segments, self.budget, self.tokenizer, self._frame(self.budget))
@@ -121,7 +130,7 @@ class _Rendering:
 
 def load_samples(
     dataset: str,
-    data: Path,
+    data: RowSource | Path,
     tokenizer: Tokenizer,
     *,
     limit: int | None = None,
@@ -137,10 +146,11 @@ def load_samples(
 ) -> list[Sample]:
     """Read the rows of `dataset`, render them and tokenize every segment of the prompt alone.
 
-    `data` is a folder or a file (see `sources.source`). The first `limit` rows are taken; a
-    `seed` other than 0 shuffles all rows first. A prompt with more than `context - max_tokens`
-    tokens loses its middle and is marked as truncated. `max_tokens` overrides the prompt file,
-    which overrides the data set. The prompt starts with a BOS token if the tokenizer adds one.
+    `data` is where they are (see `sources.source`); a path has LongBench's columns. The first
+    `limit` rows are taken; a `seed` other than 0 shuffles all rows first. A prompt with more than
+    `context - max_tokens` tokens loses its middle and is marked as truncated. `max_tokens`
+    overrides the prompt file, which overrides the data set. The prompt starts with a BOS token if
+    the tokenizer adds one.
     `chat` wraps the prompt, and `grid` makes rows from text files. `bad_rows` handles malformed
     rows; by default the first one raises. With `documents` chunks know what stands before them in
     their document. `drop` leaves passages out of prompts, and rows out that have none of that sort.
@@ -151,7 +161,8 @@ def load_samples(
     how = _rendering(find(dataset), tokenizer, context, max_tokens, prompts, chat)
     how = replace(how, documents=documents, drop=drop)
     reading = Reading(how.count, seed, how.room, bad_rows or BadRows(), grid)
-    rows = _distinct(_shuffle(how.dataset.rows(data, reading), seed))
+    source = data if isinstance(data, RowSource) else RowSource(data)
+    rows = _distinct(_shuffle(how.dataset.rows(source, reading), seed))
     samples = list(islice(filter(None, map(how.sample, rows)), limit))
     if samples:
         return samples
@@ -161,7 +172,7 @@ def load_samples(
             hint="it needs rows that name gold passages which continue a document, as the bundled "
             "ones of musique, 2wikimqa and hotpotqa do",
         )
-    raise DataError(f"{data}: no rows for {dataset!r}", hint=_no_rows_hint(reading.bad))
+    raise DataError(f"{source.path}: no rows for {dataset!r}", hint=_no_rows_hint(reading.bad))
 
 
 def _no_rows_hint(bad: BadRows) -> str:

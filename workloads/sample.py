@@ -29,7 +29,8 @@ class Sample:
     """One request of a workload, the same for every arm.
 
     `max_tokens` is how many tokens may be generated. `truncated` is set when the middle of
-    the prompt was left out to fit the context. `source` is the row's ``file:line``.
+    the prompt was left out to fit the context. `source` is the row's ``file:line``. Chunks of an
+    `ordered` sample are consecutive text, which no other order would be.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Sample:
     max_tokens: int
     source: str = ""
     truncated: bool = False
+    ordered: bool = False
 
     def without_documents(self) -> "Sample":
         """The same prompt; its chunks are from no document."""

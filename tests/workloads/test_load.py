@@ -50,6 +50,16 @@ def test_every_dataset_becomes_text_chunks_text(
     assert sample.max_tokens == find(dataset).max_tokens
     assert sample.source.endswith("rows.jsonl:1")
     assert not sample.truncated
+    # Without marks between chunks they are parts of one text.
+    assert sample.ordered == (dataset == "needle")
+
+
+def test_passages_without_marks_are_consecutive_text(
+    write_rows: Any, word_tokenizer: Tokenizer
+) -> None:
+    folder = write_rows("musique", row("musique", context=CONTEXTS["needle"]))
+    (sample,) = load_samples("musique", folder, word_tokenizer)
+    assert sample.ordered
 
 
 def test_segments_are_tokenized_alone_with_one_bos(data: Path, word_tokenizer: Tokenizer) -> None:

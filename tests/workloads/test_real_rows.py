@@ -14,6 +14,7 @@ from picbench.workloads.models import ModelSpec, load_tokenizer
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sample import Sample
 from picbench.workloads.scoring import find_scorer
+from picbench.workloads.sources.source import RowSource
 
 NAMES = ["2wikimqa", "hotpotqa", "multi_news", "musique", "needle", "samsum"]
 
@@ -47,7 +48,7 @@ def chunks_of(row: dict[str, Any]) -> int:
 def test_every_row_loads_and_is_cut_at_its_marks(file: str, real_data: Path) -> None:
     dataset = find(dataset_of(file))
     lines = (real_data / file).read_text(encoding="utf-8").splitlines()
-    rows = list(dataset.rows(real_data / file, Reading(count_words)))
+    rows = list(dataset.rows(RowSource(real_data / file), Reading(count_words)))
     assert len({row.id for row in rows}) == len(rows) == len(lines) > 0
     for row, line in zip(rows, lines, strict=True):
         chunks = dataset.split(row.context, count_words)
@@ -64,8 +65,8 @@ def test_every_answer_scores_fully(
     file: str, rule: Any, real_data: Path, tiny_tokenizer: Tokenizer
 ) -> None:
     dataset = find(dataset_of(file))
-    scorer = find_scorer(dataset, rule, tiny_tokenizer)
-    for row in dataset.rows(real_data / file, Reading(count_words)):
+    scorer = find_scorer(dataset, rule, lambda: tiny_tokenizer)
+    for row in dataset.rows(RowSource(real_data / file), Reading(count_words)):
         reply = " ".join(row.answers[0].split())
         found = scorer.score(reply, [reply])
         # CacheBlend reads no more than No of an answer such as Norway.
@@ -83,9 +84,11 @@ def test_rows_render(dataset: str, real_data: Path, word_tokenizer: Tokenizer) -
 @pytest.mark.parametrize(
     "file", ["samsum/raw/samsum_test.jsonl", "2wikimqa/raw/hipporag_2wikimultihopqa_corpus.json"]
 )
-def test_raw_forms_are_refused_by_file_and_line(file: str, real_data: Path) -> None:
-    with pytest.raises(DataError, match=rf"{file}:1: .*a row needs input, context and answers"):
-        list(find(dataset_of(file)).rows(real_data / file, Reading(count_words)))
+def test_raw_forms_are_refused_by_file_and_row(file: str, real_data: Path) -> None:
+    with pytest.raises(
+        DataError, match=rf"{file}(:| row )1: .*a row needs input, context and answers"
+    ):
+        list(find(dataset_of(file)).rows(RowSource(real_data / file), Reading(count_words)))
 
 
 @pytest.mark.parametrize("dataset", [name for name in NAMES if name != "needle"])
@@ -93,7 +96,7 @@ def test_longbenchs_prompts(dataset: str, real_data: Path, word_tokenizer: Token
     prompts = real_data / "longbench_prompts.json"
     texts = json.loads(prompts.read_text(encoding="utf-8"))
     samples = load_samples(dataset, real_data, word_tokenizer, limit=12, prompts=prompts)
-    rows = {row.id: row for row in find(dataset).rows(real_data, Reading(count_words))}
+    rows = {row.id: row for row in find(dataset).rows(RowSource(real_data), Reading(count_words))}
     own = load_samples(dataset, real_data, word_tokenizer, limit=12)
     for sample, ours in zip(samples, own, strict=True):
         row = rows[sample.id]

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from picbench.errors import ConfigError
@@ -13,7 +12,7 @@ from picbench.workloads.metrics.rouge import rouge_l
 from picbench.workloads.prompts.segmentation import Counter, before, by_tokens
 from picbench.workloads.prompts.template import Template
 from picbench.workloads.sources.row import BadRows, DatasetRow, read_rows
-from picbench.workloads.sources.source import no_rows, row_files
+from picbench.workloads.sources.source import RowSource, no_rows
 
 Metric = Literal["f1", "rouge-l"]
 
@@ -73,7 +72,7 @@ class Dataset:
             documents = (0,) * len(chunks)
         return before(chunks, documents or self.documents(chunks))
 
-    def rows(self, data: Path, reading: Reading) -> Iterator[DatasetRow]:
+    def rows(self, data: RowSource, reading: Reading) -> Iterator[DatasetRow]:
         """Read the rows in `data`, round-robin over its files in the order of their names.
 
         A run of only the first rows thus sees every file. Raises ConfigError where there is no
@@ -84,14 +83,20 @@ class Dataset:
                 f"`grid`: the rows of {self.name!r} are there already",
                 hint="`grid` needs `dataset=needle` and `data=DIR` with text files",
             )
-        files = row_files(data, self.name)
-        if not files:
-            raise no_rows(data, self.name, f"{self.name}/*.jsonl or {self.name}.jsonl in it")
-        yield from _round_robin([read_rows(file, self.name, reading.bad) for file in files])
+        streams = data.streams(self.name)
+        if not streams:
+            raise no_rows(data.path, self.name, f"{self.name}/*.jsonl or {self.name}.jsonl in it")
+        yield from _round_robin(
+            [read_rows(stream, self.name, reading.bad, data.columns) for stream in streams]
+        )
 
     def extract(self, prediction: str) -> str:
         """Return the part of a reply that is scored: all of it."""
         return prediction
+
+    def abstained(self, prediction: str) -> bool:
+        """Return whether a reply says that the answer is not in the prompt; never by default."""
+        return False
 
     def score(self, prediction: str, answers: Sequence[str]) -> float:
         """Return LongBench's score of a reply against its best answer, from 0 to 1."""

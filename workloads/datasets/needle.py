@@ -11,10 +11,11 @@ from typing import ClassVar
 from picbench.errors import ConfigError, DataError
 from picbench.workloads.datasets.base import Dataset, Metric, Reading
 from picbench.workloads.datasets.grid import EPIC, Grid
+from picbench.workloads.metrics.abstention import abstains
 from picbench.workloads.prompts.segmentation import before_in_sections, sentences
 from picbench.workloads.prompts.template import Template
 from picbench.workloads.sources.row import DatasetRow
-from picbench.workloads.sources.source import no_rows, row_files, text_files
+from picbench.workloads.sources.source import RowSource, no_rows, text_files
 
 _HOTELS = ("Albatross", "Bellweather", "Cormorant", "Dovecote", "Eiderdown", "Foxglove", "Gable",
            "Harbour", "Isthmus", "Juniper", "Kestrel", "Lantern")  # fmt: skip
@@ -61,17 +62,21 @@ class Needle(Dataset):
         """Sections are documents; text without sections is one, as far as the haystack goes."""
         return before_in_sections(chunks)
 
-    def rows(self, data: Path, reading: Reading) -> Iterator[DatasetRow]:
+    def abstained(self, prediction: str) -> bool:
+        """Whether the reply says that the text does not tell."""
+        return abstains(prediction)
+
+    def rows(self, data: RowSource, reading: Reading) -> Iterator[DatasetRow]:
         """Read ready-made rows where there are any, else hide needles in text files.
 
         Generated rows are shuffled by the seed, so that the first ones are spread over the grid.
         The longest haystack is limited by the room in the context and by the text.
         """
-        if data.suffix != ".txt" and row_files(data, self.name):
+        if data.path.suffix != ".txt" and data.has_rows(self.name):
             return super().rows(data, reading)
-        files = text_files(data, self.name)
+        files = text_files(data.path, self.name)
         if not files:
-            raise no_rows(data, self.name, "needle/**/*.txt, *.txt or needle/*.jsonl in it")
+            raise no_rows(data.path, self.name, "needle/**/*.txt, *.txt or needle/*.jsonl in it")
         return self._hidden(files, reading)
 
     def _hidden(self, files: list[Path], reading: Reading) -> Iterator[DatasetRow]:

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Sequence
 from typing import ClassVar
 
 from picbench.workloads.datasets.base import Dataset, Metric
+from picbench.workloads.metrics.abstention import abstains
 from picbench.workloads.prompts.segmentation import passages, title
 from picbench.workloads.prompts.template import Template
 
@@ -28,3 +29,7 @@ class PassageQA(Dataset):
     def documents(self, chunks: Sequence[str]) -> Sequence[Hashable]:
         """Passages with one title are from one article; one without a title is alone."""
         return [title(chunk) or number for number, chunk in enumerate(chunks)]
+
+    def abstained(self, prediction: str) -> bool:
+        """Whether the reply says that the passages do not tell."""
+        return abstains(prediction)

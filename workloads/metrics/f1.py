@@ -1,4 +1,7 @@
-"""Word F1 between a reply and a reference, as LongBench computes it (metrics.py, qa_f1_score)."""
+"""Word F1 and exact match of a reply and a reference.
+
+F1 is as LongBench computes it (metrics.py, qa_f1_score), and words are normalised alike in both.
+"""
 
 import re
 import string
@@ -16,6 +19,11 @@ def f1(prediction: str, reference: str) -> float:
         return 0.0
     precision, recall = common / len(predicted), common / len(expected)
     return 2 * precision * recall / (precision + recall)
+
+
+def exact_match(prediction: str, reference: str) -> float:
+    """Return 1 if the two texts have the same words in the same order, else 0."""
+    return float(words(prediction) == words(reference))
 
 
 def words(text: str) -> list[str]:

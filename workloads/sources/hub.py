@@ -130,14 +130,15 @@ def _name(archive: Archive) -> str:
 class Origin:
     """The origin of rows from the hub, for the manifest.
 
-    `revision` is the commit that was read, `sha256` the hash of `file`, which was verified if
-    `pinned`.
+    `revision` is the commit that was read. `file` is LongBench's archive, with its `sha256`, which
+    was verified if `pinned`; or a subset and split, ``CONFIG/SPLIT``, without a hash, `pinned` if
+    the user named the commit.
     """
 
     repository: str
     revision: str
     file: str
-    sha256: str
+    sha256: str | None
     pinned: bool
 
 

@@ -1,18 +1,20 @@
-"""Rows of LongBench's schema, read from JSON lines."""
+"""Rows of LongBench's schema."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
 from picbench.errors import DataError
+from picbench.workloads.sources.columns import LONGBENCH_COLUMNS, Columns
+from picbench.workloads.sources.records import Record
 
 
 @dataclass(slots=True)
 class BadRows:
     """How malformed rows are handled: the first one raises, or `skip` leaves them out.
 
-    `skipped` has the file, line and problem of each row that was left out.
+    `skipped` has the place and the problem of each row that was left out.
     """
 
     skip: bool = False
@@ -30,9 +32,9 @@ class DatasetRow:
     """One question with its context and the replies that count as right.
 
     `input` is the question (or the dialogue to summarise; empty where the task needs none),
-    `context` the text that is cut into chunks, `source` the row's ``file:line``. Where the row says
-    so, `gold` are the passages (from 0) that the answer needs, and `documents` the numbers of the
-    documents that the passages are from.
+    `context` the text that is cut into chunks, `source` the row's place, such as ``file:line``.
+    Where the row says so, `gold` are the passages (from 0) that the answer needs, and `documents`
+    the numbers of the documents that the passages are from.
     """
 
     id: str
@@ -45,19 +47,26 @@ class DatasetRow:
     documents: tuple[int, ...] = ()
 
 
-def read_rows(path: Path, dataset: str, bad: BadRows) -> Iterator[DatasetRow]:
-    """Read the rows of one JSON lines file; blank lines are skipped.
+def read_rows(
+    records: Iterable[Record], dataset: str, bad: BadRows, columns: Columns = LONGBENCH_COLUMNS
+) -> Iterator[DatasetRow]:
+    """Make rows of what was read, with the fields in `columns`.
 
-    Malformed rows, and rows of other data sets than `dataset`, go to `bad` as a DataError with
-    file and line.
+    Malformed rows, and rows of other data sets than `dataset`, go to `bad` as a DataError that
+    names their place.
     """
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
+    for record in records:
         try:
-            yield _parse(line, f"{path}:{number}", dataset)
+            scopes = list(columns.scopes(record.values()))
         except DataError as error:
-            bad.reject(error)
+            bad.reject(_at(record.source, error))
+            continue
+        for number, scope in enumerate(scopes, start=1):
+            source = record.source if "each" not in columns.of else f"{record.source}.{number}"
+            try:
+                yield _parse(columns.row(scope), source, dataset)
+            except DataError as error:
+                bad.reject(_at(source, error))
 
 
 def content_id(*texts: str) -> str:
@@ -69,26 +78,27 @@ def content_id(*texts: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    try:
-        with path.open("rb") as file:
-            yield from enumerate(file, start=1)
-    except OSError as error:
-        raise DataError(
-            f"cannot read {path}: {error.strerror}", hint="`data` names a folder or a file"
-        ) from error
+def _at(source: str, error: DataError) -> DataError:
+    """The error, with the row's place in front, and what to do about such rows."""
+    found = error.message
+    skip = "`on_bad_row=skip` leaves the row out"
+    return DataError(
+        found if found.startswith(source) else f"{source}: {found}",
+        hint=error.hint if skip in error.hint else f"{error.hint}; {skip}",
+    )
 
 
-def _parse(line: bytes, source: str, dataset: str) -> DatasetRow:
+def _parse(values: Mapping[str, Any], source: str, dataset: str) -> DatasetRow:
     # pydantic costs a tenth of a second to import, which `picbench list` must not pay.
     from picbench.workloads.sources.row_schema import RowSchema, first_problem
 
     try:
-        found = RowSchema.model_validate_json(line.removeprefix(b"\xef\xbb\xbf"))
+        found = RowSchema.model_validate(values)
     except ValueError as error:
         raise DataError(
             f"{source}: {first_problem(error)}",
-            hint="a row needs input, context and answers; `on_bad_row=skip` leaves it out",
+            hint="a row needs input, context and answers; `columns` says which columns they are "
+            "in, `on_bad_row=skip` leaves the row out",
         ) from error
     if found.dataset and not found.dataset.startswith(dataset):
         raise DataError(

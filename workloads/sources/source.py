@@ -1,48 +1,89 @@
-"""Find the files of a data set: bundled, from the hub, or in a folder."""
+"""Find the rows of a data set: bundled, from the hub, or in a folder."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from picbench.errors import ConfigError
 from picbench.workloads.sources.bundled import BUNDLED, bundled_file
+from picbench.workloads.sources.columns import LONGBENCH_COLUMNS, Columns, parse_columns
 from picbench.workloads.sources.hub import Origin, hub_rows, is_hub, parse
+from picbench.workloads.sources.hub_split import OpenedSplit, is_split, open_split, parse_split
+from picbench.workloads.sources.records import SUFFIXES, Record, file_records, is_row_file
 
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """A folder or a file with rows; `origin` is set for rows from the hub."""
+    """A folder or a file with rows, or a split of a data set on the hub.
+
+    `columns` are those of the fields in it. `path` only names a `split`, and `origin` is set for
+    rows from the hub.
+    """
 
     path: Path
     origin: Origin | None = None
+    columns: Columns = LONGBENCH_COLUMNS
+    split: OpenedSplit | None = None
+
+    def has_rows(self, dataset: str) -> bool:
+        """Whether there are rows of `dataset`, rather than texts to make them from."""
+        return self.split is not None or bool(row_files(self.path, dataset))
+
+    def streams(self, dataset: str) -> list[Iterator[Record]]:
+        """The rows of `dataset`, file by file; an empty list where there are none."""
+        if self.split is not None:
+            return [self.split.records()]
+        return [file_records(file) for file in row_files(self.path, dataset)]
 
 
-def locate(data: str, dataset: str, *, offline: bool = False) -> RowSource:
+def locate(
+    data: str,
+    dataset: str,
+    *,
+    columns: str | None = None,
+    offline: bool = False,
+    stream: bool = False,
+) -> RowSource:
     """Return where the rows of `dataset` are.
 
-    `data` is ``bundled`` for generated rows, a form of ``hub`` (see `hub.parse`), or a folder or
-    a file; `offline` reads only the hub's cache. Raises ConfigError where there is nothing.
+    `data` is ``bundled`` for generated rows, a form of ``hub`` (see `hub.parse`), a form of ``hf:``
+    (see `hub_split.parse_split`), or a folder or a file; `columns` says which columns the fields
+    are in (see `columns.parse_columns`). `offline` reads only the hub's cache, `stream` reads rows
+    from the hub as they are needed. Raises ConfigError where there is nothing.
     """
+    found = parse_columns(columns) if columns else LONGBENCH_COLUMNS
+    if columns and (data == BUNDLED or is_hub(data)):
+        raise ConfigError(
+            f"`columns`: rows of `data={data}` have LongBench's columns",
+            hint="`data=hf:OWNER/NAME`, DIR or FILE have others",
+        )
     if data == BUNDLED:
         return RowSource(bundled_file(dataset))
     if is_hub(data):
         return RowSource(*hub_rows(parse(data), dataset, offline=offline))
+    if is_split(data):
+        split = open_split(parse_split(data), offline=offline, stream=stream)
+        return RowSource(Path(split.name), split.origin, found, split)
     path = Path(data).expanduser()
     if not path.exists():
         raise ConfigError(
-            f"`data` {data}: no such folder or file", hint="`data=DIR`, FILE, hub or bundled"
+            f"`data` {data}: no such folder or file",
+            hint="`data=DIR`, FILE, hf:OWNER/NAME, hub or bundled",
         )
-    return RowSource(path)
+    return RowSource(path, columns=found)
 
 
 def row_files(data: Path, dataset: str) -> list[Path]:
     """Return the row files of `dataset`, sorted by name; an empty list where there are none.
 
-    `data` is a file, or a folder that has ``<dataset>/*.jsonl`` or ``<dataset>.jsonl``.
+    `data` is a file, or a folder that has some in ``<dataset>/``, or ``<dataset>.jsonl``, .json,
+    .parquet or .arrow.
     """
     if data.is_file():
         return [data]
-    single = data / f"{dataset}.jsonl"
-    return sorted((data / dataset).glob("*.jsonl")) or ([single] if single.is_file() else [])
+    inside = sorted(filter(is_row_file, (data / dataset).glob("*")))
+    single = [file for suffix in SUFFIXES if (file := data / f"{dataset}{suffix}").is_file()]
+    return inside or single[:1]
 
 
 def text_files(data: Path, dataset: str) -> list[Path]:

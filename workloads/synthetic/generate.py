@@ -49,7 +49,8 @@ def rows(
     Raises ConfigError for a data set or a split that does not exist.
     """
     if dataset not in _MAKERS:
-        raise ConfigError(f"no bundled rows for {dataset!r}", hint=closest(dataset, DATASETS))
+        hint = f"{closest(dataset, DATASETS)}, or name rows with `data`"
+        raise ConfigError(f"no bundled rows for {dataset!r}", hint=hint)
     if split not in SPLITS:
         raise ConfigError(f"no split is called {split!r}", hint=closest(split, SPLITS))
     return [

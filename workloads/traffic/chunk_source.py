@@ -12,7 +12,7 @@ from picbench.workloads.load import load_samples
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sources.bundled import BUNDLED
 from picbench.workloads.sources.cache_files import write_rows
-from picbench.workloads.sources.source import locate
+from picbench.workloads.sources.source import RowSource, locate
 from picbench.workloads.traffic.corpus import SYNTHETIC, Corpus, from_samples, from_tokens
 
 #: The largest context that the generators of questions make, in passages; see `Level.count`.
@@ -26,15 +26,16 @@ _TRIES = 3
 class ChunkSource:
     """Where chunks and questions come from.
 
-    `dataset` is a data set in `data` (``bundled``: generated rows), or ``synthetic`` for random
-    tokens. `pool` is the least number of distinct chunks; topics stay whole. A chunk is `join`
-    passages, or more until it has `chunk_tokens` tokens, and exactly that many random tokens (0:
-    256). `passages` and `questions` are those of a generated context.
+    `dataset` is a data set in `data` (``bundled``: generated rows), whose fields are in `columns`,
+    or ``synthetic`` for random tokens. `pool` is the least number of distinct chunks; topics stay
+    whole. A chunk is `join` passages, or more until it has `chunk_tokens` tokens, and exactly that
+    many random tokens (0: 256). `passages` and `questions` are those of a generated context.
     `max_tokens` is the length of a reply (None: the data set's).
     """
 
     dataset: str
     data: str = BUNDLED
+    columns: str | None = None
     pool: int = 64
     join: int = 1
     chunk_tokens: int = 0
@@ -64,7 +65,7 @@ def build(source: ChunkSource, tokenizer: Tokenizer, seed: int) -> Corpus:
     """Build a corpus; raises ConfigError or DataError where `source` has too little."""
     if source.dataset == SYNTHETIC:
         return from_tokens(
-            _plain_ids(tokenizer),
+            plain_ids(tokenizer),
             seed,
             pool=source.pool,
             chunk_tokens=source.chunk_tokens or 256,
@@ -82,19 +83,21 @@ def build(source: ChunkSource, tokenizer: Tokenizer, seed: int) -> Corpus:
     )
 
 
-def _rows(source: ChunkSource) -> Path:
+def _rows(source: ChunkSource) -> RowSource:
     if source.data != BUNDLED:
-        return locate(source.data, source.dataset).path
+        return locate(source.data, source.dataset, columns=source.columns)
     # A topic has at least one chunk, so this many are enough.
-    return topic_file(
-        source.dataset,
-        topics=source.pool,
-        passages=source.passages,
-        questions=source.questions,
+    return RowSource(
+        topic_file(
+            source.dataset,
+            topics=source.pool,
+            passages=source.passages,
+            questions=source.questions,
+        )
     )
 
 
-def _plain_ids(tokenizer: Tokenizer) -> list[int]:
+def plain_ids(tokenizer: Tokenizer) -> list[int]:
     """All ids of a vocabulary without special tokens."""
     known: Any = cast(Any, tokenizer)
     special = set(known.all_special_ids)

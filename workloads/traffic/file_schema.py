@@ -1,8 +1,9 @@
-"""Pydantic schemas of the lines of a request file."""
+"""Pydantic schemas of the lines of a request file, and of a trace that one is made from."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AliasChoices,
     BaseModel,
     ConfigDict,
     Discriminator,
@@ -61,6 +62,30 @@ class RequestSchema(_RequestFileLine):
     max_tokens: PositiveInt
     answers: list[str] = Field(default_factory=list)
     parts: list[TextSchema | UseSchema] = Field(min_length=1)
+
+
+class TracePart(BaseModel):
+    """A part of prompts in RAGPulse's files: its id, under a name of its file's, and its length."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: int = Field(
+        validation_alias=AliasChoices(
+            "passage_id", "sys_prompt_id", "history_id", "user_input_id", "web_search_id"
+        )
+    )
+    token_length: PositiveInt
+
+
+class TraceLine(BaseModel):
+    """A request in RAGPulse's trace; `timestamp` is in seconds, `hash_ids` are ids of parts."""
+
+    model_config = ConfigDict(frozen=True)
+
+    timestamp: float = Field(ge=0, allow_inf_nan=False)
+    output_length: PositiveInt
+    hash_ids: dict[str, list[int]] = Field(min_length=1)
+    session_id: str
 
 
 def _kind(line: Any) -> str | None:

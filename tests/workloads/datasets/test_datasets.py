@@ -10,8 +10,9 @@ from picbench.errors import ConfigError
 from picbench.workloads import datasets
 from picbench.workloads.datasets import Reading, find
 from picbench.workloads.datasets.grid import EPIC
+from picbench.workloads.sources.source import RowSource
 
-NAMES = ["2wikimqa", "hotpotqa", "multi_news", "musique", "needle", "samsum"]
+NAMES = ["2wikimqa", "hotpotqa", "multi_news", "musique", "needle", "qa", "samsum"]
 QA = ["2wikimqa", "hotpotqa", "musique", "needle"]
 
 
@@ -23,7 +24,7 @@ def row(**fields: Any) -> dict[str, Any]:
     return {"input": "q", "context": "c", "answers": ["a"], **fields}
 
 
-def test_names_are_the_six() -> None:
+def test_names_are_known() -> None:
     assert datasets.names() == NAMES
 
 
@@ -114,26 +115,26 @@ def test_only_few_shot_prompts_go_without_a_chat_template(name: str) -> None:
 def test_a_grid_is_refused_where_rows_are_ready_made(name: str, write_rows: Any) -> None:
     data = write_rows(name, row())
     with pytest.raises(ConfigError, match="`grid`"):
-        list(find(name).rows(data, Reading(count_words, grid=EPIC)))
+        list(find(name).rows(RowSource(data), Reading(count_words, grid=EPIC)))
 
 
 def test_files_are_read_round_robin(write_rows: Any) -> None:
     write_rows("musique", row(_id="b1"), row(_id="b2"), row(_id="b3"), name="b")
     data = write_rows("musique", row(_id="a1"), name="a")
-    rows = find("musique").rows(data, Reading(count_words))
+    rows = find("musique").rows(RowSource(data), Reading(count_words))
     assert [one.id for one in rows] == ["a1", "b1", "b2", "b3"]
 
 
 def test_one_file_for_a_dataset_is_found(write_rows: Any, tmp_path: Path) -> None:
     folder = write_rows("musique", row(_id="x"))
     (folder / "musique" / "rows.jsonl").rename(tmp_path / "musique.jsonl")
-    rows = find("musique").rows(tmp_path, Reading(count_words))
+    rows = find("musique").rows(RowSource(tmp_path), Reading(count_words))
     assert [one.id for one in rows] == ["x"]
 
 
 def test_a_folder_without_rows_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"musique/\*\.jsonl"):
-        list(find("musique").rows(tmp_path, Reading(count_words)))
+        list(find("musique").rows(RowSource(tmp_path), Reading(count_words)))
 
 
 def test_listing_imports_nothing_heavy() -> None:

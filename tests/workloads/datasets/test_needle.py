@@ -8,6 +8,7 @@ from picbench.workloads.datasets import Reading
 from picbench.workloads.datasets.grid import Grid
 from picbench.workloads.datasets.needle import Haystack, Needle
 from picbench.workloads.sources.row import BadRows, DatasetRow
+from picbench.workloads.sources.source import RowSource
 
 SENTENCE = "The grass of this field is dry and of no use to anyone. "
 
@@ -28,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 def rows(
     data: Path, seed: int = 0, room: int | None = None, grid: Grid | None = None
 ) -> list[DatasetRow]:
-    return list(Needle().rows(data, Reading(count_words, seed, room, grid=grid)))
+    return list(Needle().rows(RowSource(data), Reading(count_words, seed, room, grid=grid)))
 
 
 def test_the_grid_has_twenty_lengths_and_ten_depths(folder: Path) -> None:
@@ -100,7 +101,7 @@ def test_text_that_is_not_utf8_is_named_by_file_and_line(tmp_path: Path) -> None
 def test_text_that_is_not_utf8_can_be_skipped(folder: Path) -> None:
     (folder / "needle" / "bad.txt").write_bytes(b"\xff")
     bad = BadRows(skip=True)
-    made = list(Needle().rows(folder, Reading(count_words, bad=bad)))
+    made = list(Needle().rows(RowSource(folder), Reading(count_words, bad=bad)))
     assert len(made) == 200
     assert [message.split(": ")[0] for message in bad.skipped] == [f"{folder}/needle/bad.txt:1"]
 

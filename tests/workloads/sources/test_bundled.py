@@ -36,5 +36,6 @@ def test_a_data_set_without_a_generator_is_named(tmp_path: Path) -> None:
 
 
 def test_all_data_sets_are_covered(tmp_path: Path) -> None:
-    for name in datasets.names():
+    # Rows of `qa` are those that a user names.
+    for name in set(datasets.names()) - {"qa"}:
         assert bundled_file(name, tmp_path).exists()

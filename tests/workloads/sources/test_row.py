@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from picbench.errors import DataError
+from picbench.workloads.sources.records import file_records
 from picbench.workloads.sources.row import BadRows, content_id, read_rows
 
 GOOD: dict[str, Any] = {
@@ -28,7 +29,7 @@ def write(path: Path, *lines: str | dict[str, Any]) -> Path:
 
 def test_reads_a_row(tmp_path: Path) -> None:
     file = write(tmp_path, GOOD)
-    (row,) = read_rows(file, "musique", BadRows())
+    (row,) = read_rows(file_records(file), "musique", BadRows())
     assert (row.id, row.dataset, row.input) == ("one", "musique", "Who?")
     assert (row.context, row.answers) == ("Passage 1:\nAda.", ("Ada",))
     assert row.source == f"{file}:1"
@@ -36,7 +37,7 @@ def test_reads_a_row(tmp_path: Path) -> None:
 
 def test_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> None:
     file = write(tmp_path, "\ufeff" + json.dumps(GOOD), "", "  ", GOOD)
-    assert [row.source for row in read_rows(file, "musique", BadRows())] == [
+    assert [row.source for row in read_rows(file_records(file), "musique", BadRows())] == [
         f"{file}:1",
         f"{file}:4",
     ]
@@ -44,14 +45,15 @@ def test_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> No
 
 def test_number_ids_become_text(tmp_path: Path) -> None:
     assert [
-        row.id for row in read_rows(write(tmp_path, GOOD | {"_id": 0}), "musique", BadRows())
+        row.id
+        for row in read_rows(file_records(write(tmp_path, GOOD | {"_id": 0})), "musique", BadRows())
     ] == ["0"]
 
 
 @pytest.mark.parametrize("nameless", [{"_id": ""}, {"_id": None}])
 def test_rows_without_id_are_named_by_content(tmp_path: Path, nameless: dict[str, Any]) -> None:
     rows = [GOOD | nameless, GOOD | nameless | {"input": "Whose?"}]
-    first, second = read_rows(write(tmp_path, *rows), "musique", BadRows())
+    first, second = read_rows(file_records(write(tmp_path, *rows)), "musique", BadRows())
     assert first.id == content_id("Who?", "Passage 1:\nAda.", "Ada")
     assert first.id != second.id
 
@@ -81,7 +83,7 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, bad: Any, nam
     raw = line if isinstance(line, bytes) else line.encode()
     file.write_bytes(json.dumps(GOOD).encode() + b"\n" + raw + b"\n")
     with pytest.raises(DataError) as caught:
-        list(read_rows(file, "musique", BadRows()))
+        list(read_rows(file_records(file), "musique", BadRows()))
     assert caught.value.message.startswith(f"{file}:2: ")
     assert named in caught.value.message
     assert caught.value.hint
@@ -91,10 +93,10 @@ def test_a_malformed_row_is_named_by_file_and_line(tmp_path: Path, bad: Any, nam
 def test_malformed_rows_can_be_skipped_and_are_remembered(tmp_path: Path) -> None:
     file = write(tmp_path, GOOD, "{", GOOD | {"_id": "two"}, {"input": "no context"})
     bad = BadRows(skip=True)
-    assert [row.id for row in read_rows(file, "musique", bad)] == ["one", "two"]
+    assert [row.id for row in read_rows(file_records(file), "musique", bad)] == ["one", "two"]
     assert [message.split(": ")[0] for message in bad.skipped] == [f"{file}:2", f"{file}:4"]
 
 
 def test_a_missing_file_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.jsonl"):
-        list(read_rows(tmp_path / "none.jsonl", "musique", BadRows()))
+        list(file_records(tmp_path / "none.jsonl"))
