@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from picbench.engines.algorithms import Algorithm, Registry, Reuse
+from picbench.engines.algorithms import Algorithm, Registry, Reuse, check_served
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.planning.documents import upto
 from picbench.engines.planning.layout import lay_out
@@ -68,6 +68,7 @@ class RequestPreparer:
         self._registry = Registry()
         self._algorithm = self._registry.parse(config.algorithm)
         self._numbers = count()
+        check_served(self._algorithm)
         if config.stock and self._algorithm.reuse is Reuse.CHUNKS:
             raise _not_stock(config.algorithm)
 

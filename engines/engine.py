@@ -10,7 +10,7 @@ from picbench.engines.chunk_cache.tiers.kinds import without_credentials
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.conversion import PreparedRequest, RequestPreparer, make_result
-from picbench.engines.ledger import Snapshot
+from picbench.engines.ledger import MemoryUse, Snapshot
 from picbench.engines.pace import Departure, Pace
 from picbench.engines.request import Request, Result
 from picbench.engines.self_check import (
@@ -23,6 +23,7 @@ from picbench.engines.self_check import (
 from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.launch import Launched, launch
 from picbench.engines.vllm.worker.compilations import compiled_kernels, watch_compilations
+from picbench.engines.vllm.worker.memory_use import measure_memory
 from picbench.engines.warm_up_requests import warm_up_requests
 from picbench.errors import ConfigError, EngineError
 
@@ -205,6 +206,20 @@ class Engine:
         """How often a request lost its blocks to another one since the engine started."""
         return self._running.ledger.preemptions
 
+    @property
+    def memory_use(self) -> list[MemoryUse]:
+        """What each worker holds in memory now."""
+        found: list[MemoryUse] = self._running.engine.collective_rpc(measure_memory)
+        return found
+
+    @property
+    def evictions(self) -> Mapping[str, int]:
+        """Blocks that lost their KV to other requests since the engine started.
+
+        By what they held: `chunk` and `prefix`. Those that `reset` drops are not counted.
+        """
+        return self._running.ledger.evictions
+
     def reset(self, *, tiers: bool = True) -> None:
         """Drop all cached KV in the pool and, with `tiers`, what this engine stored in its tiers.
 
@@ -284,6 +299,7 @@ class Engine:
             "attention": "stock" if self.config.stock else "picbench",
             "block_size": config.cache_config.block_size,
             "kv_blocks": running.pool,
+            "block_bytes": _block_bytes(running.scheduler.kv_cache_config),
             "workspace_bytes": self.workspace_bytes,
             "context": running.context,
             "capacity": running.capacity,
@@ -403,6 +419,15 @@ class Engine:
         """The scheduler's; None in a stock engine."""
         found: Linker | None = getattr(self._running.scheduler, "linker", None)
         return found
+
+
+def _block_bytes(config: Any) -> int:
+    """Bytes of KV of BLOCK_SIZE tokens in all layers, on one worker."""
+    specs = [(group.kv_cache_spec, len(group.layer_names)) for group in config.kv_cache_groups]
+    return sum(
+        int(spec.page_size_bytes) * layers * BLOCK_SIZE // int(spec.block_size)
+        for spec, layers in specs
+    )
 
 
 def _versions() -> dict[str, str]:

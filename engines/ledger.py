@@ -50,6 +50,44 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes that one worker of an engine holds; None where it cannot be known.
+
+    `weights_bytes`, `pool_bytes` (KV) and `workspace_bytes` (picbench's attention) are counted
+    tensor by tensor. On a GPU torch's allocator has given out `allocated_bytes` and taken
+    `reserved_bytes` from the driver, which counts `driver_bytes` for the process, CUDA's context
+    and code included. `process_bytes` is the process's resident memory.
+    """
+
+    device: str
+    weights_bytes: int
+    pool_bytes: int
+    workspace_bytes: int
+    process_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    driver_bytes: int | None = None
+
+    @property
+    def known_bytes(self) -> int:
+        """Weights, pool and workspaces."""
+        return self.weights_bytes + self.pool_bytes + self.workspace_bytes
+
+    @property
+    def held_bytes(self) -> int | None:
+        """What the allocator has given out; on a CPU the resident memory of the process."""
+        return self.process_bytes if self.device == "cpu" else self.allocated_bytes
+
+    @property
+    def residual_bytes(self) -> int | None:
+        """What is held beside weights, pool and workspaces.
+
+        Negative where pages of these were never touched and are not resident.
+        """
+        return None if self.held_bytes is None else self.held_bytes - self.known_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Occupancy:
     """Peak and time-average of a series of snapshots, in blocks."""
 

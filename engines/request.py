@@ -99,11 +99,12 @@ class TokenCounts:
     prefix KV), `linked` were recomputed inside chunks, and all others were computed as text.
     `compiled` tokens were computed as canonical chunk KV before the request could run (counted for
     the first request that needed the chunk). `padded` slots hold no visible token. Stock engines
-    report `reused` from prefix caching and zeros elsewhere.
+    report `reused` from prefix caching and zeros otherwise, as do servers elsewhere; `reused` is
+    None where a server does not say.
     """
 
     prompt: int = 0
-    reused: int = 0
+    reused: int | None = 0
     compiled: int = 0
     linked: int = 0
     padded: int = 0

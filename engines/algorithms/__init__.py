@@ -8,7 +8,7 @@ from picbench.engines.algorithms.base import (
     option,
 )
 from picbench.engines.algorithms.number_range import NumberRange
-from picbench.engines.algorithms.registry import Registry, describe, names, parse
+from picbench.engines.algorithms.registry import Registry, check_served, describe, names, parse
 
 __all__ = [
     "Algorithm",
@@ -17,6 +17,7 @@ __all__ = [
     "NumberRange",
     "Registry",
     "Reuse",
+    "check_served",
     "describe",
     "names",
     "option",

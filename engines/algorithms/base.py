@@ -45,6 +45,8 @@ class Algorithm(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
     reuse: ClassVar[Reuse] = Reuse.CHUNKS
+    #: Whether prompts are changed before an engine gets them: chunks in another order, each once.
+    reorders: ClassVar[bool] = False
 
     @abstractmethod
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
@@ -88,6 +90,11 @@ class Algorithm(ABC):
         options = sorted(self.options(), key=_is_named, reverse=True)
         given = [f for f in options if _is_named(f) or getattr(self, f.name) != f.default]
         return ":".join([self.name, *(f"{f.name}={getattr(self, f.name)}" for f in given)])
+
+    @property
+    def served(self) -> str:
+        """The spec that engines serve; another one where prompts are changed before."""
+        return self.spec
 
     @property
     def label(self) -> str:

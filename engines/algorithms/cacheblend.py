@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from picbench.engines.algorithms.base import CopyingAlgorithm, option
 from picbench.engines.algorithms.number_range import NumberRange
-from picbench.engines.planning.policy import ChunkPolicy, Deviation, Pad, Selection
+from picbench.engines.planning.policy import ChunkPolicy, Deviation, DeviationSelection, Pad
 from picbench.errors import ConfigError
 
 
@@ -67,7 +67,7 @@ class CacheBlend(CopyingAlgorithm):
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link a share of the chunk or of all chunks; no chunk is exempt."""
         if not self.static:
-            selection = Selection(self.r, Deviation(self.deviation))
+            selection = DeviationSelection(self.r, Deviation(self.deviation))
             return ChunkPolicy(anchor=self.anchor, private=True, selection=selection)
         # The product has rounding errors: 0.15 * 100 must be 15, not 16.
         count = min(length, ceil(round(self.r * length, 6)))

@@ -1,7 +1,8 @@
 """Algorithms by name, and their notation.
 
 ``epic:k=16:pad=paper`` is an algorithm and its options. Any installed package can add one through
-the entry-point group ``picbench.algorithms``.
+the entry-point group ``picbench.algorithms``. Those in ``picbench.controls`` are wrong on purpose:
+they can be parsed, and are listed nowhere.
 """
 
 from dataclasses import Field
@@ -14,7 +15,7 @@ from picbench.engines.algorithms.number_range import NumberRange
 from picbench.engines.plugins import installed, suggest
 from picbench.errors import ConfigError
 
-GROUP = "picbench.algorithms"
+GROUP, CONTROLS = "picbench.algorithms", "picbench.controls"
 
 
 class Registry:
@@ -47,7 +48,7 @@ class Registry:
 
     def _parse(self, spec: str) -> Algorithm:
         name, *settings = spec.strip().split(":")
-        point = self._points.get(name)
+        point = self._points.get(name) or installed(CONTROLS).get(name)
         if point is None:
             raise ConfigError(f"unknown algorithm {name!r}", hint=suggest(name, self.names))
         kind = _load(point)
@@ -72,6 +73,15 @@ def describe() -> list[tuple[str, str, str]]:
 def parse(spec: str) -> Algorithm:
     """The algorithm that a spec stands for; see `Registry.parse`."""
     return Registry().parse(spec)
+
+
+def check_served(algorithm: Algorithm) -> None:
+    """Raise ConfigError for an algorithm that changes prompts before engines get them."""
+    if algorithm.reorders:
+        raise ConfigError(
+            f"{algorithm.spec} puts the chunks of prompts in order before an engine gets them",
+            hint=f"picbench run does that; engines serve {algorithm.served}",
+        )
 
 
 def _load(point: EntryPoint) -> type[Algorithm]:

@@ -23,12 +23,12 @@ from picbench.engines.planning.policy import (
     BOS_ANCHOR,
     Anchor,
     ChunkPolicy,
+    DeviationSelection,
     LayoutConfig,
     Picks,
     PlanChunk,
     QuestionSelection,
     Segment,
-    Selection,
 )
 
 
@@ -121,7 +121,7 @@ class _Builder:
         self._canonicals: dict[tuple[Key, tuple[int, ...]], Canonical] = {}
         self._computed: list[ComputedToken] = []
         self._events: list[ChunkEvent] = []
-        self._selections: set[Selection | QuestionSelection | None] = set()
+        self._selections: set[DeviationSelection | QuestionSelection | None] = set()
         self._lengths: list[int] = []
         self._pickable = 0
 

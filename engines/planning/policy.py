@@ -145,7 +145,7 @@ class Deviation(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class DeviationSelection:
     """Linked tokens that are known only once the request runs: those whose KV deviates most.
 
     They are the `share` of the tokens of all chunks, rounded down, whose KV at the check layer
@@ -209,7 +209,7 @@ class ChunkPolicy:
     anchor: Anchor = Anchor.NONE
     private: bool = False
     fixed: bool = False
-    selection: Selection | QuestionSelection | None = None
+    selection: DeviationSelection | QuestionSelection | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,13 @@ from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.plugins import installed
-from picbench.engines.vllm.settings import ASYNC_SCHEDULER, CONNECTOR, CONNECTOR_MODULE
+from picbench.engines.vllm.settings import (
+    ASYNC_SCHEDULER,
+    CONNECTOR,
+    CONNECTOR_MODULE,
+    SCHEDULER,
+    WORKERS,
+)
 from picbench.errors import ConfigError
 
 VLLM = "0.32.0"
@@ -75,6 +81,17 @@ def check_config(config: Any) -> None:
     if not config.cache_config.enable_prefix_caching:
         raise ConfigError("prefix caching is off", hint="enable_prefix_caching=True")
     _check_connector(config)
+
+
+def check_frontend(config: Any) -> None:
+    """Raise ConfigError if a `VllmConfig` names another part of picbench, but not its KV connector.
+
+    This is for the process that is about to start an engine: of a refusal in the engine's own
+    processes it only says that one failed, after the tracebacks of all of them.
+    """
+    scheduler, worker = config.scheduler_config.scheduler_cls, config.parallel_config.worker_cls
+    if scheduler in (SCHEDULER, ASYNC_SCHEDULER) or worker in WORKERS:
+        _check_connector(config)
 
 
 def check_weights(quantization: str | None) -> None:

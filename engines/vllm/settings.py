@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
-from picbench.engines.algorithms import Algorithm, parse
+from picbench.engines.algorithms import Algorithm, check_served, parse
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.engines.config import BLOCK_SIZE, COMPILE_ORDERS, DEFAULT_TIERS, PRESSURE
 from picbench.engines.planning.policy import LayoutConfig
@@ -87,8 +87,8 @@ class PicSettings:
         return replace(self, tiers=DEFAULT_TIERS[device]) if self.tiers is None else self
 
     def check(self) -> None:
-        """Raise ConfigError for an unknown algorithm, tier, `on_pressure` or `compile_order`."""
-        parse(self.algorithm)
+        """Raise ConfigError for a wrong algorithm, tier, `on_pressure` or `compile_order`."""
+        check_served(parse(self.algorithm))
         parse_tiers(self.tiers or "")
         for name, choices in (("on_pressure", PRESSURE), ("compile_order", COMPILE_ORDERS)):
             if getattr(self, name) not in choices:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from picbench.engines.algorithms import Registry, Reuse
+from picbench.engines.algorithms import Registry, Reuse, check_served
 from picbench.engines.planning.layout import Footprint, measure
 from picbench.engines.vllm.frontend.request_args import (
     cut,
@@ -100,6 +100,7 @@ def check_request(config: Any, request: Any, registry: Registry, *, shorten: boo
     settings = PicSettings.given(config.additional_config)
     if settings is not None:
         algorithm = registry.parse((args and args.algorithm) or settings.algorithm)
+        check_served(algorithm)
         _check_vocabulary(config, algorithm.separators, f"{algorithm.spec} reads")
         args = mark_request(request, args, algorithm, config.cache_config.block_size)
     if args is None:

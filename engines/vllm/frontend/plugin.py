@@ -1,4 +1,4 @@
-"""The `vllm.general_plugins` entry point, which checks every request on arrival.
+"""The `vllm.general_plugins` entry point, which checks engines at start and requests on arrival.
 
 vLLM ignores unknown `extra_args`, so an engine without picbench would serve a PIC request as an
 ordinary one, and an exception in the scheduler ends the engine. Requests are therefore checked
@@ -12,7 +12,12 @@ from typing import Any
 
 from vllm.exceptions import VLLMValidationError
 
-from picbench.engines.vllm.compat import check_plug_in, check_signature, check_version
+from picbench.engines.vllm.compat import (
+    check_frontend,
+    check_plug_in,
+    check_signature,
+    check_version,
+)
 from picbench.engines.vllm.frontend.hashing import defer_hashing
 from picbench.engines.vllm.frontend.reasons import tell_reasons
 from picbench.errors import ConfigError, PicBenchError
@@ -36,9 +41,13 @@ _PARAMETERS = (
     "kv_hints",
 )
 
+#: Upstream `InputProcessor.__init__` (vllm/v1/engine/input_processor.py:42), which offline and
+#: online engines call before they start an engine core.
+_OF_PROCESSOR = ("self", "vllm_config", "renderer", "mm_registry")
+
 
 def register() -> None:
-    """Install the check; vLLM calls this in each of its processes, possibly more than once."""
+    """Install the checks; vLLM calls this in each of its processes, possibly more than once."""
     from vllm.v1.engine.input_processor import InputProcessor
 
     check_version()
@@ -48,6 +57,8 @@ def register() -> None:
         check_signature(InputProcessor.process_inputs, _PARAMETERS)
         guarded = _guarded(InputProcessor.process_inputs)
         InputProcessor.process_inputs = guarded  # type: ignore[method-assign]
+        check_signature(InputProcessor.__init__, _OF_PROCESSOR)
+        InputProcessor.__init__ = _checked(InputProcessor.__init__)  # type: ignore[method-assign]
 
 
 def check_registered() -> None:
@@ -63,6 +74,15 @@ def _registered() -> bool:
     from vllm.v1.engine.input_processor import InputProcessor
 
     return getattr(InputProcessor.process_inputs, "guards_pic", False)
+
+
+def _checked(upstream: Callable[..., None]) -> Callable[..., None]:
+    @wraps(upstream)
+    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        check_frontend(vllm_config)
+        upstream(self, vllm_config, *args, **kwargs)
+
+    return init
 
 
 def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:

@@ -50,6 +50,9 @@ FLAT_POSITIONS = "pic_positions"
 FLAT_SLOTS = "pic_slots"
 FLAT_DOCUMENTS = "pic_documents"
 FLAT_DEPENDENT = "pic_dependent"
+_FLAT = frozenset(
+    {FLAT_SPANS, FLAT_ALGORITHM, FLAT_POSITIONS, FLAT_SLOTS, FLAT_DOCUMENTS, FLAT_DEPENDENT}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ def read_args(
         given = extra_args[ARGS]
         if not isinstance(given, Mapping):
             raise ConfigError(f"extra_args[{ARGS!r}] is {type(given).__name__}, not a mapping")
-    elif FLAT_SPANS in extra_args or FLAT_ALGORITHM in extra_args:
+    elif not _FLAT.isdisjoint(extra_args):
         given = _unflatten(extra_args)
     else:
         return None

@@ -46,7 +46,7 @@ class _Watched:
 
 
 class BlockLedger:
-    """Takes snapshots of one scheduler's blocks, and counts its preemptions.
+    """Takes snapshots of one scheduler's blocks, and counts its preemptions and evictions.
 
     As an eviction listener it is told when a cached block is reused, so that a snapshot takes time
     in proportion to what changed, not to the size of the pool.
@@ -64,6 +64,7 @@ class BlockLedger:
         self._watched: dict[str, _Watched] = {}
         self._snapshots: list[Snapshot] = []
         self._preemptions = 0
+        self._evictions = {"chunk": 0, "prefix": 0}
         self._began = time.monotonic()
         listen(self._pool, self)
         scheduler.schedule = _followed_by(scheduler.schedule, self.note)
@@ -86,9 +87,17 @@ class BlockLedger:
         """Preemptions since the engine started."""
         return self._preemptions
 
+    @property
+    def evictions(self) -> dict[str, int]:
+        """Blocks of chunk and of prefix KV that lost it since the engine started, by kind."""
+        return dict(self._evictions)
+
     def on_block_evicted(self, block: Any) -> None:
         """A block is reused; it caches nothing any more."""
         self._idle[block.block_id] = _FREE
+        key = key_of(block)
+        if key is not None:
+            self._evictions["chunk" if is_canonical(key) else "prefix"] += 1
 
     def reset(self) -> None:
         """The cache was dropped."""

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.engines.algorithms import NumberRange, describe, names, parse
+from picbench.engines.algorithms import NumberRange, check_served, describe, names, parse
 from picbench.engines.planning.policy import (
     Anchor,
     Deviation,
+    DeviationSelection,
     LayoutConfig,
     Pad,
     QuestionSelection,
     Segment,
-    Selection,
 )
 from picbench.errors import ConfigError
 
@@ -115,6 +115,19 @@ def test_every_algorithm_keeps_the_users_tokens_in_their_order(prompt):
         assert [token for segment in arranged for token in segment.own] == sent
 
 
+def test_engines_serve_no_algorithm_that_changes_prompts_before():
+    reorder = parse("reorder")
+    assert (reorder.reorders, reorder.served) == (True, "prefix")
+    assert [algorithm for algorithm in ALL if algorithm.reorders] == [reorder]
+    with pytest.raises(ConfigError, match="reorder puts the chunks of prompts in order") as error:
+        check_served(reorder)
+    assert error.value.hint == "picbench run does that; engines serve prefix"
+    for algorithm in ALL:
+        if not algorithm.reorders:
+            assert algorithm.served == algorithm.spec
+            check_served(algorithm)
+
+
 def test_bos_before_every_chunk_is_the_first_token_that_epic_links():
     chunk, text = Segment((7,) * 40, chunk=True), Segment((8,) * 5)
     layout = LayoutConfig(bos_token=1)
@@ -167,7 +180,7 @@ def test_bad_specs_say_what_to_try(spec, message):
 @pytest.mark.parametrize("deviation", list(Deviation))
 def test_cacheblend_leaves_the_choice_to_the_worker(deviation):
     policy = parse(f"cacheblend:r=0.2:deviation={deviation}").plan_chunk(1, 100)
-    assert policy.selection == Selection(0.2, deviation)
+    assert policy.selection == DeviationSelection(0.2, deviation)
     assert policy.private
     assert parse("cacheblend:select=first").plan_chunk(1, 100).selection is None
 

@@ -10,11 +10,11 @@ from picbench.engines.planning.policy import (
     Anchor,
     ChunkPolicy,
     Deviation,
+    DeviationSelection,
     LayoutConfig,
     Pad,
     QuestionSelection,
     Segment,
-    Selection,
 )
 
 SIZE = 16
@@ -24,7 +24,7 @@ shares = st.floats(0, 1)
 
 
 def picking(share: float, anchor: Anchor = Anchor.NONE):
-    selection = Selection(share, Deviation.VALUES)
+    selection = DeviationSelection(share, Deviation.VALUES)
     return lambda index, length: ChunkPolicy((), anchor, private=True, selection=selection)
 
 
@@ -102,7 +102,7 @@ def test_by_the_question_as_many_are_linked_as_are_first(prompt, blocks, anchor)
 
 def test_what_cannot_be_picked_from_is_refused():
     chunk, layout = Segment(tuple(range(40)), chunk=True), LayoutConfig(SIZE)
-    selection = Selection(0.5, Deviation.KEYS)
+    selection = DeviationSelection(0.5, Deviation.KEYS)
     with pytest.raises(ValueError, match="by deviation must be private"):
         lay_out([chunk], lambda i, n: ChunkPolicy(selection=selection), layout)
     late, gaps = Segment((1, 2), position=50), "without gaps, pads and empty slots"

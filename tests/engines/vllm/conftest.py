@@ -25,6 +25,21 @@ def engine(llama: Path) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.fixture(scope="module")
+def starved(llama: Path) -> Iterator[Engine]:
+    """An engine for short prompts, with blocks for a few of them."""
+    config = EngineConfig(
+        model=str(llama),
+        dtype="float32",
+        kv_blocks=90,
+        context=512,
+        batch_tokens=64,
+        max_requests=8,
+    )
+    with Engine(config) as engine:
+        yield engine
+
+
 @pytest.fixture(scope="session")
 def pebble(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two small layers: the storm is about blocks, not about numbers."""

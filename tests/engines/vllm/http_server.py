@@ -72,20 +72,7 @@ def http_server(
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    template = folder / "template.jinja"
-    template.write_text(TEMPLATE)
-    (_, *launcher), documented = arguments("cpu")
-    given: Mapping[str, Any] = documented | {
-        "model": str(model),
-        "host": "127.0.0.1",
-        "port": port,
-        "dtype": "float32",
-        "additional-config": json.dumps({KEY: asdict(settings)}),
-        "chat-template": str(template),
-        **limits,
-    }
-    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, *launcher, *filter(None, words)]
+    command = _command(model, folder, settings, port=port, **limits)
     log = folder / "server.log"
     with log.open("wb") as output:
         variables = {**os.environ, **ENVIRONMENT, **environment}
@@ -97,6 +84,45 @@ def http_server(
     finally:
         process.terminate()
         process.wait(60)
+
+
+def refused_start(
+    model: Path, folder: Path, settings: PicSettings, without: str, **limits: Any
+) -> tuple[int, list[str]]:
+    """The exit code and the output, line by line, of a server that one flag is kept from.
+
+    Raises TimeoutExpired if it runs all the same.
+    """
+    command = _command(model, folder, settings, without, **limits)
+    variables = {**os.environ, **ENVIRONMENT}
+    done = subprocess.run(
+        command,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+def _command(
+    model: Path, folder: Path, settings: PicSettings, without: str = "", **limits: Any
+) -> list[str]:
+    template = folder / "template.jinja"
+    template.write_text(TEMPLATE)
+    (_, *launcher), documented = arguments("cpu")
+    given: dict[str, Any] = documented | {
+        "model": str(model),
+        "host": "127.0.0.1",
+        "dtype": "float32",
+        "additional-config": json.dumps({KEY: asdict(settings)}),
+        "chat-template": str(template),
+        **limits,
+    }
+    given.pop(without, None)
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    return [sys.executable, *launcher, *filter(None, words)]
 
 
 def _wait(process: "subprocess.Popen[bytes]", client: httpx.Client, log: Path) -> None:

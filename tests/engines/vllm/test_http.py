@@ -3,13 +3,18 @@
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
 from http_faults import environment
-from http_server import HttpServer, http_server
-from serving_document import bodies, refused
+from http_server import MODEL, HttpServer, http_server, refused_start
+from serving_document import bodies, refused, refused_at_start
 
+from picbench.arms.elsewhere.endpoint import Endpoint
+from picbench.arms.elsewhere.remote_server import RemoteServer
+from picbench.arms.messages import ServedReply
+from picbench.engines.request import Request, Text
 from picbench.engines.vllm.settings import PicSettings
 from picbench.workloads.testbed import model_path
 
@@ -112,6 +117,81 @@ def test_usage_counts_what_was_sent_and_what_was_reused(server, prompt):
     assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
 
 
+#: Ids of the vocabulary that the passages do not have.
+SSEP, PDEP, PAD = 4000, 4001, 2
+
+
+def with_separators(prompt: dict[str, Any], *texts: int) -> tuple[list[int], list[int], list[int]]:
+    """A prompt of some of the passages as spans, with its spans and its dependent tokens, flat.
+
+    What is before a separator is padded to whole blocks. The question depends on all of it.
+    """
+    first, both = prompt["spans"][1], prompt["spans"][3]
+    passages = [prompt["prompt"][:first], prompt["prompt"][first:both]]
+    tokens: list[int] = []
+    spans: list[int] = []
+    for number in texts:
+        spans.append(len(tokens))
+        tokens += [SSEP, *passages[number]]
+        tokens += [PAD] * (-len(tokens) % 16)
+        spans.append(len(tokens))
+    question = [PDEP, *prompt["prompt"][both:]]
+    return [*tokens, *question], spans, [len(tokens), len(tokens) + len(question)]
+
+
+def cached(answer: Any) -> int:
+    count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return count
+
+
+def test_separators_say_what_arguments_say(server, prompt):
+    """All of the spans is reused, and the second one elsewhere; tenants share nothing."""
+    body = {"max_tokens": 6, "temperature": 0, "logprobs": 1, "return_token_ids": True}
+    marked = {"pic_algorithm": f"minipic:ssep={SSEP}:pdep={PDEP}"}
+    tokens, spans, dependent = with_separators(prompt, 0, 1)
+    named = {"pic_algorithm": "minipic", "pic_spans": spans, "pic_dependent": dependent}
+    found = []
+    for xargs in (marked, named):
+        salt = {"cache_salt": f"tenant {xargs['pic_algorithm']}"}
+        answers = [
+            server.post(COMPLETIONS, prompt=ids, vllm_xargs=given, **salt, **body)
+            for ids, given in (
+                (tokens, xargs),
+                (tokens, xargs),
+                (with_separators(prompt, 1)[0], marked),
+            )
+        ]
+        assert [status for status, _ in answers] == [200] * 3, answers
+        found.append([answer for _, answer in answers])
+        # Spans are compiled by requests of their own, also the first time.
+        assert cached(answers[0][1]) == spans[-1]
+        assert cached(answers[1][1]) >= spans[-1]
+        assert cached(answers[2][1]) == spans[3] - spans[2]
+    for pair in zip(*found, strict=True):
+        [got], [wanted] = (answer["choices"] for answer in pair)
+        assert got["token_ids"] == wanted["token_ids"]
+        assert got["prompt_token_ids"] == wanted["prompt_token_ids"]
+        ours, theirs = (choice["logprobs"]["token_logprobs"] for choice in (got, wanted))
+        assert ours == pytest.approx(theirs, abs=1e-3)
+
+
+def test_tokens_that_a_request_calls_dependent_are_computed_anew(server, prompt):
+    """With all of the second passage, under an algorithm that recomputes nothing, as plain ones."""
+    body = {"max_tokens": 6, "temperature": 0, "logprobs": 1, "ignore_eos": True}
+    asked = planned(prompt, "naive", **body)
+    xargs = asked["vllm_xargs"] | {"pic_dependent": prompt["spans"][2:]}
+    status, ours = server.post(COMPLETIONS, **asked | {"vllm_xargs": xargs})
+    assert status == 200, ours
+    _, without = server.post(COMPLETIONS, **asked)
+    _, plainly = server.post(COMPLETIONS, **plain(prompt, **body))
+    got, reused, wanted = (
+        answer["choices"][0]["logprobs"]["token_logprobs"] for answer in (ours, without, plainly)
+    )
+    assert ours["choices"][0]["text"] == plainly["choices"][0]["text"]
+    assert got == pytest.approx(wanted, abs=1e-3)
+    assert reused != pytest.approx(wanted, abs=1e-3)
+
+
 def chat(server: HttpServer, algorithm: str, *, times: int = 1, **body: Any) -> tuple[int, Any]:
     """A chat whose first message is a chunk, which is found as a client would find it."""
     passage = PASSAGES[0] * times
@@ -176,6 +256,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"vllm_xargs": {"pic_spans": 5}}, "an even number"),
     ({"vllm_xargs": {"pic_spans": "04"}}, "an even number"),
     ({"vllm_xargs": {"pic_algorithm": 5}}, "not a string"),
+    ({"vllm_xargs": {"pic_spans": [0, 9], "pic_dependent": [4, 12]}}, "is partly inside the chunk"),
 ]
 
 
@@ -299,3 +380,31 @@ def test_many_at_a_time(server, prompt):
         answers = list(pool.map(lambda body: server.post(COMPLETIONS, **body), bodies * 3))
     assert [status for status, _ in answers] == [200] * 12
     assert [answer["choices"][0]["text"] for _, answer in answers] == alone * 3
+
+
+def test_it_is_an_arm_of_a_run(server, prompt):
+    """vLLM's server as `picbench run --arm` asks it: token ids, streamed, two at a time."""
+    body = plain(prompt, max_tokens=8, temperature=0)
+    expected = server.post(COMPLETIONS, **body)[1]["choices"][0]["text"]
+    url = str(server.client.base_url.join("/v1"))
+    remote = RemoteServer("theirs", Endpoint(url), lambda tokens: None)
+    request = Request([Text(tokens=tuple(prompt["prompt"]))], max_tokens=8)
+    with closing(remote):
+        described = remote.ready()
+        result = remote.run([request] * 3, 2)
+    assert (described["model"], described["version"]) == (MODEL, "0.32.0")
+    for reply in result.outcomes:
+        assert isinstance(reply, ServedReply), reply
+        assert (reply.text, reply.finish_reason) == (expected, "length")
+        assert reply.output_tokens == 8 and reply.tpot is not None
+        assert 0 < reply.ttft < reply.e2e <= result.busy
+
+
+def test_a_server_without_the_connector_does_not_start(tmp_path):
+    """The last line says why, and no process was started to find out."""
+    flag, line = next(row for row in refused_at_start() if "connector" in row[1])
+    code, said = refused_start(model_path(), tmp_path, PicSettings(tiers=""), flag, port=0)
+    assert code != 0
+    assert f"picbench.errors.ConfigError: {line}" in said[-1], said
+    assert sum("KV connector" in other for other in said) == 1
+    assert not any("EngineCore" in other for other in said)

@@ -18,7 +18,13 @@ from picbench.engines.vllm.frontend import plugin
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.launch import launch
 from picbench.engines.vllm.scheduler.scheduler import _checked
-from picbench.engines.vllm.settings import PicSettings
+from picbench.engines.vllm.settings import (
+    ASYNC_SCHEDULER,
+    CPU_WORKER,
+    CUDA_WORKER,
+    SCHEDULER,
+    PicSettings,
+)
 from picbench.engines.vllm.worker.cpu.worker import PicCPUWorker
 from picbench.engines.vllm.worker.cuda.worker import PicGPUWorker
 from picbench.errors import ConfigError, EngineError
@@ -106,6 +112,32 @@ def test_unsupported_settings_are_named(change, message):
         compat.check_config(config(**change))
 
 
+@pytest.mark.parametrize(
+    ("scheduler", "worker", "ours"),
+    [
+        (SCHEDULER, CPU_WORKER, True),
+        (ASYNC_SCHEDULER, CUDA_WORKER, True),
+        (SCHEDULER, "vllm.v1.worker.cpu_worker.CPUWorker", True),
+        (None, CUDA_WORKER, True),
+        (None, "vllm.v1.worker.gpu_worker.Worker", False),
+    ],
+)
+def test_engines_with_a_part_of_picbench_need_its_connector(scheduler, worker, ours):
+    def asked(connector: Any) -> Any:
+        found = config(kv_transfer_config=connector)
+        found.scheduler_config.scheduler_cls = scheduler
+        found.parallel_config.worker_cls = worker
+        return found
+
+    compat.check_frontend(asked(SimpleNamespace(kv_connector="PicConnector")))
+    if not ours:
+        compat.check_frontend(asked(None))
+        return
+    for connector in (None, SimpleNamespace(kv_connector="ExampleConnector")):
+        with pytest.raises(ConfigError, match=r"KV connector is .*PicConnector"):
+            compat.check_frontend(asked(connector))
+
+
 def test_hybrid_models_are_refused():
     with pytest.raises(ConfigError, match="2 groups"):
         compat.check_kv_groups(2)
@@ -148,10 +180,12 @@ class TestStart:
 
     def test_scheduler_without_settings(self, llama):
         from picbench.engines.vllm.launch import _start
-        from picbench.engines.vllm.settings import SCHEDULER
+        from picbench.engines.vllm.settings import engine_arguments
 
+        ours = engine_arguments(PicSettings(tiers=""))
+        some = {name: ours[name] for name in ("scheduler_cls", "kv_transfer_config")}
         with pytest.raises(ConfigError, match="no 'pic'"):
-            _start(self.arguments(llama) | {"scheduler_cls": SCHEDULER, "block_size": 32}, {})
+            _start(self.arguments(llama) | some | {"block_size": 32}, {})
 
     @pytest.mark.parametrize(("flag", "line"), refused_at_start())
     def test_engines_without_a_part(self, llama, flag, line):

@@ -204,6 +204,24 @@ def test_bad_dependent_tokens_are_refused(dependent, message):
         read_args({"pic": {"spans": [[1, 4]], "dependent": dependent}}, 10)
 
 
+@pytest.mark.parametrize(
+    "flat", [{"pic_positions": [0, 5]}, {"pic_dependent": [1, 3]}], ids=["positions", "dependent"]
+)
+def test_flat_arguments_need_no_spans(flat):
+    """Separators in the prompt may say where these are."""
+    found = read_args(flat, 10)
+    assert (found.positions, found.dependent) == (
+        ((0, 5),) if "pic_positions" in flat else (),
+        ((1, 3),) if "pic_dependent" in flat else (),
+    )
+
+
+@pytest.mark.parametrize("flat", [{"pic_slots": [0, 1, 2, 1]}, {"pic_documents": [1, 7]}])
+def test_flat_arguments_of_chunks_that_there_are_none_of(flat):
+    with pytest.raises(ConfigError):
+        read_args(flat, 10)
+
+
 @pytest.mark.parametrize("flat", [{"pic_positions": [1]}, {"pic_slots": [1, 2]}])
 def test_flat_places_have_whole_rows(flat):
     with pytest.raises(ConfigError, match="of integers"):

@@ -1,6 +1,8 @@
 """How long steps take, and what tiers take of them."""
 
+import ctypes
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -69,21 +71,54 @@ def test_a_stream_is_timed_without_waiting_for_it() -> None:
     assert len(made) == 4
 
 
+class Gate:
+    """Holds the current stream of the GPU from where it is queued until it is opened.
+
+    `held` are the seconds that it held the stream, at least: the clock runs in the very function
+    that the stream waits for (CUDA driver API, cuLaunchHostFunc). A gate that is never opened
+    gives up, so that a test that waits for it fails instead of waiting forever.
+    """
+
+    def __init__(self) -> None:
+        self.held = 0.0
+        self._opened = threading.Event()
+        # The driver calls it later, so it must not be collected before.
+        self._function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._hold)
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        driver = ctypes.CDLL("libcuda.so.1")
+        assert driver.cuLaunchHostFunc(stream, self._function, None) == 0
+
+    def _hold(self, _: object) -> None:
+        began = time.perf_counter()
+        self._opened.wait(60)
+        time.sleep(0.01)
+        self.held = time.perf_counter() - began
+
+    def open(self) -> None:
+        self._opened.set()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_is_timed_without_waiting_for_it() -> None:
-    timer, cycles = StreamTimer(), 200_000_000
+    """Each bound follows from the order in the stream, whatever else the GPU runs."""
+    timer = StreamTimer()
     torch.cuda.synchronize()
-    torch.cuda._sleep(cycles)  # What was queued before is not counted.
-    with timer.measure():
-        torch.cuda._sleep(cycles)
-    assert timer.take() == 0.0
-    torch.cuda.synchronize()
-    first = timer.take()
-    with timer.measure():
-        torch.cuda._sleep(4 * cycles)
-    torch.cuda.synchronize()
-    assert 0 < 2 * first < timer.take()
-    assert timer.take() == 0.0
+    for _ in range(2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        before = Gate()
+        with timer.measure():
+            inside = Gate()
+        end.record()
+        assert timer.take() == 0.0
+        before.open()
+        assert timer.take() == 0.0
+        inside.open()
+        torch.cuda.synchronize()
+        measured, whole = timer.take(), start.elapsed_time(end) / 1e3
+        # The clocks of host and GPU may differ by a little.
+        assert 0.0 < 0.99 * inside.held <= measured <= whole - 0.99 * before.held
+        assert timer.take() == 0.0
     assert len(timer._spare) == 2
 
 

@@ -12,9 +12,9 @@ from picbench.engines.planning.pages import GAP
 from picbench.engines.planning.policy import (
     ChunkPolicy,
     Deviation,
+    DeviationSelection,
     LayoutConfig,
     Segment,
-    Selection,
 )
 from picbench.engines.vllm.worker.arrangement import Pickable
 from picbench.engines.vllm.worker.slot_map import SlotMap
@@ -25,7 +25,7 @@ prompts = st.lists(st.builds(Segment, tokens=tokens, chunk=st.booleans()), min_s
 
 
 def pickable(prompt: Any, share: float) -> tuple[Pickable, Any] | None:
-    selection = Selection(share, Deviation.KEYS)
+    selection = DeviationSelection(share, Deviation.KEYS)
     plan = lay_out(
         prompt,
         lambda index, length: ChunkPolicy(private=True, selection=selection),

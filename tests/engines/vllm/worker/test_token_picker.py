@@ -14,10 +14,10 @@ from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.policy import (
     ChunkPolicy,
     Deviation,
+    DeviationSelection,
     LayoutConfig,
     QuestionSelection,
     Segment,
-    Selection,
 )
 from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.worker import token_picker
@@ -96,7 +96,7 @@ def read(kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def planned(share: float, deviation: Deviation = Deviation.VALUES) -> tuple[Any, SlotMap]:
-    selection = Selection(share, deviation)
+    selection = DeviationSelection(share, deviation)
     plan = lay_out(
         PROMPT, lambda *_: ChunkPolicy(private=True, selection=selection), LayoutConfig()
     )

@@ -18,7 +18,7 @@ from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
 from picbench.kernels.cuda import device
 from picbench.kernels.cuda.decode.request_table import RequestTable
-from picbench.kernels.cuda.prefill import link
+from picbench.kernels.cuda.prefill import flash, link
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.shape import HeadShape
 from picbench.measure.kernels.scene import rope_table
@@ -35,6 +35,10 @@ SHAPES = (
     HeadShape(3, 3, 32, F32),
     HeadShape(8, 2, 256, BF16),
 )
+
+#: Each of them without FlashAttention-3, and with it where that serves its heads.
+CASES = [(shape, "tiles") for shape in SHAPES]
+CASES += [(shape, "FA3") for shape in SHAPES if shape.dtype == BF16]
 
 MOST = 13
 
@@ -70,6 +74,14 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     # Few queries are enough for keys to be copied.
     monkeypatch.setattr(link, "_MAX_QUERY_TILES", 2)
     return found
+
+
+def serve_runs(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let long runs of queries be served by FlashAttention-3, which launches nothing of ours, or
+    by tiles, whatever this host has."""
+    monkeypatch.setattr(flash, "available", lambda: by == "FA3")
+    monkeypatch.setattr(flash.Runs, "scheduled", lambda self, *_: self)
+    monkeypatch.setattr(flash.Runs, "attend", lambda *_: None)
 
 
 def cache_of(shape: HeadShape, *, head_major: bool) -> Tensor:
@@ -117,14 +129,17 @@ def serve(
 
 @pytest.mark.parametrize("unrotated", [False, True], ids=["with RoPE", "without RoPE"])
 @pytest.mark.parametrize("head_major", [False, True], ids=["NHD", "HND"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("shape", "by"), CASES, ids=str)
 def test_no_step_launches_what_was_not_compiled(
     shape: HeadShape,
+    by: str,
     head_major: bool,
     unrotated: bool,
     launches: Launches,
     send: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    serve_runs(by, monkeypatch)
     dice = random.Random(5)
     rope = rope_table(shape.head_size, 8192, "cpu")
     table = RequestTable(MOST + 1, 431, "cpu", unrotated=unrotated)
@@ -141,12 +156,14 @@ def test_no_step_launches_what_was_not_compiled(
         prompt = [*chunk, *range(64), *range(5000, 5700)]
         shifts = [] if unrotated else [(0, 64 * (i > 0), 32)]
         planned.add(name, send(prompt, 5700, shifts, 400), len(prompt))
-    passes = set()
+    passes, served = set(), set()
     for batch, padding in steps(planned, names, dice):
         for call in serve(planner, batch, padding, cache, 431 + len(names)):
+            served |= {getattr(call.batch, "served_by", "decode")}
             prefill = getattr(call.batch, "prefill", None)
             passes |= {prefill.kv_heads} if isinstance(prefill, link.GatheredPrefill) else set()
     assert launches.take() - compiled == set()
+    assert {"decode", by} <= served
     assert passes
     if shape.num_kv_heads > 8:
         assert min(passes) < shape.num_kv_heads
