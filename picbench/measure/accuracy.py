@@ -135,7 +135,7 @@ def _scores(engine: Engine, workload: Workload) -> list[Score]:
         requests = [to_request(sample, arm) for sample in workload.samples]
         results = engine.generate(requests)
         mean = fmean(
-            workload.score(result.text, sample.answers) or 0.0
+            workload.grader.score(result.text, sample.answers) or 0.0
             for sample, result in zip(workload.samples, results, strict=True)
         )
         known = card[name][workload.dataset]

@@ -30,6 +30,7 @@ _ON_ONE_GPU = {
     "kernels": "kernels against FlashAttention-3",
     "engine-comparison": "the engine against stock vLLM",
     "context": "TTFT from 1k to 50k tokens",
+    "rope-pad-ablation": "RoPE in attention or before it, pads masked or counted",
 }
 
 Command = tuple[str, ...]
@@ -123,6 +124,11 @@ def _checks(output: Path, commit: str | None) -> Iterator[CheckStep]:
             (_measure("accuracy", *where, "--dtype", dtype),),
         )
     yield CheckStep(
+        "alone",
+        "a batch of all algorithms against each request alone, float32",
+        (_measure("algorithms", "alone", *where),),
+    )
+    yield CheckStep(
         "architectures",
         "a tiny model of each architecture against the oracle",
         (_measure("architectures", *where, "--eager", "--jobs", "4"),),
@@ -159,6 +165,8 @@ def _measurements(output: Path, runs: Path, commit: str | None) -> Iterator[Chec
     where = ("--output", str(output), *_named(commit))
     for name, summary in _ON_ONE_GPU.items():
         yield CheckStep(name, summary, (_measure(name, *where),))
+    warm = _measure("algorithms", "warm-chunks", *where)
+    yield CheckStep("warm-chunks", "TTFT by what chunks were compiled after", (warm,))
     for name, settings in LOADS.items():
         commands = tuple(_load(name, settings, runs))
         yield CheckStep(f"load-{name}", f"under load: {name}", commands, scratch=runs / name)

@@ -23,17 +23,22 @@ Found = dict[str, dict[str, list[float]]]
 
 
 def run_interleaved(
-    arms: Mapping[str, EngineConfig], measures: Mapping[str, Measure], repeats: int
+    arms: Mapping[str, EngineConfig],
+    measures: Mapping[str, Measure],
+    repeats: int,
+    *,
+    warm_up: bool = True,
 ) -> Found:
-    """All measurements of all arms, measure by measure; the first repeat of each is a warm-up.
+    """All measurements of all arms, measure by measure.
 
-    Raises the error of an engine that cannot start or fails.
+    Before the repeats of each there is one that is not kept, unless they need no `warm_up`. Raises
+    the error of an engine that cannot start or fails.
     """
     found: Found = {name: {} for name in arms}
     with _started(arms) as engines:
         for label, measure in measures.items():
             print(label, flush=True)
-            for repeat in range(repeats + 1):
+            for repeat in range(0 if warm_up else 1, repeats + 1):
                 for name, engine in engines.items():
                     figures = engine.call(partial(_apply, measure, f"{label} {repeat}"))
                     if repeat:

@@ -16,7 +16,9 @@ from picbench.measure.engine import (
     architecture_check,
     comparison,
     context,
+    decode_cost,
     oracle_check,
+    rope_pad_ablation,
     scaling,
     storm,
 )
@@ -26,6 +28,7 @@ from picbench.output import provenance
 STEPS = (
     "kernels",
     "chunk-store",
+    "decode",
     "tiers",
     "oracle",
     "architectures",
@@ -34,8 +37,10 @@ STEPS = (
     "accuracy",
     "context",
     "load",
+    "rope-pad-ablation",
     "scaling",
     "agreement",
+    "algorithms",
     "all",
 )
 
@@ -154,6 +159,20 @@ def test_scaling_gets_its_flags_and_shows_its_page(note: Note, tmp_path: Path) -
     assert calls == [("m", "cuda", 4, 9, 3, "c", tmp_path)]
 
 
+def test_the_ablation_gets_its_flags_and_shows_its_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(
+        rope_pad_ablation, "measure", lambda *given: calls.append(given) or "the page"
+    )
+    flags = ["--device", "cpu", "--dtype", "float32", "--chunks", "8", "--repeats", "5"]
+    flags += ["--rows", "6", "--model", "m", "--eager", "--commit", "c", "--output", str(tmp_path)]
+    assert invoke("rope-pad-ablation", *flags).stdout == "the page\n"
+    settings = rope_pad_ablation.AblationSettings("m", "cpu", "float32", 8, 5, 6, eager=True)
+    assert calls == [(settings, "c", tmp_path)]
+
+
 def test_the_comparison_gets_its_flags(note: Note, tmp_path: Path) -> None:
     calls = note(comparison, "measure")
     flags = ("--model", "m", "--repeats", "2", "--commit", "c", "--output", str(tmp_path))
@@ -220,6 +239,20 @@ def test_a_storm_with_faults_ends_in_exit_code_1(
     assert settings.name == "storm-bfloat16-tp2-eager"
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_decoding_that_costs_too_much_ends_in_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, allowed: bool
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(
+        decode_cost, "measure", lambda *given: asked.append(given) or (allowed, "page")
+    )
+    flags = ("--model", "m", "--rounds", "5", "--commit", "abc", "--output", str(tmp_path))
+    result = invoke("decode", *flags)
+    assert (result.exit_code, result.stdout) == (0 if allowed else 1, "page\n")
+    assert asked == [("m", 5, "abc", tmp_path)]
+
+
 def test_load_takes_one_run_or_two_and_shows_its_page(note: Note, tmp_path: Path) -> None:
     calls = note(load, "write")
     output = ("--output", str(tmp_path))
@@ -244,6 +277,7 @@ def test_a_load_that_says_nothing_ends_in_exit_code_3(monkeypatch: pytest.Monkey
     ("arguments", "said"),
     [
         (["accuracy", "--rows", "0"], "'--rows': 0 is not in the range x>=1"),
+        (["decode", "--rounds", "1"], "'--rounds': 1 is not in the range x>=2"),
         (["accuracy", "--dtype", "float16"], "'float16' is not one of"),
         (["context", "--longest", "1"], "'--longest': 1 is not in the range x>=2"),
         (["scaling", "--workers", "1"], "'--workers': 1 is not in the range x>=2"),

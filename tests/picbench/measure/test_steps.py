@@ -23,6 +23,7 @@ CHECKS = (
     "engine-float32",
     "accuracy-float32",
     "engine-bfloat16",
+    "alone",
     "architectures",
     "storm-float32",
     "storm-bfloat16",
@@ -32,6 +33,7 @@ MEASUREMENTS = (
     "kernels",
     "engine-comparison",
     "context",
+    "rope-pad-ablation",
     "load-throughput",
     "load-memory",
     "load",
@@ -242,7 +244,7 @@ def test_what_is_tested_is_there(found: dict[str, CheckStep]) -> None:
 def test_the_name_of_the_code_reaches_what_is_written(
     tmp_path: Path, found: dict[str, CheckStep]
 ) -> None:
-    for name in ("accuracy-float32", *MEASUREMENTS):
+    for name in ("accuracy-float32", "alone", *MEASUREMENTS):
         if name.startswith("load-"):
             continue
         [command] = found[name].commands

@@ -1,16 +1,16 @@
 """TTFT against the length of the context: what is asked of the engines, and the page."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from asked_engine import Asked
 from harness_fakes import GPU_FACTS
 
 from picbench.engines.config import EngineConfig
-from picbench.engines.request import Hits, Request, Result, Text, Timings, TokenCounts
+from picbench.engines.request import Request, Text
 from picbench.measure.engine import context
 from picbench.measure.engine.context import (
     ARMS,
@@ -29,22 +29,6 @@ FOUND = {
     "stock": {"full 2": [30.0, 10.0, 20.0], "full 98": [1000.0, 3000.0, 2000.0]},
     "picbench": {"mepic 2": [5.0, 5.5, 6.0], "epic:k=16:copy=shared 98": [7.0]},
 }
-
-
-@dataclass
-class Asked:
-    """Notes what an engine is asked; each answer takes a second longer than the one before."""
-
-    config: EngineConfig
-    requests: list[Request] = field(default_factory=list)
-
-    def generate(
-        self, requests: Sequence[Request], *, max_tokens: int, ignore_eos: bool
-    ) -> list[Result]:
-        assert (len(requests), max_tokens, ignore_eos) == (1, 1, True)
-        self.requests += requests
-        timings = Timings(ttft=float(len(self.requests)), prefill=0.0, tpot=None, e2e=0.0)
-        return [Result("", (5,), (), timings, TokenCounts(), Hits())]
 
 
 def ask(stock: bool, name: str, chunks: int) -> tuple[Asked, dict[str, float]]:

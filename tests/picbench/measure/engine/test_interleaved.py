@@ -113,6 +113,13 @@ def test_arms_alternate_and_the_first_repeat_is_not_kept(order: list[tuple[str, 
     }
 
 
+def test_without_a_warm_up_all_repeats_are_kept(order: list[tuple[str, str]]) -> None:
+    config = EngineConfig("m")
+    found = run_interleaved({"a": config}, {"x": place}, 2, warm_up=False)
+    assert order == [("a", "x 1"), ("a", "x 2")]
+    assert found == {"a": {"repeat": [1.0, 2.0]}}
+
+
 def test_an_error_of_an_engine_is_raised_and_no_other_is_asked(
     order: list[tuple[str, str]],
 ) -> None:
