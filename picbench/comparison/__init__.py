@@ -1,0 +1,1 @@
+"""Two runs, or two arms of a run, sample by sample."""

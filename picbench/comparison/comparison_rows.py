@@ -1,0 +1,164 @@
+"""A comparison in words and cells, for every format that people read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from picbench.comparison.arm_comparison import (
+    ArmComparison,
+    CounterChange,
+    MetricChange,
+)
+from picbench.comparison.run_comparison import RunComparison
+from picbench.statistics.bootstrap import Interval
+from picbench.statistics.non_inferiority import Loss
+from picbench.statistics.quantiles import Quantile
+
+#: Flipped samples that are listed; the JSON format has them all.
+FLIPS = 10
+
+NOTHING = "-"
+
+METRIC_HEAD = ("metric", "before", "after", "change", "95 % interval", "p", "better/same/worse")
+QUANTILE_HEAD = ("quantile", "before (95 %)", "after (95 %)")
+COUNTER_HEAD = ("count", "before", "after", "samples that differ")
+FLIP_HEAD = ("flipped sample", "before", "after")
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Cells as text; the first column is a name."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def heading(comparison: RunComparison, arm: ArmComparison) -> str:
+    """Which arm is compared with which, and over how much."""
+    text = f"{arm.after} against {arm.before}: {arm.pairs} samples"
+    clusters = {metric.change.clusters for metric in arm.metrics if not metric.change.ratio}
+    if clusters and max(clusters) < arm.pairs:
+        text += f" in {max(clusters)} groups that share documents"
+    return f"{text}, {arm.unpaired} without a partner" if arm.unpaired else text
+
+
+def metric_table(comparison: RunComparison, arm: ArmComparison) -> TextTable:
+    """Scores and times."""
+    return TextTable(METRIC_HEAD, [_metric(metric, comparison.metric) for metric in arm.metrics])
+
+
+def quantile_table(arm: ArmComparison) -> TextTable:
+    """Quantiles of TTFT, each with its interval; none from too few requests."""
+    rows = [
+        (f"{found.name} p{100 * found.before.q:g}", *map(_quantile, (found.before, found.after)))
+        for found in arm.quantiles
+    ]
+    return TextTable(QUANTILE_HEAD, rows)
+
+
+def counter_table(arm: ArmComparison) -> TextTable:
+    """Counts that differ; none if all are the same."""
+    return TextTable(COUNTER_HEAD, [_counter(c) for c in arm.counters if not c.same])
+
+
+def flip_table(arm: ArmComparison) -> TextTable:
+    """The samples whose score changed most."""
+    rows = [(f.sample, _score(f.before), _score(f.after)) for f in arm.flips[:FLIPS]]
+    return TextTable(FLIP_HEAD, rows)
+
+
+def arm_notes(comparison: RunComparison, arm: ArmComparison) -> Iterator[str]:
+    """What the tables of an arm do not say."""
+    same = [counter.name for counter in arm.counters if counter.same]
+    if len(same) == len(arm.counters):
+        yield f"All {len(same)} counts are the same."
+    elif same:
+        yield f"The same: {', '.join(same)}."
+    found = arm.repeatability
+    if found.pairs:
+        yield f"{found.differing} of {found.pairs} answers have other tokens."
+    more = len(arm.flips) - FLIPS
+    if more > 0:
+        yield f"{more} more samples flipped; the format json lists them."
+    for metric in arm.metrics:
+        yield from decision(metric, comparison)
+
+
+def run_notes(comparison: RunComparison) -> Iterator[str]:
+    """What holds for all arms."""
+    for mismatch in comparison.mismatches:
+        yield f"MISMATCH: {mismatch}"
+    yield from comparison.notes
+    if not comparison.meaningful:
+        yield "The weights are random: scores are not meaningful."
+    yield f"p: of no change, adjusted for {comparison.tests} tests (Holm)."
+    yield "Times: ratios of geometric means, over rounds of requests; intervals: BCa bootstrap."
+    if comparison.before != comparison.after:
+        yield (
+            "Times of separate runs also drift, which no interval here has in it: compare how arms "
+            "relate within each run."
+        )
+
+
+def decision(metric: MetricChange, comparison: RunComparison) -> Iterator[str]:
+    """What is known of a score: against the margin, and how many samples would say more."""
+    margin = comparison.settings.margin
+    if metric.change.ratio:
+        return
+    if metric.loss is not None and margin is not None:
+        verdict = {
+            Loss.WITHIN: f"loses less than {margin:g}, with 95 % confidence",
+            Loss.BEYOND: f"loses more than {margin:g}, with 95 % confidence",
+            Loss.UNKNOWN: f"may lose more than {margin:g} or less",
+        }[metric.loss]
+        more = ""
+        if metric.loss is Loss.UNKNOWN and metric.needed:
+            more = f"; about {metric.needed:,} samples would decide"
+        yield f"{metric.name}: {verdict}{more}."
+    elif metric.needed and metric.needed > metric.change.pairs:
+        yield f"{metric.name}: about {metric.needed:,} samples for an interval of one point."
+    if metric.change.exact_p is not None:
+        yield f"{metric.name}: exact McNemar p {_p(metric.change.exact_p)}, unadjusted."
+
+
+def _metric(metric: MetricChange, score: str) -> tuple[str, ...]:
+    change = metric.change
+    number = _time if change.ratio else _score
+    name = metric.name.replace("score", score, 1) if not change.ratio else metric.name
+    return (
+        name,
+        number(metric.before),
+        number(metric.after),
+        f"{change.value:.3f}x" if change.ratio else f"{change.value:+.4f}",
+        _interval(change.interval, "{:.3f}" if change.ratio else "{:+.4f}"),
+        _p(metric.p),
+        f"{metric.wins}/{change.equal}/{metric.losses}",
+    )
+
+
+def _quantile(found: Quantile) -> str:
+    if found.value is None:
+        return f"n={found.count}, needs {found.needed}"
+    return f"{_time(found.value)} ({_interval(found.interval, '{:,.1f}')})"
+
+
+def _counter(counter: CounterChange) -> tuple[str, ...]:
+    samples = NOTHING if counter.samples is None else f"{counter.samples:,}"
+    return counter.name, f"{counter.before:,g}", f"{counter.after:,g}", samples
+
+
+def _interval(interval: Interval | None, pattern: str) -> str:
+    if interval is None:
+        return NOTHING
+    return f"{pattern.format(interval.low)} to {pattern.format(interval.high)}"
+
+
+def _p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _score(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.3f}"
+
+
+def _time(value: float) -> str:
+    return f"{value:,.1f}"

@@ -1,0 +1,134 @@
+"""One arm of a run in columns: what comparisons need of it, and no more."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from picbench.errors import ConfigError
+from picbench.output.run_reader import Run
+from picbench.output.sample_row import SampleRow
+from picbench.output.summary import ArmSummary, computed_tokens
+
+#: Times of a request in milliseconds, compared as ratios.
+TIMES = ("ttft_ms", "tpot_ms", "e2e_ms")
+
+#: Counts of a request, compared exactly.
+COUNTERS = (
+    "prompt_tokens",
+    "output_tokens",
+    "computed_tokens",
+    "reused_tokens",
+    "compiled_tokens",
+    "linked_tokens",
+    "padded_slots",
+    "chunk_blocks",
+    "prefix_blocks",
+    "copied_blocks",
+    "tier_blocks",
+)
+
+#: Counts of a whole arm: blocks that requests held at most, blocks with KV in them at most, bytes
+#: that tiers gave and got, requests without a result.
+TOTALS = ("peak_blocks", "peak_resident_blocks", "loaded_bytes", "stored_bytes", "failed")
+
+#: Characters that are kept of a hash: two of 10,000 prompts are alike in them once in 10^11 runs.
+_HASH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredArm:
+    """The answered requests of one arm, a value a request in every column.
+
+    `samples` are unique: the answer to one in the second repeat is ``"name#2"``, a second answer
+    in one repeat ``"name+1"``. Samples of one of `clusters` share documents. A score is None where
+    there is nothing to score, a time where none was measured. `prompts` and `outputs` are the
+    beginnings of SHA-256 hashes. `totals` lacks what the run does not say.
+    """
+
+    name: str
+    samples: tuple[str, ...]
+    clusters: tuple[str, ...]
+    rounds: tuple[int, ...]
+    prompts: tuple[str, ...]
+    outputs: tuple[str, ...]
+    scores: tuple[float | None, ...]
+    times: Mapping[str, tuple[float | None, ...]]
+    counters: Mapping[str, tuple[int, ...]]
+    totals: Mapping[str, float]
+
+
+def measured_arms(run: Run) -> dict[str, MeasuredArm]:
+    """The arms of a run by name, in its order. Raises ConfigError for a run without a row."""
+    rows: dict[str, list[SampleRow]] = {}
+    for row in run.rows:
+        rows.setdefault(row.arm, []).append(row)
+    if not rows:
+        raise ConfigError(f"{run.path}: has no rows", hint="run it again")
+    summary = run.summary
+    return {name: _measure(name, found, summary.get(name)) for name, found in rows.items()}
+
+
+def _measure(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> MeasuredArm:
+    answered = [row for row in rows if row.error is None]
+    samples = tuple(_labels(answered))
+    failed = {(row.sample, row.repeat) for row in rows if row.error is not None}
+    failed -= {(row.sample, row.repeat) for row in answered}  # Those that went well when repeated.
+    return MeasuredArm(
+        name=name,
+        samples=samples,
+        clusters=tuple(row.cluster or row.sample for row in answered),
+        rounds=tuple(row.round for row in answered),
+        prompts=tuple(row.prompt_sha256[:_HASH] for row in answered),
+        outputs=tuple((row.output_sha256 or "")[:_HASH] for row in answered),
+        scores=tuple(row.score for row in answered),
+        times={t: tuple(getattr(r, t) if r.timed else None for r in answered) for t in TIMES},
+        counters=_counters(answered),
+        totals=_totals(summary) | {"failed": len(failed)},
+    )
+
+
+def _counters(rows: Sequence[SampleRow]) -> dict[str, tuple[int, ...]]:
+    """Counts by name; without those that a server elsewhere does not give."""
+    found = {name: tuple(_known(map(_COUNT[name], rows))) for name in COUNTERS}
+    return {name: counts for name, counts in found.items() if len(counts) == len(rows)}
+
+
+def _known(counts: Iterable[int | None]) -> Iterable[int]:
+    return (count for count in counts if count is not None)
+
+
+def _labels(rows: Iterable[SampleRow]) -> Iterator[str]:
+    seen = Counter[str]()
+    for row in rows:
+        label = row.sample if not row.repeat else f"{row.sample}#{row.repeat + 1}"
+        yield f"{label}+{seen[label]}" if seen[label] else label
+        seen[label] += 1
+
+
+_COUNT: Mapping[str, Callable[[SampleRow], int | None]] = {
+    "prompt_tokens": lambda row: row.tokens.prompt,
+    "output_tokens": lambda row: row.output_tokens,
+    "computed_tokens": lambda row: computed_tokens(row.tokens),
+    "reused_tokens": lambda row: row.tokens.reused,
+    "compiled_tokens": lambda row: row.tokens.compiled,
+    "linked_tokens": lambda row: row.tokens.linked,
+    "padded_slots": lambda row: row.tokens.padded,
+    "chunk_blocks": lambda row: row.hits.chunk,
+    "prefix_blocks": lambda row: row.hits.prefix,
+    "copied_blocks": lambda row: row.hits.copied,
+    "tier_blocks": lambda row: sum(row.hits.tiers.values()),
+}
+
+
+def _totals(summary: ArmSummary | None) -> dict[str, float]:
+    if summary is None:
+        return {}
+    pool = {
+        "peak_blocks": summary.blocks.peak_referenced,
+        "peak_resident_blocks": summary.blocks.peak_resident,
+    }
+    moved = {
+        "loaded_bytes": sum(tier.loaded_bytes for tier in summary.moved.values()),
+        "stored_bytes": sum(tier.stored_bytes for tier in summary.moved.values()),
+    }
+    return (pool if summary.blocks.pool else {}) | moved

@@ -1,0 +1,1 @@
+"""Gates: is a run as good as a baseline that was saved before?"""

@@ -1,0 +1,183 @@
+"""A baseline: what a run is held against, in one file that needs no run directory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from math import exp, log
+from statistics import mean, stdev
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from picbench.comparison.conditions import check_comparable, conditions_of
+from picbench.comparison.measured_arm import MeasuredArm, measured_arms
+from picbench.errors import IncomparableRuns, InvalidRun
+from picbench.gate.relative_times import with_relative_times
+from picbench.gate.thresholds import CHECKED, Thresholds, usual_thresholds
+from picbench.output.run_reader import Run
+
+SCHEMA = 1
+
+#: Digits of a millisecond that are kept.
+_DIGITS = 3
+
+
+class _BaselineModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BaselineArm(_BaselineModel):
+    """The columns of a `MeasuredArm`; without `clusters` every sample is its own.
+
+    `drift` is the standard deviation of the logarithm of mean times between the runs that the
+    baseline was made from, by metric; empty for a single run.
+    """
+
+    samples: tuple[str, ...]
+    rounds: tuple[int, ...]
+    prompts: tuple[str, ...]
+    outputs: tuple[str, ...]
+    scores: tuple[float | None, ...]
+    times: Mapping[str, tuple[float | None, ...]]
+    counters: Mapping[str, tuple[int, ...]]
+    totals: Mapping[str, float]
+    clusters: tuple[str, ...] | None = None
+    drift: Mapping[str, float] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, arms: Sequence[MeasuredArm]) -> "BaselineArm":
+        """One arm from the same arm of several runs: times are geometric means over these."""
+        first = arms[0]
+        values = asdict(first) | {"times": {name: _merge(name, arms) for name in first.times}}
+        del values["name"]
+        if first.clusters == first.samples:
+            values["clusters"] = None
+        return cls(**values, drift=_drift(arms))
+
+    def measured(self, name: str) -> MeasuredArm:
+        """The arm as comparisons take it."""
+        values = self.model_dump(exclude={"drift"})
+        return MeasuredArm(**values | {"name": name, "clusters": self.clusters or self.samples})
+
+
+class BaselineConditions(_BaselineModel):
+    """See `Conditions`; `workload` names the arms' algorithms as well."""
+
+    workload: Mapping[str, Any]
+    hardware: Mapping[str, Any]
+    versions: Mapping[str, Any] = Field(default_factory=dict)
+
+
+class Baseline(_BaselineModel):
+    """Thresholds, and what was measured in one or several `runs` of the same workload.
+
+    Scores and counts are those of the first run.
+    """
+
+    baseline: int = SCHEMA
+    made: str
+    picbench: str
+    runs: int
+    metric: str
+    thresholds: Thresholds
+    conditions: BaselineConditions
+    arms: Mapping[str, BaselineArm]
+
+
+def make_baseline(runs: Sequence[Run], thresholds: Thresholds | None = None) -> Baseline:
+    """A baseline from complete runs of the same workload, of which there is at least one.
+
+    Without `thresholds` they are the usual ones; counts that are not the same in all runs are
+    then left out. Raises InvalidRun for an incomplete run, IncomparableRuns for different ones.
+    """
+    first = runs[0]
+    for run in runs:
+        check_complete(run)
+        names = str(first.path), str(run.path)
+        check_comparable(conditions_of(first.manifest), conditions_of(run.manifest), names)
+    arms = [with_relative_times(measured_arms(run)) for run in runs]
+    for run, found in zip(runs, arms, strict=True):
+        if found.keys() != arms[0].keys():
+            raise IncomparableRuns(
+                f"{first.path} has the arms {', '.join(arms[0])}, {run.path} {', '.join(found)}",
+                hint="save runs of the same arms",
+            )
+    conditions = conditions_of(first.manifest)
+    return Baseline(
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        picbench=version("picbench"),
+        runs=len(runs),
+        metric=next(iter(first.summary.values())).score.metric,
+        thresholds=thresholds or usual_thresholds(_repeatable(arms), repeated=len(runs) > 1),
+        conditions=BaselineConditions(
+            workload=gate_workload(first),
+            hardware=conditions.hardware,
+            versions=conditions.versions,
+        ),
+        arms={name: BaselineArm.of([found[name] for found in arms]) for name in arms[0]},
+    )
+
+
+def gate_workload(run: Run) -> dict[str, object]:
+    """What has to be the same in a run and its baseline, by field."""
+    algorithms = {
+        f"arms.{name}.{field}": arm.get(field)
+        for name, arm in run.manifest.get("arms", {}).items()
+        for field in ("algorithm", "stock")
+    }
+    return {**conditions_of(run.manifest).workload, **algorithms}
+
+
+def check_complete(run: Run) -> None:
+    """Raise InvalidRun for a run that did not end."""
+    status = run.manifest.get("status")
+    if status not in ("complete", "partial"):
+        raise InvalidRun(f"{run.path} is {status}", hint="let it end, or run it again")
+
+
+def _merge(name: str, arms: Sequence[MeasuredArm]) -> tuple[float | None, ...]:
+    """Times of the first arm's samples; None where a run has none."""
+    columns = [dict(zip(arm.samples, arm.times[name], strict=True)) for arm in arms]
+    merged = []
+    for sample in arms[0].samples:
+        times = [column.get(sample) for column in columns]
+        known = [log(time) for time in times if time]
+        whole = len(known) == len(times)
+        merged.append(round(exp(mean(known)), _digits(name)) if whole else None)
+    return tuple(merged)
+
+
+def _digits(name: str) -> int:
+    return _DIGITS if name.endswith("_ms") else 2 * _DIGITS
+
+
+def _drift(arms: Sequence[MeasuredArm]) -> dict[str, float]:
+    if len(arms) < 2:
+        return {}
+    shared = set.intersection(*({*arm.samples} for arm in arms))
+    drift = {}
+    for name in arms[0].times:
+        means = []
+        for arm in arms:
+            times = zip(arm.samples, arm.times[name], strict=True)
+            known = [log(time) for sample, time in times if time and sample in shared]
+            if known:
+                means.append(mean(known))
+        if len(means) == len(arms):
+            drift[name] = round(stdev(means), 6)
+    return drift
+
+
+def _repeatable(runs: Sequence[Mapping[str, MeasuredArm]]) -> list[str]:
+    """The counts that all runs agree on."""
+    return [
+        name
+        for name in CHECKED
+        if all(
+            run[arm].counters.get(name) == first.counters.get(name)
+            and run[arm].totals.get(name) == first.totals.get(name)
+            for run in runs
+            for arm, first in runs[0].items()
+        )
+    ]

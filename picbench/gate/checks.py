@@ -1,0 +1,218 @@
+"""A run against a baseline: a verdict for each metric of each arm."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import exp, log, sqrt
+
+from scipy import stats  # type: ignore[import-untyped]
+
+from picbench.comparison.arm_comparison import (
+    ArmComparison,
+    CounterChange,
+    MetricChange,
+    compare_arms,
+)
+from picbench.comparison.conditions import Mismatch, conditions_of, mismatches
+from picbench.comparison.measured_arm import MeasuredArm, measured_arms
+from picbench.errors import IncomparableRuns
+from picbench.gate.baseline import Baseline, BaselineArm, check_complete, gate_workload
+from picbench.gate.relative_times import with_relative_times
+from picbench.output.run_reader import Run
+from picbench.statistics.non_inferiority import Loss
+
+#: Chance that any time of an unchanged run is called a regression, over all times of the gate.
+ALPHA = 0.01
+
+
+class GateVerdict(StrEnum):
+    """What a check found."""
+
+    OK = "ok"
+    REGRESSION = "regression"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One metric of one arm: its value in the baseline and in the run, and what follows."""
+
+    arm: str
+    metric: str
+    verdict: GateVerdict
+    before: float
+    after: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """All checks of a run, in the order of arms and metrics."""
+
+    run: str
+    baseline: str
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...] = ()
+
+    def found(self, verdict: GateVerdict) -> tuple[Check, ...]:
+        """The checks with a verdict."""
+        return tuple(check for check in self.checks if check.verdict is verdict)
+
+    @property
+    def verdict(self) -> GateVerdict:
+        """The worst of all checks."""
+        for verdict in (GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE):
+            if self.found(verdict):
+                return verdict
+        return GateVerdict.OK
+
+
+def check_run(run: Run, baseline: Baseline, name: str) -> GateResult:
+    """Check a run against a baseline called `name`.
+
+    Raises InvalidRun for a run that did not end, and IncomparableRuns, with the fields that differ,
+    for one of another workload or without an arm of the baseline.
+    """
+    check_complete(run)
+    _check_workload(run, baseline, name)
+    arms = with_relative_times(measured_arms(run))
+    missing = [arm for arm in baseline.arms if arm not in arms]
+    if missing:
+        raise IncomparableRuns(
+            f"{run.path} lacks the arms {', '.join(missing)} of {name}",
+            hint="run the arms of the baseline",
+        )
+    hardware = mismatches(baseline.conditions.hardware, conditions_of(run.manifest).hardware)
+    checks = judge_arms(arms, baseline, times=not hardware)
+    return GateResult(str(run.path), name, checks, tuple(_notes(baseline, hardware)))
+
+
+def judge_arms(
+    arms: Mapping[str, MeasuredArm], baseline: Baseline, *, times: bool = True
+) -> tuple[Check, ...]:
+    """Check arms, with their relative times, against those of a baseline, all of which are there.
+
+    Slowdowns are inconclusive unless `times` can be judged.
+    """
+    margin = baseline.thresholds.score.margin if baseline.thresholds.score else None
+    compared = {
+        arm: compare_arms(saved.measured(arm), arms[arm], margin=margin, apart=True)
+        for arm, saved in baseline.arms.items()
+    }
+    tests = sum(
+        comparison.metric(metric) is not None
+        for comparison in compared.values()
+        for metric in baseline.thresholds.times
+    )
+    return tuple(
+        check
+        for arm, comparison in compared.items()
+        for check in _ArmChecks(comparison, baseline, baseline.arms[arm], tests, times).checks()
+    )
+
+
+def _check_workload(run: Run, baseline: Baseline, name: str) -> None:
+    found = mismatches(baseline.conditions.workload, gate_workload(run))
+    if found:
+        raise IncomparableRuns(
+            f"{run.path} did not measure what {name} has: {'; '.join(map(str, found))}",
+            hint="run the baseline's workload, or save a new baseline",
+        )
+
+
+def _notes(baseline: Baseline, hardware: list[Mismatch]) -> Iterator[str]:
+    for field in hardware:
+        yield f"times cannot be judged on different hardware: {field}"
+    if baseline.runs == 1 and baseline.thresholds.times and not hardware:
+        yield "The baseline is from one run, so that drift between runs is unknown: save several."
+
+
+class _ArmChecks:
+    """The checks of one arm."""
+
+    def __init__(
+        self,
+        comparison: ArmComparison,
+        baseline: Baseline,
+        saved: BaselineArm,
+        tests: int,
+        times: bool,
+    ) -> None:
+        self._comparison = comparison
+        self._thresholds = baseline.thresholds
+        self._runs = baseline.runs
+        self._saved = saved
+        self._tests = tests
+        self._judges_times = times
+
+    def checks(self) -> Iterator[Check]:
+        """Counts, scores, times."""
+        for name, tolerance in self._thresholds.counters.items():
+            counter = self._comparison.counter(name)
+            if counter is not None:
+                yield self._count(counter, tolerance)
+        for metric in self._comparison.metrics:
+            if not metric.change.ratio and self._thresholds.score:
+                yield self._score(metric, self._thresholds.score.margin)
+            elif metric.name in self._thresholds.times:
+                yield self._time(metric, self._thresholds.times[metric.name])
+
+    def _count(self, counter: CounterChange, tolerance: float) -> Check:
+        away = abs(counter.after - counter.before)
+        same = counter.same if not tolerance else away <= tolerance * abs(counter.before)
+        message = f"{counter.before:,g} before, {counter.after:,g} now"
+        if counter.samples:
+            message += f", other in {counter.samples} of {self._comparison.pairs} samples"
+        verdict = GateVerdict.OK if same else GateVerdict.REGRESSION
+        return self._check(counter.name, verdict, counter.before, counter.after, message)
+
+    def _score(self, metric: MetricChange, margin: float) -> Check:
+        """A loss is a regression if it exceeds the margin and is no chance.
+
+        It is ok if it is below the margin with confidence or no sample's score differs from that
+        in the baseline, and inconclusive otherwise.
+        """
+        change, interval = metric.change, metric.change.interval
+        verdict = GateVerdict.INCONCLUSIVE
+        if metric.loss is Loss.WITHIN or not (change.higher or change.lower):
+            verdict = GateVerdict.OK
+        elif change.value < -margin and interval is not None and interval.high < 0:
+            verdict = GateVerdict.REGRESSION
+        text = f"{metric.before:.4f} before, {metric.after:.4f} now: {change.value:+.4f}"
+        if interval is not None:
+            text += f" ({interval.low:+.4f} to {interval.high:+.4f})"
+        message = f"{text}, {metric.wins} won, {metric.losses} lost; margin {margin:g}"
+        return self._check(metric.name, verdict, metric.before, metric.after, message)
+
+    def _time(self, metric: MetricChange, limit: float) -> Check:
+        """A slowdown is a regression if it exceeds the limit and is no chance, drift included."""
+        change = metric.change
+        reach = self._reach(metric)
+        verdict = GateVerdict.OK
+        if change.value > limit:
+            sure = reach is not None and log(change.value) > reach
+            judged = sure and self._judges_times
+            verdict = GateVerdict.REGRESSION if judged else GateVerdict.INCONCLUSIVE
+        message = f"{change.value:.3f}x, limit {limit:g}x"
+        if reach is not None:
+            message += f", noise up to {exp(reach):.3f}x"
+        return self._check(metric.name, verdict, metric.before, metric.after, message)
+
+    def _reach(self, metric: MetricChange) -> float | None:
+        """How large a log ratio chance makes, at most: of samples and of the runs' drift."""
+        change = metric.change
+        if change.clusters < 2:
+            return None
+        within = change.standard_error**2
+        drift = self._saved.drift.get(metric.name, 0.0) ** 2 * (1 + 1 / self._runs)
+        total = within + drift
+        if not total:
+            return 0.0
+        # Welch's degrees of freedom: of the clusters, and of the runs that drift is known from.
+        freedom = total**2 / (within**2 / (change.clusters - 1) + drift**2 / max(1, self._runs - 1))
+        return float(stats.t.isf(ALPHA / max(1, self._tests), freedom)) * sqrt(total)
+
+    def _check(
+        self, metric: str, verdict: GateVerdict, before: float, after: float, message: str
+    ) -> Check:
+        return Check(self._comparison.after, metric, verdict, before, after, message)

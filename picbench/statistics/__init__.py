@@ -1,0 +1,1 @@
+"""Statistics of paired measurements: pure functions of arrays, seeded, without files or engines."""

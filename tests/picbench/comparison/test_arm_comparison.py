@@ -1,0 +1,176 @@
+"""One arm against another."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from measured_arms import make_arm, noisy
+
+from picbench.comparison.arm_comparison import SCORE, SCORE_OF_ALL, compare_arms
+from picbench.errors import IncomparableRuns
+from picbench.statistics.non_inferiority import Loss
+
+
+def test_samples_are_paired_by_name_in_any_order() -> None:
+    before = make_arm(scores=[1.0, 0.0, 0.5])
+    order = (2, 0, 1)
+    after = replace(
+        before,
+        **{  # type: ignore[arg-type]
+            name: tuple(getattr(before, name)[i] for i in order)
+            for name in ("samples", "clusters", "rounds", "prompts", "outputs", "scores")
+        },
+    )
+    found = compare_arms(before, after)
+    assert found.pairs == 3
+    assert found.flips == ()
+    assert found.repeatability.differing == 0
+
+
+def test_samples_without_a_partner_are_left_out() -> None:
+    found = compare_arms(make_arm(scores=[1.0] * 5), make_arm(scores=[1.0] * 3))
+    assert (found.pairs, found.unpaired) == (3, 2)
+
+
+def test_nothing_in_common_cannot_be_compared() -> None:
+    other = replace(make_arm(), samples=tuple(f"t{n}" for n in range(20)))
+    with pytest.raises(IncomparableRuns, match="no answered sample"):
+        compare_arms(make_arm(), other)
+
+
+def test_other_prompts_are_refused_unless_that_is_allowed() -> None:
+    other = replace(make_arm(), prompts=("x", *make_arm().prompts[1:]))
+    with pytest.raises(IncomparableRuns, match="1 of 20 samples have other prompts"):
+        compare_arms(make_arm(), other)
+    assert compare_arms(make_arm(), other, allow_mismatch=True).pairs == 20
+
+
+def test_unparsed_replies_count_both_ways() -> None:
+    """A mean over parsed replies alone would hide that the second arm stopped answering."""
+    before, after = make_arm(scores=[1.0] * 20), make_arm(scores=[1.0] * 15 + [None] * 5)
+    found = compare_arms(before, after)
+    complete, every = found.metric(SCORE), found.metric(SCORE_OF_ALL)
+    assert complete is not None
+    assert every is not None
+    assert (complete.change.pairs, complete.change.value) == (15, 0.0)
+    assert (every.change.pairs, every.change.value) == (20, -0.25)
+    assert [(flip.before, flip.after) for flip in found.flips] == [(1.0, None)] * 5
+
+
+def test_scores_that_all_have_are_compared_once() -> None:
+    found = compare_arms(make_arm(), make_arm())
+    assert found.metric(SCORE_OF_ALL) is None
+
+
+def test_runs_without_right_answers_have_no_score() -> None:
+    unscored = make_arm(scores=[None] * 5)
+    assert compare_arms(unscored, unscored).metric(SCORE) is None
+
+
+def test_samples_that_share_documents_count_as_one() -> None:
+    before, after = make_arm(scores=[1.0] * 24), make_arm(scores=[0.0] * 6 + [1.0] * 18)
+    alone = compare_arms(before, after).metric(SCORE)
+    shared = replace(before, clusters=tuple(f"d{n // 6}" for n in range(24)))
+    together = compare_arms(shared, after).metric(SCORE)
+    assert alone is not None
+    assert together is not None
+    assert together.change.clusters == 4
+    assert alone.p < 0.05 < together.p
+
+
+def test_a_margin_is_judged() -> None:
+    before = make_arm(scores=[1.0] * 100)
+    same = compare_arms(before, before, margin=0.03).metric(SCORE)
+    worse = compare_arms(before, make_arm(scores=[0.0] * 2 + [1.0] * 98), margin=0.03).metric(SCORE)
+    assert same is not None
+    assert worse is not None
+    assert same.loss is Loss.WITHIN
+    assert worse.loss is Loss.UNKNOWN
+    assert worse.needed is not None
+    assert worse.needed > 100
+
+
+def test_times_are_ratios_over_rounds() -> None:
+    before = make_arm(scores=[1.0] * 64, size=16)
+    found = compare_arms(before, noisy(before, 1, factor=1.2)).metric("ttft_ms")
+    assert found is not None
+    assert found.change.clusters == 4
+    assert found.change.value == pytest.approx(1.2, rel=0.05)
+    assert found.losses > 60 > found.wins
+
+
+def test_an_open_loop_has_batches_of_neighbours_for_rounds() -> None:
+    before = make_arm(scores=[1.0] * 100, size=100)
+    found = compare_arms(before, noisy(before, 1)).metric("ttft_ms")
+    assert found is not None
+    assert found.change.clusters == 10
+
+
+def test_untimed_requests_have_no_ratio() -> None:
+    times = [None, *[50.0] * 19]
+    found = compare_arms(make_arm(ttft=times), make_arm()).metric("ttft_ms")
+    assert found is not None
+    assert found.change.pairs == 19
+
+
+def test_quantiles_have_intervals_and_none_from_too_few() -> None:
+    times = [float(n) for n in range(1, 41)]
+    found = compare_arms(make_arm(scores=[1.0] * 40, ttft=times), make_arm(scores=[1.0] * 40))
+    median, p90, p99 = found.quantiles
+    assert median.before.value == 20.5
+    assert median.before.interval is not None
+    assert 10 < median.before.interval.low < 20 < median.before.interval.high < 31
+    assert p90.after.value == 50.0
+    assert (p99.before.value, p99.before.needed) == (None, 100)
+
+
+def test_counts_are_compared_sample_by_sample() -> None:
+    """Sums that agree by chance are not the same counts."""
+    before = make_arm()
+    counters = {**before.counters, "computed_tokens": (99, 101, *(100,) * 18)}
+    found = compare_arms(before, replace(before, counters=counters)).counter("computed_tokens")
+    assert found is not None
+    assert found.before == found.after
+    assert found.samples == 2
+    assert not found.same
+
+
+def test_other_tokens_are_counted() -> None:
+    before = make_arm()
+    found = compare_arms(before, replace(before, outputs=("x", *before.outputs[1:])))
+    assert found.repeatability.differing == 1
+
+
+def test_an_arm_rarely_differs_from_itself() -> None:
+    """Of 100 repetitions of 64 requests at most 8 have a ratio with p <= 0.05: 5 % and luck."""
+    arm = make_arm(scores=[1.0] * 64, size=8)
+    alarms = 0
+    for seed in range(100):
+        first, second = noisy(arm, 2 * seed), noisy(arm, 2 * seed + 1)
+        found = compare_arms(first, second, seed=seed).metric("ttft_ms")
+        assert found is not None
+        alarms += found.p <= 0.05
+    assert alarms <= 8
+    assert np.isfinite(found.p)
+
+
+def test_runs_apart_have_larger_batches() -> None:
+    """What slows a machine down lasts longer than a round; ratios within a run do not see it."""
+    arm = make_arm(scores=[1.0] * 100)
+    before = replace(arm, times={**arm.times, "ttft_vs_full": arm.times["ttft_ms"]})
+    found = compare_arms(before, noisy(before, 1), apart=True)
+    clusters = {metric.name: metric.change.clusters for metric in found.metrics}
+    assert clusters["ttft_ms"] == 10
+    assert clusters["ttft_vs_full"] == 100
+    assert clusters["score"] == 100
+
+
+def test_drift_within_a_run_is_no_difference() -> None:
+    """The second run is slow for a while: 100 requests that say the same thing are not 100."""
+    arm = make_arm(scores=[1.0] * 100)
+    slow = tuple(50.0 * (1.3 if n < 50 else 0.9) for n in range(100))
+    after = replace(arm, times={**arm.times, "ttft_ms": slow})
+    alike, apart = (compare_arms(arm, after, apart=a).metric("ttft_ms") for a in (False, True))
+    assert alike is not None
+    assert apart is not None
+    assert apart.change.standard_error > 2 * alike.change.standard_error

@@ -1,0 +1,37 @@
+"""What is kept of runs."""
+
+import pytest
+from measured_noise import possible_run, save
+
+from picbench.gate.relative_times import with_relative_times
+
+
+def test_times_of_several_runs_are_geometric_means() -> None:
+    runs = [possible_run(seed, size=64) for seed in (1, 2)]
+    saved = save(runs).arms["full"]
+    pairs = zip(*(run["full"].times["ttft_ms"] for run in runs), strict=True)
+    expected = [(a * b) ** 0.5 for a, b in pairs if a and b]
+    assert saved.times["ttft_ms"] == pytest.approx(expected, abs=1e-3)
+    assert 0 < saved.drift["ttft_ms"] < 0.1
+
+
+def test_one_run_tells_nothing_of_drift() -> None:
+    assert save([possible_run(1)]).arms["full"].drift == {}
+
+
+def test_an_arm_comes_back_as_comparisons_take_it() -> None:
+    arm = with_relative_times(possible_run(1, size=64))["mepic"]
+    saved = save([possible_run(1, size=64)]).arms["mepic"]
+    assert saved.clusters is None, "every sample is its own"
+    back = saved.measured("mepic")
+    assert back.clusters == arm.samples
+    assert back.scores == arm.scores
+    assert back.counters == arm.counters
+    assert back.times["ttft_vs_full"] == pytest.approx(arm.times["ttft_vs_full"], abs=1e-6)
+
+
+def test_relative_times_need_full() -> None:
+    arms = possible_run(1, size=64)
+    assert "ttft_vs_full" in with_relative_times(arms)["mepic"].times
+    assert "ttft_vs_full" not in with_relative_times(arms)["full"].times
+    assert "ttft_vs_full" not in with_relative_times({"mepic": arms["mepic"]})["mepic"].times

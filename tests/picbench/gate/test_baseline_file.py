@@ -1,0 +1,98 @@
+"""Baselines as files."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from measured_noise import FILE, measured
+
+from picbench.errors import ConfigError, InvalidRun
+from picbench.gate.baseline import Baseline
+from picbench.gate.baseline_file import (
+    baseline_path,
+    list_baselines,
+    read_baseline,
+    write_baseline,
+)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["b.json", "b.yaml", "deep/b.yml"])
+def test_a_baseline_comes_back(name: str) -> None:
+    write_baseline(Path(name), measured())
+    assert read_baseline(name) == measured()
+
+
+def test_the_stored_file_is_as_it_would_be_written() -> None:
+    write_baseline(Path("again.json"), measured())
+    assert Path("again.json").read_text() == FILE.read_text()
+
+
+def test_a_column_has_a_line() -> None:
+    write_baseline(Path("b.json"), measured())
+    lines = Path("b.json").read_text().splitlines()
+    assert sum('"scores": [' in line for line in lines) == len(measured().arms)
+    assert '      "margin": 0.01' in lines
+
+
+def test_names_are_files_in_a_folder() -> None:
+    assert baseline_path("musique") == Path("baselines/musique.json")
+    assert baseline_path("x.yaml") == Path("x.yaml")
+    write_baseline(Path("baselines/other.yaml"), measured())
+    assert baseline_path("other") == Path("baselines/other.yaml")
+    assert list(list_baselines()) == [("other", Path("baselines/other.yaml"))]
+    assert read_baseline("other").runs == 1
+
+
+def test_an_unknown_name_gets_a_suggestion() -> None:
+    write_baseline(Path("baselines/musique.json"), measured())
+    with pytest.raises(ConfigError, match="did you mean 'musique'"):
+        read_baseline("musik")
+
+
+def change(**changes: object) -> None:
+    values = {**json.loads(FILE.read_text()), **changes}
+    Path("b.json").write_text(json.dumps(values))
+
+
+def test_a_wrong_field_is_named() -> None:
+    change(thresholds={"score": {"margin": 0.01, "margins": 1}})
+    with pytest.raises(ConfigError, match=r"thresholds\.score\.margins: Extra inputs"):
+        read_baseline("b.json")
+    change(thresholds={"ttft_ms": {"ratio": 0.9}})
+    with pytest.raises(ConfigError, match=r"thresholds\.ttft_ms\.ratio: Input should be greater"):
+        read_baseline("b.json")
+    change(thresholds={"counters": {"blocks": 0}})
+    with pytest.raises(ConfigError, match="no such count: blocks"):
+        read_baseline("b.json")
+
+
+def test_another_schema_is_refused_with_a_hint() -> None:
+    change(baseline=2)
+    with pytest.raises(InvalidRun, match="schema 2, this version reads 1") as raised:
+        read_baseline("b.json")
+    assert raised.value.exit_code == 3
+    assert raised.value.hint == "save it anew"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", "a: [", "just text"])
+def test_what_is_no_baseline_is_said(text: str) -> None:
+    Path("b.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"`baseline` b\.yaml"):
+        read_baseline("b.yaml")
+
+
+def test_thresholds_can_be_edited_by_hand() -> None:
+    write_baseline(Path("b.yaml"), measured())
+    values = yaml.safe_load(Path("b.yaml").read_text())
+    values["thresholds"] = {"score": {"margin": 0.05}, "counters": {"peak_blocks": 0.02}}
+    Path("b.yaml").write_text(yaml.safe_dump(values))
+    found = read_baseline("b.yaml")
+    assert isinstance(found, Baseline)
+    assert found.thresholds.times == {}
+    assert found.thresholds.counters == {"peak_blocks": 0.02}

@@ -1,0 +1,173 @@
+"""What a gate catches and what it lets pass, with the noise of real rows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from measured_noise import measured, possible_run, residuals, save
+
+from picbench.comparison.measured_arm import MeasuredArm
+from picbench.gate.baseline import Baseline
+from picbench.gate.checks import Check, GateVerdict, judge_arms
+from picbench.gate.relative_times import with_relative_times
+from picbench.gate.thresholds import ScoreThreshold, Thresholds, TimeThreshold
+
+OK, REGRESSION, INCONCLUSIVE = GateVerdict.OK, GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE
+
+Arms = dict[str, MeasuredArm]
+
+
+def check(arms: Arms, baseline: Baseline, *, times: bool = True) -> tuple[Check, ...]:
+    return judge_arms(with_relative_times(arms), baseline, times=times)
+
+
+def found(checks: Sequence[Check], verdict: GateVerdict) -> list[tuple[str, str]]:
+    return [(c.arm, c.metric) for c in checks if c.verdict is verdict]
+
+
+def slowed(arms: Arms, factor: float, *names: str) -> Arms:
+    return {
+        name: replace(arm, times={t: _times(v, factor) for t, v in arm.times.items()})
+        if name in names
+        else arm
+        for name, arm in arms.items()
+    }
+
+
+def _times(values: tuple[float | None, ...], factor: float) -> tuple[float | None, ...]:
+    return tuple(None if value is None else value * factor for value in values)
+
+
+def with_lost_answers(arms: Arms, lost: int) -> Arms:
+    """mepic no longer gives right answers that it gave."""
+    arm = arms["mepic"]
+    right = [place for place, score in enumerate(arm.scores) if score == 1.0][:lost]
+    scores = tuple(0.0 if place in right else score for place, score in enumerate(arm.scores))
+    return {**arms, "mepic": replace(arm, scores=scores)}
+
+
+def with_more(arms: Arms, counter: str, amount: int) -> Arms:
+    arm = arms["mepic"]
+    values = tuple(value + amount for value in arm.counters[counter])
+    return {**arms, "mepic": replace(arm, counters={**arm.counters, counter: values})}
+
+
+@pytest.fixture(scope="module")
+def baseline() -> Baseline:
+    return save([possible_run(1000)])
+
+
+def test_the_stored_noise_is_what_a_busy_machine_has() -> None:
+    assert 0.1 < residuals().std() < 0.3
+    assert len(measured().arms["full"].samples) == 64
+
+
+def test_an_unchanged_run_passes_20_times_of_20(baseline: Baseline) -> None:
+    """Although all times of a run are up to 1.6 times as long, as they were on that machine."""
+    for seed in range(20):
+        checks = check(possible_run(seed, drift=0.2), baseline)
+        assert found(checks, REGRESSION) == []
+
+
+def test_it_passes_against_several_runs_too() -> None:
+    repeated = save([possible_run(seed, drift=0.02) for seed in (1000, 1001, 1002)])
+    for seed in range(20):
+        checks = check(possible_run(seed, drift=0.02), repeated)
+        assert found(checks, REGRESSION) == []
+
+
+def test_a_slowdown_of_one_arm_by_5_percent_is_caught(baseline: Baseline) -> None:
+    for seed in range(10):
+        checks = check(slowed(possible_run(seed, drift=0.2), 1.05, "mepic"), baseline)
+        assert ("mepic", "ttft_vs_full") in found(checks, REGRESSION)
+
+
+def test_a_slowdown_of_all_arms_is_caught_where_runs_hardly_drift() -> None:
+    """Milliseconds say it, if several runs have told how little they drift."""
+    runs = [possible_run(seed, size=2400) for seed in (1000, 1001, 1002, 1003)]
+    checks = check(slowed(possible_run(0, size=2400), 1.06, "full", "mepic"), save(runs))
+    assert ("full", "ttft_ms") in found(checks, REGRESSION)
+    assert ("mepic", "ttft_vs_full") not in found(checks, REGRESSION)
+
+
+def test_drift_between_runs_excuses_as_much() -> None:
+    runs = [slowed(possible_run(n), factor, "full", "mepic") for n, factor in ((1, 1.0), (2, 1.15))]
+    checks = check(slowed(possible_run(0), 1.15, "full", "mepic"), save(runs))
+    assert found(checks, REGRESSION) == []
+    assert ("full", "ttft_ms") in found(checks, INCONCLUSIVE)
+
+
+@pytest.mark.parametrize("size", [200, 600])
+def test_a_loss_of_2_points_is_caught(size: int) -> None:
+    saved = save([possible_run(1000, size=size)])
+    checks = check(with_lost_answers(possible_run(0, size=size), size // 50), saved)
+    assert found(checks, REGRESSION) == [("mepic", "score")]
+
+
+def test_a_loss_below_the_margin_passes(baseline: Baseline) -> None:
+    checks = check(with_lost_answers(possible_run(0), 1), baseline)
+    assert ("mepic", "score") in found(checks, OK)
+
+
+def test_a_loss_that_few_samples_show_is_inconclusive() -> None:
+    saved = save([possible_run(1000, size=40)])
+    checks = check(with_lost_answers(possible_run(0, size=40), 1), saved)
+    assert ("mepic", "score") in found(checks, INCONCLUSIVE)
+
+
+@pytest.mark.parametrize(
+    ("counter", "amount"),
+    [("computed_tokens", 16), ("padded_slots", 16), ("copied_blocks", 1), ("chunk_blocks", -1)],
+)
+def test_one_more_block_a_request_is_caught(baseline: Baseline, counter: str, amount: int) -> None:
+    checks = check(with_more(possible_run(0), counter, amount), baseline)
+    assert found(checks, REGRESSION) == [("mepic", counter)]
+    message = next(c.message for c in checks if c.verdict is REGRESSION)
+    assert "other in 600 of 600 samples" in message
+
+
+def test_one_more_block_in_one_request_is_caught(baseline: Baseline) -> None:
+    arms = possible_run(0)
+    values = arms["mepic"].counters["computed_tokens"]
+    counters = {**arms["mepic"].counters, "computed_tokens": (values[0] + 16, *values[1:])}
+    checks = check({**arms, "mepic": replace(arms["mepic"], counters=counters)}, baseline)
+    assert found(checks, REGRESSION) == [("mepic", "computed_tokens")]
+
+
+def test_a_higher_peak_of_blocks_is_caught(baseline: Baseline) -> None:
+    arms = possible_run(0)
+    totals = {**arms["mepic"].totals, "peak_blocks": arms["mepic"].totals["peak_blocks"] + 1}
+    checks = check({**arms, "mepic": replace(arms["mepic"], totals=totals)}, baseline)
+    assert found(checks, REGRESSION) == [("mepic", "peak_blocks")]
+
+
+def test_a_tolerance_is_relative() -> None:
+    thresholds = Thresholds(counters={"computed_tokens": 0.05})
+    saved = save([possible_run(1000)], thresholds)
+    mean = sum(possible_run(0)["mepic"].counters["computed_tokens"]) / 600
+    for share, expected in ((0.04, []), (0.06, [("mepic", "computed_tokens")])):
+        checks = check(with_more(possible_run(0), "computed_tokens", int(share * mean)), saved)
+        assert found(checks, REGRESSION) == expected
+
+
+def test_other_hardware_leaves_times_open(baseline: Baseline) -> None:
+    checks = check(slowed(possible_run(0), 1.2, "mepic"), baseline, times=False)
+    assert found(checks, REGRESSION) == []
+    assert ("mepic", "ttft_vs_full") in found(checks, INCONCLUSIVE)
+
+
+def test_only_what_has_a_threshold_is_checked() -> None:
+    thresholds = Thresholds(
+        score=ScoreThreshold(margin=0.02), e2e_ms=TimeThreshold(ratio=1.5), counters={"failed": 0}
+    )
+    checks = check(possible_run(0), save([possible_run(1000)], thresholds))
+    assert {c.metric for c in checks} == {"score", "e2e_ms", "failed"}
+
+
+def test_replies_without_a_score_count_as_lost() -> None:
+    arms = possible_run(0)
+    scores = (*[None] * 30, *arms["mepic"].scores[30:])
+    checks = check(
+        {**arms, "mepic": replace(arms["mepic"], scores=scores)}, save([possible_run(1)])
+    )
+    assert found(checks, REGRESSION) == [("mepic", "score, unparsed as 0")]

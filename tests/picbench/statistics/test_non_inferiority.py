@@ -1,0 +1,49 @@
+"""Losses against a margin."""
+
+import numpy as np
+import pytest
+
+from picbench.statistics.non_inferiority import Loss, judge_loss
+from picbench.statistics.paired import Paired, paired_difference
+
+
+def flips(total: int, lost: int, won: int = 0) -> Paired:
+    """`total` right answers, of which some are lost, and wrong ones that are won."""
+    after = [0.0] * lost + [1.0] * (total - lost)
+    return paired_difference([1.0] * total + [0.0] * won, [*after, *[1.0] * won])
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (flips(1000, 0), Loss.WITHIN),
+        (flips(299, 0), Loss.WITHIN),
+        (flips(298, 0), Loss.UNKNOWN),
+        (flips(1000, 3), Loss.WITHIN),
+        (flips(1000, 60), Loss.BEYOND),
+        (flips(50, 1), Loss.UNKNOWN),
+        (flips(1000, 0, won=40), Loss.WITHIN),
+    ],
+)
+def test_a_loss_is_within_beyond_or_unknown(change: Paired, expected: Loss) -> None:
+    assert judge_loss(change, 0.01) is expected
+
+
+def test_a_loss_of_exactly_the_margin_is_rarely_called_small() -> None:
+    """At most about 5 % of 300 experiments in which it is not below the margin."""
+    rng = np.random.default_rng(11)
+    calls = 0
+    for trial in range(300):
+        changes = rng.normal(-0.05, 0.3, 80)
+        found = paired_difference([0.0] * 80, changes.tolist(), seed=trial)
+        calls += judge_loss(found, 0.05) is Loss.WITHIN
+    assert calls / 300 <= 0.088
+
+
+def test_one_cluster_says_nothing() -> None:
+    assert judge_loss(paired_difference([1.0, 1.0], [1.0, 1.0], [0, 0]), 0.5) is Loss.UNKNOWN
+
+
+def test_a_margin_is_positive() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        judge_loss(flips(5, 0), 0.0)

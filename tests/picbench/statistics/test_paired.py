@@ -1,0 +1,83 @@
+"""Paired differences and ratios."""
+
+from math import sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from picbench.statistics.paired import paired_difference, paired_ratio
+
+TIMES = st.lists(st.tuples(*[st.floats(0.1, 100)] * 2), min_size=2, max_size=20)
+
+
+def test_a_difference_counts_and_measures() -> None:
+    found = paired_difference([0.0, 1.0, 1.0, 0.5], [1.0, 1.0, 0.0, 0.75])
+    assert found.value == pytest.approx(0.0625)
+    assert (found.higher, found.equal, found.lower) == (2, 1, 1)
+    assert (found.pairs, found.clusters) == (4, 4)
+    assert found.exact_p is None
+
+
+def test_scores_of_0_and_1_get_mcnemars_p() -> None:
+    before, after = [1.0] * 20, [0.0] * 6 + [1.0] * 14
+    found = paired_difference(before, after)
+    assert found.exact_p == pytest.approx(2 / 2**6)
+    assert found.p == pytest.approx(2 / 2**6)
+    assert paired_difference(before, after, ["a", "b"] * 10).exact_p is None
+
+
+def test_the_standard_error_is_the_textbooks_for_single_samples() -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    found = paired_difference([0.0] * 50, values.tolist())
+    assert found.standard_error == pytest.approx(values.std(ddof=1) / sqrt(50))
+
+
+def test_a_constant_slowdown_is_measured_exactly() -> None:
+    found = paired_ratio([1.0, 2.0, 40.0], [1.05, 2.1, 42.0])
+    assert found.value == pytest.approx(1.05)
+    assert found.interval is not None
+    assert (found.interval.low, found.interval.high) == pytest.approx((1.05, 1.05))
+    assert found.standard_error == pytest.approx(0, abs=1e-12)
+
+
+@given(TIMES)
+def test_a_ratio_the_other_way_round_is_its_inverse(times: list[tuple[float, float]]) -> None:
+    before, after = zip(*times, strict=True)
+    there, back = paired_ratio(before, after), paired_ratio(after, before)
+    assert there.value * back.value == pytest.approx(1)
+    assert (there.higher, there.lower) == (back.lower, back.higher)
+    assert there.p == pytest.approx(back.p, abs=0.02)
+
+
+@given(TIMES, st.floats(0.01, 100))
+def test_a_faster_clock_changes_no_ratio(times: list[tuple[float, float]], unit: float) -> None:
+    before, after = (list(side) for side in zip(*times, strict=True))
+    scaled = paired_ratio([unit * t for t in before], [unit * t for t in after])
+    assert scaled.value == pytest.approx(paired_ratio(before, after).value)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=20))
+def test_the_bounds_are_within_the_interval(changes: list[float]) -> None:
+    found = paired_difference([0.0] * len(changes), changes)
+    assert found.interval is not None
+    assert found.one_sided is not None
+    assert found.interval.low <= found.one_sided.low
+    assert found.one_sided.high <= found.interval.high
+
+
+def test_one_cluster_is_one_observation() -> None:
+    found = paired_difference([0.0, 0.0], [1.0, 1.0], ["a", "a"])
+    assert found.interval is None
+    assert found.p == 1.0
+    assert found.standard_error == 0.0
+
+
+def test_unpaired_and_impossible_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired_difference([1.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="positive"):
+        paired_ratio([0.0], [1.0])
+    with pytest.raises(ValueError, match="no values"):
+        paired_ratio([], [])
