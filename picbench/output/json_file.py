@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON so that a reader finds the old file or the new one, never half of one."""
+def write_json(path: Path, value: Mapping[str, Any], *, indent: int | None = 2) -> None:
+    """Write JSON so that a reader finds the old file or the new one, never half of one.
+
+    Without an `indent` it is one line: for long arrays.
+    """
     draft = path.with_name(f".{path.name}.tmp")
     with draft.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=2, allow_nan=False)
+        separators = None if indent else (",", ":")
+        json.dump(value, file, indent=indent, separators=separators, allow_nan=False)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())

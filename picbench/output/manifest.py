@@ -1,83 +1,110 @@
-"""manifest.json and summary.json as JSON values."""
+"""The manifest and the summary of a job."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from picbench.arms.arm import Arm
+from picbench.output.store.documents import (
+    SCHEMA,
+    ArmDocument,
+    ArrivalDocument,
+    Attempt,
+    Manifest,
+    ModelDocument,
+    OriginDocument,
+    Status,
+    Summary,
+    WorkloadDocument,
+)
 from picbench.output.summary import ArmSummary
 from picbench.run.job import Job
-
-SCHEMA = 1
 
 
 def make_manifest(
     job: Job,
     engines: Mapping[str, Mapping[str, object]],
     provenance: Mapping[str, object],
-    **state: object,
-) -> dict[str, Any]:
-    """manifest.json: what was asked for and on what it ran; `state` is how far the run is.
-
-    Engines start with no KV cached, or that of preloaded chunks, and keep their cache from
-    request to request.
-    """
+    attempts: Sequence[Attempt],
+    reason: str | None = None,
+) -> Manifest:
+    """What was asked for and on what it ran; the last of `attempts` says how far the run is."""
     config = job.config.published()
-    return {
-        "schema": SCHEMA,
-        **state,
-        "fingerprint": job.fingerprint,
-        "config": config,
-        "sizes": asdict(job.sizes),
-        "model": _model(job),
-        "workload": _workload(job),
-        "cache": f"{'warm' if job.workload.preload else 'cold'} at start, kept between requests",
-        "arms": {
-            arm.name: {
-                "algorithm": arm.algorithm,
-                "stock": arm.stock,
-                "settings": asdict(job.engine(arm)) | {"tiers": config["tiers"]},
-                "engine": dict(engines[arm.name]),
-            }
+    return Manifest(
+        schema=SCHEMA,
+        status=attempts[-1].status,
+        began=attempts[0].began,
+        ended=attempts[-1].ended,
+        reason=reason,
+        attempts=attempts,
+        fingerprint=job.fingerprint,
+        config=config,
+        sizes=job.sizes,
+        model=_model(job),
+        workload=_workload(job),
+        cache=_cache(job),
+        arms={
+            arm.name: ArmDocument(
+                algorithm=arm.algorithm,
+                stock=arm.stock,
+                settings=_settings(job, arm),
+                engine=dict(engines[arm.name]),
+            )
             for arm in job.arms
         },
-        "provenance": dict(provenance),
-    }
+        provenance=dict(provenance),
+    )
+
+
+def _settings(job: Job, arm: Arm) -> dict[str, Any]:
+    if arm.endpoint is not None:
+        return asdict(arm.endpoint)
+    return asdict(job.engine(arm)) | {"tiers": job.config.published()["tiers"]}
 
 
 def make_summary(
-    job: Job, arms: Mapping[str, ArmSummary], provenance: Mapping[str, object], status: str
-) -> dict[str, Any]:
-    """summary.json: aggregates by arm."""
-    return {
-        "schema": SCHEMA,
-        "status": status,
-        "fingerprint": job.fingerprint,
-        "model": _model(job),
-        "workload": _workload(job),
-        "arms": {name: asdict(arm) for name, arm in arms.items()},
-        "provenance": dict(provenance),
-    }
+    job: Job, arms: Mapping[str, ArmSummary], provenance: Mapping[str, Any], status: Status
+) -> Summary:
+    """Aggregates by arm."""
+    return Summary(
+        schema=SCHEMA,
+        status=status,
+        fingerprint=job.fingerprint,
+        model=_model(job),
+        workload=_workload(job),
+        arms=arms,
+        provenance=dict(provenance),
+    )
 
 
-def _workload(job: Job) -> dict[str, object]:
+def _cache(job: Job) -> str:
+    """The declared state of caches; without one, what engines do by themselves."""
+    start = "warm" if job.workload.preload else "cold"
+    return job.config.cache or f"{start} at start, kept between requests"
+
+
+def _workload(job: Job) -> WorkloadDocument:
     workload = job.workload
-    return asdict(job.facts) | {
-        "synthetic": workload.synthetic,
-        "arrivals": _arrivals(workload.arrivals),
-        "preloaded_chunks": len(workload.preload),
-        "request_file": workload.requests,
-        "origin": None if workload.origin is None else asdict(workload.origin),
-        "chat": workload.chat,
-        "skipped_rows": len(workload.skipped),
-        "first_skipped": next(iter(workload.skipped), None),
-    }
+    origin = workload.origin
+    return WorkloadDocument(
+        **asdict(job.facts),
+        metric=workload.metric,
+        synthetic=workload.synthetic,
+        arrivals=_arrivals(workload.arrivals),
+        preloaded_chunks=len(workload.preload),
+        request_file=workload.requests,
+        origin=None if origin is None else OriginDocument(**asdict(origin)),
+        chat=workload.chat,
+        skipped_rows=len(workload.skipped),
+        first_skipped=next(iter(workload.skipped), None),
+    )
 
 
-def _arrivals(times: Sequence[float] | None) -> dict[str, object] | None:
+def _arrivals(times: Sequence[float] | None) -> ArrivalDocument | None:
     """How requests arrive, None in a closed loop; each one's time is in its row."""
-    return None if times is None else {"requests": len(times), "last_s": max(times)}
+    return None if times is None else ArrivalDocument(len(times), max(times))
 
 
-def _model(job: Job) -> dict[str, object]:
+def _model(job: Job) -> ModelDocument:
     model = job.workload.model
-    return {"name": model.name, "weights": model.weights, "meaningful": model.meaningful}
+    return ModelDocument(model.name, model.weights, model.meaningful, model.restates)

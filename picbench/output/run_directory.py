@@ -1,21 +1,22 @@
 """The run directory.
 
     manifest.json   what was asked for and on what; `status` is "running" until the run ends
+    workload.jsonl  what was sent: prompts, right answers, which samples share chunks
     samples.jsonl   a row for each request of each arm, appended as results come
+    batches.jsonl   a row for each batch of each arm: what was measured of it as a whole
+    ledger.jsonl    the block ledger so far, until the run has ended
     memory.parquet  the block ledger: a row for each scheduler step of each arm
     summary.json    aggregates by arm
     logs/           the output of each arm's engine
 
-Readers must tolerate a torn last line of samples.jsonl, which a killed run can leave.
+Readers must tolerate what a killed run leaves: a torn last line of samples.jsonl, and rows of a
+batch that batches.jsonl does not have (see `store/batch_log.py`).
 """
 
-import json
-import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,20 @@ from picbench.engines.ledger import KINDS, Snapshot
 from picbench.errors import ConfigError
 from picbench.output.json_file import write_json
 from picbench.output.sample_row import SampleRow
+from picbench.output.store.batch_log import LEDGER, SAMPLES, BatchLog, append_rows
+from picbench.output.store.documents import SCHEMA
+from picbench.output.store.workload_file import write_workload
+from picbench.run.protocol import ArmBatch
+from picbench.workloads.facts import ChunkSet
+from picbench.workloads.sample import Sample
 
 MANIFEST = "manifest.json"
-SAMPLES = "samples.jsonl"
+WORKLOAD = "workload.jsonl"
 MEMORY = "memory.parquet"
 SUMMARY = "summary.json"
+
+#: What a run writes before its manifest.
+_EARLY = ("logs", WORKLOAD, f".{WORKLOAD}.tmp", f".{MANIFEST}.tmp")
 
 
 class RunDirectory:
@@ -39,14 +49,15 @@ class RunDirectory:
     def __init__(self, path: Path, made: tuple[Path, ...] = ()) -> None:
         self.path = path
         self._made = made
+        self._log = BatchLog(path)
 
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
-        """Make the directory, or take an empty one; ConfigError where that cannot be."""
+        """Make the directory, or take a free one; ConfigError where that cannot be."""
         check_free(path)
         missing = tuple(p for p in (path, *path.parents) if not p.exists())
         try:
-            (path / "logs").mkdir(parents=True)
+            (path / "logs").mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _unwritable(path, error) from error
         return cls(path, missing)
@@ -62,15 +73,19 @@ class RunDirectory:
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """Write or replace the manifest."""
-        write_json(self.path / MANIFEST, manifest)
+        write_json(self.path / MANIFEST, {"schema": SCHEMA} | dict(manifest))
+
+    def write_workload(self, samples: Sequence[Sample], sets: Mapping[str, ChunkSet]) -> None:
+        """Write what is sent; see `store/workload_file.py`."""
+        write_workload(self.path / WORKLOAD, samples, sets)
 
     def append(self, rows: Iterable[SampleRow]) -> None:
-        """Append rows and sync them to disk."""
-        lines = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
-        with (self.path / SAMPLES).open("ab") as file:
-            file.write(lines.encode("utf-8", "backslashreplace"))
-            file.flush()
-            os.fsync(file.fileno())
+        """Append rows and flush them to the disk."""
+        append_rows(self.path / SAMPLES, rows)
+
+    def keep(self, batch: ArmBatch, rows: Sequence[SampleRow]) -> None:
+        """Append a batch with its rows, all of it or, after a crash, nothing."""
+        self._log.append(batch, rows)
 
     def write_memory(self, ledgers: Mapping[str, Iterable[Snapshot]]) -> None:
         """Write the ledgers of all arms."""
@@ -84,6 +99,10 @@ class RunDirectory:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write or replace the summary."""
         write_json(self.path / SUMMARY, summary)
+
+    def compact(self) -> None:
+        """Remove what only a run that goes on needs."""
+        (self.path / LEDGER).unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove what was written, and the folders that were made for it."""
@@ -100,9 +119,14 @@ def log_name(arm: str) -> str:
 
 
 def check_free(path: Path) -> None:
-    """ConfigError unless a run may be written to `path`: absent, or an empty directory."""
+    """ConfigError unless a run may be written to `path`: absent, or an empty directory.
+
+    One that was killed before its manifest was written counts as empty.
+    """
     try:
-        taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        taken = path.exists() and (
+            not path.is_dir() or any(entry.name not in _EARLY for entry in path.iterdir())
+        )
     except OSError as error:
         raise _unwritable(path, error) from error
     if taken:

@@ -1,7 +1,7 @@
 """A run directory, read back: rows, summary, and the block ledger as series over time."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,12 +13,18 @@ import numpy.typing as npt
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
-from picbench.engines.ledger import IDLE, KINDS
+from picbench.engines.ledger import IDLE, KINDS, Snapshot
 from picbench.engines.request import Hits, TokenCounts
 from picbench.errors import ConfigError
-from picbench.output.run_directory import MANIFEST, MEMORY, SAMPLES, SUMMARY
+from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY, WORKLOAD
 from picbench.output.sample_row import SampleRow
-from picbench.output.summary import ArmSummary
+from picbench.output.store.batch_log import BATCHES, SAMPLES, committed_rows, read_batches
+from picbench.output.store.documents import FINAL, SCHEMA
+from picbench.output.store.migration import migrate_manifest, migrate_row, migrate_summary
+from picbench.output.store.workload_file import StoredSample, read_workload
+from picbench.output.summary import ArmSummary, summarise
+from picbench.run.slo import parse_slo
+from picbench.run.tally import Tally
 
 Array = npt.NDArray[np.float64]
 
@@ -61,37 +67,87 @@ class Series:
 class Run:
     """A run directory; everything but the manifest is read when it is first used.
 
-    A run that was killed may have the manifest alone. What is missing raises ConfigError.
+    Summary and ledger of an unfinished run are those of the batches that it has.
+
+    Files of the schema before are read as if they were written today; `schema` is the one that they
+    were written in. A run that was killed may have the manifest alone. What is missing raises
+    ConfigError.
     """
 
     path: Path
     manifest: Mapping[str, Any]
+    schema: int = SCHEMA
 
     @cached_property
     def rows(self) -> Sequence[SampleRow]:
-        """The rows of all arms, without a torn last one."""
+        """The rows of all arms; of an unfinished run those of whole batches."""
         with _reading(self.path):
             lines = (self.path / SAMPLES).read_bytes().splitlines(keepends=True)
-            return [_row(json.loads(line)) for line in lines if line.endswith(b"\n")]
+            if self._unfinished:
+                lines = lines[: committed_rows(self.path)]
+            whole = [json.loads(line) for line in lines if line.endswith(b"\n")]
+            return [_row(migrate_row(self.schema, row)) for row in whole]
+
+    @cached_property
+    def workload(self) -> Mapping[str, StoredSample]:
+        """What was sent, by sample; runs of schema 1 do not have it."""
+        with _reading(self.path):
+            return read_workload(self.path / WORKLOAD)
+
+    def samples_sent(self, samples: Container[str]) -> Mapping[str, StoredSample]:
+        """What was sent for these samples, without checking that of the others."""
+        with _reading(self.path):
+            return read_workload(self.path / WORKLOAD, samples)
 
     @cached_property
     def summary(self) -> Mapping[str, ArmSummary]:
         """Aggregates by arm."""
         with _reading(self.path):
-            document = _DOCUMENT.validate_json((self.path / SUMMARY).read_bytes())
+            if self._unfinished:
+                return self._summary_so_far()
+            found = _DOCUMENT.validate_json((self.path / SUMMARY).read_bytes())
+            document = migrate_summary(self.path, found)
             return _ARMS.validate_python(document["arms"])
 
     @cached_property
     def ledger(self) -> Mapping[str, Series]:
         """The block ledger by arm."""
         with _reading(self.path):
+            if self._unfinished:
+                tallies = self._tallies.items()
+                return {arm: _series(tally.snapshots) for arm, tally in tallies if tally.snapshots}
             return read_series(self.path / MEMORY)
+
+    @property
+    def _unfinished(self) -> bool:
+        """Whether what was measured is in batches; files of an earlier attempt may be older."""
+        return self.manifest.get("status") not in FINAL and (self.path / BATCHES).exists()
+
+    @cached_property
+    def _tallies(self) -> Mapping[str, Tally]:
+        tallies = {arm: Tally() for arm in self.manifest["arms"]}
+        for batch in read_batches(self.path):
+            tallies[batch.line.arm].add(batch.rows, batch.result)
+        return tallies
+
+    def _summary_so_far(self) -> Mapping[str, ArmSummary]:
+        slo = self.manifest["config"]["slo"]
+        return summarise(
+            self._tallies,
+            metric=self.manifest["workload"]["metric"],
+            meaningful=self.manifest["model"]["meaningful"],
+            objectives=parse_slo(slo) if slo else None,
+        )
 
 
 def read_run(path: Path) -> Run:
-    """Read a run directory; ConfigError for what is not one."""
+    """Read a run directory.
+
+    Raises ConfigError for what is not one, and InvalidRun for one of an unknown schema.
+    """
     with _reading(path):
-        return Run(path, _DOCUMENT.validate_json((path / MANIFEST).read_bytes()))
+        found = _DOCUMENT.validate_json((path / MANIFEST).read_bytes())
+        return Run(path, migrate_manifest(path, found), found["schema"])
 
 
 def read_series(path: Path) -> dict[str, Series]:
@@ -105,6 +161,14 @@ def read_series(path: Path) -> dict[str, Series]:
         blocks = {kind: columns[kind][rows] for kind in KINDS}
         found[str(arm)] = Series(columns["time"][rows], blocks, int(columns["pool"][rows][0]))
     return found
+
+
+def _series(snapshots: Sequence[Snapshot]) -> Series:
+    return Series(
+        time=np.array([snapshot.time for snapshot in snapshots]),
+        blocks={kind: np.array([s.blocks[kind] for s in snapshots]) for kind in KINDS},
+        pool=snapshots[0].pool,
+    )
 
 
 def _row(values: dict[str, Any]) -> SampleRow:

@@ -1,14 +1,16 @@
 """What is kept of one request of one arm: a row of samples.jsonl."""
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
-from picbench.arms.messages import Failure
+from picbench.arms.messages import Failure, ServedReply
 from picbench.engines.request import FAILED, Hits, Result, TokenCounts
 from picbench.run.protocol import ArmBatch
+from picbench.workloads.facts import ChunkSet
 from picbench.workloads.sample import Sample
 
 #: The finish reason of a request that `on_pressure=reject` turned away.
@@ -17,13 +19,50 @@ REJECTED = "rejected"
 #: Takes a reply and its right answers; None where a reply cannot be scored.
 Score = Callable[[str, Sequence[str]], float | None]
 
+#: What became of a request: it was answered; the reply says that the prompt does not tell; there is
+#: nothing in the reply to score; there is no reply.
+Outcome = Literal["answered", "abstained", "unparsed", "error"]
+
+
+def _never(_: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Grader:
+    """Scores replies and tells what they are; `abstained` takes a reply."""
+
+    score: Score
+    abstained: Callable[[str], bool] = _never
+
+    def __call__(self, reply: str, answers: Sequence[str]) -> tuple[float | None, Outcome]:
+        """The score of a reply and its outcome.
+
+        A blank reply has no score, as has one in which `score` finds nothing; without right answers
+        there is nothing to find. A right answer is never an abstention.
+        """
+        if not answers:
+            return self.score(reply, answers), "answered"
+        score = self.score(reply, answers) if reply.strip() else None
+        if score is None:
+            return None, "unparsed"
+        return score, "abstained" if score < 1 and self.abstained(reply) else "answered"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
     """One request of one arm; times in milliseconds, hashes of token ids.
 
-    Either `error` is set or every field after it is, except `tpot_ms`, which needs two tokens.
+    A server elsewhere tells neither `prefill_ms` nor the ids of a reply: `output_sha256` is then
+    that of its text, in UTF-8, and `tokens.reused` is None where the server does not say.
+    Either `error` is set or every field after it is, except `tpot_ms`, which needs two tokens, and
+    `score`, which needs an answer to score. `documents` is a hash of the set of the prompt's
+    chunks, `cluster` names the samples that share some (see `ChunkSet`); both are None in runs of
+    schema 1, where they are unknown.
     Rows that are not `timed` ran apart from their group, after another request had failed.
+    `expected_reuse` are the prompt tokens that the arm's cache has in the state that the run
+    declares (see `DeclaredCache`), None without one; what was found is in `tokens`.
+    `repeat` counts how often the whole schedule was run before; rounds are numbered through.
     `arrival_ms` counts from the start of the arm's batch; it is None in a closed loop. A request
     was submitted `late_ms` after it arrived, and that is part of its latencies.
     """
@@ -33,6 +72,9 @@ class SampleRow:
     round: int
     timed: bool
     prompt_sha256: str
+    outcome: Outcome = "answered"
+    documents: str | None = None
+    cluster: str | None = None
     arrival_ms: float | None = None
     error: str | None = None
     late_ms: float | None = None
@@ -47,24 +89,43 @@ class SampleRow:
     finish_reason: str | None = None
     text: str | None = None
     score: float | None = None
+    expected_reuse: int | None = None
+    repeat: int = 0
 
 
-def to_rows(batch: ArmBatch, score: Score) -> list[SampleRow]:
-    """The rows of a batch, in the order of its samples."""
+def to_rows(batch: ArmBatch, grader: Grader, sets: Mapping[str, ChunkSet]) -> list[SampleRow]:
+    """The rows of a batch, in the order of its samples; `sets` has every sample's chunks."""
     arrivals: Sequence[float | None] = batch.arrivals or [None] * len(batch.samples)
-    return [
-        _failed(batch, sample, outcome, arrival)
-        if isinstance(outcome, Failure) or outcome.finish_reason in (REJECTED, FAILED)
-        else _answered(batch, sample, outcome, arrival, score)
+    rows = [
+        _row(batch, sample, outcome, arrival, grader)
         for sample, outcome, arrival in zip(
             batch.samples, batch.result.outcomes, arrivals, strict=True
         )
+    ]
+    found = [sets[row.sample] for row in rows]
+    return [
+        replace(row, documents=chunks.documents, cluster=chunks.cluster)
+        for row, chunks in zip(rows, found, strict=True)
     ]
 
 
 def hash_tokens(tokens: Sequence[int]) -> str:
     """SHA-256 of token ids as little-endian 32-bit integers, in hex."""
     return hashlib.sha256(np.asarray(tokens, dtype="<i4").tobytes()).hexdigest()
+
+
+def _row(
+    batch: ArmBatch,
+    sample: Sample,
+    outcome: Result | ServedReply | Failure,
+    arrival: float | None,
+    grader: Grader,
+) -> SampleRow:
+    if isinstance(outcome, ServedReply):
+        return _served(batch, sample, outcome, arrival, grader)
+    if isinstance(outcome, Failure) or outcome.finish_reason in (REJECTED, FAILED):
+        return _failed(batch, sample, outcome, arrival)
+    return _answered(batch, sample, outcome, arrival, grader)
 
 
 def _failed(
@@ -76,6 +137,7 @@ def _failed(
         round=batch.round,
         timed=False,
         prompt_sha256=hash_tokens(sample.tokens),
+        outcome="error",
         arrival_ms=_milliseconds(arrival),
         error=outcome.message if isinstance(outcome, Failure) else _reason(outcome),
     )
@@ -87,15 +149,17 @@ def _reason(result: Result) -> str:
 
 
 def _answered(
-    batch: ArmBatch, sample: Sample, result: Result, arrival: float | None, score: Score
+    batch: ArmBatch, sample: Sample, result: Result, arrival: float | None, grader: Grader
 ) -> SampleRow:
     timings = result.timings
+    score, outcome = grader(result.text, sample.answers)
     return SampleRow(
         arm=batch.arm,
         sample=sample.id,
         round=batch.round,
         timed=batch.result.clean,
         prompt_sha256=hash_tokens(result.prompt_tokens),
+        outcome=outcome,
         arrival_ms=_milliseconds(arrival),
         late_ms=None if arrival is None else 1e3 * timings.late,
         ttft_ms=1e3 * timings.ttft,
@@ -108,7 +172,33 @@ def _answered(
         hits=result.hits,
         finish_reason=result.finish_reason,
         text=result.text,
-        score=score(result.text, sample.answers),
+        score=score,
+    )
+
+
+def _served(
+    batch: ArmBatch, sample: Sample, reply: ServedReply, arrival: float | None, grader: Grader
+) -> SampleRow:
+    """A server elsewhere has counted as many prompt tokens as the sample has."""
+    score, outcome = grader(reply.text, sample.answers)
+    return SampleRow(
+        arm=batch.arm,
+        sample=sample.id,
+        round=batch.round,
+        timed=batch.result.clean,
+        prompt_sha256=hash_tokens(sample.tokens),
+        outcome=outcome,
+        arrival_ms=_milliseconds(arrival),
+        late_ms=None if arrival is None else 1e3 * reply.late,
+        ttft_ms=1e3 * reply.ttft,
+        tpot_ms=_milliseconds(reply.tpot),
+        e2e_ms=1e3 * reply.e2e,
+        output_tokens=reply.output_tokens,
+        output_sha256=hashlib.sha256(reply.text.encode("utf-8", "surrogatepass")).hexdigest(),
+        tokens=TokenCounts(prompt=sample.prompt_tokens, reused=reply.cached_tokens),
+        finish_reason=reply.finish_reason,
+        text=reply.text,
+        score=score,
     )
 
 

@@ -3,13 +3,15 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any, get_args
 
 import numpy as np
 
 from picbench.engines import ledger
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.request import Hits, TokenCounts
-from picbench.output.sample_row import SampleRow
+from picbench.output.sample_row import Outcome, SampleRow
+from picbench.output.stalls import Stalls, StepSeconds, find_stalls
 from picbench.run.slo import Objectives
 from picbench.run.tally import Tally
 
@@ -37,11 +39,16 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class ScoreSummary:
-    """The mean over answered requests, from 0 to 1; not `meaningful` with random weights."""
+    """The mean over requests with a reply, from 0 to 1; not `meaningful` with random weights.
+
+    In `mean` an unparsed reply counts as 0, so that an arm gains nothing by unusable replies.
+    `parsed_mean` leaves these out; it is None in runs of schema 1.
+    """
 
     metric: str
     mean: float | None
     meaningful: bool
+    parsed_mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +60,77 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
+class DecayWindow:
+    """A window of a steady stream: from request number `first` (from 0) on, over all repeats.
+
+    `requests` are in it.
+
+    Tokens are sums over those that were answered: of prompts, of what a cache that never evicts
+    would have of them, and of what was found.
+    """
+
+    first: int
+    requests: int
+    ttft_ms: Percentiles | None
+    ttft_vs_full: Ratio | None
+    prompt_tokens: int
+    expected_tokens: int
+    found_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSummary:
+    """What became of an arm's cache in the declared state; tokens are sums over requests.
+
+    `missed_requests` found less than they were to find in a warm cache, because blocks had been
+    evicted; None in other states. `decay` are the windows of a steady stream.
+    """
+
+    expected_tokens: int
+    found_tokens: int
+    missed_requests: int | None
+    evicted_blocks: Mapping[str, int]
+    decay: tuple[DecayWindow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySummary:
+    """An arm's memory in bytes of one worker.
+
+    `block_bytes` are those of a block of the ledger in all layers, as the engine states them; None
+    where it does not, as are the figures that follow from it: the peak and the mean over time of
+    what running requests held (`referenced`) and of all KV (`resident`). `workers` have what each
+    held when the run ended, and `residual_bytes` what it held beside weights, pool and workspaces;
+    none where engines were gone by then.
+    """
+
+    block_bytes: int | None
+    peak_referenced_bytes: int | None
+    mean_referenced_bytes: int | None
+    peak_resident_bytes: int | None
+    mean_resident_bytes: int | None
+    workers: tuple[ledger.MemoryUse, ...] = ()
+    residual_bytes: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ArmSummary:
     """One arm; times in milliseconds, None where nothing could be measured.
 
-    `requests` were sent and `failed` of these gave no result. Throughput is tokens a second of
+    `requests` were sent and `failed` of these gave no result; `outcomes` counts them by outcome
+    (see `SampleRow`). Throughput is tokens a second of
     the arm's own busy time: prompt plus output tokens, and output tokens alone. `tpot_ms` is the
     mean over requests. `tokens` and `hits` are sums over requests; `computed_tokens` is what had
-    to be computed for them: prompt tokens not reused, and chunks compiled.
+    to be computed for them: prompt tokens not reused, and chunks compiled; None where a server
+    elsewhere does not say what it reused.
 
     `makespan_s` is from the start to the last token of the last request and `late_ms` how late
     requests were submitted; both None in a closed loop. `goodput_req_s` is requests a second that
     met the objectives, None without any: a second of the makespan, or of busy time. `moved` is what
     went through tiers, failed requests included, and `step_times` the seconds of the engine's steps
     and of what tiers took of them; zero without tiers. `compiled` says how often each kernel was
-    compiled while requests were measured.
+    compiled while requests were measured. `cache` is None where no state of it was declared,
+    `memory` in runs from before it was measured, `stalls` where there are too few steps to tell.
     """
 
     requests: int
@@ -82,7 +146,7 @@ class ArmSummary:
     score: ScoreSummary
     blocks: ledger.Occupancy
     tokens: TokenCounts
-    computed_tokens: int
+    computed_tokens: int | None
     output_tokens: int
     hits: Hits
     makespan_s: float | None = None
@@ -91,6 +155,10 @@ class ArmSummary:
     moved: Mapping[str, Moved] = field(default_factory=dict)
     step_times: StepTimes = field(default_factory=StepTimes)
     compiled: Mapping[str, int] = field(default_factory=dict)
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    cache: CacheSummary | None = None
+    memory: MemorySummary | None = None
+    stalls: Stalls | None = None
 
     def ttft_s(self, percentile: str) -> float | None:
         """TTFT in seconds at ``"p50"`` or another percentile; None where none was measured."""
@@ -140,19 +208,59 @@ def summarise_arm(
         output_tok_s=rate(output, tally.busy),
         busy_s=tally.busy,
         ttft_vs_full=ttft_ratio(timed, full),
-        score=ScoreSummary(metric, mean(row.score for row in answered), meaningful),
+        score=summarise_scores(answered, metric, meaningful=meaningful),
         blocks=ledger.summarise(tally.snapshots),
         tokens=tokens,
-        computed_tokens=tokens.prompt - tokens.reused + tokens.compiled,
+        computed_tokens=computed_tokens(tokens),
         output_tokens=sum(row.output_tokens for row in answered),
         hits=sum_hits(row.hits for row in answered),
         moved={tier: Moved(*pair) for tier, pair in tally.moved.items()},
         step_times=tally.step_times,
         compiled=dict(tally.compiled),
+        outcomes=count_outcomes(tally.rows),
+        stalls=find_stalls(StepSeconds.of(tally.steps)),
         makespan_s=makespan,
         late_ms=percentiles(row.late_ms for row in timed),
         goodput_req_s=None if good is None else rate(good, makespan or tally.busy),
     )
+
+
+def summarise_memory(
+    blocks: ledger.Occupancy, block_bytes: int | None, workers: Sequence[ledger.MemoryUse]
+) -> MemorySummary:
+    """An arm's memory in bytes, from its ledger and from what its workers held at the end."""
+
+    def in_bytes(count: float) -> int | None:
+        return None if block_bytes is None else round(count * block_bytes)
+
+    return MemorySummary(
+        block_bytes=block_bytes,
+        peak_referenced_bytes=in_bytes(blocks.peak_referenced),
+        mean_referenced_bytes=in_bytes(blocks.mean_referenced),
+        peak_resident_bytes=in_bytes(blocks.peak_resident),
+        mean_resident_bytes=in_bytes(blocks.mean_resident),
+        workers=tuple(workers),
+        residual_bytes=tuple(worker.residual_bytes for worker in workers),
+    )
+
+
+def summarise_scores(
+    answered: Iterable[SampleRow], metric: str, *, meaningful: bool
+) -> ScoreSummary:
+    """Mean scores of rows that have a reply."""
+    scores = [(row.score, row.outcome) for row in answered]
+    return ScoreSummary(
+        metric=metric,
+        mean=mean(0.0 if outcome == "unparsed" else score for score, outcome in scores),
+        meaningful=meaningful,
+        parsed_mean=mean(score for score, _ in scores),
+    )
+
+
+def count_outcomes(rows: Iterable[SampleRow]) -> dict[str, int]:
+    """How many rows have each outcome, in a fixed order."""
+    found = Counter(row.outcome for row in rows)
+    return {outcome: found[outcome] for outcome in get_args(Outcome)}
 
 
 def sum_hits(hits: Iterable[Hits]) -> Hits:
@@ -196,18 +304,30 @@ def rate(count: int, seconds: float) -> float | None:
 
 
 def ttft_ratio(rows: Iterable[SampleRow], full: Iterable[SampleRow]) -> Ratio | None:
-    """TTFT of `rows` over that of `full`, paired by sample; None without a pair."""
-    base = {row.sample: row.ttft_ms for row in full if row.timed and row.ttft_ms}
-    ratios = [row.ttft_ms / base[row.sample] for row in rows if row.ttft_ms and row.sample in base]
+    """TTFT of `rows` over that of `full`, paired by sample and repeat; None without a pair."""
+    base = {(row.sample, row.repeat): row.ttft_ms for row in full if row.timed and row.ttft_ms}
+    pairs = ((row.ttft_ms, base.get((row.sample, row.repeat))) for row in rows)
+    ratios = [own / other for own, other in pairs if own and other]
     if not ratios:
         return None
     return Ratio(float(np.exp(np.mean(np.log(ratios)))), len(ratios))
 
 
 def sum_tokens(counts: Iterable[TokenCounts]) -> TokenCounts:
-    """The sum, kind by kind."""
+    """The sum, kind by kind; of a kind that is not known of all, None."""
     totals = list(counts)
-    return TokenCounts(*(sum(getattr(c, f.name) for c in totals) for f in fields(TokenCounts)))
+    return TokenCounts(*(_sum([getattr(c, f.name) for c in totals]) for f in fields(TokenCounts)))
+
+
+def computed_tokens(counts: TokenCounts) -> int | None:
+    """Prompt tokens that were not reused, and those of compiled chunks; None if that is unknown."""
+    if counts.reused is None:
+        return None
+    return counts.prompt - counts.reused + counts.compiled
+
+
+def _sum(counts: Sequence[int | None]) -> Any:
+    return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:

@@ -15,7 +15,7 @@ def verdict(arms: Mapping[str, ArmSummary], reusing: Sequence[str]) -> Iterator[
     The arm is MEPIC's, or else the last of `reusing`, the arms that reuse chunks. Times are paired
     (see `Ratio`), scores are differences of means: of meaningful ones, over the same requests.
     """
-    full, name = arms.get(BASELINE), _subject([name for name in reusing if name in arms])
+    full, name = arms.get(BASELINE), subject_of([name for name in reusing if name in arms])
     if full is None or name is None:
         return
     arm = arms[name]
@@ -31,7 +31,8 @@ def verdict(arms: Mapping[str, ArmSummary], reusing: Sequence[str]) -> Iterator[
     yield f"{name} against {BASELINE}: {', '.join(parts)} (n={arm.ttft_vs_full.pairs})"
 
 
-def _subject(reusing: Sequence[str]) -> str | None:
+def subject_of(reusing: Sequence[str]) -> str | None:
+    """The arm that a line about reuse is about: MEPIC's, or else the last; None of none."""
     preferred = [name for name in reusing if name.partition(":")[0] == _PREFERRED]
     return next(iter(preferred or reversed(reusing)), None)
 

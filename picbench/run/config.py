@@ -25,6 +25,7 @@ class RunConfig(BaseModel):
     dataset: str = ""
     requests: str | None = None
     data: str = Field(default="bundled", min_length=1)
+    columns: str | None = Field(None, min_length=1)
     model: str = Field("testbed", min_length=1)
     limit: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
@@ -54,6 +55,9 @@ class RunConfig(BaseModel):
     scoring: Literal["longbench", "cacheblend"] = "longbench"
     grid: str | None = None
     drop: Literal["lead"] | None = None
+    arm: tuple[str, ...] = ()
+    cache: Literal["cold", "warm", "steady"] | None = None
+    repeats: int = Field(1, ge=1)
 
     def published(self) -> dict[str, Any]:
         """The settings as JSON values for files that are passed on: without passwords."""

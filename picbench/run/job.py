@@ -6,26 +6,44 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain, count
 from pathlib import Path
 
-from picbench.arms.arm import Arm, parse_arms
+from picbench.arms.arm import Arm, arms_elsewhere, parse_arms
+from picbench.arms.elsewhere.endpoint import parse_endpoints
 from picbench.engines.algorithms import parse
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.engines.config import EngineConfig
 from picbench.engines.footprint import GpuFootprint
 from picbench.engines.model_config import read_model_config
+from picbench.errors import ConfigError
 from picbench.inputs.workload import Workload
-from picbench.output.run_directory import check_free
+from picbench.run.caches.declared_cache import check_declared
 from picbench.run.config import RunConfig
 from picbench.run.gpu_share import GpuShare
 from picbench.run.sizing import Sizes, least_pool, measure_sizes
 from picbench.run.slo import Objectives, parse_slo
+from picbench.run.unfinished import check_output, check_same, find_unfinished
 from picbench.workloads.facts import WorkloadFacts, summarise
 from picbench.workloads.facts import fingerprint as fingerprint_of
 
+#: Where runs are written by default.
+RUNS = Path("runs")
+
 #: Settings that change where or how a run is written, and none of its numbers. The names of
 #: files are covered by the fingerprint of the requests that were made from them.
-_NEUTRAL = {"output", "data", "prompts", "algo", "on_bad_row", "offline", "requests", "self_check"}
+_NEUTRAL = {
+    "output",
+    "data",
+    "columns",
+    "prompts",
+    "algo",
+    "arm",
+    "on_bad_row",
+    "offline",
+    "requests",
+    "self_check",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +66,13 @@ class Job:
     notes: tuple[str, ...] = ()
 
     def engine(self, arm: Arm) -> EngineConfig:
-        """The settings of an arm's engine: the same for all but for the algorithm."""
+        """The settings of the engine of an arm here: the same for all but for the algorithm."""
         return _engine(self.config, self.workload, self.sizes, arm)
+
+    @property
+    def requests(self) -> int:
+        """Requests of all arms together that are measured."""
+        return self.facts.samples * len(self.arms) * self.config.repeats
 
     @property
     def running(self) -> int:
@@ -66,14 +89,18 @@ def prepare(
 
     `memory` gives the bytes of each of so many GPUs, None where engines use none (`gpu_memory`).
     """
-    arms = parse_arms(config.algo, same_engine=config.same_engine)
+    ours = parse_arms(config.algo, same_engine=config.same_engine)
+    arms = (*ours, *_parse_elsewhere(config, [arm.name for arm in ours]))
     parse_tiers(config.tiers or "")
     objectives = parse_slo(config.slo) if config.slo else None
     if config.output:
-        check_free(Path(config.output))
+        check_output(Path(config.output))
     workload = load(config)
+    check_declared(
+        config.cache, workload.samples, arrivals=workload.arrivals, preload=workload.preload
+    )
     facts = summarise(workload.samples)
-    algorithms = [parse(arm.algorithm) for arm in arms]
+    algorithms = [parse(arm.algorithm) for arm in ours]
     sizes = measure_sizes(
         workload.samples,
         algorithms,
@@ -84,7 +111,7 @@ def prepare(
     )
     notes: tuple[str, ...] = ()
     if config.device != "cpu" and (found := memory(config.tensor_parallel)):
-        engines = [_engine(config, workload, sizes, arm) for arm in arms]
+        engines = [_engine(config, workload, sizes, arm) for arm in ours]
         pool, notes = _share_gpu(
             engines,
             found,
@@ -94,9 +121,27 @@ def prepare(
         )
         sizes = replace(sizes, pool=pool)
     fingerprint = _fingerprint(config, arms, workload, sizes)
-    output = Path(config.output or _default_output(config, workload.dataset, fingerprint))
-    check_free(output)
+    output = _output(config, workload.dataset, fingerprint)
+    check_same(output, fingerprint, config.published())
     return Job(config, arms, workload, facts, sizes, fingerprint, output, objectives, notes)
+
+
+def _parse_elsewhere(config: RunConfig, taken: Sequence[str]) -> tuple[Arm, ...]:
+    """Arms that are servers elsewhere, whose caches cannot be dropped or looked into."""
+    endpoints = parse_endpoints(config.arm, taken)
+    if endpoints and config.cache in ("cold", "warm"):
+        raise ConfigError(
+            f"`cache={config.cache}` and `arm`: the cache of a server elsewhere can neither be "
+            "dropped nor verified",
+            hint="leave one of the two out",
+        )
+    if endpoints and config.repeats > 1:
+        raise ConfigError(
+            "`repeats` and `arm`: each repeat begins with empty caches, and that of a server "
+            "elsewhere cannot be dropped",
+            hint="start the run several times, and the server before each",
+        )
+    return arms_elsewhere(endpoints)
 
 
 def _share_gpu(
@@ -125,7 +170,7 @@ def _share_gpu(
 def _engine(config: RunConfig, workload: Workload, sizes: Sizes, arm: Arm) -> EngineConfig:
     return EngineConfig(
         model=str(workload.model.path),
-        algorithm=arm.algorithm,
+        algorithm=arm.served,
         stock=arm.stock,
         dtype=config.dtype,
         kv_blocks=sizes.pool,
@@ -156,6 +201,10 @@ def _fingerprint(config: RunConfig, arms: tuple[Arm, ...], workload: Workload, s
         del settings["drop"]
     if config.compile_order == "head":
         del settings["compile_order"]
+    if config.cache is None:
+        del settings["cache"]
+    if config.repeats == 1:
+        del settings["repeats"]
     content = {
         "settings": settings,
         "arms": [[arm.algorithm, arm.stock] for arm in arms],
@@ -167,7 +216,14 @@ def _fingerprint(config: RunConfig, arms: tuple[Arm, ...], workload: Workload, s
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _default_output(config: RunConfig, dataset: str, fingerprint: str) -> Path:
+def _output(config: RunConfig, dataset: str, fingerprint: str) -> Path:
+    """The directory that was asked for, or that of the same run unfinished, or a new one."""
+    if config.output:
+        return Path(config.output)
+    if unfinished := find_unfinished(RUNS, fingerprint):
+        return unfinished
     now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     model = re.sub(r"[^A-Za-z0-9.]+", "-", Path(config.model.removeprefix("shape:")).name)
-    return Path("runs") / f"{now}-{dataset}-{model}-{fingerprint[:8]}"
+    name = f"{now}-{dataset}-{model}-{fingerprint[:8]}"
+    names = chain((name,), (f"{name}-{n}" for n in count(2)))  # Two runs may begin in a second.
+    return next(path for path in (RUNS / name for name in names) if not path.exists())

@@ -29,11 +29,24 @@ class Progress(Protocol):
     def say(self, message: str) -> None:
         """Print a line."""
 
-    def begin(self) -> None:
-        """Start the clock: the first request is about to be sent."""
+    def begin(self, done: int = 0) -> None:
+        """Start the clock: the first request after the `done` ones is about to be sent."""
 
     def advance(self, arm: str, requests: int) -> None:
         """Count requests that an arm answered or failed."""
+
+
+class QuietProgress:
+    """Shows nothing."""
+
+    def say(self, message: str) -> None:
+        """See Progress."""
+
+    def begin(self, done: int = 0) -> None:
+        """See Progress."""
+
+    def advance(self, arm: str, requests: int) -> None:
+        """See Progress."""
 
 
 class PlainProgress:
@@ -43,15 +56,16 @@ class PlainProgress:
         self._total = total
         self._stream = stream
         self._clock = clock
-        self._done = 0
+        self._done = self._before = 0
         self._began = self._printed = clock()
 
     def say(self, message: str) -> None:
         """See Progress."""
         print(f"picbench: {message}", file=self._stream, flush=True)
 
-    def begin(self) -> None:
+    def begin(self, done: int = 0) -> None:
         """See Progress."""
+        self._done = self._before = done
         self._began = self._printed = self._clock()
 
     def advance(self, arm: str, requests: int) -> None:
@@ -66,7 +80,7 @@ class PlainProgress:
         state = f"{self._done}/{self._total} requests, last by {arm}"
         if seconds <= 0:
             return state
-        rate = self._done / seconds
+        rate = (self._done - self._before) / seconds
         left = (self._total - self._done) / rate
         time = f"{minutes(left)} left" if left else f"took {minutes(seconds)}"
         return f"{state}, {rate:.2f} requests/s, {time}"
@@ -83,9 +97,9 @@ class LiveProgress:
         """See Progress."""
         self._bar.console.print(f"picbench: {message}", highlight=False, markup=False)
 
-    def begin(self) -> None:
+    def begin(self, done: int = 0) -> None:
         """See Progress."""
-        self._bar.start_task(self._task)
+        self._bar.reset(self._task, completed=done)
 
     def advance(self, arm: str, requests: int) -> None:
         """See Progress."""
@@ -101,8 +115,11 @@ class RateColumn(ProgressColumn):
 
 
 @contextmanager
-def open_progress(total: int) -> Iterator[Progress]:
+def open_progress(total: int, *, quiet: bool = False) -> Iterator[Progress]:
     """Progress over `total` requests; plain under CI and NO_COLOR and where stderr is a file."""
+    if quiet:
+        yield QuietProgress()
+        return
     if not is_live(sys.stderr):
         yield PlainProgress(total, sys.stderr)
         return

@@ -8,14 +8,22 @@ Requests that arrive at times of their own (an open loop) cannot be cut into gro
 draining the queue that they build up. There each arm serves all of them, and then the next arm.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from types import MappingProxyType
 
+from picbench.arms.arm_server import ArmServer
 from picbench.arms.messages import Failure, GroupResult
-from picbench.arms.server import Server
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import EngineError, InvalidRun
 from picbench.workloads.sample import Sample, SampleSegment
+
+#: What an arm gets in place of some samples: the same ones, prompts changed or not.
+Rewrite = Callable[[str, Sequence[Sample]], Sequence[Sample]]
+
+#: What is done to an arm's cache before it serves the group of a round.
+Prepare = Callable[[str, int], None]
 
 #: Groups are this many times as large as the concurrency, for the loop drains at a group's end.
 DEPTH = 4
@@ -23,84 +31,138 @@ DEPTH = 4
 
 @dataclass(frozen=True, slots=True)
 class ArmBatch:
-    """One arm's answer to one group of samples; `arrivals` in seconds, None in a closed loop."""
+    """One arm's answer to one group of samples, which are as they were sent to it.
+
+    `arrivals` are in seconds, None in a closed loop. `lost` says why the arm's engine is gone, None
+    where it served the group.
+    """
 
     round: int
     arm: str
     samples: Sequence[Sample]
     result: GroupResult
     arrivals: Sequence[float] | None = None
+    lost: str | None = None
 
 
-def group_size(concurrency: int) -> int:
-    """Samples of a group: single ones at concurrency 1, where there is nothing to drain."""
-    return 1 if concurrency == 1 else DEPTH * concurrency
+def group_size(concurrency: int, *, together: bool = False) -> int:
+    """Samples of a group: single ones at concurrency 1, where there is nothing to drain.
+
+    If they are to begin `together`, there are no more of them than are in flight at a time.
+    """
+    return concurrency if together or concurrency == 1 else DEPTH * concurrency
 
 
 def schedule(
-    samples: Sequence[Sample], arms: Sequence[str], size: int
+    samples: Sequence[Sample], arms: Sequence[str], size: int, repeats: int = 1
 ) -> Iterator[tuple[int, str, Sequence[Sample]]]:
-    """(round, arm, group) in the order of execution."""
-    for number, start in enumerate(range(0, len(samples), size)):
+    """(round, arm, group) in the order of execution; rounds are numbered through all repeats."""
+    for number, start in enumerate([*range(0, len(samples), size)] * repeats):
         group = samples[start : start + size]
         first = number % len(arms)
         for arm in (*arms[first:], *arms[:first]):
             yield number, arm, group
 
 
-def interleave(
-    servers: Mapping[str, Server], samples: Sequence[Sample], concurrency: int
-) -> Iterator[ArmBatch]:
-    """Run the whole schedule in a closed loop.
+def leave(arm: str, number: int) -> None:
+    """Do nothing to an arm's cache."""
 
-    An arm whose engine is gone fails its remaining requests; the others go on.
+
+def unchanged(arm: str, samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Send all arms the same prompts."""
+    return samples
+
+
+def interleave(
+    servers: Mapping[str, ArmServer],
+    samples: Sequence[Sample],
+    concurrency: int,
+    rewrite: Rewrite = unchanged,
+    *,
+    size: int | None = None,
+    repeats: int = 1,
+    done: int = 0,
+    lost: Mapping[str, str] = MappingProxyType({}),
+    prepare: Prepare = leave,
+) -> Iterator[ArmBatch]:
+    """Run the schedule in a closed loop, but for the first `done` batches of it.
+
+    Groups have `size` samples, by default `group_size`. An arm whose engine is gone fails its
+    remaining requests; the others go on. `lost` says why engines were gone before.
     """
-    gone: dict[str, str] = {}
-    for number, arm, group in schedule(samples, tuple(servers), group_size(concurrency)):
+    gone = dict(lost)
+    planned = schedule(samples, tuple(servers), size or group_size(concurrency), repeats)
+    for number, arm, given in islice(planned, done, None):
+        group = given
         if arm not in gone:
             try:
+                prepare(arm, number)
+                group = rewrite(arm, given)
                 result = servers[arm].run(to_requests(group), concurrency)
             except EngineError as error:
                 gone[arm] = str(error)
         if arm in gone:
             result = _lost(group, gone[arm])
-        yield ArmBatch(number, arm, group, result)
+        yield ArmBatch(number, arm, group, result, lost=gone.get(arm))
 
 
 def replay(
-    servers: Mapping[str, Server], samples: Sequence[Sample], arrivals: Sequence[float], first: int
+    servers: Mapping[str, ArmServer],
+    samples: Sequence[Sample],
+    arrivals: Sequence[float],
+    first: int,
+    rewrite: Rewrite = unchanged,
+    *,
+    repeats: int = 1,
+    done: int = 0,
+    prepare: Prepare = leave,
 ) -> Iterator[ArmBatch]:
     """Send all samples to each arm at their arrival times (seconds), one arm after another.
 
-    Arm number `first` (modulo their number) begins, so that over several runs none always does.
+    Arm number `first` (modulo their number) begins, so that over several runs none always does;
+    in the next of `repeats` it is the next arm. The first `done` batches are left out.
     """
     arms = tuple(servers)
-    first %= len(arms)
-    for arm in (*arms[first:], *arms[:first]):
+    starts = [(first + number) % len(arms) for number in range(repeats)]
+    planned = [(n, arm) for n, at in enumerate(starts) for arm in (*arms[at:], *arms[:at])]
+    for number, arm in planned[done:]:
+        lost, sent = None, samples
         try:
-            result = servers[arm].run(to_requests(samples), None, arrivals)
+            prepare(arm, number)
+            sent = rewrite(arm, samples)
+            result = servers[arm].run(to_requests(sent), None, arrivals)
         except EngineError as error:
-            result = _lost(samples, str(error))
-        yield ArmBatch(0, arm, samples, result, arrivals)
+            lost = str(error)
+            result = _lost(sent, lost)
+        yield ArmBatch(number, arm, sent, result, arrivals, lost)
 
 
-def preload(servers: Mapping[str, Server], samples: Sequence[Sample], concurrency: int) -> None:
-    """Run samples through every arm and keep no result: the caches are warm afterwards.
+def preload(
+    servers: Mapping[str, ArmServer],
+    samples: Sequence[Sample],
+    concurrency: int,
+    rewrite: Rewrite = unchanged,
+) -> dict[str, GroupResult]:
+    """Run samples through every arm, unmeasured: the caches are warm afterwards.
 
-    An arm whose engine is gone is skipped: its next batch reports it. Raises InvalidRun for a
-    sample that fails, since the cache would not be as declared.
+    The results, by arm, tell what became of the caches. An arm whose engine is gone is skipped: its
+    next batch reports it. Raises InvalidRun for a sample that fails, since the cache would not be
+    as declared.
     """
+    found: dict[str, GroupResult] = {}
     for arm, server in servers.items():
         try:
-            result = server.run(to_requests(samples), concurrency)
+            result = server.run(to_requests(rewrite(arm, samples)), concurrency)
         except EngineError:
             continue
+        found[arm] = result
         for sample, outcome in zip(samples, result.outcomes, strict=True):
             if isinstance(outcome, Failure):
                 raise InvalidRun(
                     f"arm {arm}: {sample.id} could not be preloaded: {outcome.message}",
                     hint="raise `kv_blocks`, or run without preloaded chunks",
                 )
+    return found
 
 
 def to_requests(samples: Sequence[Sample]) -> list[Request]:

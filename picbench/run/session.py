@@ -1,43 +1,68 @@
 """Runs from the first engine to the last file: one, or several on the same engines."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
+from picbench.arms.arm import Arm
+from picbench.arms.arm_server import ArmServer
+from picbench.arms.elsewhere.endpoint import Endpoint
+from picbench.arms.elsewhere.prompt_text import PromptText
 from picbench.arms.fleet import Fleet, open_fleet
 from picbench.arms.server import Server, launch
 from picbench.engines.config import EngineConfig
+from picbench.engines.ledger import MemoryUse
 from picbench.errors import ConfigError, EngineError, InvalidRun
 from picbench.inputs.workload import Workload, load_workload
 from picbench.output import provenance
 from picbench.output.manifest import make_manifest, make_summary
-from picbench.output.run_directory import RunDirectory, log_name
-from picbench.output.sample_row import to_rows
-from picbench.output.summary import ArmSummary, summarise
+from picbench.output.run_directory import MANIFEST, RunDirectory, log_name
+from picbench.output.run_reader import Run, read_run
+from picbench.output.sample_row import SampleRow, to_rows
+from picbench.output.store.documents import FINAL, Attempt, Status
+from picbench.output.store.lock import hold
+from picbench.output.summary import BASELINE, ArmSummary, summarise, summarise_memory
+from picbench.run.caches.cache_summary import summarise_cache
+from picbench.run.caches.cache_upkeep import CacheUpkeep
 from picbench.run.config import RunConfig
 from picbench.run.gpu_share import gpu_memory
 from picbench.run.job import Job
 from picbench.run.progress import Progress
-from picbench.run.protocol import ArmBatch, interleave, preload, replay
+from picbench.run.protocol import ArmBatch, interleave, replay, schedule
+from picbench.run.refill import refill
 from picbench.run.tally import Tally
+from picbench.run.unfinished import StoredRun, take_up
 from picbench.run.verify import verify
+from picbench.workloads.facts import chunk_sets
+from picbench.workloads.models import load_tokenizer
+from picbench.workloads.sample import Sample
 
 #: Starts the engine of an arm: its name, its settings, the file for its output.
 Launch = Callable[[str, EngineConfig, Path], Server]
+
+
+def _run_files(path: Path) -> Iterator[str]:
+    from picbench.output.tables.run_files import write_run_files  # Imports pandas.
+
+    return write_run_files(path)
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
     """Where workloads come from, how engines start, and on which GPUs; tests bring their own.
 
-    `memory` gives the bytes of each of so many GPUs, None where engines use none.
+    `memory` gives the bytes of each of so many GPUs, None where engines use none. `files` makes
+    tables and figures of a run directory, and yields a line for each that it cannot make.
     """
 
     load: Callable[[RunConfig], Workload] = load_workload
     launch: Launch = launch
     memory: Callable[[int], int | None] = gpu_memory
+    files: Callable[[Path], Iterator[str]] = _run_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +78,56 @@ def execute(job: Job, launch: Launch, progress: Progress) -> Finished:
     """Start the engines, run all rounds, write the run directory.
 
     Where start-up fails nothing is left behind. From then on, whatever stops the run, all that
-    was measured is kept, and the manifest says how the run ended.
+    was measured is kept, and the manifest says how the run ended. A run whose directory is there
+    goes on; one that has ended is only read. Raises InvalidRun for one that ended so.
     """
+    if (job.output / MANIFEST).exists():
+        with hold(job.output):
+            return _go_on(job, launch, progress)
     directory = RunDirectory.create(job.output)
-    try:
-        with _start_engines(job, launch, progress, directory.log) as fleet:
-            _say_notes(fleet, progress)
-            return Session(job, directory, fleet, progress).run()
-    except BaseException:
-        if not directory.begun:
-            directory.discard()
-        raise
+    with hold(job.output):
+        try:
+            with _start_engines(job, launch, progress, directory.log) as fleet:
+                _say_notes(fleet, progress)
+                return Session(job, directory, fleet, progress).run()
+        except BaseException:
+            if not directory.begun:
+                directory.discard()
+            raise
 
 
-def sweep(
+def _go_on(job: Job, launch: Launch, progress: Progress) -> Finished:
+    """Measure what is missing in the job's directory; without engines where nothing is."""
+    run = read_run(job.output)
+    if run.manifest["status"] in FINAL:
+        return _finished(run, progress)
+    stored = take_up(run)
+    total = job.requests
+    progress.say(f"{run.path}: going on after {stored.requests} of {total} requests")
+    directory = RunDirectory(run.path)
+    if stored.requests == total:
+        return Session(job, directory, Fleet({}, stored.engines), progress, stored).run()
+    with _start_engines(job, launch, progress, directory.log) as fleet:
+        _say_notes(fleet, progress)
+        return Session(job, directory, fleet, progress, stored).run()
+
+
+def _finished(run: Run, progress: Progress) -> Finished:
+    if run.manifest["status"] == "invalid":
+        raise InvalidRun(f"{run.path}: {run.manifest['reason']}", hint="name a new `output`")
+    progress.say(f"{run.path}: has ended, and is only shown; a new directory measures anew")
+    arms = run.summary
+    return Finished(run.path, arms, sum(arm.failed for arm in arms.values()))
+
+
+def execute_all(
     jobs: Sequence[Job], launch: Launch, progress: Progress, logs: Path
 ) -> Iterator[Finished]:
     """Run jobs one after another, each from a cold cache and into a directory of its own.
 
     The engines start once, so the jobs must agree on their settings (ConfigError); their output
-    goes to `logs`. A run with a failed request ends the sweep with EngineError: an engine that is
-    gone would fail all that follow.
+    goes to `logs`. A run with a failed request ends them all with EngineError: an engine that is
+    gone would fail those that follow.
     """
     _check_alike(jobs)
     logs.mkdir(parents=True, exist_ok=True)
@@ -84,70 +138,162 @@ def sweep(
             for server in fleet.servers.values():
                 server.reset()
             progress.say(f"{job.output.name}")
-            done = Session(job, RunDirectory.create(job.output), fleet, progress).run()
+            directory = RunDirectory.create(job.output)
+            with hold(job.output):
+                done = Session(job, directory, fleet, progress).run()
             _check_complete(done)
             yield done
 
 
 class Session:
-    """The measuring part of a run, and its files."""
+    """The measuring part of a run, and its files; `stored` is what there is of it already."""
 
-    def __init__(self, job: Job, directory: RunDirectory, fleet: Fleet, progress: Progress) -> None:
+    def __init__(
+        self,
+        job: Job,
+        directory: RunDirectory,
+        fleet: Fleet,
+        progress: Progress,
+        stored: StoredRun | None = None,
+    ) -> None:
         self._job = job
         self._directory = directory
         self._fleet = fleet
         self._progress = progress
         self._arms = {arm.name: arm for arm in job.arms}
         self._tallies = {arm.name: Tally() for arm in job.arms}
+        self._sets = chunk_sets(job.workload.samples)
         self._provenance = provenance.collect()
-        self._began = _now()
+        self._stored = stored
+        self._attempt = Attempt(_now(), done=stored.requests if stored else 0)
+        self._upkeep = CacheUpkeep(job, fleet, progress)
+        self._memory: dict[str, Sequence[MemoryUse]] = {}
 
     def run(self) -> Finished:
         """Run all rounds; the files record how far they got in any case."""
-        self._write_manifest("running")
-        status = "interrupted"
+        self._directory.write_workload(self._job.workload.samples, self._sets)
+        self._write_manifest()
+        status: Status = "interrupted"
+        reason = None
         try:
             self._measure()
             status = "partial" if self._failed else "complete"
-        except InvalidRun:
-            status = "invalid"
+        except InvalidRun as error:
+            status, reason = "invalid", str(error)
             raise
-        except Exception:
-            status = "failed"
+        except Exception as error:
+            status, reason = "failed", f"{type(error).__name__}: {error}"
             raise
         finally:
-            arms = self._write_results(status)
+            arms = self._write_results(status, reason)
             if status not in ("complete", "partial"):
                 self._progress.say(f"{status}; results so far are in {self._directory.path}")
         return Finished(self._directory.path, arms, self._failed)
 
     def _measure(self) -> None:
-        self._preload()
-        self._progress.begin()
+        done = self._attempt.done
+        if self._stored:
+            for known in self._stored.batches:
+                self._tallies[known.line.arm].add(known.rows, known.result)
+        if done == self._job.requests:
+            return
+        self._upkeep.begin()
+        if self._stored:
+            self._refill(self._stored)
+        self._progress.begin(done)
         for batch in self._batches():
             self._keep(batch)
+        self._measure_memory()
 
-    def _preload(self) -> None:
-        samples = self._job.workload.preload
-        if samples:
-            self._progress.say(f"preloading {len(samples)} chunks into each arm")
-            preload(self._fleet.servers, samples, self._job.config.concurrency)
+    def _refill(self, stored: StoredRun) -> None:
+        """Bring caches to where the run was stopped; in an open loop each arm begins without.
+
+        What was served in earlier repeats is gone from all caches.
+        """
+        workload, upkeep = self._job.workload, self._upkeep
+        if workload.arrivals is not None or not stored.batches:
+            return
+        if not upkeep.cold:
+            self._progress.say("serving requests again, unmeasured, for caches as they were")
+        planned = list(self._schedule())
+        first = len(stored.batches) - len(stored.batches) % (upkeep.rounds * len(self._arms))
+        found = refill(
+            self._fleet.servers,
+            stored.batches[first:],
+            planned[first:],
+            concurrency=self._job.config.concurrency,
+            arms=() if upkeep.cold else upkeep.reusing,
+            rewrite=upkeep.rewrite,
+            to_rows=self._rows,
+        )
+        self._attempt = replace(
+            self._attempt,
+            replayed=found.requests,
+            changed_outputs=found.changed_outputs,
+        )
+        if found.changed_outputs:
+            self._progress.say(
+                f"{found.changed_outputs} of {found.requests} replies are others this time: "
+                "this engine is not deterministic"
+            )
 
     def _batches(self) -> Iterator[ArmBatch]:
         workload, servers = self._job.workload, self._fleet.servers
+        upkeep, repeats = self._upkeep, self._job.config.repeats
+        done = len(self._stored.batches) if self._stored else 0
         if workload.arrivals is None:
-            return interleave(servers, workload.samples, self._job.config.concurrency)
+            return interleave(
+                servers,
+                workload.samples,
+                self._job.config.concurrency,
+                upkeep.rewrite,
+                size=upkeep.group_size,
+                repeats=repeats,
+                done=done,
+                lost=self._stored.lost if self._stored else {},
+                prepare=upkeep.prepare,
+            )
         # Any number that differs from run to run will do.
-        return replay(servers, workload.samples, workload.arrivals, int(self._job.fingerprint, 16))
+        first = int(self._job.fingerprint, 16)
+        return replay(
+            servers,
+            workload.samples,
+            workload.arrivals,
+            first,
+            upkeep.rewrite,
+            repeats=repeats,
+            done=done,
+            prepare=upkeep.prepare,
+        )
+
+    def _schedule(self) -> Iterator[tuple[int, str, Sequence[Sample]]]:
+        size, repeats = self._upkeep.group_size, self._job.config.repeats
+        return schedule(self._job.workload.samples, tuple(self._fleet.servers), size, repeats)
+
+    def _rows(self, batch: ArmBatch) -> list[SampleRow]:
+        """The rows of a batch that was just served; for each batch once."""
+        rows = to_rows(batch, self._job.workload.grader, self._sets)
+        expected = self._upkeep.declared.expect(batch)
+        repeat = batch.round // self._upkeep.rounds
+        return [
+            replace(row, expected_reuse=tokens, repeat=repeat)
+            for row, tokens in zip(rows, expected, strict=True)
+        ]
 
     def _keep(self, batch: ArmBatch) -> None:
-        rows = to_rows(batch, self._job.workload.score)
-        self._directory.append(rows)
+        rows = self._rows(batch)
         self._tallies[batch.arm].add(rows, batch.result)
+        try:
+            verify(batch, self._arms[batch.arm], warm=bool(self._job.workload.preload))
+            self._upkeep.declared.check(batch, rows)
+        except InvalidRun:
+            # For readers alone: a run that is killed right now must find this again.
+            self._directory.append(rows)
+            raise
+        self._directory.keep(batch, rows)
         self._progress.advance(batch.arm, len(rows))
-        verify(batch, self._arms[batch.arm], warm=bool(self._job.workload.preload))
 
-    def _write_results(self, status: str) -> dict[str, ArmSummary]:
+    def _write_results(self, status: Status, reason: str | None) -> dict[str, ArmSummary]:
         workload = self._job.workload
         arms = summarise(
             self._tallies,
@@ -155,22 +301,47 @@ class Session:
             meaningful=workload.model.meaningful,
             objectives=self._job.objectives,
         )
+        arms = {name: self._with_caches(name, arm) for name, arm in arms.items()}
         self._directory.write_memory({n: t.snapshots for n, t in self._tallies.items()})
-        self._directory.write_summary(make_summary(self._job, arms, self._provenance, status))
-        self._write_manifest(status, ended=_now())
+        summary = make_summary(self._job, arms, self._provenance, status)
+        self._directory.write_summary(asdict(summary))
+        self._attempt = replace(self._attempt, status=status, ended=_now())
+        self._write_manifest(reason)
+        if status in FINAL:
+            self._directory.compact()
         return arms
 
-    def _write_manifest(self, status: str, ended: str | None = None) -> None:
-        self._directory.write_manifest(
-            make_manifest(
-                self._job,
-                self._fleet.engines,
-                self._provenance,
-                status=status,
-                began=self._began,
-                ended=ended,
-            )
+    def _with_caches(self, name: str, arm: ArmSummary) -> ArmSummary:
+        full = self._tallies[BASELINE].rows if BASELINE in self._tallies else []
+        state, reuse = self._job.config.cache, self._arms[name].reuse
+        block = self._fleet.engines[name].get("block_bytes")
+        return replace(
+            arm,
+            cache=summarise_cache(state, reuse, self._tallies[name], full),
+            memory=summarise_memory(
+                arm.blocks, block if isinstance(block, int) else None, self._memory.get(name, ())
+            ),
         )
+
+    def _measure_memory(self) -> None:
+        """Ask all engines here that are left what they hold."""
+        for name, server in self._fleet.servers.items():
+            if self._arms[name].endpoint is not None:
+                continue
+            try:
+                self._memory[name] = server.call(attrgetter("memory_use"))
+            except EngineError as error:
+                self._progress.say(f"memory is not measured: {error.message}")
+
+    def _write_manifest(self, reason: str | None = None) -> None:
+        manifest = make_manifest(
+            self._job,
+            self._fleet.engines,
+            self._provenance,
+            [*(self._stored.attempts if self._stored else ()), self._attempt],
+            reason,
+        )
+        self._directory.write_manifest(asdict(manifest))
 
     @property
     def _failed(self) -> int:
@@ -182,12 +353,29 @@ def _start_engines(
 ) -> AbstractContextManager[Fleet]:
     for note in job.notes:
         progress.say(note)
-    progress.say(f"starting {len(job.arms)} engines: {', '.join(arm.name for arm in job.arms)}")
+    ours = [arm.name for arm in job.arms if arm.endpoint is None]
+    progress.say(f"starting {len(ours)} engines: {', '.join(ours)}")
+    with ExitStack() as stack:
+        for arm in job.arms:
+            if arm.endpoint is not None:
+                server = stack.enter_context(closing(_connect(job, arm, arm.endpoint)))
+                server.ready()  # Before engines start, which takes minutes.
     return open_fleet(
         job.arms,
-        lambda arm: launch(arm.name, job.engine(arm), log(arm.name)),
+        lambda arm: (
+            launch(arm.name, job.engine(arm), log(arm.name))
+            if arm.endpoint is None
+            else _connect(job, arm, arm.endpoint)
+        ),
         lambda name: progress.say(f"{name} is up"),
     )
+
+
+def _connect(job: Job, arm: Arm, endpoint: Endpoint) -> ArmServer:
+    from picbench.arms.elsewhere.remote_server import RemoteServer  # Imports httpx.
+
+    text_of = PromptText(partial(load_tokenizer, job.workload.model))
+    return RemoteServer(arm.name, endpoint, text_of)
 
 
 def _say_notes(fleet: Fleet, progress: Progress) -> None:
@@ -203,7 +391,7 @@ def _notes(engine: Mapping[str, object]) -> Sequence[str]:
 
 
 def _check_alike(jobs: Sequence[Job]) -> None:
-    settings = [[job.engine(arm) for arm in job.arms] for job in jobs]
+    settings = [[arm.endpoint or job.engine(arm) for arm in job.arms] for job in jobs]
     if any(other != settings[0] for other in settings):
         raise ConfigError(
             "runs on the same engines need the same arms, model, pool and context",

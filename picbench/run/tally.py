@@ -8,6 +8,7 @@ from picbench.arms.messages import GroupResult
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import Snapshot
 from picbench.output.sample_row import SampleRow
+from picbench.output.stalls import StepSeconds, step_seconds
 
 
 @dataclass(slots=True)
@@ -16,8 +17,9 @@ class Tally:
 
     `busy` counts clean rounds only, as do timings. The ledger's clock stops while other arms
     compute, so that averages over time are averages over the arm's own busy time. `moved` are
-    bytes (loaded, stored) by tier, `step_times` the sum over rounds, and `compiled` how often each
-    kernel was compiled.
+    bytes (loaded, stored) by tier, `step_times` the sum over rounds, `compiled` how often each
+    kernel was compiled, and `evicted` how many blocks of `chunk` and `prefix` KV lost it.
+    `steps` has the times of steps, batch by batch.
     """
 
     rows: list[SampleRow] = field(default_factory=list)
@@ -26,14 +28,16 @@ class Tally:
     moved: dict[str, tuple[int, int]] = field(default_factory=dict)
     step_times: StepTimes = field(default_factory=StepTimes)
     compiled: Counter[str] = field(default_factory=Counter)
+    evicted: Counter[str] = field(default_factory=Counter)
+    steps: list[StepSeconds] = field(default_factory=list)
     _clock: float = 0.0
 
     def add(self, rows: Sequence[SampleRow], result: GroupResult) -> None:
         """Add a round."""
         self.rows.extend(rows)
-        steps = len(self.snapshots)
+        known = len(self.snapshots)
         self.snapshots.extend(
-            replace(snapshot, step=steps + number, time=self._clock + snapshot.time)
+            replace(snapshot, step=known + number, time=self._clock + snapshot.time)
             for number, snapshot in enumerate(result.snapshots)
         )
         for tier, (loaded, stored) in result.moved.items():
@@ -41,6 +45,8 @@ class Tally:
             self.moved[tier] = (before[0] + loaded, before[1] + stored)
         self.step_times += result.step_times
         self.compiled.update(result.compiled)
+        self.evicted.update(result.evicted)
+        self.steps.append(step_seconds(result.snapshots))
         self._clock += result.busy
         if result.clean:
             self.busy += result.busy

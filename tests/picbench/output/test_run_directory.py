@@ -11,8 +11,9 @@ from harness_fakes import make_snapshot
 from picbench.engines.ledger import KINDS
 from picbench.errors import ConfigError
 from picbench.output.json_file import write_json
-from picbench.output.run_directory import SAMPLES, RunDirectory
+from picbench.output.run_directory import RunDirectory
 from picbench.output.sample_row import SampleRow
+from picbench.output.store.batch_log import SAMPLES
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from picbench.errors import ConfigError
 from picbench.output.run_directory import MANIFEST, MEMORY, SAMPLES, SUMMARY, RunDirectory
 from picbench.output.run_reader import read_run
 from picbench.output.sample_row import SampleRow
+from picbench.output.store.documents import SCHEMA
 from picbench.run.config import parse_config
 from picbench.run.job import prepare
 from picbench.run.progress import PlainProgress
@@ -70,7 +71,7 @@ def test_a_run_comes_back_whole(tmp_path: Path) -> None:
 def test_an_unfinished_run_has_its_manifest_and_rows(directory: RunDirectory) -> None:
     directory.append([row("a")])
     run = read_run(directory.path)
-    assert run.manifest == {"status": "running"}
+    assert run.manifest == {"schema": SCHEMA, "status": "running"}
     assert run.rows == [row("a")]
     for name in ("summary", "ledger"):
         with pytest.raises(ConfigError, match="run: not a run directory"):

@@ -15,12 +15,12 @@ class Terminal(io.StringIO):
         return True
 
 
-def spoken(times: list[float], total: int) -> list[str]:
-    """What is said when one request ends at each time after the start."""
+def spoken(times: list[float], total: int, done: int = 0) -> list[str]:
+    """What is said when one request ends at each time after the start; `done` ended before."""
     stream = io.StringIO()
     clock: Iterator[float] = iter([0.0, 0.0, *times])
     progress = PlainProgress(total, stream, lambda: next(clock))
-    progress.begin()
+    progress.begin(done)
     for _ in times:
         progress.advance("mepic", 1)
     return stream.getvalue().splitlines()
@@ -29,6 +29,12 @@ def spoken(times: list[float], total: int) -> list[str]:
 def test_rate_and_time_left() -> None:
     assert spoken([20.0], total=10) == [
         "picbench: 1/10 requests, last by mepic, 0.05 requests/s, 3:00 left"
+    ]
+
+
+def test_requests_of_an_earlier_attempt_do_not_count_for_the_rate() -> None:
+    assert spoken([20.0], total=10, done=7) == [
+        "picbench: 8/10 requests, last by mepic, 0.05 requests/s, 0:40 left"
     ]
 
 
@@ -68,6 +74,25 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         progress.advance("mepic", 3)
     assert "mepic is up" in stream.getvalue()
     assert "3/3" in stream.getvalue()
+
+
+def test_a_bar_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("sys.stderr", stream)
+    with open_progress(9) as progress:
+        progress.begin(7)
+        progress.advance("mepic", 1)
+    assert "8/9" in stream.getvalue()
+
+
+def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_progress(1, quiet=True) as progress:
+        progress.say("mepic is up")
+        progress.begin()
+        progress.advance("mepic", 1)
+    assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3600, "60:00")])

@@ -11,7 +11,7 @@ from picbench.errors import ConfigError, EngineError
 from picbench.run.config import parse_config
 from picbench.run.job import Job, prepare
 from picbench.run.progress import PlainProgress
-from picbench.run.session import sweep
+from picbench.run.session import execute_all
 
 SAMPLES = [make_sample(n) for n in range(3)]
 
@@ -28,7 +28,7 @@ def progress() -> PlainProgress:
 def test_engines_start_once_and_every_run_begins_cold(tmp_path: Path) -> None:
     harness = Harness(SAMPLES)
     jobs = [job(harness, tmp_path / name) for name in "ab"]
-    done = list(sweep(jobs, harness.launch, progress(), tmp_path / "logs"))
+    done = list(execute_all(jobs, harness.launch, progress(), tmp_path / "logs"))
     assert [finished.path.name for finished in done] == ["a", "b"]
     assert harness.order.count("launch mepic") == 1
     assert harness.order.count("reset mepic") == 2
@@ -44,14 +44,14 @@ def test_runs_that_need_other_engines_are_refused(tmp_path: Path) -> None:
     harness = Harness(SAMPLES)
     jobs = [job(harness, tmp_path / "a"), job(harness, tmp_path / "b", kv_blocks=60)]
     with pytest.raises(ConfigError, match="the same arms, model, pool and context"):
-        list(sweep(jobs, harness.launch, progress(), tmp_path / "logs"))
+        list(execute_all(jobs, harness.launch, progress(), tmp_path / "logs"))
     assert harness.order == []
 
 
-def test_a_failed_request_ends_the_sweep(tmp_path: Path) -> None:
+def test_a_failed_request_ends_the_remaining_runs(tmp_path: Path) -> None:
     harness = Harness(SAMPLES, dies_at={"mepic": 0})
     jobs = [job(harness, tmp_path / name) for name in "ab"]
     with pytest.raises(EngineError, match="3 requests failed"):
-        list(sweep(jobs, harness.launch, progress(), tmp_path / "logs"))
+        list(execute_all(jobs, harness.launch, progress(), tmp_path / "logs"))
     assert not (tmp_path / "b").exists()
     assert {server.state for server in harness.servers.values()} == {"killed"}

@@ -1,0 +1,109 @@
+"""What `picbench show` prints of a run directory."""
+
+from collections.abc import Iterator, Mapping
+from typing import TextIO
+
+from rich.table import Table
+from rich.text import Text
+
+from picbench.engines.algorithms import Reuse, parse
+from picbench.errors import ConfigError
+from picbench.output.result_table import print_all, result_table
+from picbench.output.run_reader import Run
+from picbench.output.summary import ArmSummary
+from picbench.output.verdict import verdict
+from picbench.run.config import RunConfig
+
+
+def print_overview(run: Run, stream: TextIO) -> None:
+    """The state of a run, its table, its settings, and where its numbers come from."""
+    arms = arms_of(run)
+    print_all(
+        stream,
+        _lines([("run", str(run.path)), *_state(run)]),
+        *([result_table(arms, _metric(arms)), *verdict(arms, _reusing(run))] if arms else ()),
+        _lines([*_results(arms), *_settings(run), *_provenance(run)]),
+    )
+
+
+def arms_of(run: Run) -> dict[str, ArmSummary]:
+    """The summaries of a run; none where it was stopped before it measured anything."""
+    try:
+        return dict(run.summary)
+    except ConfigError:
+        return {}
+
+
+def _lines(facts: list[tuple[str, str]]) -> Table:
+    table = Table(show_header=False, box=None)
+    for name, value in facts:
+        table.add_row(name, Text(value))
+    return table
+
+
+def _state(run: Run) -> Iterator[tuple[str, str]]:
+    manifest = run.manifest
+    workload = manifest["workload"]
+    yield "status", " - ".join(filter(None, (manifest["status"], manifest["reason"])))
+    for attempt in manifest["attempts"]:
+        done = f", after {attempt['done']} requests" if attempt["done"] else ""
+        again = f", {attempt['replayed']} served again" if attempt["replayed"] else ""
+        end = attempt["ended"] or "no end (killed, or running)"
+        yield "attempt", f"{attempt['began']} to {end}: {attempt['status']}{done}{again}"
+    yield "requests", f"{workload['samples']} to each of {len(manifest['arms'])} arms"
+    yield "data set", workload["dataset"] + (" (synthetic rows)" if workload["synthetic"] else "")
+    yield "model", f"{manifest['model']['name']} ({manifest['model']['weights']} weights)"
+    yield "cache", manifest["cache"]
+    yield "fingerprint", manifest["fingerprint"]
+    yield "schema", str(run.schema)
+
+
+def _results(arms: Mapping[str, ArmSummary]) -> Iterator[tuple[str, str]]:
+    for name, arm in arms.items():
+        if arm.outcomes:
+            yield (
+                f"outcomes of {name}",
+                ", ".join(f"{n} {what}" for what, n in arm.outcomes.items()),
+            )
+
+
+def _settings(run: Run) -> Iterator[tuple[str, str]]:
+    """Settings that are not the default, and the sizes that were chosen."""
+    for name, value in run.manifest["config"].items():
+        known = RunConfig.model_fields.get(name)
+        chosen = tuple(value) if isinstance(value, list) else value
+        if known is None or known.is_required() or chosen != known.get_default():
+            yield name, ",".join(value) if isinstance(value, list) else str(value)
+    sizes = run.manifest["sizes"]
+    yield "context", f"{sizes['context']:,} tokens"
+    yield "KV blocks", f"{sizes['pool']:,} in the pool of each arm"
+
+
+def _provenance(run: Run) -> Iterator[tuple[str, str]]:
+    found = run.manifest["provenance"]
+    git = found.get("git") or {}
+    if git:
+        yield "commit", git["commit"] + (", changed" if git["dirty"] else "")
+    yield "packages", ", ".join(f"{name} {known}" for name, known in found["packages"].items())
+    yield "python", f"{found['python']} on {found['platform']}"
+    yield "CPU", f"{found['cpu']['model']}, {found['cpu']['cores']} cores"
+    for gpu in found["gpus"]:
+        yield "GPU", f"{gpu['name']}, driver {gpu['driver']}, {gpu['memory']}"
+    yield from found["environment"].items()
+    yield "command", " ".join(found["command"])
+
+
+def _metric(arms: Mapping[str, ArmSummary]) -> str:
+    return next(iter(arms.values())).score.metric
+
+
+def _reusing(run: Run) -> list[str]:
+    """Arms that reuse chunks, as far as their algorithms are installed here."""
+    return [name for name, arm in run.manifest["arms"].items() if _reuses(arm["algorithm"])]
+
+
+def _reuses(spec: str) -> bool:
+    try:
+        return parse(spec).reuse is Reuse.CHUNKS
+    except ConfigError:
+        return False

@@ -1,0 +1,1 @@
+"""Runs as frames, and the files that are made of them."""

@@ -1,0 +1,127 @@
+"""Runs with an arm that is a server elsewhere."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from completion_server import CompletionServer, serving
+from harness_fakes import Harness, InterruptedEngine, make_sample
+
+from picbench.cli import main
+from picbench.comparison.measured_arm import measured_arms
+from picbench.output.run_reader import read_run
+from picbench.output.tables.run_files import write_run_files
+
+
+@pytest.fixture
+def harness() -> Harness:
+    return Harness([make_sample(n) for n in range(6)])
+
+
+def run(harness: Harness, output: Path, *flags: str) -> Result:
+    given = ("run", "--dataset", "fake", "--algo", "full,mepic", "--concurrency", "1")
+    return CliRunner().invoke(
+        main, [*given, "--output", str(output), *flags], obj=harness.services()
+    )
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_a_server_elsewhere_is_an_arm_beside_the_others(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k-secret")
+    output = tmp_path / "run"
+    with serving(CompletionServer()) as server:
+        result = run(harness, output, "--arm", f"theirs={server.url}")
+    assert result.exit_code == 0, result.stderr
+    prompts = [list(sample.tokens) for sample in harness.samples]
+    assert sorted(body["prompt"] for body in server.bodies) == sorted(prompts)
+
+    found = read_run(output)
+    rows = [row for row in found.rows if row.arm == "theirs"]
+    assert {(row.score, row.tokens.reused, row.prefill_ms) for row in rows} == {(1.0, None, None)}
+    ours = {row.sample: row.prompt_sha256 for row in found.rows if row.arm == "full"}
+    assert {row.sample: row.prompt_sha256 for row in rows} == ours
+    arm = found.summary["theirs"]
+    assert (arm.tokens.reused, arm.computed_tokens, arm.output_tokens) == (None, None, 12)
+    assert arm.ttft_vs_full is not None and arm.ttft_vs_full.pairs == 6
+    assert read(output / "manifest.json")["arms"]["theirs"]["engine"]["url"] == server.url
+    line = next(text for text in result.stdout.splitlines() if text.startswith("│ theirs"))
+    assert [cell.strip() for cell in line.split("│")][-4:-1] == ["-", "-", "-"]
+    files = [path.read_bytes() for path in output.rglob("*") if path.is_file()]
+    assert not any(b"k-secret" in content for content in files)
+
+
+def test_what_reads_runs_reads_one_with_a_server_elsewhere(
+    harness: Harness, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    with serving(CompletionServer()) as server:
+        assert run(harness, output, "--arm", f"theirs={server.url}").exit_code == 0
+    assert list(write_run_files(output)) == []
+    arm = measured_arms(read_run(output))["theirs"]
+    assert "reused_tokens" not in arm.counters and "peak_blocks" not in arm.totals
+    assert arm.counters["output_tokens"] == (2,) * 6
+    shown = CliRunner().invoke(main, ["show", str(output)])
+    assert shown.exit_code == 0 and f"theirs={server.url}" in shown.output
+    page = CliRunner().invoke(main, ["report", str(output), "--output", str(tmp_path / "r.html")])
+    assert page.exit_code == 0, page.output
+
+
+def test_counters_that_the_server_gives_are_kept(harness: Harness, tmp_path: Path) -> None:
+    with serving(CompletionServer(cached=9)) as server:
+        assert run(harness, tmp_path / "run", "--arm", f"theirs={server.url}").exit_code == 0
+    arm = read_run(tmp_path / "run").summary["theirs"]
+    assert (arm.tokens.reused, arm.computed_tokens) == (6 * 9, 6 * (36 - 9))
+
+
+def test_failing_requests_are_failed_rows(harness: Harness, tmp_path: Path) -> None:
+    with serving(CompletionServer(fails=lambda prompt: 1002 in prompt)) as server:
+        result = run(harness, tmp_path / "run", "--arm", f"theirs={server.url}")
+    assert result.exit_code == 4
+    failed = [row for row in read_run(tmp_path / "run").rows if row.error is not None]
+    assert [(row.arm, row.sample) for row in failed] == [("theirs", "s2")]
+
+
+def test_a_server_that_is_not_there_stops_the_run_before_engines_start(
+    harness: Harness, tmp_path: Path
+) -> None:
+    with serving(CompletionServer()) as gone:
+        pass
+    result = run(harness, tmp_path / "run", "--arm", f"theirs={gone.url}")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith(
+        f"picbench: --arm theirs: {gone.url} cannot be reached"
+    )
+    assert harness.servers == {} and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("flags", [("--cache", "cold"), ("--cache", "warm"), ("--repeats", "2")])
+def test_states_that_cannot_be_brought_about_are_refused(
+    harness: Harness, tmp_path: Path, flags: tuple[str, str]
+) -> None:
+    result = run(harness, tmp_path / "run", "--arm", "theirs=http://127.0.0.1:1/v1", *flags)
+    assert result.exit_code == 2
+    assert f"{flags[0]}" in result.stderr and "--arm" in result.stderr
+
+
+def test_a_run_that_goes_on_sends_a_server_only_what_is_missing(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """Others serve stored requests again; a server elsewhere was not stopped with the run."""
+    output = tmp_path / "run"
+    stopping = Harness(harness.samples, engines={"mepic": InterruptedEngine("mepic")})
+    with serving(CompletionServer()) as server:
+        flags = ("--arm", f"theirs={server.url}")
+        assert run(stopping, output, *flags).exit_code == 130
+        assert len(server.bodies) == 1
+        result = run(harness, output, *flags)
+    assert result.exit_code == 0, result.stderr
+    assert len({str(body["prompt"]) for body in server.bodies}) == len(server.bodies) == 6
+    assert read_run(output).summary["theirs"].requests == 6
+    assert read(output / "manifest.json")["attempts"][1]["replayed"] == 1
