@@ -1,8 +1,9 @@
 """An arm: one of the things that a run compares."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from picbench.arms.elsewhere.endpoint import Endpoint
 from picbench.engines import algorithms
 from picbench.engines.algorithms import Reuse
 from picbench.errors import ConfigError
@@ -12,16 +13,24 @@ from picbench.errors import ConfigError
 class Arm:
     """An algorithm and the engine that it runs on.
 
-    `name` is the algorithm's label, `algorithm` its canonical spec (``"epic:k=16"``), `stock` says
-    whether vLLM runs without any part of picbench in it, `reuse` what of earlier requests may be
-    reused, `documents` whether chunks are compiled after the text of their documents.
+    `name` is the algorithm's label, `algorithm` its canonical spec (``"epic:k=16"``), `served` the
+    spec that the engine serves, `stock` says whether vLLM runs without any part of picbench in it,
+    `reuse` what of earlier requests may be reused, `documents` whether chunks are compiled after
+    the text of their documents, `reorders` whether prompts are sent with their chunks in another
+    order, each once.
+
+    An arm with an `endpoint` is a server elsewhere: its `algorithm` is where that is, and nothing
+    is known of what it reuses, so that nothing is asked of it.
     """
 
     name: str
     algorithm: str
+    served: str
     stock: bool
     reuse: Reuse
     documents: bool = False
+    reorders: bool = False
+    endpoint: Endpoint | None = None
 
 
 def parse_arms(specs: Iterable[str], *, same_engine: bool = False) -> tuple[Arm, ...]:
@@ -38,6 +47,14 @@ def parse_arms(specs: Iterable[str], *, same_engine: bool = False) -> tuple[Arm,
     return tuple(arms)
 
 
+def arms_elsewhere(endpoints: Mapping[str, Endpoint]) -> tuple[Arm, ...]:
+    """The arms that are servers elsewhere, by their names."""
+    return tuple(
+        Arm(name, endpoint.spec, "", stock=False, reuse=Reuse.NOTHING, endpoint=endpoint)
+        for name, endpoint in endpoints.items()
+    )
+
+
 def _arm(spec: str, same_engine: bool) -> Arm:
     if not spec:
         raise ConfigError("`algo`: an empty name between commas", hint="write full,prefix,mepic")
@@ -46,7 +63,15 @@ def _arm(spec: str, same_engine: bool) -> Arm:
     except ConfigError as error:
         raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
     stock = algorithm.reuse is not Reuse.CHUNKS and not same_engine
-    return Arm(algorithm.label, algorithm.spec, stock, algorithm.reuse, algorithm.documents)
+    return Arm(
+        name=algorithm.label,
+        algorithm=algorithm.spec,
+        served=algorithm.served,
+        stock=stock,
+        reuse=algorithm.reuse,
+        documents=algorithm.documents,
+        reorders=algorithm.reorders,
+    )
 
 
 def _refuse_duplicates(arms: Iterable[Arm]) -> None:

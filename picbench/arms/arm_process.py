@@ -1,8 +1,12 @@
 """The child process of an arm: builds the engine and answers the parent until it disconnects.
 
-Run as ``python -m picbench.arms.arm_process FD``; FD is the child's end of the connection.
+Run as ``python -m picbench.arms.arm_process FD PARENT``; FD is the child's end of the connection,
+PARENT the process id of the parent.
 """
 
+import ctypes
+import os
+import signal
 import sys
 import time
 import traceback
@@ -18,6 +22,9 @@ from picbench.errors import EngineError, PicBenchError
 
 if TYPE_CHECKING:
     from picbench.engines.engine import Engine
+
+#: From linux/prctl.h: the signal that a process gets when its parent ends.
+_PR_SET_PDEATHSIG = 1
 
 Build = Callable[[], AbstractContextManager["Engine"]]
 
@@ -52,7 +59,7 @@ def run_group(engine: "Engine", group: Group) -> GroupResult:
     """Run a group under a fresh ledger; after a failure, find out which requests fail."""
     engine.measure()
     engine.watch_compilations()
-    before, times = engine.moved, engine.step_times
+    before, times, evicted = engine.moved, engine.step_times, engine.evictions
     started = time.perf_counter()
     try:
         outcomes: Sequence[Result | Failure] = engine.generate(
@@ -71,6 +78,7 @@ def run_group(engine: "Engine", group: Group) -> GroupResult:
         moved,
         engine.step_times - times,
         tuple(engine.compilations),
+        {kind: count - evicted[kind] for kind, count in engine.evictions.items()},
     )
 
 
@@ -126,5 +134,19 @@ def _portable(error: Exception) -> PicBenchError:
     return EngineError(f"{type(error).__name__}: {error}")
 
 
+def end_with_parent(parent: int) -> None:
+    """Have the kernel end this process when its parent is killed; Linux alone can.
+
+    An engine that computes for no one holds memory and cores that the next one needs. `parent` is
+    the parent's process id: it may be gone already.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv[2]))
     serve(Connection(int(sys.argv[1])))

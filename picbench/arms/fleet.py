@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from picbench.arms.arm import Arm
+from picbench.arms.arm_server import ArmServer
 from picbench.arms.environment import cores
-from picbench.arms.server import Server
 
 #: Cores for each engine that starts up; with fewer they would only slow each other down.
 CORES = 4
@@ -17,19 +17,19 @@ CORES = 4
 class Fleet:
     """Running servers and the descriptions of their engines, by arm."""
 
-    servers: Mapping[str, Server]
+    servers: Mapping[str, ArmServer]
     engines: Mapping[str, Mapping[str, object]]
 
 
 @contextmanager
 def open_fleet(
-    arms: Sequence[Arm], launch: Callable[[Arm], Server], ready: Callable[[str], None]
+    arms: Sequence[Arm], launch: Callable[[Arm], ArmServer], ready: Callable[[str], None]
 ) -> Iterator[Fleet]:
     """Launch every arm's server and wait for all; call `ready` with the name of each that is up.
 
     Leaving normally lets the engines end by themselves, leaving by an exception kills them.
     """
-    servers: dict[str, Server] = {}
+    servers: dict[str, ArmServer] = {}
     try:
         yield Fleet(servers, _start(arms, launch, ready, servers))
     except BaseException:
@@ -42,9 +42,9 @@ def open_fleet(
 
 def _start(
     arms: Sequence[Arm],
-    launch: Callable[[Arm], Server],
+    launch: Callable[[Arm], ArmServer],
     ready: Callable[[str], None],
-    servers: dict[str, Server],
+    servers: dict[str, ArmServer],
 ) -> dict[str, Mapping[str, object]]:
     engines: dict[str, Mapping[str, object]] = {}
     at_once = max(2, cores() // CORES)

@@ -39,7 +39,14 @@ class Server:
         self._connection, theirs = Pipe()
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "picbench.arms.arm_process", str(theirs.fileno())],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "picbench.arms.arm_process",
+                    str(theirs.fileno()),
+                    str(os.getpid()),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

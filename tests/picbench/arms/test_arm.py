@@ -17,6 +17,13 @@ def test_only_algorithms_that_compile_chunks_leave_stock_vllm() -> None:
     assert not any(arm.stock for arm in parse_arms(["full,prefix"], same_engine=True))
 
 
+def test_an_engine_serves_what_its_arm_is_called_unless_prompts_are_reordered() -> None:
+    mepic, reorder = parse_arms(["mepic,reorder"])
+    assert (mepic.served, mepic.reorders) == ("mepic", False)
+    assert (reorder.name, reorder.algorithm, reorder.served) == ("reorder", "reorder", "prefix")
+    assert (reorder.reorders, reorder.stock) == (True, True)
+
+
 def test_a_default_spelled_out_is_the_same_arm() -> None:
     with pytest.raises(ConfigError, match="mepic is given twice"):
         parse_arms(["mepic", "mepic:pad=masked"])

@@ -1,6 +1,9 @@
 """Engines in processes of their own; the engines are fakes, the processes are not."""
 
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -133,3 +136,28 @@ def test_log_tail_drops_colours_and_blank_lines(tmp_path: Path) -> None:
     assert log_tail(log, lines=3) == ""
     log.write_text("a\n\n\x1b[1;31mb\x1b[0m  \n\nc\n\n")
     assert log_tail(log, lines=2) == "b\nc"
+
+
+def is_running(process: int) -> bool:
+    """Whether a process is there and not merely waiting to be noticed."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_a_busy_engine_ends_with_a_killed_parent(tmp_path: Path) -> None:
+    """It would hold the memory and the cores that the next engine needs."""
+    script = Path(__file__).parents[1] / "busy_engine.py"
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "log")], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert is_running(child)
+    parent.kill()
+    parent.communicate()
+    while is_running(child):
+        time.sleep(0.01)

@@ -1,0 +1,1 @@
+"""Arms that are OpenAI-compatible servers elsewhere."""
