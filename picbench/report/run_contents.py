@@ -1,0 +1,208 @@
+"""What a report needs of a run, as far as the run got."""
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from picbench.comparison.arm_comparison import ArmComparison, compare_arms
+from picbench.comparison.measured_arm import MeasuredArm, measured_arms
+from picbench.comparison.run_comparison import ComparisonSettings, RunComparison, adjusted
+from picbench.engines import algorithms
+from picbench.engines.algorithms import Reuse
+from picbench.errors import ConfigError, IncomparableRuns
+from picbench.output.run_directory import MEMORY, SUMMARY, WORKLOAD
+from picbench.output.run_reader import Run, Series
+from picbench.output.sample_row import SampleRow
+from picbench.output.store.batch_log import SAMPLES
+from picbench.output.store.workload_file import StoredSample
+from picbench.output.summary import BASELINE, ArmSummary, summarise
+from picbench.run.tally import Tally
+from picbench.statistics.bootstrap import Interval
+from picbench.statistics.clusters import sum_clusters
+from picbench.statistics.quantiles import Quantile, quantile
+from picbench.statistics.student import StudentMean
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ArmFacts:
+    """One arm: its rows in the order of the run, its summary, and its timed TTFTs in ms.
+
+    `score_interval` is that of the mean score; None where scores say nothing of their spread.
+    """
+
+    name: str
+    rows: Sequence[SampleRow]
+    summary: ArmSummary
+    ttft: Sequence[float]
+    score_interval: Interval | None
+
+    def ttft_at(self, q: float) -> Quantile:
+        """A quantile of TTFT in ms with its interval; without a value from too few requests."""
+        return quantile(self.ttft, q)
+
+
+@dataclass(frozen=True, slots=True)
+class RunContents:
+    """A run as far as it got; `missing` names the files that it does not have.
+
+    `comparison` has every other arm against `full`, and is None where there is nothing to compare;
+    `notes` say why, and what else to know of it.
+    """
+
+    run: Run
+    arms: Mapping[str, ArmFacts]
+    ledger: Mapping[str, Series]
+    comparison: RunComparison | None
+    missing: Sequence[str]
+    notes: Sequence[str]
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """The manifest as JSON values."""
+        return self.run.manifest
+
+    def sent(self, samples: Container[str]) -> Mapping[str, StoredSample]:
+        """What was sent for these samples; nothing where the run did not keep it."""
+        return {} if WORKLOAD in self.missing else self.run.samples_sent(samples)
+
+    @property
+    def metric(self) -> str:
+        """How replies are scored."""
+        names = [arm.summary.score.metric for arm in self.arms.values()]
+        return names[0] if names else str(self.manifest["workload"]["metric"] or "score")
+
+    @property
+    def meaningful(self) -> bool:
+        """Whether scores mean anything: not with random weights."""
+        return bool(self.manifest["model"]["meaningful"])
+
+    @property
+    def labels(self) -> list[str]:
+        """What has to stand beside every number of this run."""
+        found = []
+        if not self.meaningful:
+            found.append(f"{self.manifest['model']['weights']} weights: scores mean nothing")
+        if self.manifest["workload"]["synthetic"]:
+            found.append("synthetic rows")
+        if self.manifest["status"] != "complete":
+            found.append(f"{self.manifest['status']} run")
+        return found
+
+    def reusing(self) -> list[str]:
+        """The arms that reuse chunks; an algorithm that is not installed here counts as one."""
+        return [name for name in self.arms if self._reuses(name)]
+
+    def _reuses(self, name: str) -> bool:
+        try:
+            spec = self.manifest["arms"][name]["algorithm"]
+            return algorithms.parse(spec).reuse is Reuse.CHUNKS
+        except (ConfigError, KeyError):
+            return name != BASELINE
+
+
+def read_contents(run: Run, margin: float) -> RunContents:
+    """Everything that is there; `margin` is the loss of score to judge.
+
+    Raises ConfigError for files that are there and cannot be read.
+    """
+    found: dict[str, list[SampleRow]] = {}
+    for row in _read_if_there(lambda: run.rows, run.path / SAMPLES) or ():
+        found.setdefault(row.arm, []).append(row)
+    summary = _read_if_there(lambda: run.summary, run.path / SUMMARY)
+    ledger = _read_if_there(lambda: run.ledger, run.path / MEMORY) or {}
+    known = {SAMPLES: found, SUMMARY: summary, MEMORY: ledger}
+    missing = [name for name, content in known.items() if not content]
+    if not (run.path / WORKLOAD).exists():
+        missing.append(WORKLOAD)
+    if found and summary:
+        comparison, notes = _compare_with_full(run, margin)
+    else:
+        comparison, notes = None, ["nothing is compared before the run has a summary"]
+    known_arms = summary or _recomputed(run, found)
+    return RunContents(
+        run=run,
+        arms={name: _facts(name, rows, known_arms[name]) for name, rows in found.items()},
+        ledger=ledger,
+        comparison=comparison,
+        missing=missing,
+        notes=notes,
+    )
+
+
+def _read_if_there(read: Callable[[], T], file: Path) -> T | None:
+    """What `read` gives; None where a run ended before it wrote the file."""
+    try:
+        return read()
+    except ConfigError:
+        if file.exists():
+            raise
+        return None
+
+
+def _facts(name: str, rows: Sequence[SampleRow], summary: ArmSummary) -> ArmFacts:
+    ttft = [row.ttft_ms for row in rows if row.timed and row.ttft_ms is not None]
+    return ArmFacts(name, rows, summary, ttft, _score_interval(rows))
+
+
+def _score_interval(rows: Sequence[SampleRow]) -> Interval | None:
+    """95 % for the mean score, unparsed as 0, by Student's t over sets of documents.
+
+    None of a single set, and where all have the same score, which says nothing of the spread.
+    """
+    answered = [row for row in rows if row.error is None]
+    known = [(0.0 if r.outcome == "unparsed" else r.score, r) for r in answered]
+    scores = [(score, r.cluster or r.sample) for score, r in known if score is not None]
+    if not scores:
+        return None
+    values, clusters = zip(*scores, strict=True)
+    found = StudentMean.of(sum_clusters(np.asarray(values, dtype=np.float64), clusters))
+    interval = found.interval()
+    if interval is None or not found.standard_error:
+        return None
+    return Interval(max(interval.low, 0.0), min(interval.high, 1.0), interval.level)
+
+
+def _recomputed(run: Run, rows: Mapping[str, list[SampleRow]]) -> Mapping[str, ArmSummary]:
+    """What rows alone say, for a run that ended early: no throughput and no blocks."""
+    tallies = {name: Tally(rows=found) for name, found in rows.items()}
+    metric = run.manifest["workload"]["metric"] or "score"
+    return summarise(tallies, metric=metric, meaningful=run.manifest["model"]["meaningful"])
+
+
+def _compare_with_full(run: Run, margin: float) -> tuple[RunComparison | None, list[str]]:
+    arms = measured_arms(run)
+    if BASELINE not in arms:
+        return None, [f"no arm {BASELINE} to compare with"]
+    others = [arm for name, arm in arms.items() if name != BASELINE]
+    if not others:
+        return None, [f"{BASELINE} is the only arm: nothing is compared"]
+    notes: list[str] = []
+    settings = ComparisonSettings(margin=margin)
+    found = [_compare(arms[BASELINE], arm, settings, notes) for arm in others]
+    compared = adjusted([arm for arm in found if arm is not None])
+    if not compared:
+        return None, notes
+    score = next(iter(run.summary.values())).score
+    path = str(run.path)
+    return RunComparison(path, path, score.metric, score.meaningful, settings, compared), notes
+
+
+def _compare(
+    full: MeasuredArm, arm: MeasuredArm, settings: ComparisonSettings, notes: list[str]
+) -> ArmComparison | None:
+    """Compare, whatever the prompts are: an arm may reorder them. `notes` get what is not so."""
+    try:
+        return compare_arms(full, arm, margin=settings.margin, seed=settings.seed)
+    except IncomparableRuns as error:
+        notes.append(f"{arm.name}: {error.message}")
+    try:
+        return compare_arms(
+            full, arm, margin=settings.margin, seed=settings.seed, allow_mismatch=True
+        )
+    except IncomparableRuns:
+        return None

@@ -1,0 +1,231 @@
+"""The tables of a run: its arms, their comparison with full, counts, provenance."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from picbench.comparison.arm_comparison import ArmComparison, MetricChange
+from picbench.comparison.comparison_rows import arm_notes, decision, metric_table, run_notes
+from picbench.comparison.run_comparison import RunComparison
+from picbench.output.summary import BASELINE
+from picbench.output.tables.cache_lines import cache_lines
+from picbench.report.html_table import (
+    NOTHING,
+    HtmlCell,
+    HtmlTable,
+    flattened,
+    number,
+    share,
+    text,
+    with_interval,
+)
+from picbench.report.losses import drop_at_most, unseen_loss
+from picbench.report.run_contents import ArmFacts, RunContents
+from picbench.statistics.non_inferiority import Loss
+
+_Columns = Mapping[str, Callable[[ArmFacts], HtmlCell]]
+
+#: What is said of a loss against the margin.
+LOSSES = {Loss.WITHIN: "within", Loss.BEYOND: "beyond", Loss.UNKNOWN: "undecided"}
+
+
+def arm_table(contents: RunContents) -> HtmlTable:
+    """A row for each arm; quantiles with intervals, and none from too few requests."""
+    ratios = {arm.after: arm.metric("ttft_ms") for arm in _compared(contents)}
+    columns = _columns(contents, ratios)
+    rows = [
+        [text(name), *(column(arm) for column in columns.values())]
+        for name, arm in contents.arms.items()
+    ]
+    notes = [
+        f"{contents.metric}: mean, unparsed replies as 0, with 95 % over sets of documents.",
+        "TTFT: milliseconds, with 95 % from order statistics; p90 needs 10 requests, p99 100.",
+        "Blocks: most that running requests held at a time. Reused and computed: shares of the "
+        "prompts; computed includes chunks that were compiled to be reused.",
+    ]
+    return HtmlTable("Arms", ["arm", *columns], rows, [*notes, *_cache(contents)], contents.labels)
+
+
+def _cache(contents: RunContents) -> list[str]:
+    """The state of caches, as it was declared or as it came about."""
+    summaries = {name: arm.summary for name, arm in contents.arms.items()}
+    lines = cache_lines(contents.manifest["config"].get("cache"), summaries)
+    found = [line.replace("`", "") for line in lines]
+    return found or [f"Cache: {contents.manifest['cache']}."]
+
+
+def decay_table(contents: RunContents) -> HtmlTable | None:
+    """What caches gave over a steady stream, a row for each window; None of other runs."""
+    rows = [
+        [
+            text(name),
+            number(window.first, "{:,}"),
+            number(window.requests, "{:,}"),
+            number(None if window.ttft_ms is None else window.ttft_ms.p50),
+            number(None if window.ttft_vs_full is None else window.ttft_vs_full.geomean, "{:.2f}x"),
+            share(window.expected_tokens, window.prompt_tokens),
+            share(window.found_tokens, window.prompt_tokens),
+        ]
+        for name, arm in contents.arms.items()
+        if arm.summary.cache is not None
+        for window in arm.summary.cache.decay
+    ]
+    if not rows:
+        return None
+    head = (
+        *("arm", "from request", "requests", "TTFT p50 ms", f"TTFT vs {BASELINE}"),
+        *("a cache without limits has", "found"),
+    )
+    notes = ["Shares of prompts' tokens. What is there and not found was evicted."]
+    return HtmlTable("Decay over a steady stream", head, rows, notes, contents.labels)
+
+
+def _columns(contents: RunContents, ratios: Mapping[str, MetricChange | None]) -> _Columns:
+    arms = contents.arms.values()
+    found: dict[str, Callable[[ArmFacts], HtmlCell]] = {
+        "requests": lambda arm: number(arm.summary.requests, "{:,}"),
+        "failed": lambda arm: number(arm.summary.failed, "{:,}"),
+        contents.metric: lambda arm: with_interval(
+            arm.summary.score.mean, arm.score_interval, "{:.3f}"
+        ),
+        "TTFT p50": lambda arm: _quantile(arm, 0.5),
+        "TTFT p90": lambda arm: _quantile(arm, 0.9),
+        "TTFT p99": lambda arm: _quantile(arm, 0.99),
+        f"TTFT vs {BASELINE}": lambda arm: _change(ratios.get(arm.name)),
+        "TPOT ms": lambda arm: number(arm.summary.tpot_ms),
+        "tokens/s": lambda arm: number(arm.summary.throughput_tok_s, "{:,.0f}"),
+        "blocks peak": lambda arm: number(arm.summary.blocks.peak_referenced or None, "{:,.0f}"),
+        "% of pool": lambda arm: share(arm.summary.blocks.peak_referenced, arm.summary.blocks.pool),
+        "reused": lambda arm: share(arm.summary.tokens.reused, arm.summary.tokens.prompt),
+        "computed": lambda arm: share(arm.summary.computed_tokens, arm.summary.tokens.prompt),
+    }
+    for outcome in ("abstained", "unparsed"):
+        if any(arm.summary.outcomes.get(outcome) for arm in arms):
+            found[outcome] = _outcome(outcome)
+    if any(arm.summary.makespan_s is not None for arm in arms):
+        found["makespan s"] = lambda arm: number(arm.summary.makespan_s)
+    if any(arm.summary.goodput_req_s is not None for arm in arms):
+        found["goodput req/s"] = lambda arm: number(arm.summary.goodput_req_s, "{:.2f}")
+    return found
+
+
+def _outcome(outcome: str) -> Callable[[ArmFacts], HtmlCell]:
+    return lambda arm: number(arm.summary.outcomes.get(outcome, 0), "{:,}")
+
+
+def _quantile(arm: ArmFacts, q: float) -> HtmlCell:
+    found = arm.ttft_at(q)
+    if found.value is None and found.count:
+        return HtmlCell(f"n < {found.needed}")
+    return with_interval(found.value, found.interval, "{:,.1f}")
+
+
+def _change(metric: MetricChange | None) -> HtmlCell:
+    if metric is None:
+        return text(NOTHING)
+    return with_interval(metric.change.value, metric.change.interval, "{:.2f}x")
+
+
+def comparison_table(
+    comparison: RunComparison,
+    title: str,
+    labels: Sequence[str],
+    sides: tuple[str, str] = ("before", "after"),
+) -> HtmlTable:
+    """A row for each arm and metric: change, interval, p, n, and whether too much is lost.
+
+    `sides` are the names of what is compared with what.
+    """
+    margin = comparison.settings.margin or 0.0
+    head = (
+        "arm",
+        "metric",
+        *sides,
+        "change",
+        "95 % interval",
+        "p",
+        "n",
+        "better/same/worse",
+        "drop at most",
+        f"drop below {margin:g}?",
+    )
+    cells = [
+        (metric.name, [text(arm.after), *_metric_cells(row, metric)])
+        for arm in comparison.arms
+        for row, metric in zip(metric_table(comparison, arm).rows, arm.metrics, strict=True)
+    ]
+    # All arms of one metric are what is compared by eye.
+    names = list(dict.fromkeys(name for name, _ in cells))
+    rows = [row for _, row in sorted(cells, key=lambda cell: names.index(cell[0]))]
+    notes = [
+        "Drop at most: the bound of the loss of score with 95 % confidence, one-sided; where no "
+        "sample changed, what so few samples cannot rule out. Without a "
+        "significant change a loss may still be there: the last column says whether it is small, "
+        "by that bound alone.",
+        *run_notes(comparison),
+    ]
+    return HtmlTable(title, head, rows, notes, labels)
+
+
+def _metric_cells(row: Sequence[str], metric: MetricChange) -> list[HtmlCell]:
+    name, before, after, change, interval, p, wins = row
+    drop = None if metric.change.ratio else drop_at_most(metric)
+    return [
+        text(name),
+        HtmlCell(before, metric.before),
+        HtmlCell(after, metric.after),
+        HtmlCell(change, metric.change.value),
+        text(interval),
+        HtmlCell(p, metric.p),
+        number(metric.change.pairs, "{:,}"),
+        HtmlCell(wins, metric.wins - metric.losses),
+        number(drop, "{:.3f}"),
+        text(NOTHING if metric.loss is None else LOSSES[metric.loss]),
+    ]
+
+
+def count_table(contents: RunContents) -> HtmlTable | None:
+    """Counts in which arms differ from full: exact, over the samples that both answered."""
+    rows = []
+    for arm in _compared(contents):
+        for counter in arm.counters:
+            if not counter.same:
+                rows.append(
+                    [
+                        text(arm.after),
+                        text(counter.name),
+                        number(counter.before, "{:,.0f}"),
+                        number(counter.after, "{:,.0f}"),
+                        number(counter.samples, "{:,}"),
+                    ]
+                )
+    if not rows:
+        return None
+    head = ("arm", "count", BASELINE, "in the arm", "samples that differ")
+    return HtmlTable("Exact counts", head, rows, (), contents.labels)
+
+
+def decisions(contents: RunContents) -> list[str]:
+    """What the comparisons say in words, arm by arm, unless too few samples stand for it."""
+    comparison = contents.comparison
+    if comparison is None:
+        return []
+    found = []
+    for arm in comparison.arms:
+        unseen = [(m, share) for m in arm.metrics if (share := unseen_loss(m)) is not None]
+        left_out = {line for metric, _ in unseen for line in decision(metric, comparison)}
+        notes = [note for note in arm_notes(comparison, arm) if note not in left_out]
+        notes += [
+            f"{metric.name}: none differs, but a loss in {share:.0%} of samples may go unseen."
+            for metric, share in unseen
+        ]
+        found += [f"{arm.after}: {note}" for note in notes]
+    return found
+
+
+def provenance_table(contents: RunContents) -> HtmlTable:
+    """The manifest: what was asked for, on what it ran, and what engines say of themselves."""
+    rows = [[text(key), text(value)] for key, value in flattened(contents.manifest)]
+    return HtmlTable("manifest.json", ("field", "value"), rows)
+
+
+def _compared(contents: RunContents) -> Sequence[ArmComparison]:
+    return () if contents.comparison is None else contents.comparison.arms

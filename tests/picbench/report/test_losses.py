@@ -1,0 +1,36 @@
+"""What is said of a loss of score."""
+
+import pytest
+from measured_arms import make_arm
+
+from picbench.comparison.arm_comparison import SCORE, MetricChange, compare_arms
+from picbench.report.losses import drop_at_most, unseen_loss
+from picbench.statistics.non_inferiority import Loss
+
+
+def score(before: list[float], after: list[float], margin: float = 0.02) -> MetricChange:
+    found = compare_arms(make_arm(scores=before), make_arm(scores=after), margin=margin)
+    metric = found.metric(SCORE)
+    assert metric is not None
+    return metric
+
+
+@pytest.mark.parametrize(("count", "share"), [(10, 0.2589), (100, 0.0295), (300, 0.0099)])
+def test_few_samples_without_a_loss_rule_little_out(count: int, share: float) -> None:
+    same = score([1.0] * count, [1.0] * count)
+    assert drop_at_most(same) == pytest.approx(share, abs=1e-4)
+    assert unseen_loss(same) == (None if share < 0.02 else drop_at_most(same))
+    assert same.loss is (Loss.WITHIN if share < 0.02 else Loss.UNKNOWN)
+    assert same.needed == 149
+
+
+def test_samples_that_changed_are_judged_by_their_interval() -> None:
+    worse = score([1.0] * 60, [0.0] * 20 + [1.0] * 40)
+    assert unseen_loss(worse) is None
+    assert worse.loss is Loss.BEYOND
+    bounds = worse.change.one_sided
+    assert bounds is not None
+    assert drop_at_most(worse) == -bounds.low
+    better = score([0.0] * 30 + [1.0] * 30, [1.0] * 60)
+    assert drop_at_most(better) == 0.0
+    assert better.loss is Loss.WITHIN
