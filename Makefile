@@ -12,12 +12,12 @@ TREE := build/tree
 # Requests that share chunks, which all are in the cache before the first one. Replies do not depend
 # on the CPU's 16-bit instructions in float32, and CPUs without these are fast in it.
 DEMO := build/demo.jsonl
-DEMO_TRAFFIC := --dataset musique --requests 64 --chunks 16 --pool 64 --zipf 0.8 --cached 1
+DEMO_TRAFFIC := --dataset musique --requests 48 --chunks 16 --pool 64 --zipf 0.8 --cached 1
 DEMO_RUN := --algo full,prefix,naive,mepic --concurrency 4 --dtype float32
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: install demo test check quick unit gpu-check lint types tree pictures clean
+.PHONY: install demo test gate check quick unit gpu-check lint types tree pictures schemas clean
 
 install: $(STAMP)
 
@@ -38,6 +38,17 @@ demo: install
 
 test: check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# A small run against the baseline that is committed: counts exactly, scores within their intervals.
+# Save it anew where a change of counts is meant: picbench baseline save --keep-thresholds (docs/ci.md).
+GATE := build/gate
+BASELINE := results/baselines/musique-cpu.json
+GATE_RUN := --algo full,mepic --dataset musique --limit 24 --dtype float32
+
+gate: install
+	rm -rf $(GATE)
+	$(BIN)/picbench run $(GATE_RUN) --output $(GATE)
+	$(BIN)/picbench gate $(GATE) --baseline $(BASELINE)
 
 check: lint types
 
@@ -75,6 +86,10 @@ pictures: install
 	sed -nE 's,$(PICTURE),\1 docs/\2,p' docs/algorithms.md | while read -r algorithm file; do \
 	  $(BIN)/picbench explain $$algorithm --output $$file > /dev/null || exit 1; \
 	done
+
+# The formats of a run directory, from the dataclasses that are written.
+schemas: install
+	$(BIN)/python -m picbench.output.store.json_schema docs/schema
 
 # mypy and import-linter cannot see through setuptools' package-dir mapping, so they get the same
 # tree as links.

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,19 @@ settings.register_profile("picbench", deadline=None)
 settings.load_profile("picbench")
 # What tests of several packages share.
 sys.path.insert(0, str(Path(__file__).parent))
+# This folder holds one of the package's name. Where `pytest` runs without its own directory in the
+# path, that folder would be imported instead of an editable install.
+if (_found := find_spec("picbench")) is None or _found.origin is None:
+    sys.path.append(str(Path(__file__).parents[1]))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How long the eviction storm is; `--storm 10000` takes minutes."""
+    """How long the eviction storm is, and how often a run of real engines is killed.
+
+    `--storm 10000` takes minutes, and so does each kill.
+    """
     parser.addoption("--storm", type=int, default=600, help="requests of the eviction storm")
+    parser.addoption("--kills", type=int, default=0, help="kills of a run of real engines")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 from PIL import Image
@@ -23,8 +24,14 @@ DOCUMENTS = (
     "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/serving.md",
+    "docs/runs.md",
+    "docs/data.md",
+    "docs/accuracy.md",
     "docs/algorithms.md",
     "docs/adding-an-algorithm.md",
+    "docs/metrics.md",
+    "docs/report.md",
+    "docs/ci.md",
 )
 ADDING = "docs/adding-an-algorithm.md"
 ALGORITHMS = "docs/algorithms.md"
@@ -43,6 +50,9 @@ PICTURE = re.compile(r"^!\[(.+)\]\((.+\.png)\)$", re.M)
 SECTION = re.compile(r"^## (\S+)$", re.M)
 #: A command, as long as nothing in it stands for something else.
 COMMAND = re.compile(r"^ {4}picbench (explain [^#\n]*?) *(?:#.*)?$", re.M)
+#: A command with its flags, on a line of its own.
+COMMAND_LINE = re.compile(r"^ {4}picbench (.*)$", re.M)
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 TARGET = re.compile(r"(?:`| {4})make ([\w-]+)")
 
 
@@ -80,6 +90,16 @@ def file_of(module: str) -> Path | None:
                 known = all(re.search(rf"\b{name}\b", text) for name in parts[count:])
                 return path if known else None
     return None
+
+
+def flags_of(words: list[str]) -> set[str]:
+    """The flags of the command that begins with these words."""
+    command: click.Command = main
+    for word in words:
+        if not isinstance(command, click.Group):
+            break
+        command = command.commands[word]
+    return {"--help", *(flag for option in command.params for flag in option.opts)}
 
 
 def folders() -> Iterator[str]:
@@ -168,6 +188,22 @@ def test_commands_that_explain_work(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for command in commands:
         done = CliRunner().invoke(main, command.split())
         assert done.exit_code == 0, done.output
+
+
+def test_every_command_is_in_a_document() -> None:
+    text = "\n".join(map(read, DOCUMENTS))
+    assert [name for name in main.commands if f"picbench {name}" not in text] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_flags_in_documents_exist(document: str) -> None:
+    unknown = [
+        (line, flag)
+        for line in COMMAND_LINE.findall(read(document))
+        for flag in FLAG.findall(line)
+        if flag not in flags_of(line.split())
+    ]
+    assert unknown == []
 
 
 @pytest.mark.parametrize("file", ["pic_edges.py", "pyproject.toml"])

@@ -1,12 +1,16 @@
 """What `picbench run --dry-run` prints."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 from rich.table import Table
 from rich.text import Text
 
 from picbench.output.result_table import load_of, print_all, skipped_rows
+from picbench.output.run_directory import MANIFEST
+from picbench.output.run_reader import read_run
+from picbench.output.store.documents import FINAL
 from picbench.run.job import Job
 
 
@@ -22,11 +26,13 @@ def _plan(job: Job) -> Iterator[tuple[str, str]]:
     """(name, value) of everything that a dry run tells."""
     facts, sizes = job.facts, job.sizes
     for arm in job.arms:
-        yield "arm", f"{arm.name} on {'stock vLLM' if arm.stock else 'the PIC engine'}"
+        where = "stock vLLM" if arm.stock else "the PIC engine"
+        yield "arm", f"{arm.name} on {arm.algorithm if arm.endpoint else where}"
     yield "model", job.workload.model.label
     for name in (
         "dataset",
         "data",
+        "columns",
         "seed",
         "concurrency",
         "dtype",
@@ -45,6 +51,8 @@ def _plan(job: Job) -> Iterator[tuple[str, str]]:
     yield from (("rows", line) for line in skipped_rows(job))
     yield "requests", f"{facts.samples} to each of {len(job.arms)} arms"
     yield "load", load_of(job)
+    yield "repeats", str(job.config.repeats)
+    yield "cache", job.config.cache or "kept between requests"
     yield "preloaded", f"{len(job.workload.preload)} chunks"
     yield "prompt tokens", f"{facts.mean_tokens:,.0f} mean, {facts.max_tokens:,} longest"
     yield "output tokens", f"{max(s.max_tokens for s in job.workload.samples):,} at most"
@@ -59,7 +67,15 @@ def _plan(job: Job) -> Iterator[tuple[str, str]]:
     )
     yield from (("note", note) for note in job.notes)
     yield "fingerprint", job.fingerprint
-    yield "output", str(job.output)
+    yield "output", f"{job.output}{_state(job.output)}"
+
+
+def _state(output: Path) -> str:
+    """What a run would do with a directory that is there."""
+    if not (output / MANIFEST).exists():
+        return ""
+    status = read_run(output).manifest["status"]
+    return f" ({status}: would only be shown)" if status in FINAL else f" ({status}: would go on)"
 
 
 def _setting(value: object) -> str:

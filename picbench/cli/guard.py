@@ -2,9 +2,12 @@
 
 import contextlib
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import click
@@ -13,6 +16,9 @@ from picbench.errors import PicBenchError
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+
+#: What a terminal that is closed, a batch system and a container's end send.
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 #: A field in backticks, with or without a value: `kv_blocks`, `data=hub`.
 _FIELD = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
@@ -40,6 +46,13 @@ class GuardedGroup(click.Group):
         sys.exit(code if isinstance(code, int) else 0)
 
 
+def exit_code(error: BaseException) -> int:
+    """The code with which a command ends that raises `error`."""
+    if isinstance(error, PicBenchError):
+        return error.exit_code
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else INTERNAL_ERROR
+
+
 @contextlib.contextmanager
 def traced(debug: bool) -> Iterator[None]:
     """Put flags into the errors of a command, and print their tracebacks if `debug`."""
@@ -53,6 +66,20 @@ def traced(debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         raise
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt for `SIGNALS`, as Ctrl-C does; only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _interrupt) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def with_flags(text: str, context: click.Context) -> str:
@@ -90,3 +117,7 @@ def _usage(error: click.ClickException) -> str:
 
 def _internal(error: Exception) -> str:
     return f"internal error: {type(error).__name__}: {error} (--debug shows the traceback)"
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)

@@ -7,7 +7,7 @@ import click
 
 @click.group(name="list")
 def listing() -> None:
-    """List algorithms, datasets, models, tiers or traffic with their options."""
+    """List algorithms, datasets, columns, models, tiers or traffic with their options."""
 
 
 @listing.command()
@@ -24,6 +24,16 @@ def datasets() -> None:
     from picbench.workloads import datasets as known
 
     _print(known.describe().items())
+
+
+@listing.command()
+def columns() -> None:
+    """Fields of rows and mappings by name, for --columns."""
+    from picbench.workloads.sources import columns as known
+
+    _print(known.FIELDS.items())
+    click.echo("Mappings by name:")
+    _print(known.NAMED.items())
 
 
 @listing.command()

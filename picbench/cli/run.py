@@ -2,12 +2,16 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from picbench.cli.guard import traced, with_flags
+from picbench.cli.completion import complete_algorithms, complete_datasets, complete_models
+from picbench.cli.guard import exit_code, interruptible, traced, with_flags
 from picbench.engines.config import COMPILE_ORDERS, DEFAULT_TIERS, PRESSURE
 
 if TYPE_CHECKING:
@@ -22,8 +26,22 @@ if TYPE_CHECKING:
     show_default="full,prefix,mepic",
     metavar="NAME[:OPTION=VALUE...][,NAME...]",
     help="Arms to compare, such as epic:k=16; repeat the flag or separate arms by commas.",
+    shell_complete=complete_algorithms,
 )
-@click.option("--dataset", default="", metavar="NAME", help="See picbench list datasets.")
+@click.option(
+    "--arm",
+    multiple=True,
+    metavar="NAME=URL[,model=ID][,timeout=SECONDS]",
+    help="An OpenAI-compatible server elsewhere as an arm beside those of --algo, such as "
+    "theirs=http://host:8000/v1; repeat the flag for more. Its key is OPENAI_API_KEY's.",
+)
+@click.option(
+    "--dataset",
+    default="",
+    metavar="NAME",
+    help="See picbench list datasets.",
+    shell_complete=complete_datasets,
+)
 @click.option(
     "--requests",
     metavar="FILE",
@@ -33,9 +51,16 @@ if TYPE_CHECKING:
     "--data",
     default="bundled",
     show_default=True,
-    metavar="bundled|DIR|FILE|hub",
-    help="Rows: synthetic ones that picbench makes, a folder with NAME/*.jsonl, one file, or "
-    "LongBench's from the hub at a pinned revision (hub:OWNER/NAME[@REVISION] for a copy of it).",
+    metavar="bundled|DIR|FILE|hf:OWNER/NAME|hub",
+    help="Rows: synthetic ones that picbench makes; a folder with NAME/*.jsonl (.json, .parquet, "
+    ".arrow), or one file; a data set on the hub, hf:OWNER/NAME[@REVISION][:[CONFIG/]SPLIT]; or "
+    "LongBench's at a pinned revision (hub:OWNER/NAME[@REVISION] for a copy of it).",
+)
+@click.option(
+    "--columns",
+    metavar="NAME|FIELD=COLUMN,...|FILE.yaml",
+    show_default="LongBench's",
+    help="Which columns of --data the fields of a row are in; see picbench list columns.",
 )
 @click.option(
     "--offline",
@@ -49,6 +74,7 @@ if TYPE_CHECKING:
     metavar="testbed|PATH|ID|shape:NAME",
     help="The model that comes with picbench, a folder, an id on the hub, or a shape with "
     "random weights.",
+    shell_complete=complete_models,
 )
 @click.option("--limit", type=int, metavar="N", show_default="all rows", help="Rows to run.")
 @click.option(
@@ -207,10 +233,27 @@ if TYPE_CHECKING:
     "its document. Only KV that was compiled with context=document knows it then.",
 )
 @click.option(
+    "--cache",
+    type=click.Choice(["cold", "warm", "steady"]),
+    show_default="empty at start, kept between requests",
+    help="Declare the state of the arms' caches, and verify it from counters: dropped before each "
+    "group of requests, filled with all chunks before the first one, or kept over 200 different "
+    "prompts or more. A run that was in another state is invalid (exit 3).",
+)
+@click.option(
+    "--repeats",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="Run all requests this often, each time from caches as they were at the first.",
+)
+@click.option(
     "--output",
     metavar="DIR",
     show_default="runs/<utc>-<dataset>-<model>-<fingerprint>",
-    help="Run directory; new or empty.",
+    help="Run directory: new, empty, or of the same command, which then goes on where it was "
+    "stopped. By default an unfinished run of the same settings in runs/ goes on.",
 )
 @click.option(
     "--same-engine",
@@ -230,21 +273,28 @@ if TYPE_CHECKING:
     help="Before anything is measured, compare ways to the same answers in each PIC engine; see "
     "picbench doctor.",
 )
+@click.option(
+    "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would run; start no engine.")
 @click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
 @click.pass_obj
-def run(services: "Services | None", /, *, dry_run: bool, debug: bool, **flags: Any) -> int:
+def run(
+    services: "Services | None", /, *, quiet: bool, dry_run: bool, debug: bool, **flags: Any
+) -> int:
     """Run the same requests through several algorithms and compare them.
 
     Each arm has an engine in a process of its own; the arms take turns on identical token ids.
-    `full` and `prefix` run on stock vLLM. Prints a table and, as the last line of stdout, the
-    run directory: manifest.json, samples.jsonl, memory.parquet, summary.json.
+    `full` and `prefix` run on stock vLLM. Prints a table and, as the last line of stdout, a
+    line of JSON with the run directory, how the run ended, and each arm's main numbers. The
+    directory also gets table.csv, table.md and figures of first tokens, memory and accuracy. A run
+    that was stopped goes on when the same command is given again; see docs/runs.md.
     """
     with traced(debug):
-        return _run(services, dry_run, flags)
+        return _run(services, quiet, dry_run, flags)
 
 
-def _run(services: "Services | None", dry_run: bool, flags: dict[str, Any]) -> int:
+def _run(services: "Services | None", quiet: bool, dry_run: bool, flags: dict[str, Any]) -> int:
     from picbench.cli.dry_run import print_plan
     from picbench.output.result_table import print_result
     from picbench.run.config import parse_config
@@ -259,12 +309,38 @@ def _run(services: "Services | None", dry_run: bool, flags: dict[str, Any]) -> i
     if dry_run:
         print_plan(job, sys.stdout)
         return 0
-    with open_progress(job.facts.samples * len(job.arms)) as progress:
-        finished = execute(job, services.launch, progress)
-    worded = partial(with_flags, context=click.get_current_context())
-    print_result(job, finished.arms, sys.stdout, worded)
-    click.echo(finished.path)
-    return _verdict(finished.failed, job.facts.samples * len(job.arms))
+    total = job.requests
+    with _reported(job.output):
+        with interruptible(), open_progress(total, quiet=quiet) as progress:
+            finished = execute(job, services.launch, progress)
+        if not quiet:
+            worded = partial(with_flags, context=click.get_current_context())
+            print_result(job, finished.arms, sys.stdout, worded)
+        for line in services.files(finished.path):
+            click.echo(line, err=True)
+        return _verdict(finished.failed, total)
+
+
+@contextmanager
+def _reported(path: Path) -> Iterator[None]:
+    """End with a line of JSON about the run in `path`, if this command has begun or read it."""
+    from picbench.errors import ConfigError
+
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, ConfigError):
+            _report(path, exit_code(error))
+        raise
+    _report(path, 0)
+
+
+def _report(path: Path, code: int) -> None:
+    from picbench.output.run_directory import MANIFEST
+    from picbench.output.store.status_line import status_line
+
+    if (path / MANIFEST).exists():
+        click.echo(status_line(path, code))
 
 
 def _verdict(failed: int, total: int) -> int:

@@ -22,7 +22,8 @@ from picbench.cli.guard import traced
     metavar="NAME",
     help="Passages and questions of a data set, or synthetic: random tokens, for memory and time.",
 )
-@click.option("--data", metavar="bundled|DIR|FILE", help="Rows of the data set.")
+@click.option("--data", metavar="bundled|DIR|FILE|hf:OWNER/NAME", help="Rows of the data set.")
+@click.option("--columns", metavar="NAME|FIELD=COLUMN,...", help="As in picbench run.")
 @click.option("--model", metavar="NAME", default="testbed", help="Whose tokenizer makes the ids.")
 @click.option("--pool", type=int, metavar="N", help="Distinct chunks that requests share.")
 @click.option("--join", type=int, metavar="N", help="Passages of a chunk at least.")
@@ -46,6 +47,20 @@ from picbench.cli.guard import traced
 @click.option("--rate", type=float, metavar="R", help="Arrivals a second; without: closed loop.")
 @click.option("--arrivals", type=click.Choice(["poisson", "uniform"]), help="Gaps at --rate.")
 @click.option("--max-tokens", type=int, metavar="N", help="Output tokens of a request.")
+@click.option(
+    "--trace",
+    metavar="DIR",
+    help="Replay real requests instead: the folder data of RAGPulse, with --requests, --speed, "
+    "--longest, --max-tokens and --seed. Its passages and sessions are real, its text is random "
+    "tokens.",
+)
+@click.option("--speed", type=float, metavar="F", help="Arrivals of a trace F times as fast.")
+@click.option(
+    "--longest",
+    type=int,
+    metavar="N",
+    help="Leave out requests of a trace with more tokens of prompt and reply.",
+)
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def traffic(*, out: str, preset: str | None, model: str, debug: bool, **flags: Any) -> int:
     """Draw requests that share chunks, and write them to a file for picbench run --requests.
@@ -68,5 +83,7 @@ def _traffic(out: Path, preset: str | None, model: str, flags: dict[str, Any]) -
     written = write_traffic(out, parse_traffic({**settings, **given}), models.resolve(model))
     for name, value in asdict(written.facts).items():
         click.echo(f"{name}: {f'{value:,.4g}' if isinstance(value, float) else value}")
+    if written.left_out:
+        click.echo(f"left out, too long: {written.left_out}")
     click.echo(out)
     return 0

@@ -12,11 +12,16 @@ from picbench.errors import ConfigError
 from picbench.inputs.workload import reply_tokens
 from picbench.run.config import parse_settings
 from picbench.workloads import models
-from picbench.workloads.traffic.chunk_source import ChunkSource, build
+from picbench.workloads.traffic.chunk_source import ChunkSource, build, plain_ids
+from picbench.workloads.traffic.corpus import SYNTHETIC
 from picbench.workloads.traffic.draw import draw
 from picbench.workloads.traffic.file import Header, write_requests
+from picbench.workloads.traffic.ragpulse import TraceReplay, read_trace
 from picbench.workloads.traffic.settings import Traffic
 from picbench.workloads.traffic.traffic_facts import TrafficFacts, measure
+
+#: The settings that there are for a trace.
+_OF_TRACES = {"trace", "requests", "seed", "speed", "longest", "max_tokens"}
 
 
 class TrafficConfig(BaseModel):
@@ -28,6 +33,7 @@ class TrafficConfig(BaseModel):
     seed: int = 0
     dataset: str = "musique"
     data: str = "bundled"
+    columns: str | None = None
     pool: int = 64
     join: int = 1
     chunk_tokens: int = 0
@@ -40,12 +46,32 @@ class TrafficConfig(BaseModel):
     users: int | None = None
     rate: float | None = None
     arrivals: Literal["poisson", "uniform"] = "poisson"
+    trace: str | None = None
+    speed: float = 1.0
+    longest: int | None = None
+
+    def replay(self) -> TraceReplay:
+        """What is taken of a trace; ConfigError for settings of other traffic beside it."""
+        others = sorted(self.model_fields_set - _OF_TRACES)
+        if others:
+            raise ConfigError(
+                f"`trace` and `{others[0]}`: requests of a trace are as they were",
+                hint=f"with a trace: {', '.join(f'`{name}`' for name in sorted(_OF_TRACES))}",
+            )
+        return TraceReplay(
+            requests=self.requests,
+            seed=self.seed,
+            speed=self.speed,
+            longest=self.longest,
+            max_tokens=self.max_tokens,
+        )
 
     def source(self, model: models.ModelSpec) -> ChunkSource:
         """Where chunks and questions come from; the length of replies may be the model's."""
         return ChunkSource(
             dataset=self.dataset,
             data=self.data,
+            columns=self.columns,
             pool=self.pool,
             join=self.join,
             chunk_tokens=self.chunk_tokens,
@@ -70,10 +96,11 @@ class TrafficConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A request file that was written, and what is in it."""
+    """A request file that was written, and what is in it; `left_out` requests were too long."""
 
     fingerprint: str
     facts: TrafficFacts
+    left_out: int = 0
 
 
 def parse_traffic(values: Mapping[str, Any]) -> TrafficConfig:
@@ -82,7 +109,12 @@ def parse_traffic(values: Mapping[str, Any]) -> TrafficConfig:
 
 
 def write_traffic(path: Path, config: TrafficConfig, model: models.ModelSpec) -> Written:
-    """Draw the requests and write them; ConfigError or DataError where that cannot be."""
+    """Draw the requests, or take those of a trace, and write them.
+
+    ConfigError or DataError where that cannot be.
+    """
+    if config.trace is not None:
+        return _write_trace(path, Path(config.trace), config.replay(), model)
     source, traffic = config.source(model), config.traffic()
     stream = draw(traffic, build(source, models.load_tokenizer(model), traffic.seed))
     header = Header(
@@ -91,6 +123,18 @@ def write_traffic(path: Path, config: TrafficConfig, model: models.ModelSpec) ->
         settings={"model": model.name, "source": asdict(source), "traffic": asdict(traffic)},
     )
     return Written(write_requests(path, header, stream), measure(stream))
+
+
+def _write_trace(path: Path, folder: Path, replay: TraceReplay, model: models.ModelSpec) -> Written:
+    found = read_trace(folder, replay, plain_ids(models.load_tokenizer(model)))
+    trace = {"format": "RAGPulse", "sha256": found.sha256, "left_out": found.left_out}
+    header = Header(
+        dataset=SYNTHETIC,
+        synthetic=True,
+        settings={"model": model.name, "trace": trace, "replay": asdict(replay)},
+    )
+    fingerprint = write_requests(path, header, found.stream)
+    return Written(fingerprint, measure(found.stream), found.left_out)
 
 
 def _span(text: str | None) -> tuple[int, int] | None:

@@ -13,6 +13,7 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
 from picbench.errors import ConfigError, DataError, EngineError
 from picbench.workloads import models
+from picbench.workloads.sources.records import Record, file_records
 
 if TYPE_CHECKING:
     from picbench.engines.cache import TierInfo
@@ -42,12 +43,10 @@ class _Line(BaseModel):
 
 
 def read_chunks(path: Path) -> list[Chunk]:
-    """The chunks of a file, one JSON object a line; raises DataError by file and line."""
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"`chunks` {path}: {error}", hint="`chunks=FILE`") from error
-    chunks = [_chunk(path, n, line) for n, line in enumerate(lines, start=1) if line.strip()]
+    """The chunks of a file of rows (see `file_records`); raises DataError by file and line."""
+    if not path.is_file():
+        raise ConfigError(f"`chunks` {path}: no such file", hint="`chunks=FILE`")
+    chunks = [_chunk(record) for record in file_records(path)]
     if not chunks:
         raise DataError(f"{path}: no chunks", hint='one {"text": "..."} a line')
     return chunks
@@ -95,14 +94,14 @@ def _table(tiers: "Sequence[TierInfo]") -> Table:
     return table
 
 
-def _chunk(path: Path, number: int, line: str) -> Chunk:
+def _chunk(record: Record) -> Chunk:
     try:
-        found = _Line.model_validate_json(line)
+        found = _Line.model_validate(record.values())
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise DataError(
-            f"{path}:{number}: {where + ': ' if where else ''}{first['msg'].lower()}",
+            f"{record.source}: {where + ': ' if where else ''}{first['msg'].lower()}",
             hint='one {"text": "..."} or {"tokens": [...]} a line',
         ) from error
     return Chunk(found.text, found.tokens, document=found.document)

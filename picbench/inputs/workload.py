@@ -2,26 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from picbench.arms.arm import parse_arms
 from picbench.errors import ConfigError
-from picbench.output.sample_row import Score
+from picbench.inputs.grader import find_grader
+from picbench.output.sample_row import Grader
 from picbench.run.config import RunConfig
 from picbench.workloads import datasets, models
 from picbench.workloads.datasets.grid import parse_grid
 from picbench.workloads.load import load_samples
 from picbench.workloads.prompts.chat import find_chat
-from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sample import Sample
-from picbench.workloads.scoring import Scorer, find_scorer
 from picbench.workloads.sources.bundled import BUNDLED
 from picbench.workloads.sources.hub import Origin
 from picbench.workloads.sources.row import BadRows
 from picbench.workloads.sources.source import locate
-from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
-from picbench.workloads.traffic.corpus import SYNTHETIC
+from picbench.workloads.synthetic.reply import MAX_TOKENS
 from picbench.workloads.traffic.draw import Stream, times
 from picbench.workloads.traffic.file import check_tokens, read_requests
 from picbench.workloads.traffic.settings import Traffic
@@ -29,7 +26,7 @@ from picbench.workloads.traffic.settings import Traffic
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Samples in the order of the run; `score` takes a reply and its right answers.
+    """Samples in the order of the run; `grader` takes a reply and its right answers.
 
     `skipped` names the place of each malformed row that was left out, `origin` where rows from the
     hub are from, and `chat` whether the tokenizer's chat template is around prompts.
@@ -43,7 +40,7 @@ class Workload:
     metric: str
     model: models.ModelSpec
     samples: tuple[Sample, ...]
-    score: Score
+    grader: Grader
     skipped: tuple[str, ...] = ()
     origin: Origin | None = None
     chat: bool = False
@@ -78,14 +75,20 @@ def _draw_arrivals(config: RunConfig, count: int) -> tuple[float, ...] | None:
 def _load_dataset(config: RunConfig) -> Workload:
     dataset = datasets.find(config.dataset)
     # Before the tokenizer, which takes seconds to load.
-    source = locate(config.data, config.dataset, offline=config.offline)
+    source = locate(
+        config.data,
+        config.dataset,
+        columns=config.columns,
+        offline=config.offline,
+        stream=config.limit is not None and not config.seed,
+    )
     model = models.resolve(config.model)
     tokenizer = models.load_tokenizer(model)
     chat = find_chat(config.chat, tokenizer, wanted=dataset.chat)
     bad_rows = BadRows(skip=config.on_bad_row == "skip")
     samples = load_samples(
         dataset.name,
-        source.path,
+        source,
         tokenizer,
         limit=config.limit,
         seed=config.seed,
@@ -98,13 +101,13 @@ def _load_dataset(config: RunConfig) -> Workload:
         documents=_wants_documents(config),
         drop=config.drop,
     )
-    metric, score = _score_of(dataset.name, config, model, tokenizer)
+    metric, grader = find_grader(dataset.name, config.scoring, model, tokenizer)
     return Workload(
         dataset=dataset.name,
         metric=metric,
         model=model,
         samples=tuple(samples),
-        score=score,
+        grader=grader,
         skipped=tuple(bad_rows.skipped),
         origin=source.origin,
         chat=chat is not None,
@@ -126,13 +129,13 @@ def _load_requests(config: RunConfig) -> Workload:
     if not _wants_documents(config):
         stream = _without_documents(stream)
     _check_fits(stream.samples, config.context or model.context)
-    metric, score = _score_of(found.header.dataset, config, model, tokenizer)
+    metric, grader = find_grader(found.header.dataset, config.scoring, model, tokenizer)
     return Workload(
         dataset=found.header.dataset,
         metric=metric,
         model=model,
         samples=stream.samples,
-        score=score,
+        grader=grader,
         synthetic=found.header.synthetic,
         arrivals=stream.arrivals,
         preload=_preload(stream),
@@ -184,29 +187,9 @@ def _check_fits(samples: Sequence[Sample], context: int | None) -> None:
             )
 
 
-def _score_of(
-    dataset: str, config: RunConfig, model: models.ModelSpec, tokenizer: Tokenizer
-) -> tuple[str, Score]:
-    """The metric of a data set's replies, and the function that scores them."""
-    if dataset == SYNTHETIC:
-        return "score", _unscored
-    scorer = find_scorer(datasets.find(dataset), config.scoring, tokenizer)
-    if model.restates:
-        return scorer.metric, partial(_score_restated, dataset, scorer)
-    return scorer.metric, scorer.score
-
-
 def reply_tokens(dataset: str, model: models.ModelSpec) -> int | None:
     """How many tokens a reply may have, where the model decides and not the data set."""
     return MAX_TOKENS.get(dataset) if model.restates else None
-
-
-def _unscored(reply: str, answers: Sequence[str]) -> None:
-    """Random tokens have no answer."""
-
-
-def _score_restated(dataset: str, scorer: Scorer, reply: str, answers: Sequence[str]) -> float:
-    return scorer.score(answer(dataset, reply), answers)
 
 
 def _context(wanted: int | None, model: models.ModelSpec) -> int | None:

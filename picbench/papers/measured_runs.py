@@ -8,6 +8,7 @@ import numpy as np
 from picbench.output.run_reader import Run
 from picbench.output.summary import ArmSummary
 from picbench.papers.paper_settings import Point
+from picbench.papers.report_table import MeanCell
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 
@@ -54,12 +55,9 @@ class SeedSpread:
         """The deviation; None below two values."""
         return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
 
-    def text(self, digits: int = 2) -> str:
-        """``mean ± deviation``."""
-        if self.mean is None:
-            return "-"
-        text = f"{self.mean:,.{digits}f}"
-        return text if self.deviation is None else f"{text} ± {self.deviation:,.{digits}f}"
+    def cell(self, digits: int = 2) -> MeanCell | None:
+        """A cell of a table; None of nothing."""
+        return None if self.mean is None else MeanCell(self.mean, self.deviation, digits)
 
 
 def by_label(runs: Iterable[MeasuredRun]) -> dict[str, list[MeasuredRun]]:

@@ -18,7 +18,7 @@ from picbench.papers.published import read_published
 from picbench.run.config import parse_config
 from picbench.run.job import Job, prepare
 from picbench.run.progress import Progress
-from picbench.run.session import Services, sweep
+from picbench.run.session import Services, execute_all
 from picbench.workloads import models
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
@@ -122,8 +122,8 @@ def _run_missing(
     jobs = [run.job for run in planned if run.job is not None]
     if not jobs:
         return
-    with display(sum(job.facts.samples * len(job.arms) for job in jobs)) as progress:
-        for _ in sweep(jobs, services.launch, progress, output / "logs"):
+    with display(sum(job.requests for job in jobs)) as progress:
+        for _ in execute_all(jobs, services.launch, progress, output / "logs"):
             pass
 
 

@@ -6,7 +6,7 @@ from picbench.errors import InvalidRun
 from picbench.output.run_reader import HELD
 from picbench.papers.measured_runs import MeasuredRun, SeedSpread, arms_of, by_label
 from picbench.papers.published import Published
-from picbench.papers.report_table import Cell, ReportTable
+from picbench.papers.report_table import Cell, MeanCell, ReportTable
 
 
 def workload_table(runs: Sequence[MeasuredRun], published: Published) -> ReportTable:
@@ -39,11 +39,11 @@ def _workload_row(label: str, runs: Sequence[MeasuredRun], published: Published)
         label,
         runs[0].facts.requests,
         paper.get("tokens"),
-        SeedSpread.of(run.facts.mean_tokens for run in runs).text(0),
+        SeedSpread.of(run.facts.mean_tokens for run in runs).cell(0),
         paper.get("reuse_pct"),
-        SeedSpread.of(100 * run.facts.reuse for run in runs).text(1),
+        SeedSpread.of(100 * run.facts.reuse for run in runs).cell(1),
         paper.get("recomputed"),
-        SeedSpread.of(run.facts.fresh_tokens for run in runs).text(0),
+        SeedSpread.of(run.facts.fresh_tokens for run in runs).cell(0),
     ]
 
 
@@ -79,20 +79,20 @@ def result_table(runs: Sequence[MeasuredRun], published: Published) -> ReportTab
 def _result_row(
     label: str, runs: Sequence[MeasuredRun], arm: str, published: Published
 ) -> list[Cell]:
-    def printed(metric: str) -> str:
+    def printed(metric: str) -> MeanCell | None:
         found = published.result(label, metric, arm)
-        return "-" if found is None else f"{found[0]:.2f} ± {found[1]:.2f}"
+        return None if found is None else MeanCell(*found)
 
     return [
         label,
         arm,
         printed("latency_s"),
-        SeedSpread.of(run.arm(arm).makespan_s for run in runs).text(),
+        SeedSpread.of(run.arm(arm).makespan_s for run in runs).cell(),
         printed("peak_pct"),
-        SeedSpread.of(run.share(arm, "peak_referenced") for run in runs).text(),
-        SeedSpread.of(run.share(arm, "peak_resident") for run in runs).text(),
+        SeedSpread.of(run.share(arm, "peak_referenced") for run in runs).cell(),
+        SeedSpread.of(run.share(arm, "peak_resident") for run in runs).cell(),
         printed("score"),
-        _score(runs, arm).text(),
+        _score(runs, arm).cell(),
     ]
 
 
@@ -111,7 +111,7 @@ def load_table(runs: Sequence[MeasuredRun], name: str, title: str, varies: str) 
         [
             label,
             arm,
-            *(SeedSpread.of(value(r, arm) for r in group).text() for value in columns.values()),
+            *(SeedSpread.of(value(r, arm) for r in group).cell() for value in columns.values()),
         ]
         for label, group in by_label(runs).items()
         for arm in arms_of(group)
@@ -162,9 +162,9 @@ def _ratio_rows(runs: Sequence[MeasuredRun], subject: str, reference: str) -> It
         ratios = SeedSpread.of(run.peak(reference) / run.peak(subject) for run in group)
         yield [
             label,
-            SeedSpread.of(run.peak(subject) for run in group).text(0),
-            SeedSpread.of(run.peak(reference) for run in group).text(0),
-            ratios.text(),
+            SeedSpread.of(run.peak(subject) for run in group).cell(0),
+            SeedSpread.of(run.peak(reference) for run in group).cell(0),
+            ratios.cell(),
             min(ratios.values),
             max(ratios.values),
             len(group),

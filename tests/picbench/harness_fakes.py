@@ -1,21 +1,25 @@
 """Engines and workloads that need no model."""
 
+import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from picbench.arms.arm_process import run_group
 from picbench.arms.messages import Group, GroupResult
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.config import EngineConfig
-from picbench.engines.ledger import KINDS, Snapshot
-from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
+from picbench.engines.ledger import KINDS, MemoryUse, Snapshot
+from picbench.engines.request import Chunk, Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, EngineError
 from picbench.inputs.workload import Workload
-from picbench.run.config import RunConfig
-from picbench.run.session import Services
+from picbench.output.sample_row import Grader
+from picbench.run.config import RunConfig, parse_config
+from picbench.run.job import prepare
+from picbench.run.progress import PlainProgress
+from picbench.run.session import Services, execute
 from picbench.workloads.models import ModelSpec
 from picbench.workloads.sample import Sample, SampleSegment
 
@@ -78,6 +82,14 @@ class FakeEngine:
         return {"host": (100 * groups, 10 * groups)}
 
     @property
+    def evictions(self) -> Mapping[str, int]:
+        return {"chunk": 0, "prefix": 0}
+
+    @property
+    def memory_use(self) -> Sequence[MemoryUse]:
+        return [MemoryUse("cpu", 4 << 20, 2 << 20, 1 << 20, process_bytes=10 << 20)]
+
+    @property
     def step_times(self) -> StepTimes:
         groups = sum(call.startswith("generate") for call in self.calls)
         return StepTimes(2.0 * groups, self.tier_seconds * groups)
@@ -106,7 +118,8 @@ class FakeEngine:
         self.calls.append("warm_up")
 
     def describe(self) -> Mapping[str, object]:
-        return {"vllm": "fake", "pid": os.getpid(), "notes": list(self.notes)}
+        about = {"vllm": "fake", "pid": os.getpid(), "block_bytes": 1 << 20}
+        return about | {"notes": list(self.notes)}
 
     def _answer(self, request: Request) -> Result:
         prompt = tuple(t for segment in request.segments for t in segment.tokens or ())
@@ -124,6 +137,108 @@ class FakeEngine:
             hits=Hits(chunk=1),
             finish_reason="length",
         )
+
+
+@dataclass
+class CachingEngine(FakeEngine):
+    """Reuses the chunks that it saw last, unless it is `full`; replies tell what is cached."""
+
+    capacity: int = 5
+    cached: dict[tuple[int, ...], None] = field(default_factory=dict)
+
+    @property
+    def memory(self) -> Sequence[Snapshot]:
+        return [make_snapshot(0, 0.0, 10), make_snapshot(1, 0.5, 10 + len(self.cached))]
+
+    def reset(self) -> None:
+        super().reset()
+        self.cached.clear()
+
+    def _answer(self, request: Request) -> Result:
+        plain = super()._answer(request)
+        if self.algorithm == "full":
+            return plain
+        chunks = [s.tokens for s in request.segments if isinstance(s, Chunk) and s.tokens]
+        reused = sum(len(chunk) for chunk in chunks if chunk in self.cached)
+        for chunk in chunks:
+            self.cached.pop(chunk, None)
+            self.cached[chunk] = None
+        for chunk in list(self.cached)[: -self.capacity]:
+            del self.cached[chunk]
+        return replace(
+            plain,
+            text="yes" if reused else "no",
+            tokens=tuple(chunk[0] for chunk in self.cached),
+            counts=TokenCounts(prompt=len(plain.prompt_tokens), reused=reused),
+            hits=Hits(chunk=reused // 16),
+        )
+
+
+@dataclass
+class PicEngine(FakeEngine):
+    """Counts as the PIC engine does: missing chunks are compiled, and are reused all the same.
+
+    With `prefix` it is stock vLLM, which finds whole blocks. It has room for `capacity` chunks or
+    blocks; what it drops is evicted, `lossy` engines do not say so, `stale` ones keep all at reset.
+    """
+
+    capacity: int = 1000
+    lossy: bool = False
+    stale: bool = False
+    cached: dict[object, None] = field(default_factory=dict)
+    evicted: int = 0
+
+    @property
+    def evictions(self) -> Mapping[str, int]:
+        kind = "prefix" if self.algorithm == "prefix" else "chunk"
+        return {"chunk": 0, "prefix": 0} | {kind: 0 if self.lossy else self.evicted}
+
+    def reset(self) -> None:
+        super().reset()
+        if not self.stale:
+            self.cached.clear()
+
+    def _answer(self, request: Request) -> Result:
+        plain = super()._answer(request)
+        if self.algorithm == "full":
+            return plain
+        counts = self._serve(request, plain.prompt_tokens)
+        return replace(plain, counts=counts, tokens=(len(self.cached),), hits=Hits())
+
+    def _serve(self, request: Request, prompt: tuple[int, ...]) -> TokenCounts:
+        if self.algorithm == "prefix":
+            blocks = [prompt[:end] for end in range(16, len(prompt) + 1, 16)]
+            known = [block in self.cached for block in blocks]
+            self._keep(blocks)
+            return TokenCounts(len(prompt), 16 * [*known, False].index(False))
+        chunks = [s.tokens for s in request.segments if isinstance(s, Chunk) and s.tokens]
+        missing = {chunk for chunk in chunks if chunk not in self.cached}
+        self._keep(chunks)
+        compiled = sum(map(len, missing))
+        return TokenCounts(len(prompt), sum(map(len, chunks)), compiled)
+
+    def _keep(self, found: Sequence[object]) -> None:
+        for one in found:
+            self.cached.pop(one, None)
+            self.cached[one] = None
+        for one in list(self.cached)[: -self.capacity]:
+            del self.cached[one]
+            self.evicted += 1
+
+
+def make_reusing_samples(count: int) -> list[Sample]:
+    """Samples with two of a dozen chunks each, so that a small cache hits some."""
+    texts = SampleSegment("text", "t", (1, 2)), SampleSegment("text", "q", (3, 4))
+    return [
+        Sample(
+            f"s{n}",
+            "fake",
+            (texts[0], *(SampleSegment("chunk", "c", (c,) * 16) for c in chunks), texts[1]),
+            ("yes",),
+            2,
+        )
+        for n, chunks in enumerate((100 + n * n % 7, 200 + n * 5 % 6) for n in range(count))
+    ]
 
 
 class BrokenEngine(FakeEngine):
@@ -172,6 +287,23 @@ class InterruptedEngine(FakeEngine):
         return super().generate(requests, concurrency=concurrency, arrivals=arrivals)
 
 
+class ForgetfulEngine(FakeEngine):
+    """Does not know the answer to the first `forgotten` samples."""
+
+    forgotten = 1
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> list[Result]:
+        results = super().generate(requests, concurrency=concurrency, arrivals=arrivals)
+        unknown = range(1000, 1000 + self.forgotten)
+        return [replace(r, text="no") if r.prompt_tokens[2] in unknown else r for r in results]
+
+
 class DeafEngine(FakeEngine):
     """Runs other tokens than it was given."""
 
@@ -216,6 +348,11 @@ class FakeServer:
         times = None if arrivals is None else tuple(arrivals)
         return run_group(self.engine, Group(tuple(requests), concurrency, times))
 
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        if self.runs == self.dies_at:
+            raise EngineError(f"arm {self.name}: the engine's process was ended by SIGKILL")
+        return function(self.engine)
+
     def reset(self) -> None:
         self.order.append(f"reset {self.name}")
         self.engine.reset()
@@ -239,9 +376,10 @@ class Harness:
     preload: Sequence[Sample] = ()
     order: list[str] = field(default_factory=list)
     servers: dict[str, FakeServer] = field(default_factory=dict)
+    file_faults: Sequence[str] = ()
 
     def services(self) -> Services:
-        return Services(load=self.load, launch=self.launch, memory=no_gpu)
+        return Services(self.load, self.launch, no_gpu, files=lambda path: iter(self.file_faults))
 
     def load(self, config: RunConfig) -> Workload:
         model = ModelSpec("shape:fake", "fake", self.weights)  # type: ignore[arg-type]
@@ -251,7 +389,7 @@ class Harness:
             "f1",
             model,
             samples,
-            lambda text, answers: text in answers,
+            Grader(lambda text, answers: float(text in answers)),
             arrivals=self.arrivals,
             preload=tuple(self.preload),
         )
@@ -262,3 +400,11 @@ class Harness:
         engine = self.engines.get(name) or FakeEngine(name)
         self.servers[name] = FakeServer(name, config, self.order, engine, self.dies_at.get(name))
         return self.servers[name]
+
+
+def run_fakes(harness: Harness, output: Path, *arms: str, **settings: object) -> Path:
+    """Run arms over a harness without the command line; the run directory."""
+    values = {"algo": arms, "dataset": "fake", "output": str(output), **settings}
+    job = prepare(parse_config(values), harness.load, no_gpu)
+    progress = PlainProgress(job.facts.samples * len(arms), io.StringIO())
+    return execute(job, harness.launch, progress).path

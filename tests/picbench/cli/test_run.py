@@ -23,8 +23,17 @@ from harness_fakes import (
 from picbench.arms import fleet
 from picbench.cli import main
 from picbench.output.run_reader import read_run
+from picbench.output.sample_row import hash_tokens
 
 ARMS = "full,prefix,naive,epic:k=16,mepic"
+FILES = {
+    "manifest.json",
+    "workload.jsonl",
+    "samples.jsonl",
+    "batches.jsonl",
+    "memory.parquet",
+    "summary.json",
+}
 
 
 def invoke(harness: Harness | None, *arguments: str) -> Result:
@@ -48,6 +57,12 @@ def verdict(result: Result) -> str:
     return line.removeprefix("picbench: ")
 
 
+def last_line(result: Result) -> dict[str, Any]:
+    """What programs read on stdout."""
+    found: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
 @pytest.fixture
 def harness() -> Harness:
     return Harness([make_sample(n) for n in range(10)])
@@ -57,9 +72,9 @@ def test_a_run_writes_its_directory_and_names_it_last(harness: Harness, tmp_path
     output = tmp_path / "new" / "run"
     result = run(harness, output, "--algo", ARMS)
     assert result.exit_code == 0, result.stderr
-    assert result.stdout.splitlines()[-1] == str(output)
+    assert last_line(result)["run"] == str(output)
     names = {path.name for path in output.iterdir()}
-    assert names == {"manifest.json", "samples.jsonl", "memory.parquet", "summary.json", "logs"}
+    assert names == {*FILES, "logs"}
     assert {server.state for server in harness.servers.values()} == {"closed"}
 
 
@@ -74,7 +89,7 @@ def test_a_line_below_the_table_says_what_reuse_gains(harness: Harness, tmp_path
 def test_the_summary_has_the_promised_keys(harness: Harness, tmp_path: Path) -> None:
     run(harness, tmp_path / "run", "--algo", ARMS)
     summary = read(tmp_path / "run" / "summary.json")
-    assert summary["schema"] == 1
+    assert summary["schema"] == 2
     assert list(summary["arms"]) == ARMS.split(",")
     arm = summary["arms"]["mepic"]
     assert arm["requests"] == 10
@@ -82,7 +97,9 @@ def test_the_summary_has_the_promised_keys(harness: Harness, tmp_path: Path) -> 
     assert arm["ttft_ms"]["p50"] == pytest.approx(100)
     assert arm["ttft_vs_full"] == {"geomean": pytest.approx(0.25), "pairs": 10}
     assert arm["tpot_ms"] == pytest.approx(10)
-    assert arm["score"] == {"metric": "f1", "mean": 1.0, "meaningful": False}
+    means = {"mean": 1.0, "parsed_mean": 1.0}
+    assert arm["score"] == {"metric": "f1", "meaningful": False} | means
+    assert arm["outcomes"] == {"answered": 10, "abstained": 0, "unparsed": 0, "error": 0}
     assert arm["blocks"]["pool"] == 100
     assert arm["blocks"]["peak_referenced"] == 20
     assert arm["tokens"] == {
@@ -278,6 +295,33 @@ def test_same_engine_takes_full_and_prefix_off_stock(harness: Harness, tmp_path:
     assert not any(server.config.stock for server in harness.servers.values())
 
 
+def test_an_arm_that_reorders_sends_other_prompts_and_the_table_says_so(
+    harness: Harness, tmp_path: Path
+) -> None:
+    result = run(harness, tmp_path / "run", "--algo", "prefix,reorder")
+    assert "reorder: prompts have their chunks in another order, each once" in result.stdout
+    assert "0 of 10 are consecutive text" in " ".join(result.stdout.split())
+    assert {name: s.config.algorithm for name, s in harness.servers.items()} == {
+        "prefix": "prefix",
+        "reorder": "prefix",
+    }
+    rows = map(json.loads, (tmp_path / "run" / "samples.jsonl").read_text().splitlines())
+    sent = {(row["arm"], row["sample"]): row["prompt_sha256"] for row in rows}
+    # The second chunk of all samples is the same: from the second prompt on it comes first.
+    same = [sent["prefix", f"s{n}"] == sent["reorder", f"s{n}"] for n in range(10)]
+    assert same == [True] + [False] * 9
+    plain = run(harness, tmp_path / "plain", "--algo", "prefix")
+    assert "another order" not in plain.stdout
+
+
+def test_preloaded_chunks_are_known_to_an_arm_that_reorders(tmp_path: Path) -> None:
+    first, second = make_sample(0), make_sample(1)
+    harness = Harness([second], preload=[first])
+    run(harness, tmp_path / "run", "--algo", "reorder")
+    row = read(tmp_path / "run" / "samples.jsonl")
+    assert row["prompt_sha256"] != hash_tokens(second.tokens)
+
+
 def test_the_table_says_that_random_weights_mean_nothing(harness: Harness, tmp_path: Path) -> None:
     result = run(harness, tmp_path / "run", "--algo", "full,mepic")
     assert "random weights: accuracy not meaningful" in result.stdout
@@ -299,7 +343,7 @@ def test_the_default_directory_names_data_set_model_and_fingerprint(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = invoke(harness, "run", "--dataset", "fake", "--data", "d", "--algo", "mepic")
-    path = Path(result.stdout.splitlines()[-1])
+    path = Path(last_line(result)["run"])
     _, dataset, model, fingerprint = path.name.split("-")
     assert (path.parent, dataset, model) == (Path("runs"), "fake", "testbed")
     assert read(path / "summary.json")["fingerprint"].startswith(fingerprint)
@@ -319,7 +363,8 @@ def test_a_refused_request_is_recorded_and_the_rest_goes_on(tmp_path: Path) -> N
     result = run(Harness(samples), tmp_path / "run", "--algo", "full,mepic", "--concurrency", "1")
     assert result.exit_code == 4
     assert verdict(result).startswith("2 of 12 requests failed")
-    assert result.stdout.splitlines()[-1] == str(tmp_path / "run")
+    last = last_line(result)
+    assert (last["run"], last["exit_code"]) == (str(tmp_path / "run"), 4)
     errors = {(row.arm, row.sample): row.error for row in read_run(tmp_path / "run").rows}
     assert errors[("mepic", "s1")] == "a chunk is too long (`context`)"
     assert [key for key, error in errors.items() if error is None and key[1] == "s1"] == []
@@ -370,12 +415,86 @@ def test_an_interrupted_run_keeps_what_it_has(harness: Harness, tmp_path: Path) 
     harness.engines = {"mepic": InterruptedEngine()}
     flags = ("--algo", "full,mepic", "--concurrency", "1")
     result = run(harness, tmp_path / "run", *flags)
+    last = last_line(result)
+    assert (last["status"], last["exit_code"]) == ("interrupted", 130)
     assert result.exit_code == 130
     assert verdict(result) == "interrupted"
     assert len(read_run(tmp_path / "run").rows) == 2
     assert read(tmp_path / "run" / "manifest.json")["status"] == "interrupted"
     assert read(tmp_path / "run" / "summary.json")["arms"]["mepic"]["requests"] == 1
     assert {server.state for server in harness.servers.values()} == {"killed"}
+
+
+def test_the_same_command_goes_on_after_an_interrupt(harness: Harness, tmp_path: Path) -> None:
+    harness.engines = {"mepic": InterruptedEngine()}
+    flags = ("--algo", "full,mepic", "--concurrency", "1")
+    assert run(harness, tmp_path / "run", *flags).exit_code == 130
+    harness.engines = {}
+    result = run(harness, tmp_path / "run", *flags)
+    assert result.exit_code == 0, result.stderr
+    planned = run(harness, tmp_path / "run", *flags, "--dry-run")
+    assert "(complete: would only be shown)" in planned.stdout
+    assert f"{tmp_path / 'run'}: going on after 2 of 20 requests" in result.stderr
+    assert "20/20 requests" in result.stderr
+    attempts = read(tmp_path / "run" / "manifest.json")["attempts"]
+    assert [attempt["status"] for attempt in attempts] == ["interrupted", "complete"]
+    assert len(read_run(tmp_path / "run").rows) == 20
+
+
+def test_an_unfinished_run_is_found_by_its_settings(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ("run", "--dataset", "fake", "--data", "d", "--concurrency", "1", "--algo")
+    harness.engines = {"mepic": InterruptedEngine()}
+    first = last_line(invoke(harness, *command, "mepic"))["run"]
+    harness.engines = {}
+    other = last_line(invoke(harness, *command, "naive"))["run"]
+    planned = invoke(harness, *command, "mepic", "--dry-run").stdout
+    assert f"{first} (interrupted: would go on)" in planned
+    result = invoke(harness, *command, "mepic")
+    assert (last_line(result)["run"], result.exit_code) == (first, 0)
+    assert first != other
+    assert "would go on" not in invoke(harness, *command, "mepic", "--dry-run").stdout
+    third = last_line(invoke(harness, *command, "mepic"))["run"]
+    fourth = last_line(invoke(harness, *command, "mepic"))["run"]
+    assert len({first, other, third, fourth}) == 4
+
+
+def test_a_finished_run_is_shown_again(harness: Harness, tmp_path: Path) -> None:
+    first = run(harness, tmp_path / "run", "--algo", "full,mepic")
+    order = list(harness.order)
+    again = run(harness, tmp_path / "run", "--algo", "full,mepic")
+    assert harness.order == order
+    assert again.stdout == first.stdout
+    assert "has ended, and is only shown; a new directory measures anew" in again.stderr
+
+
+def test_the_directory_of_another_run_is_a_usage_error(harness: Harness, tmp_path: Path) -> None:
+    run(harness, tmp_path / "run", "--algo", "full,mepic")
+    result = run(harness, tmp_path / "run", "--algo", "full,mepic", "--seed", "1")
+    assert result.exit_code == 2
+    assert verdict(result).startswith(f"--output {tmp_path / 'run'}: has a run with other settings")
+    assert result.stdout == ""
+
+
+def test_quiet_runs_print_one_line(harness: Harness, tmp_path: Path) -> None:
+    result = run(harness, tmp_path / "run", "--algo", "full,mepic", "--quiet")
+    assert result.stderr == ""
+    (line,) = result.stdout.splitlines()
+    found = json.loads(line)
+    assert (found["status"], found["exit_code"]) == ("complete", 0)
+    assert found["arms"]["mepic"] == {
+        "requests": 10,
+        "failed": 0,
+        "ttft_p50_ms": pytest.approx(100),
+        "ttft_vs_full": pytest.approx(0.25),
+        "score": None,
+        "peak_blocks": 20,
+        "reused_tokens": 160,
+    }
+    refused = run(harness, tmp_path / "other", "--algo", "mepik", "--quiet")
+    assert (refused.stdout, len(refused.stderr.splitlines())) == ("", 1)
 
 
 def test_a_baseline_that_hits_a_cache_is_invalid(harness: Harness, tmp_path: Path) -> None:
@@ -411,7 +530,7 @@ def test_an_arm_on_other_tokens_is_invalid(harness: Harness, tmp_path: Path) -> 
         (["--device", "tpu"], "Invalid value for '--device': 'tpu' is not one of"),
         (["--tensor-parallel", "0"], "--tensor-parallel 0: input should be greater than or equal"),
         (["--drop", "tail"], "Invalid value for '--drop': 'tail' is not"),
-        (["--limt", "1"], "Did you mean '--limit'?"),
+        (["--limt", "1"], "'--limit'"),
     ],
 )
 def test_bad_flags_give_one_line_and_exit_2(

@@ -33,7 +33,7 @@ def test_what_was_drawn_is_what_is_run(tmp_path: Path) -> None:
     assert len(workload.samples) == len(workload.arrivals) == 6
     assert workload.synthetic
     assert workload.requests == json.loads(path.read_text().splitlines()[0])["sha256"]
-    assert workload.score("anything", ("yes",)) is None
+    assert workload.grader.score("anything", ("yes",)) is None
     chunks = {segment.tokens for sample in workload.samples for segment in sample.chunks}
     for sample in workload.preload:
         assert sample.segments[0].kind == "text"
@@ -105,3 +105,11 @@ def test_presets_can_be_changed_by_flags(tmp_path: Path) -> None:
     header = json.loads(path.read_text().splitlines()[0])
     assert header["settings"]["traffic"]["requests"] == 5
     assert header["settings"]["source"]["dataset"] == "musique"
+
+
+def test_a_trace_takes_no_settings_of_drawn_traffic() -> None:
+    from picbench.inputs.traffic_file import parse_traffic
+
+    assert parse_traffic({"trace": "d", "speed": 2.0, "requests": 5}).replay().speed == 2.0
+    with pytest.raises(ConfigError, match="`trace` and `zipf`"):
+        parse_traffic({"trace": "d", "zipf": 1.0}).replay()

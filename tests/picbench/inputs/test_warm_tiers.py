@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from picbench.errors import ConfigError, DataError
@@ -39,7 +41,7 @@ def test_chunks_may_name_their_documents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("{", "invalid json"),
+        ("{", "EOF while parsing"),
         ('{"text": ""}', "text: string should have at least 1"),
         ('{"tokens": []}', "tokens: tuple should have at least 1"),
         ('{"tokens": ["a"]}', "tokens.0: input should be a valid integer"),
@@ -55,6 +57,11 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
     with pytest.raises(DataError, match=problem) as caught:
         read_chunks(file)
     assert f"{file}:2: " in str(caught.value)
+
+
+def test_chunk_files_may_be_parquet(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a b", "c"]}), tmp_path / "c.parquet")
+    assert [chunk.text for chunk in read_chunks(tmp_path / "c.parquet")] == ["a b", "c"]
 
 
 def test_no_file_and_no_chunks(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from picbench.errors import ConfigError
 from picbench.inputs.workload import load_workload
 from picbench.output.manifest import make_manifest, make_summary
 from picbench.output.result_table import print_result
+from picbench.output.store.documents import Attempt
 from picbench.run.config import parse_config
 from picbench.run.job import Job, prepare
 
@@ -76,9 +78,9 @@ def test_skipped_rows_are_counted_in_both_documents(make_job: MakeJob, rows: Pat
     job = make_job()
     for document in (
         make_summary(job, {}, {}, "complete"),
-        make_manifest(job, {"full": {}}, {}, status="complete"),
+        make_manifest(job, {"full": {}}, {}, [Attempt("2026-11-22T12:00:00+00:00")]),
     ):
-        workload = document["workload"]
+        workload = asdict(document)["workload"]
         assert (workload["samples"], workload["skipped_rows"]) == (2, 2)
         assert workload["first_skipped"].startswith(f"{rows}:2: ")
 
@@ -92,9 +94,9 @@ def test_nothing_is_said_where_nothing_was_skipped(make_job: MakeJob, rows: Path
     rows.write_text(json.dumps(ROW), encoding="utf-8")
     job = make_job(on_bad_row="stop")
     assert "malformed" not in printed(job)
-    workload = make_summary(job, {}, {}, "complete")["workload"]
-    assert (workload["skipped_rows"], workload["first_skipped"]) == (0, None)
-    assert (workload["origin"], workload["chat"]) == (None, False)
+    workload = make_summary(job, {}, {}, "complete").workload
+    assert (workload.skipped_rows, workload.first_skipped) == (0, None)
+    assert (workload.origin, workload.chat) == (None, False)
 
 
 def test_the_testbed_has_no_chat_template(make_job: MakeJob) -> None:
@@ -109,7 +111,7 @@ def test_scoring_names_its_metric_and_changes_the_fingerprint(make_job: MakeJob)
     assert plain.facts.fingerprint == other.facts.fingerprint
     assert plain.fingerprint != other.fingerprint
     # The testbed model restates the question before it answers; only the answer is scored.
-    assert other.workload.score("home of Ada is Oslo", ["Oslo"]) == 1.0
+    assert other.workload.grader.score("home of Ada is Oslo", ["Oslo"]) == 1.0
 
 
 def test_offline_changes_no_number(make_job: MakeJob) -> None:

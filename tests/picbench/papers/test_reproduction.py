@@ -50,14 +50,16 @@ def test_printed_values_stand_beside_ours(
     reproduce(bench, settings_file, tmp_path / "out", "--figure", "table2", "--figure", "table1")
     squad = [row for row in rows(tmp_path / "out" / "table2.csv") if row["workload"] == "squad"]
     mepic, epic = squad
-    assert (mepic["peak % (paper)"], epic["peak % (paper)"]) == ("27.67 ± 0.05", "54.13 ± 0.21")
-    assert mepic["peak referenced % (ours)"] == "8.00 ± 0.00"
-    assert epic["peak referenced % (ours)"] == "40.00 ± 0.00"
+    assert (mepic["peak % (paper)"], mepic["peak % (paper) sd"]) == ("27.67", "0.05")
+    assert (epic["peak % (paper)"], epic["peak % (paper) sd"]) == ("54.13", "0.21")
+    assert mepic["peak referenced % (ours)"] == "8.0"
+    assert epic["peak referenced % (ours)"] == "40.0"
+    assert "| 27.67 ± 0.05 |" in (tmp_path / "out" / "table2.md").read_text()
     ours = [row for row in rows(tmp_path / "out" / "table2.csv") if row["workload"] == "ours"]
-    assert {row["peak % (paper)"] for row in ours} == {"-"}
+    assert {row["peak % (paper)"] for row in ours} == {""}
     table1 = rows(tmp_path / "out" / "table1.csv")
     assert (table1[0]["tokens (paper)"], table1[0]["reuse % (paper)"]) == ("2224", "84.9")
-    assert table1[0]["tokens (ours)"] == "88 ± 0"
+    assert (table1[0]["tokens (ours)"], table1[0]["tokens (ours) sd"]) == ("88.0", "0.0")
 
 
 def test_the_ledger_explains_the_difference(
@@ -65,8 +67,8 @@ def test_the_ledger_explains_the_difference(
 ) -> None:
     reproduce(bench, settings_file, tmp_path / "out", "--figure", "fig8")
     [first, *_] = rows(tmp_path / "out" / "fig8-ratio.csv")
-    assert (first["mepic, blocks"], first["epic:k=16, blocks"]) == ("8 ± 0", "40 ± 0")
-    assert (first["ratio"], first["lowest"], first["seeds"]) == ("5.00 ± 0.00", "5.0", "2")
+    assert (first["mepic, blocks"], first["epic:k=16, blocks"]) == ("8.0", "40.0")
+    assert (first["ratio"], first["lowest"], first["seeds"]) == ("5.0", "5.0", "2")
     [epic, mepic, less, *_] = rows(tmp_path / "out" / "fig8-difference.csv")
     assert less["arm"] == "difference"
     kinds = [name for name in less if name not in ("chunks per request", "seed", "arm", "sum")]

@@ -13,16 +13,32 @@ from picbench.engines.ledger import KINDS, summarise
 from picbench.output.run_directory import RunDirectory
 from picbench.output.run_reader import HELD, Series, read_series
 from picbench.papers.measured_runs import SeedSpread
-from picbench.papers.report_table import ReportTable
+from picbench.papers.report_table import MeanCell, ReportTable
 
 EXACT = st.integers(0, 16 * 50).map(lambda slots: slots / 16)
 
 
 def test_spread_by_hand() -> None:
-    assert SeedSpread.of([1.0, None, 3.0]).text() == "2.00 ± 1.41"
-    assert SeedSpread.of([5.0]).text(1) == "5.0"
-    assert SeedSpread.of([None]).text() == "-"
+    assert SeedSpread.of([1.0, None, 3.0]).cell() == MeanCell(2.0, pytest.approx(2**0.5))
+    assert SeedSpread.of([5.0]).cell(1) == MeanCell(5.0, None, 1)
+    assert SeedSpread.of([None]).cell() is None
     assert SeedSpread.of([]).mean is None
+
+
+def test_means_are_numbers_in_files_and_text_for_readers(tmp_path: Path) -> None:
+    cells = [MeanCell(1234.5678, 0.25, 1), MeanCell(2.0), None]
+    ReportTable("t", "T", ("arm", "time s"), list(zip("abc", cells, strict=True))).write(tmp_path)
+    assert (tmp_path / "t.csv").read_text().splitlines() == [
+        "arm,time s,time s sd",
+        "a,1234.5678,0.25",
+        "b,2.0,",
+        "c,,",
+    ]
+    rows = json.loads((tmp_path / "t.json").read_text())["rows"]
+    assert rows[0] == {"arm": "a", "time s": 1234.5678, "time s sd": 0.25}
+    assert rows[2] == {"arm": "c", "time s": None, "time s sd": None}
+    lines = (tmp_path / "t.md").read_text().splitlines()
+    assert lines[4:7] == ["| a | 1,234.6 ± 0.2 |", "| b | 2.00 |", "| c | - |"]
 
 
 def test_series_are_what_the_run_wrote(tmp_path: Path) -> None:

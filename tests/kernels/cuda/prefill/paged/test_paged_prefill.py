@@ -151,6 +151,7 @@ def test_few_queries_are_prefilled_in_place_and_many_have_keys_copied(
     monkeypatch: pytest.MonkeyPatch, new: int, context: int, served: str
 ) -> None:
     monkeypatch.setattr(device, "runs_gluon", lambda: True)
+    monkeypatch.setattr(link.flash, "covers", lambda _: False)
     shape = HeadShape(32, 8, 128, torch.bfloat16)
     slots = plain(context, new)
     order = LogicalOrder.of(slots.kpos, slots.rope_shift)

@@ -1,59 +1,41 @@
 """`picbench measure`: kernels, the chunk store, tiers and engines, one by one or all on a GPU."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.measuring.measure_frontier import algorithms
+from picbench.cli.measuring.measurement import (
+    COMMIT,
+    DEVICE,
+    EAGER,
+    FILE,
+    FOLDER,
+    MODEL,
+    ON_GPU,
+    SEED,
+    Measurements,
+    exact_float32,
+)
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_FOLDER = click.Path(path_type=Path, file_okay=False)
-
-_COMMIT = click.option("--commit", metavar="NAME", help="What to call the code [this checkout's].")
-_DEVICE = click.option("--device", default="cuda", show_default=True, help="cuda or cpu.")
-_EAGER = click.option("--eager", is_flag=True, help="Neither compile nor capture CUDA graphs.")
-_MODEL = click.option("--model", default="shape:llama-3.1-8b", show_default=True)
-_ON_CPU = click.option("--output", type=_FOLDER, default=Path("results/cpu"), show_default=True)
-_ON_GPU = click.option("--output", type=_FOLDER, default=Path("results/gpu"), show_default=True)
+_ON_CPU = click.option("--output", type=FOLDER, default=Path("results/cpu"), show_default=True)
 _REPEATS = click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
-_SEED = click.option("--seed", type=int, default=0, show_default=True, help="For inputs and order.")
 
 
-class _Measurement(click.Command):
-    """A measurement, with --debug; its errors name its own flags."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.params.append(click.Option(["--debug"], is_flag=True, help="Show tracebacks."))
-
-    def invoke(self, context: click.Context) -> Any:
-        """Run the command."""
-        with traced(context.params.pop("debug")):
-            return super().invoke(context)
-
-
-class _Measurements(click.Group):
-    """A group of measurements."""
-
-    command_class = _Measurement
-    group_class = type
-
-
-@click.group(cls=_Measurements)
+@click.group(cls=Measurements)
 def measure() -> None:
     """Measure and check parts of picbench by themselves."""
 
 
 @measure.command(name="all")
-@_ON_GPU
-@_COMMIT
+@ON_GPU
+@COMMIT
 @click.option("--only", multiple=True, metavar="STEP", help="Run these steps and no others.")
 @click.option("--redo", is_flag=True, help="Repeat steps that are done.")
 @click.option("--list", "listing", is_flag=True, help="Show the steps; run none.")
-@click.option("--runs", type=_FOLDER, default=Path("runs/gpu"), show_default=True, help="Scratch.")
+@click.option("--runs", type=FOLDER, default=Path("runs/gpu"), show_default=True, help="Scratch.")
 def every(
     output: Path, commit: str | None, only: Sequence[str], redo: bool, listing: bool, runs: Path
 ) -> int:
@@ -79,7 +61,7 @@ def every(
 )
 @click.option(
     "--output",
-    type=_FOLDER,
+    type=FOLDER,
     default=Path("runs/kernels"),
     show_default=True,
     help="Where tables go. Cases that are in them, from the same commit, are not timed again on a "
@@ -94,8 +76,8 @@ def every(
     type=click.Choice(("decode", "link", "prefill", "chunked")),
     help="Only cases of these kinds; a GPU has decode and link, a CPU all but link.",
 )
-@_SEED
-@_COMMIT
+@SEED
+@COMMIT
 def kernels(device: str, output: Path, threads: int | None, seconds: float, **options: Any) -> None:
     """Check the kernels, then time them against those that vLLM itself uses.
 
@@ -133,12 +115,29 @@ def chunk_store(output: Path, repeats: int) -> None:
 
 
 @measure.command()
+@_ON_CPU
+@COMMIT
+@click.option("--model", default="testbed", show_default=True)
+@click.option("--rounds", type=click.IntRange(2), default=21, show_default=True)
+def decode(output: Path, commit: str | None, model: str, rounds: int) -> int:
+    """What decoding a planned request costs on a CPU; exit 1 if it costs too much.
+
+    That is beside a plain request in the same engine. Threads are as many as OMP_NUM_THREADS says.
+    """
+    from picbench.measure.engine import decode_cost as measuring
+
+    allowed, page = measuring.measure(model, rounds, commit, output)
+    click.echo(page)
+    return 0 if allowed else 1
+
+
+@measure.command()
 @click.option("--tiers", required=True, help="Tiers to measure, each alone, as for picbench run.")
 @click.option("--sizes", default="1MiB,4MiB,16MiB,32MiB", show_default=True, help="Value sizes.")
 @click.option("--batch", default="64MiB", show_default=True, help="Bytes in flight at a time.")
 @click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1))
-@_SEED
-@click.option("--output", type=_FILE, help="JSON file to write.")
+@SEED
+@click.option("--output", type=FILE, help="JSON file to write.")
 def tiers(**options: Any) -> None:
     """How fast tiers store and fetch chunks."""
     from picbench.measure import tiers as measuring
@@ -147,27 +146,27 @@ def tiers(**options: Any) -> None:
 
 
 @measure.command()
-@_DEVICE
+@DEVICE
 @click.option("--model", default="testbed", show_default=True, help="With full attention and RoPE.")
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16", "float16")), default="float32")
-@_EAGER
+@EAGER
 @click.option("--synchronous", is_flag=True, help="Schedule no step ahead.")
 @click.option("--keys-without-rope", is_flag=True, help="Cache all keys without RoPE.")
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, help="GPUs of the engine.")
 def oracle(**settings: Any) -> int:
     """Compare an engine with the oracle; exit 1 where they differ."""
-    _exact_float32()
+    exact_float32()
     from picbench.measure.engine import oracle_check
 
     return 0 if oracle_check.measure(**settings) else 1
 
 
 @measure.command()
-@_ON_GPU
-@_COMMIT
-@_DEVICE
+@ON_GPU
+@COMMIT
+@DEVICE
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16", "float16")), default="float32")
-@_EAGER
+@EAGER
 @click.option("--only", multiple=True, metavar="NAME", help="Only these; repeat the flag for more.")
 @click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="At a time.")
 def architectures(**settings: Any) -> int:
@@ -182,12 +181,12 @@ def architectures(**settings: Any) -> int:
 
 
 @measure.command()
-@_ON_GPU
-@_COMMIT
+@ON_GPU
+@COMMIT
 @click.option("--model", default="shape:small", show_default=True)
 @click.option("--device", default="auto", show_default=True, help="cuda or cpu.")
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="float32")
-@_EAGER
+@EAGER
 @click.option("--synchronous", is_flag=True, help="Schedule no step ahead.")
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, help="Workers.")
 @click.option("--pool", type=click.IntRange(32), default=5000, show_default=True, help="Blocks.")
@@ -201,10 +200,10 @@ def architectures(**settings: Any) -> int:
     help="Prompt tokens. Shapes get as many positions as that needs.",
 )
 @click.option("--preemptions", type=int, default=0, show_default=True, help="At least so many.")
-@_SEED
+@SEED
 def storm(output: Path, commit: str | None, **options: Any) -> int:
     """Compare a starved pool under mixed requests and aborts with a large one; exit 1 if wrong."""
-    _exact_float32()
+    exact_float32()
     from picbench.measure.engine import storm as measuring
 
     wrong, page = measuring.measure(measuring.StormSettings(**options), commit, output)
@@ -213,9 +212,9 @@ def storm(output: Path, commit: str | None, **options: Any) -> int:
 
 
 @measure.command(name="engine-comparison")
-@_ON_GPU
-@_COMMIT
-@_MODEL
+@ON_GPU
+@COMMIT
+@MODEL
 @click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
 def engine_comparison(output: Path, commit: str | None, model: str, repeats: int) -> None:
     """Time the engine against stock vLLM on one GPU."""
@@ -225,9 +224,9 @@ def engine_comparison(output: Path, commit: str | None, model: str, repeats: int
 
 
 @measure.command()
-@_ON_GPU
-@_COMMIT
-@_DEVICE
+@ON_GPU
+@COMMIT
+@DEVICE
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="bfloat16")
 @click.option(
     "--rows",
@@ -236,22 +235,22 @@ def engine_comparison(output: Path, commit: str | None, model: str, repeats: int
     show_default=True,
     help="Of each set. The card is about 200: other numbers are shown beside it and not judged.",
 )
-@_EAGER
+@EAGER
 def accuracy(
     output: Path, commit: str | None, device: str, dtype: str, rows: int, eager: bool
 ) -> None:
     """Score the testbed model in the engine; exit 3 where its card has another score."""
-    _exact_float32()
+    exact_float32()
     from picbench.measure import accuracy as measuring
 
     measuring.measure(device, dtype, rows, eager, commit, output)
 
 
 @measure.command()
-@_ON_GPU
-@_COMMIT
-@_DEVICE
-@_MODEL
+@ON_GPU
+@COMMIT
+@DEVICE
+@MODEL
 @_REPEATS
 @click.option("--longest", type=click.IntRange(2), default=98, show_default=True, help="Chunks.")
 def context(
@@ -264,11 +263,30 @@ def context(
     click.echo((output / "context.md").read_text(encoding="utf-8"))
 
 
+@measure.command(name="rope-pad-ablation")
+@ON_GPU
+@COMMIT
+@DEVICE
+@MODEL
+@click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="bfloat16")
+@EAGER
+@click.option("--chunks", type=click.IntRange(4), default=64, show_default=True, help="Timed.")
+@click.option("--repeats", type=click.IntRange(2), default=9, show_default=True)
+@click.option(
+    "--rows", type=click.IntRange(2), default=50, show_default=True, help="Of each data set."
+)
+def rope_pad_ablation(output: Path, commit: str | None, **settings: Any) -> None:
+    """Keys rotated in attention or before it, pads masked or counted: times, blocks, scores."""
+    from picbench.measure.engine import rope_pad_ablation as measuring
+
+    click.echo(measuring.measure(measuring.AblationSettings(**settings), commit, output))
+
+
 @measure.command()
-@_ON_GPU
-@_COMMIT
-@_DEVICE
-@_MODEL
+@ON_GPU
+@COMMIT
+@DEVICE
+@MODEL
 @_REPEATS
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="GPUs.")
 @click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True)
@@ -289,10 +307,10 @@ def scaling(
 
 
 @measure.command()
-@_ON_GPU
-@_COMMIT
-@click.option("--throughput", type=_FOLDER, help="Run directory.")
-@click.option("--memory", type=_FOLDER, help="Run directory.")
+@ON_GPU
+@COMMIT
+@click.option("--throughput", type=FOLDER, help="Run directory.")
+@click.option("--memory", type=FOLDER, help="Run directory.")
 def load(output: Path, commit: str | None, throughput: Path | None, memory: Path | None) -> None:
     """A table of runs under load, and the ratios that it comes to."""
     from picbench.measure import load as table
@@ -301,17 +319,17 @@ def load(output: Path, commit: str | None, throughput: Path | None, memory: Path
     click.echo((output / "load.md").read_text(encoding="utf-8"))
 
 
-@measure.group(cls=_Measurements)
+@measure.group(cls=Measurements)
 def agreement() -> None:
     """Compare vLLM's replies with those of Hugging Face's own model."""
 
 
 @agreement.command()
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16")), required=True)
-@click.option("--model", type=_FOLDER, help="The model folder [the testbed's].")
+@click.option("--model", type=FOLDER, help="The model folder [the testbed's].")
 @click.option("--rows", type=click.IntRange(1), default=200, help="Rows of every data set.")
 @click.option("--dataset", "datasets", multiple=True, help="Only these; repeat the flag for more.")
-@click.option("--output", type=_FILE, required=True, help="The file to write.")
+@click.option("--output", type=FILE, required=True, help="The file to write.")
 def replies(
     dtype: str, model: Path | None, rows: int, datasets: tuple[str, ...], output: Path
 ) -> None:
@@ -323,9 +341,9 @@ def replies(
 
 
 @agreement.command()
-@click.argument("runs", type=_FOLDER, nargs=-1, required=True)
-@click.option("--replies", "files", type=_FILE, multiple=True, required=True)
-@click.option("--output", type=_FOLDER, required=True, help="The folder to write to.")
+@click.argument("runs", type=FOLDER, nargs=-1, required=True)
+@click.option("--replies", "files", type=FILE, multiple=True, required=True)
+@click.option("--output", type=FOLDER, required=True, help="The folder to write to.")
 def compare(runs: tuple[Path, ...], files: tuple[Path, ...], output: Path) -> None:
     """Compare run directories of the arm full with files of replies; exit 3 where they differ."""
     from picbench.measure.agreement import measure
@@ -333,6 +351,4 @@ def compare(runs: tuple[Path, ...], files: tuple[Path, ...], output: Path) -> No
     click.echo(measure(runs, files, output))
 
 
-def _exact_float32() -> None:
-    """Triton multiplies float32 in TensorFloat-32 unless told otherwise when it is imported."""
-    os.environ["TRITON_F32_DEFAULT"] = "ieee"
+measure.add_command(algorithms)

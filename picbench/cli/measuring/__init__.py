@@ -1,0 +1,1 @@
+"""`picbench measure`, a command for each measurement or group of them."""

@@ -1,0 +1,132 @@
+"""`picbench measure algorithms`: all algorithms in one engine, on the testbed's data sets."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from picbench.cli.measuring.measurement import (
+    COMMIT,
+    DEVICE,
+    EAGER,
+    FOLDER,
+    MODEL,
+    ON_GPU,
+    SEED,
+    Measurements,
+    exact_float32,
+)
+
+_PARTS = Path("results/testbed/algorithms")
+
+
+@click.group(cls=Measurements)
+def algorithms() -> None:
+    """Every algorithm in one engine: scores, linked tokens, and answers in a batch and alone."""
+
+
+def _serving(output: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The options of commands that serve data sets by all algorithms, and write to `output`."""
+    options = (
+        click.option("--output", type=FOLDER, default=output, show_default=True),
+        COMMIT,
+        click.option("--model", default="testbed", show_default=True, help="Or a tuned variant."),
+        click.option(
+            "--dataset",
+            "datasets",
+            multiple=True,
+            metavar="NAME",
+            help="Only this one; repeat the flag for more [all six].",
+        ),
+        click.option("--algo", multiple=True, metavar="SPEC", help="Only these, and full."),
+        DEVICE,
+        EAGER,
+        click.option(
+            "--kv-blocks",
+            type=click.IntRange(1024),
+            default=16_384,
+            show_default=True,
+            help="Pool of the engine, in blocks of 16 tokens.",
+        ),
+        click.option("--max-requests", type=click.IntRange(1), default=64, show_default=True),
+        SEED,
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+@algorithms.command()
+@_serving(_PARTS)
+@click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="bfloat16")
+@click.option("--rows", type=click.IntRange(1), default=200, show_default=True, help="Of each set.")
+@click.option("--first", type=click.IntRange(0), default=0, help="Leave out so many of them [0].")
+@click.option("--drop", is_flag=True, help="Leave out the passages before those that answer.")
+@click.option("--seconds", type=float, default=0.0, help="Begin no rows after so many [no limit].")
+def serve(output: Path, commit: str | None, **options: Any) -> int:
+    """Score all algorithms on every row, in batches of all of them; exit 4 if rows are missing.
+
+    Each data set is a file in the output folder, and the same command goes on where it was stopped.
+    Several may run at once, with a data set each.
+    """
+    exact_float32()
+    from picbench.measure.frontier import serve_arms
+
+    return 0 if serve_arms.measure(_settings(serve_arms, options), commit, output) else 4
+
+
+@algorithms.command()
+@_serving(Path("results/gpu"))
+@click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="float32")
+@click.option("--requests", type=click.IntRange(1), default=200, show_default=True)
+def alone(output: Path, commit: str | None, requests: int, **options: Any) -> None:
+    """Compare a batch of all algorithms with each request alone; exit 3 if float32 differs."""
+    exact_float32()
+    from picbench.measure.frontier import alone as measuring
+    from picbench.measure.frontier import serve_arms
+
+    measuring.measure(_settings(serve_arms, options), requests, commit, output)
+
+
+@algorithms.command()
+@click.option(
+    "--parts",
+    type=FOLDER,
+    default=_PARTS,
+    show_default=True,
+    help="The output folder of picbench measure algorithms serve.",
+)
+@click.option("--output", type=FOLDER, default=_PARTS.parent, show_default=True)
+def page(parts: Path, output: Path) -> None:
+    """Make tables and the figure from the scores; needs no engine."""
+    from picbench.measure.frontier import algorithms_page
+
+    click.echo(algorithms_page.write(parts, output))
+
+
+@algorithms.command(name="warm-chunks")
+@ON_GPU
+@COMMIT
+@DEVICE
+@MODEL
+@click.option("--repeats", type=click.IntRange(2), default=9, show_default=True)
+@click.option("--chunks", type=click.IntRange(2), default=64, show_default=True)
+def warm_chunks(
+    output: Path, commit: str | None, device: str, model: str, repeats: int, chunks: int
+) -> None:
+    """TTFT of 32k tokens of warm chunks, by what the chunks were compiled after."""
+    from picbench.measure.engine import warm_chunks as measuring
+
+    measuring.measure(model, device, repeats, chunks, commit, output)
+    click.echo((output / "warm-chunks.md").read_text(encoding="utf-8"))
+
+
+def _settings(module: Any, options: dict[str, Any]) -> Any:
+    from picbench.workloads.testbed import DATASETS
+
+    return module.ServeSettings(**options | {"datasets": options["datasets"] or DATASETS})

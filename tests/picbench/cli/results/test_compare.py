@@ -1,0 +1,146 @@
+"""`picbench compare`, over runs of fake engines: what it prints, and its exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from harness_fakes import FakeEngine, Harness, make_sample
+
+from picbench.cli import main
+
+ARMS = "full,naive,mepic"
+
+
+def run(output: Path, *flags: str, samples: int = 10, weights: str = "real") -> str:
+    harness = Harness(
+        [make_sample(n) for n in range(samples)],
+        weights=weights,
+        engines={"naive": FakeEngine("naive", reused=20)},
+    )
+    given = ("--dataset", "fake", "--data", "d", "--output", str(output), *flags)
+    done = CliRunner().invoke(main, ("run", *given), obj=harness.services())
+    assert done.exit_code == 0, done.stderr
+    return str(output)
+
+
+def compare(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ("compare", *arguments))
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> str:
+    return run(tmp_path / "one", "--algo", ARMS)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> str:
+    return run(tmp_path / "two", "--algo", ARMS)
+
+
+def test_arms_are_compared_with_those_of_the_same_name(one: str, two: str) -> None:
+    done = compare(one, two)
+    assert done.exit_code == 0, done.stderr
+    for arm in ARMS.split(","):
+        assert f"{arm} against {arm}: 10 samples" in done.stdout
+    assert "0 of 10 answers have other tokens." in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_p99_of_ten_requests_is_refused(one: str) -> None:
+    done = compare(one, "--arms", "full,mepic")
+    assert "n=10, needs 100" in done.stdout
+
+
+def test_arms_of_one_run_are_compared_with_full(one: str) -> None:
+    done = compare(one)
+    assert "naive against full: 10 samples" in done.stdout
+    assert "mepic against full: 10 samples" in done.stdout
+    assert "0.250x" in done.stdout
+
+
+def test_two_arms_can_be_named(one: str, two: str) -> None:
+    document = json.loads(compare(one, "--arms", "naive,mepic", "--format", "json").stdout)
+    assert [(arm["before"], arm["after"]) for arm in document["arms"]] == [("naive", "mepic")]
+    counters = {c["name"]: c for c in document["arms"][0]["counters"]}
+    assert counters["reused_tokens"]["before"] == 200
+    assert counters["reused_tokens"]["after"] == 160
+    assert counters["reused_tokens"]["samples"] == 10
+    across = json.loads(compare(one, two, "--arms", "full,mepic", "--format", "json").stdout)
+    assert across["before"] == one
+    assert across["after"] == two
+
+
+def test_p_is_adjusted_for_all_arms_and_metrics(one: str) -> None:
+    assert "adjusted for 8 tests (Holm)" in compare(one).stdout
+    assert "adjusted for 4 tests (Holm)" in compare(one, "--arms", "full,mepic").stdout
+
+
+def test_a_margin_is_answered(one: str) -> None:
+    open_yet = "score: may lose more than 0.01 or less; about 299 samples would decide."
+    assert open_yet in compare(one, "--margin", "0.01").stdout
+    small = "score: loses less than 0.3, with 95 % confidence."
+    assert small in compare(one, "--margin", "0.3").stdout
+
+
+def test_other_settings_are_refused_by_name(one: str, tmp_path: Path) -> None:
+    other = run(tmp_path / "other", "--algo", ARMS, "--concurrency", "2")
+    done = compare(one, other)
+    assert done.exit_code == 3
+    assert "config.concurrency is 4 and 2" in done.stderr
+    assert "--allow-mismatch" in done.stderr
+    assert done.stdout == ""
+    allowed = compare(one, other, "--allow-mismatch")
+    assert allowed.exit_code == 0
+    assert "MISMATCH: config.concurrency is 4 and 2" in allowed.stdout
+
+
+def test_other_requests_are_refused(one: str, tmp_path: Path) -> None:
+    done = compare(one, run(tmp_path / "other", "--algo", ARMS, samples=9))
+    assert done.exit_code == 3
+    assert "workload.fingerprint" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--arms", "full"), "--arms full: two arms"),
+        (("--arms", "full,mepik"), "no arm mepik (did you mean 'mepic'?)"),
+        (("--margin", "2"), "--margin"),
+        (("--format", "html"), "--format"),
+    ],
+)
+def test_wrong_usage_is_exit_2(one: str, arguments: tuple[str, ...], message: str) -> None:
+    done = compare(one, *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_what_is_no_run_is_exit_2(tmp_path: Path) -> None:
+    done = compare(str(tmp_path))
+    assert done.exit_code == 2
+    assert "not a run directory" in done.stderr
+
+
+def test_random_weights_are_said(tmp_path: Path) -> None:
+    path = run(tmp_path / "run", "--algo", ARMS, weights="random")
+    assert "scores are not meaningful" in compare(path).stdout
+
+
+def test_markdown_has_a_table_for_each_arm(one: str) -> None:
+    lines = compare(one, "--format", "markdown").stdout.splitlines()
+    assert sum(line.startswith("| metric |") for line in lines) == 2
+    assert lines[0].startswith("## ")
+
+
+def test_github_gets_a_step_summary(
+    one: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    done = compare(one, "--format", "github")
+    assert done.stdout == ""
+    assert summary.read_text().startswith("before\n## ")
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY")
+    assert compare(one, "--format", "github").stdout == summary.read_text().removeprefix("before\n")

@@ -1,0 +1,164 @@
+"""`picbench gate` and `picbench baseline`, over runs of fake engines: formats and exit codes."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+from click.testing import Result as Done
+from harness_fakes import FakeEngine, ForgetfulEngine, Harness, InterruptedEngine, make_sample
+
+from picbench.cli import main
+
+ARMS = ("full", "mepic")
+
+
+def run(output: Path, *flags: str, mepic: FakeEngine | None = None, fails: bool = False) -> str:
+    engines = {"mepic": mepic} if mepic else {}
+    harness = Harness([make_sample(n) for n in range(20)], weights="real", engines=engines)
+    given = ("--dataset", "fake", "--data", "d", "--output", str(output))
+    algorithms = flags or ("--algo", ",".join(ARMS))
+    done = CliRunner().invoke(main, ("run", *given, *algorithms), obj=harness.services())
+    assert fails or done.exit_code == 0, done.stderr
+    return str(output)
+
+
+def invoke(*arguments: str) -> Done:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.fixture
+def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    done = invoke("baseline", "save", run(tmp_path / "old"), "musique")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == "baselines/musique.json\n"
+    return "musique"
+
+
+def test_the_same_again_is_exit_0(baseline: str, tmp_path: Path) -> None:
+    done = invoke("gate", run(tmp_path / "new"), "--baseline", baseline, "--strict")
+    assert done.exit_code == 0, done.stdout
+    assert done.stdout.splitlines()[-1].endswith("against musique: 30 ok")
+
+
+def test_a_regression_is_exit_1(baseline: str, tmp_path: Path) -> None:
+    new = run(tmp_path / "new", mepic=FakeEngine("mepic", reused=0))
+    done = invoke("gate", new, "--baseline", baseline)
+    assert done.exit_code == 1
+    assert "REGRESSION mepic computed_tokens: 480 before, 800 now" in done.stdout
+    assert "REGRESSION mepic reused_tokens" in done.stdout
+    assert "full" not in done.stdout.split("against")[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--baseline"),
+        (("--baseline", "musik"), "did you mean 'musique'"),
+        (("--baseline", "absent/b.json"), "--baseline absent/b.json: No such file"),
+        (("--baseline", "musique", "--format", "html"), "--format"),
+    ],
+)
+def test_wrong_usage_is_exit_2(
+    baseline: str, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = invoke("gate", str(tmp_path / "old"), *arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+def test_another_workload_is_exit_3(baseline: str, tmp_path: Path) -> None:
+    new = run(tmp_path / "new", "--algo", "full,mepic", "--concurrency", "2")
+    done = invoke("gate", new, "--baseline", baseline)
+    assert done.exit_code == 3
+    assert "config.concurrency is 4 and 2" in done.stderr
+
+
+def test_a_missing_arm_is_exit_3(baseline: str, tmp_path: Path) -> None:
+    new = run(tmp_path / "new", "--algo", "full")
+    done = invoke("gate", new, "--baseline", baseline)
+    assert done.exit_code == 3
+    assert "lacks the arms mepic" in done.stderr
+
+
+def test_an_interrupted_run_is_exit_3(baseline: str, tmp_path: Path) -> None:
+    new = run(tmp_path / "new", mepic=InterruptedEngine("mepic"), fails=True)
+    done = invoke("gate", new, "--baseline", baseline)
+    assert done.exit_code == 3
+    assert "is interrupted" in done.stderr
+    assert invoke("baseline", "save", new, "other").exit_code == 3
+
+
+def test_inconclusive_is_exit_5_if_strict_and_else_0(baseline: str, tmp_path: Path) -> None:
+    """One lost answer of 20 is 5 points, and may be chance."""
+    new = run(tmp_path / "new", mepic=ForgetfulEngine("mepic"))
+    done = invoke("gate", new, "--baseline", baseline)
+    assert done.exit_code == 0
+    assert "INCONCLUSIVE mepic score: 1.0000 before, 0.9500 now" in done.stdout
+    assert invoke("gate", new, "--baseline", baseline, "--strict").exit_code == 5
+
+
+def test_json_has_every_check(baseline: str, tmp_path: Path) -> None:
+    new = run(tmp_path / "new", mepic=FakeEngine("mepic", reused=0))
+    done = invoke("gate", new, "--baseline", baseline, "--format", "json")
+    document = json.loads(done.stdout)
+    assert document["verdict"] == "regression"
+    assert {c["verdict"] for c in document["checks"]} == {"ok", "regression"}
+    assert set(document["checks"][0]) == {"arm", "metric", "verdict", "before", "after", "message"}
+
+
+def test_junit_has_a_case_for_each_check(baseline: str, tmp_path: Path) -> None:
+    new = run(tmp_path / "new", mepic=FakeEngine("mepic", reused=0))
+    suite = ElementTree.fromstring(
+        invoke("gate", new, "--baseline", baseline, "--format", "junit").stdout
+    )
+    cases = list(suite.iter("testcase"))
+    failed = [case.get("name") for case in cases if case.find("failure") is not None]
+    assert failed == ["computed_tokens", "reused_tokens"]
+    assert suite.get("failures") == "2"
+    assert int(suite.get("tests", 0)) == len(cases)
+
+
+def test_github_gets_annotations_and_a_summary(
+    baseline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    new = run(tmp_path / "new", mepic=FakeEngine("mepic", reused=0))
+    done = invoke("gate", new, "--baseline", baseline, "--format", "github")
+    assert done.exit_code == 1
+    assert done.stdout.splitlines()[0].startswith("::error title=mepic computed_tokens::480 before")
+    lines = summary.read_text().splitlines()
+    assert lines[0].startswith("## ")
+    assert lines[4].startswith("| regression | mepic |")
+
+
+def test_baselines_are_listed(baseline: str) -> None:
+    done = invoke("baseline", "list")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("musique  20")
+    assert done.stdout.endswith("fake, 20 samples, full, mepic, runs: 1\n")
+
+
+def test_several_runs_make_one_baseline(baseline: str, tmp_path: Path) -> None:
+    runs = [str(tmp_path / "old"), run(tmp_path / "new", mepic=FakeEngine("mepic", reused=20))]
+    assert invoke("baseline", "save", *runs, "two.yaml").exit_code == 0
+    text = (tmp_path / "two.yaml").read_text()
+    assert "\nruns: 2\n" in text
+    thresholds = text.partition("thresholds:")[2].partition("conditions:")[0]
+    assert "chunk_blocks" in thresholds
+    assert "computed_tokens" not in thresholds, "the runs do not agree on it"
+
+
+def test_edited_thresholds_survive_a_new_baseline(baseline: str, tmp_path: Path) -> None:
+    file = tmp_path / "baselines" / "musique.json"
+    file.write_text(file.read_text().replace('"margin": 0.01', '"margin": 0.2'))
+    assert invoke("baseline", "save", str(tmp_path / "old"), baseline).exit_code == 0
+    assert '"margin": 0.01' in file.read_text()
+    file.write_text(file.read_text().replace('"margin": 0.01', '"margin": 0.2'))
+    kept = invoke("baseline", "save", str(tmp_path / "old"), baseline, "--keep-thresholds")
+    assert kept.exit_code == 0
+    assert '"margin": 0.2' in file.read_text()

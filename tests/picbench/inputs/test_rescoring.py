@@ -1,0 +1,115 @@
+"""Scores anew: from stored replies and answers, and without losing the old ones."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from harness_fakes import REFUSED, FakeEngine, Harness, make_sample, run_fakes
+
+from picbench.engines.request import Request, Result
+from picbench.errors import ConfigError
+from picbench.inputs.rescoring import rescore
+from picbench.inputs.workload import Workload
+from picbench.output.run_directory import MANIFEST, SUMMARY
+from picbench.output.run_reader import read_run
+from picbench.output.sample_row import Grader
+from picbench.output.store.batch_log import SAMPLES
+from picbench.run.config import RunConfig
+
+GOLDEN = Path(__file__).parents[1] / "output" / "store" / "golden"
+
+#: The right answer is "Ada Lovelace"; replies of `mepic` by sample.
+REPLIES = ("Ada Lovelace", "ada", "The passages do not mention it.", "", "unused")
+
+
+@dataclass
+class TalkingEngine(FakeEngine):
+    """Says what `REPLIES` has; the token of a sample's own chunk tells which."""
+
+    def _answer(self, request: Request) -> Result:
+        found = super()._answer(request)
+        number = found.prompt_tokens[2] - 1000
+        return found if self.algorithm == "full" else replace(found, text=REPLIES[number])
+
+
+class WrongHarness(Harness):
+    """Scores every reply as a quarter."""
+
+    def load(self, config: RunConfig) -> Workload:
+        return replace(super().load(config), grader=Grader(lambda reply, answers: 0.25))
+
+
+def make_run(folder: Path, dataset: str = "musique") -> Path:
+    samples = [
+        replace(
+            make_sample(n, first=REFUSED if n == 4 else 1),
+            dataset=dataset,
+            answers=("Ada Lovelace", "yes"),
+        )
+        for n in range(5)
+    ]
+    harness = WrongHarness(samples, engines={a: TalkingEngine(a) for a in ("full", "mepic")})
+    return run_fakes(harness, folder / "run", "full", "mepic", concurrency=1)
+
+
+def test_scores_are_those_of_the_metric(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    found = rescore(folder)
+    rows = [(r.score, r.outcome) for r in read_run(folder).rows if r.arm == "mepic"]
+    assert rows == [
+        (1.0, "answered"),
+        (pytest.approx(2 / 3), "answered"),
+        (0.0, "abstained"),
+        (None, "unparsed"),
+        (None, "error"),
+    ]
+    summary = read_run(folder).summary["mepic"]
+    assert summary.score == found.arms["mepic"].after
+    assert summary.score.mean == pytest.approx((1 + 2 / 3) / 4)
+    assert summary.score.parsed_mean == pytest.approx((1 + 2 / 3) / 3)
+    counts = {"answered": 2, "abstained": 1, "unparsed": 1, "error": 1}
+    assert summary.outcomes == counts
+    # The blank reply had no score before, either.
+    assert (found.arms["mepic"].scores, found.arms["mepic"].outcomes) == (3, 1)
+    assert found.arms["full"].before.mean == 0.25
+
+
+@pytest.mark.parametrize(("metric", "second"), [("em", 0.0), ("f1", 2 / 3), ("rouge-l", None)])
+def test_another_metric(tmp_path: Path, metric: str, second: float | None) -> None:
+    folder = make_run(tmp_path)
+    rescore(folder, metric)
+    run = read_run(folder)
+    assert run.summary["mepic"].score.metric == metric
+    assert run.manifest["workload"]["metric"] == metric
+    scores = [row.score for row in run.rows if row.arm == "mepic"]
+    assert scores[0] == pytest.approx(1.0)
+    assert second is None or scores[1] == pytest.approx(second)
+
+
+def test_nothing_but_scores_changes_and_old_files_stay(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    before = {name: (folder / name).read_bytes() for name in (SAMPLES, SUMMARY)}
+    rows = read_run(folder).rows
+    assert [path.name for path in rescore(folder).kept] == ["samples.1.jsonl", "summary.1.json"]
+    assert (folder / "samples.1.jsonl").read_bytes() == before[SAMPLES]
+    assert (folder / "summary.1.json").read_bytes() == before[SUMMARY]
+    again = rescore(folder)
+    assert [path.name for path in again.kept] == ["samples.2.jsonl", "summary.2.json"]
+    assert {arm.scores for arm in again.arms.values()} == {0}
+    new = [replace(row, score=None, outcome="answered") for row in read_run(folder).rows]
+    assert new == [replace(row, score=None, outcome="answered") for row in rows]
+
+
+def test_only_finished_runs_with_answers_are_scored(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="schema 1, which has no answers"):
+        rescore(GOLDEN / "1")
+    with pytest.raises(ConfigError, match="`metric` 'bleu': unknown"):
+        rescore(GOLDEN / "2", "bleu")
+    folder = make_run(tmp_path, dataset="synthetic")
+    with pytest.raises(ConfigError, match="random tokens"):
+        rescore(folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"status": "interrupted"}))
+    with pytest.raises(ConfigError, match="not finished"):
+        rescore(folder)

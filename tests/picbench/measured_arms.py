@@ -1,0 +1,45 @@
+"""Arms as comparisons see them, without a run."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from picbench.comparison.measured_arm import COUNTERS, MeasuredArm
+
+
+def make_arm(
+    name: str = "full",
+    scores: Sequence[float | None] = (1.0,) * 20,
+    ttft: Sequence[float | None] | None = None,
+    computed: int = 100,
+    size: int = 1,
+) -> MeasuredArm:
+    """An arm with a request for each score, `size` requests a round."""
+    count = len(scores)
+    times = tuple(ttft) if ttft is not None else (50.0,) * count
+    return MeasuredArm(
+        name=name,
+        samples=tuple(f"s{n}" for n in range(count)),
+        clusters=tuple(f"d{n}" for n in range(count)),
+        rounds=tuple(n // size for n in range(count)),
+        prompts=tuple(f"p{n}" for n in range(count)),
+        outputs=tuple(f"o{n}" for n in range(count)),
+        scores=tuple(scores),
+        times={"ttft_ms": times, "tpot_ms": (5.0,) * count, "e2e_ms": times},
+        counters={c: (computed if c == "computed_tokens" else 7,) * count for c in COUNTERS},
+        totals={"peak_blocks": 40.0, "failed": 0},
+    )
+
+
+def noisy(arm: MeasuredArm, seed: int, noise: float = 0.05, factor: float = 1.0) -> MeasuredArm:
+    """The arm as it could have been measured at another time, `factor` as slow."""
+    rng = np.random.default_rng(seed)
+    times = {
+        name: tuple(
+            None if value is None else value * factor * float(np.exp(rng.normal(0, noise)))
+            for value in values
+        )
+        for name, values in arm.times.items()
+    }
+    return replace(arm, times=times)
