@@ -91,9 +91,15 @@ def unit_length(cos_sin_cache: Tensor) -> tuple[Tensor, float]:
     factor = float(cos_sin_cache[0, 0])
     table = cos_sin_cache if factor == 1 else cos_sin_cache / factor
     turns = torch.complex(*table.chunk(2, dim=-1))
-    length = float((turns.abs() - 1).abs().max())
+    errors = (turns.abs() - 1).abs()
+    length = float(errors.max())
     if not length <= _LENGTH_ERROR:
-        raise EngineError(f"its rotations are not of one length (off by {length:.2g})", hint=_HINT)
+        row, column = divmod(int(errors.argmax()), errors.shape[1])
+        raise EngineError(
+            f"its rotations are not of one length (off by {length:.2g} at position {row}, "
+            f"column {column})",
+            hint=_HINT,
+        )
     # Angles are products in float32, which are off by 2^-24 of themselves.
     allowed = _LENGTH_ERROR + 2.5e-7 * len(turns)
     start = float((turns[0] - 1).abs().max())

@@ -93,8 +93,9 @@ def rope_table(model: nn.Module, *, exact: bool = False) -> RopeTable:
     rotary = _shared_rotary(model)
     kept = rotary.cos_sin_cache
     try:
-        table, _ = unit_length(rotary._compute_cos_sin_cache().to(kept.device))
-        table = table if exact else table.to(kept.dtype)
+        # Checked where it was computed: what the check costs in memory is the host's.
+        table, _ = unit_length(rotary._compute_cos_sin_cache())
+        table = table.to(kept.device) if exact else table.to(kept)
         return RopeTable(table, rotary.rotary_dim, rotary.is_neox_style)
     except EngineError as error:
         name = type(rotary).__name__
