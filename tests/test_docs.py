@@ -32,6 +32,11 @@ DOCUMENTS = (
     "docs/metrics.md",
     "docs/report.md",
     "docs/ci.md",
+    "docs/chunk-cache.md",
+    "docs/doctor.md",
+    "docs/gpu.md",
+    "docs/python.md",
+    "docs/traffic.md",
 )
 ADDING = "docs/adding-an-algorithm.md"
 ALGORITHMS = "docs/algorithms.md"
