@@ -13,6 +13,7 @@ from picbench.output.summary import ArmSummary
 from picbench.output.tables.arm_columns import arm_columns
 from picbench.output.tables.cache_lines import cache_lines
 from picbench.output.tables.memory_lines import memory_lines
+from picbench.output.tables.server_lines import server_lines
 from picbench.output.verdict import verdict
 from picbench.run.job import Job
 
@@ -42,6 +43,7 @@ def print_result(
         *map(worded, cache_lines(job.config.cache, arms)),
         *stalled(arms),
         *memory_lines(arms),
+        *server_lines(arms),
         *traffic(arms),
         *map(worded, slow_tiers(arms)),
         *late_kernels(arms),

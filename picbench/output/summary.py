@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from picbench.arms.messages import ServerCounts
 from picbench.engines import ledger
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.request import Hits, TokenCounts
@@ -131,6 +132,7 @@ class ArmSummary:
     and of what tiers took of them; zero without tiers. `compiled` says how often each kernel was
     compiled while requests were measured. `cache` is None where no state of it was declared,
     `memory` in runs from before it was measured, `stalls` where there are too few steps to tell.
+    `counted` is what a server elsewhere counted by itself, None of other arms.
     """
 
     requests: int
@@ -159,6 +161,17 @@ class ArmSummary:
     cache: CacheSummary | None = None
     memory: MemorySummary | None = None
     stalls: Stalls | None = None
+    counted: ServerCounts | None = None
+
+    @property
+    def reused_share(self) -> float | None:
+        """The share of prompt tokens that came from a cache.
+
+        It is counted by request, or else by the server, and None where neither is known.
+        """
+        if self.tokens.reused is not None:
+            return self.tokens.reused / self.tokens.prompt if self.tokens.prompt else None
+        return None if self.counted is None else self.counted.reused_share
 
     def ttft_s(self, percentile: str) -> float | None:
         """TTFT in seconds at ``"p50"`` or another percentile; None where none was measured."""
@@ -219,6 +232,7 @@ def summarise_arm(
         compiled=dict(tally.compiled),
         outcomes=count_outcomes(tally.rows),
         stalls=find_stalls(StepSeconds.of(tally.steps)),
+        counted=tally.counted,
         makespan_s=makespan,
         late_ms=percentiles(row.late_ms for row in timed),
         goodput_req_s=None if good is None else rate(good, makespan or tally.busy),

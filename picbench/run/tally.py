@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from picbench.arms.messages import GroupResult
+from picbench.arms.messages import GroupResult, ServerCounts
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import Snapshot
 from picbench.output.sample_row import SampleRow
@@ -19,7 +19,7 @@ class Tally:
     compute, so that averages over time are averages over the arm's own busy time. `moved` are
     bytes (loaded, stored) by tier, `step_times` the sum over rounds, `compiled` how often each
     kernel was compiled, and `evicted` how many blocks of `chunk` and `prefix` KV lost it.
-    `steps` has the times of steps, batch by batch.
+    `steps` has the times of steps, batch by batch, and `counts` what a server elsewhere counted.
     """
 
     rows: list[SampleRow] = field(default_factory=list)
@@ -30,6 +30,7 @@ class Tally:
     compiled: Counter[str] = field(default_factory=Counter)
     evicted: Counter[str] = field(default_factory=Counter)
     steps: list[StepSeconds] = field(default_factory=list)
+    counts: list[ServerCounts | None] = field(default_factory=list)
     _clock: float = 0.0
 
     def add(self, rows: Sequence[SampleRow], result: GroupResult) -> None:
@@ -47,9 +48,16 @@ class Tally:
         self.compiled.update(result.compiled)
         self.evicted.update(result.evicted)
         self.steps.append(step_seconds(result.snapshots))
+        self.counts.append(result.counted)
         self._clock += result.busy
         if result.clean:
             self.busy += result.busy
+
+    @property
+    def counted(self) -> ServerCounts | None:
+        """What a server elsewhere counted in all rounds; None unless it did so in each."""
+        known = [counts for counts in self.counts if counts is not None]
+        return sum(known[1:], known[0]) if known and len(known) == len(self.counts) else None
 
     @property
     def failed(self) -> int:

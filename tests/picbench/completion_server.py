@@ -18,7 +18,8 @@ class CompletionServer:
 
     `takes_ids` tells whether prompts may be token ids, `cached` what it says of its cache (None:
     nothing), `fails` which prompts get HTTP 500, `pause` the seconds between the two tokens,
-    `most` the most requests that were in flight at a time.
+    `most` the most requests that were in flight at a time, `metrics` what it says at /metrics
+    (None: there is no such page).
     """
 
     takes_ids: bool = True
@@ -28,6 +29,7 @@ class CompletionServer:
     events: Callable[[list[dict[str, Any]]], list[Any]] = lambda events: events
     pause: float = 0.0
     models: tuple[str, ...] = (MODEL,)
+    metrics: Callable[["CompletionServer"], str | None] = lambda server: None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
     url: str = ""
@@ -58,6 +60,36 @@ class CompletionServer:
         )
 
 
+def vllm_metrics(server: CompletionServer) -> str:
+    """What vLLM 0.32 writes, in part: two engines, of which one found 8 tokens of each prompt."""
+    prompts = [body["prompt"] for body in server.bodies]
+    tokens = sum(map(len, prompts))
+    return f"""\
+# HELP vllm:kv_cache_usage_perc KV-cache usage. 1 means 100 percent usage.
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{{engine="0",model_name="tiny"}} 0.25
+vllm:kv_cache_usage_perc{{engine="1",model_name="tiny"}} 0.125
+# HELP vllm:prefix_cache_queries_total Prefix cache queries, in terms of number of queried tokens.
+# TYPE vllm:prefix_cache_queries_total counter
+vllm:prefix_cache_queries_total{{engine="0",model_name="tiny"}} {1000.0 + tokens}
+vllm:prefix_cache_queries_total{{engine="1",model_name="tiny"}} 0.0
+# TYPE vllm:prefix_cache_queries_created gauge
+vllm:prefix_cache_queries_created{{engine="0",model_name="tiny"}} 1.7e+09
+# TYPE vllm:prefix_cache_hits_total counter
+vllm:prefix_cache_hits_total{{engine="0",model_name="tiny"}} {500.0 + 8 * len(prompts)}
+vllm:prefix_cache_hits_total{{engine="1",model_name="tiny"}} 0.0
+# TYPE vllm:num_preemptions_total counter
+vllm:num_preemptions_total{{engine="0",model_name="tiny"}} {3.0 + len(prompts)}
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{{engine="0",model_name="tiny"}} {2000.0 + tokens}
+# TYPE vllm:prompt_tokens_cached_total counter
+vllm:prompt_tokens_cached_total{{engine="0",model_name="tiny"}} {100.0 + 9 * len(prompts)}
+# TYPE vllm:request_prompt_tokens histogram
+vllm:request_prompt_tokens_bucket{{engine="0",le="1.0",model_name="tiny"}} 0.0
+vllm:request_prompt_tokens_sum{{engine="0",model_name="tiny"}} 7.0
+"""
+
+
 @contextmanager
 def serving(server: CompletionServer) -> Iterator[CompletionServer]:
     class Handler(BaseHTTPRequestHandler):
@@ -74,6 +106,8 @@ def serving(server: CompletionServer) -> Iterator[CompletionServer]:
                 self._say(200, {"data": [{"id": model} for model in server.models]})
             elif self.path == "/version":
                 self._say(200, {"version": "1.2.3"})
+            elif self.path == "/metrics" and (metrics := server.metrics(server)) is not None:
+                self._write(200, metrics.encode())
             else:
                 self._say(404, {"error": "nothing here"})
 
@@ -105,7 +139,9 @@ def serving(server: CompletionServer) -> Iterator[CompletionServer]:
                 self.close_connection = True
 
         def _say(self, status: int, content: object) -> None:
-            data = json.dumps(content).encode()
+            self._write(status, json.dumps(content).encode())
+
+        def _write(self, status: int, data: bytes) -> None:
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

@@ -11,6 +11,7 @@ import httpx
 
 from picbench.arms.elsewhere.completion_stream import BadReply, stream_completion
 from picbench.arms.elsewhere.endpoint import Endpoint
+from picbench.arms.elsewhere.server_metrics import ServerMeter
 from picbench.arms.messages import Failure, GroupResult, ServedReply
 from picbench.engines.request import Request
 from picbench.errors import ConfigError, EngineError
@@ -56,6 +57,7 @@ class RemoteServer:
             limits=httpx.Limits(max_connections=None, keepalive_expiry=_IDLE),
             trust_env=False,
         )
+        self._meter = ServerMeter(self._client, _beside(endpoint, "metrics"))
 
     def ready(self) -> Mapping[str, object]:
         """What the server says of itself; ConfigError unless it is there and serves the model."""
@@ -119,6 +121,7 @@ class RemoteServer:
             "model": self._model,
             "server": response.headers.get("server"),
             "version": await self._version(),
+            "metrics": await self._meter.look(),
         }
 
     async def _version(self) -> str | None:
@@ -136,15 +139,17 @@ class RemoteServer:
         concurrency: int | None,
         arrivals: Sequence[float] | None,
     ) -> GroupResult:
-        started = time.perf_counter()
-        if arrivals is None:
-            gate = asyncio.Semaphore(concurrency or len(requests))
-            waiting = [self._when_free(request, gate) for request in requests]
-        else:
-            times = zip(requests, arrivals, strict=True)
-            waiting = [self._at(request, started + due) for request, due in times]
-        outcomes = await asyncio.gather(*waiting)
-        return GroupResult(tuple(outcomes), time.perf_counter() - started)
+        async with self._meter.counting() as meter:
+            started = time.perf_counter()
+            if arrivals is None:
+                gate = asyncio.Semaphore(concurrency or len(requests))
+                waiting = [self._when_free(request, gate) for request in requests]
+            else:
+                times = zip(requests, arrivals, strict=True)
+                waiting = [self._at(request, started + due) for request, due in times]
+            outcomes = await asyncio.gather(*waiting)
+            busy = time.perf_counter() - started
+        return GroupResult(tuple(outcomes), busy, counted=meter.counts)
 
     async def _when_free(self, request: Request, gate: asyncio.Semaphore) -> ServedReply | Failure:
         async with gate:

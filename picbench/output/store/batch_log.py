@@ -19,7 +19,7 @@ from time import monotonic
 
 from pydantic import TypeAdapter
 
-from picbench.arms.messages import GroupResult
+from picbench.arms.messages import GroupResult, ServerCounts
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.output.sample_row import SampleRow
@@ -50,6 +50,7 @@ class BatchLine:
     step_times: StepTimes
     compiled: Sequence[str]
     evicted: Mapping[str, int] = field(default_factory=dict)
+    counted: ServerCounts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,7 @@ def _line_of(batch: ArmBatch) -> BatchLine:
         step_times=result.step_times,
         compiled=result.compiled,
         evicted=result.evicted,
+        counted=result.counted,
     )
 
 
@@ -213,4 +215,5 @@ def _result_of(line: BatchLine, ledger: LedgerLine) -> GroupResult:
         step_times=line.step_times,
         compiled=tuple(line.compiled),
         evicted=line.evicted,
+        counted=line.counted,
     )

@@ -55,8 +55,8 @@ def arm_columns(arms: Collection[ArmSummary], metric: str) -> list[ArmColumn]:
         ArmColumn(metric, lambda arm: arm.score.mean, 3, _score),
         ArmColumn("blocks\npeak", _peak_blocks, 0),
         *([ArmColumn("KV peak\nGiB", _peak_gib, 3)] if any(map(_peak_gib, arms)) else ()),
-        _share_column("tokens\nreused", lambda arm: arm.tokens.reused),
-        _share_column("tokens\ncomputed", lambda arm: arm.computed_tokens),
+        _share_column("tokens\nreused", lambda arm: arm.reused_share),
+        _share_column("tokens\ncomputed", _computed_share),
     ]
 
 
@@ -70,16 +70,22 @@ def number(value: float | None, digits: int = 1) -> str:
     return NOTHING if value is None else f"{value:,.{digits}f}"
 
 
-def _share_column(heading: str, part: Callable[[ArmSummary], int | None]) -> ArmColumn:
+def _share_column(heading: str, part: Callable[[ArmSummary], float | None]) -> ArmColumn:
     def share(arm: ArmSummary) -> float | None:
-        count = part(arm)
-        return 100 * count / arm.tokens.prompt if count is not None and arm.tokens.prompt else None
+        found = part(arm)
+        return None if found is None else 100 * found
 
     def percent(arm: ArmSummary) -> str:
         found = share(arm)
         return NOTHING if found is None else f"{found:.1f}%"
 
     return ArmColumn(heading, share, 1, percent, unit=" %")
+
+
+def _computed_share(arm: ArmSummary) -> float | None:
+    if arm.computed_tokens is None or not arm.tokens.prompt:
+        return None
+    return arm.computed_tokens / arm.tokens.prompt
 
 
 def _at(percentiles: Percentiles | None, name: str) -> float | None:

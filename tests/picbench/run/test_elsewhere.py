@@ -1,14 +1,17 @@
 """Runs with an arm that is a server elsewhere."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
-from completion_server import CompletionServer, serving
+from completion_server import CompletionServer, serving, vllm_metrics
 from harness_fakes import Harness, InterruptedEngine, make_sample
 
+from picbench.arms.messages import ServerCounts
 from picbench.cli import main
 from picbench.comparison.measured_arm import measured_arms
 from picbench.output.run_reader import read_run
@@ -22,9 +25,8 @@ def harness() -> Harness:
 
 def run(harness: Harness, output: Path, *flags: str) -> Result:
     given = ("run", "--dataset", "fake", "--algo", "full,mepic", "--concurrency", "1")
-    return CliRunner().invoke(
-        main, [*given, "--output", str(output), *flags], obj=harness.services()
-    )
+    services = replace(harness.services(), files=write_run_files)
+    return CliRunner().invoke(main, [*given, "--output", str(output), *flags], obj=services)
 
 
 def read(path: Path) -> Any:
@@ -63,7 +65,7 @@ def test_what_reads_runs_reads_one_with_a_server_elsewhere(
     output = tmp_path / "run"
     with serving(CompletionServer()) as server:
         assert run(harness, output, "--arm", f"theirs={server.url}").exit_code == 0
-    assert list(write_run_files(output)) == []
+    assert (output / "table.md").exists()
     arm = measured_arms(read_run(output))["theirs"]
     assert "reused_tokens" not in arm.counters and "peak_blocks" not in arm.totals
     assert arm.counters["output_tokens"] == (2,) * 6
@@ -78,6 +80,50 @@ def test_counters_that_the_server_gives_are_kept(harness: Harness, tmp_path: Pat
         assert run(harness, tmp_path / "run", "--arm", f"theirs={server.url}").exit_code == 0
     arm = read_run(tmp_path / "run").summary["theirs"]
     assert (arm.tokens.reused, arm.computed_tokens) == (6 * 9, 6 * (36 - 9))
+
+
+def test_what_the_server_counts_by_itself_is_kept_and_shown(
+    harness: Harness, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    with serving(CompletionServer(metrics=vllm_metrics)) as server:
+        result = run(harness, output, "--arm", f"theirs={server.url}")
+    assert result.exit_code == 0, result.stderr
+    arm = read_run(output).summary["theirs"]
+    assert arm.counted == ServerCounts(
+        prompt_tokens=6 * 36,
+        cached_tokens=6 * 9,
+        queried_tokens=6 * 36,
+        hit_tokens=6 * 8,
+        external_hit_tokens=None,
+        preemptions=6,
+        peak_kv_usage=0.25,
+    )
+    lines = (output / "batches.jsonl").read_text().splitlines()
+    batches = [json.loads(line) for line in lines]
+    assert {b["counted"]["cached_tokens"] for b in batches if b["arm"] == "theirs"} == {9}
+    assert {b["counted"] for b in batches if b["arm"] != "theirs"} == {None}
+    table = next(line for line in result.stdout.splitlines() if line.startswith("│ theirs"))
+    assert [cell.strip() for cell in table.split("│")][-3:-1] == ["25.0%", "-"]
+    assert (
+        "theirs: by its own counters 25.0% of prompt tokens came from its caches; 6 preemptions; "
+        "at most 25% of its KV memory was seen in use"
+    ) in " ".join(result.stdout.split())
+    assert read(output / "manifest.json")["arms"]["theirs"]["engine"]["metrics"] is True
+    frame = pd.read_csv(output / "table.csv").set_index("arm")
+    assert frame["counted_cached_tokens"].dropna().to_dict() == {"theirs": 54}
+    assert "| 25.0 |" in (output / "table.md").read_text()
+    assert "serves others" not in result.stdout
+
+
+def test_a_server_that_serves_others_meanwhile_is_told_of(harness: Harness, tmp_path: Path) -> None:
+    def busy(server: CompletionServer) -> str:
+        return f"vllm:prompt_tokens_total {100 * len(server.bodies)}.0\n"
+
+    with serving(CompletionServer(metrics=busy)) as server:
+        result = run(harness, tmp_path / "run", "--arm", f"theirs={server.url}")
+    said = " ".join(result.stdout.split())
+    assert "600 prompt tokens where 216 were sent: it serves others, too" in said
 
 
 def test_failing_requests_are_failed_rows(harness: Harness, tmp_path: Path) -> None:
