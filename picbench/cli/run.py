@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 @click.option(
     "--arm",
     multiple=True,
-    metavar="NAME=URL[,model=ID][,timeout=SECONDS]",
+    metavar="NAME=URL[,model=ID][,timeout=SECONDS][,simulated=yes]",
     help="An OpenAI-compatible server elsewhere as an arm beside those of --algo, such as "
-    "theirs=http://host:8000/v1; repeat the flag for more. Its key is OPENAI_API_KEY's.",
+    "theirs=http://host:8000/v1; repeat the flag for more. Its key is OPENAI_API_KEY's. The "
+    "numbers of one that is simulated are marked everywhere.",
 )
 @click.option(
     "--dataset",

@@ -145,6 +145,9 @@ def _states(run: Run) -> Iterator[str]:
     status = run.manifest.get("status")
     if status != "complete":
         yield f"{run.path} is {status}: what it lacks is left out"
+    for name, arm in run.summary.items():
+        if arm.provenance == "simulated":
+            yield f"{run.path}: the numbers of {name} are simulated"
 
 
 def _other_algorithms(before: Run, after: Run, pairs: Sequence[_ArmPair]) -> Iterator[str]:

@@ -9,11 +9,12 @@ from rich.text import Text
 
 from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
-from picbench.output.summary import ArmSummary
+from picbench.output.summary import ArmSummary, labels_of
 from picbench.output.tables.arm_columns import arm_columns
 from picbench.output.tables.cache_lines import cache_lines
 from picbench.output.tables.memory_lines import memory_lines
 from picbench.output.tables.server_lines import server_lines
+from picbench.output.tables.stall_lines import stalled
 from picbench.output.verdict import verdict
 from picbench.run.job import Job
 
@@ -69,8 +70,10 @@ def result_table(arms: Mapping[str, ArmSummary], metric: str) -> Table:
     columns = arm_columns(arms.values(), metric)
     for column in columns:
         table.add_column(column.heading, justify="right")
+    labels = labels_of(arms)
     for name, arm in arms.items():
-        table.add_row(*(Text(cell) for cell in (name, *(column.text(arm) for column in columns))))
+        cells = (labels[name], *(column.text(arm) for column in columns))
+        table.add_row(*map(Text, cells))
     return table
 
 
@@ -93,17 +96,6 @@ def slow_tiers(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
         if times.slow:
             took = f"{name}: tiers took {times.share:.0%} of the arm's steps"
             yield f'{took}: `tiers=""` serves without'
-
-
-def stalled(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
-    """Arms that stalled, one a line."""
-    for name, arm in arms.items():
-        if arm.stalls is not None and arm.stalls.steps:
-            yield (
-                f"{name}: stalled in {arm.stalls.steps} steps, the longest of "
-                f"{arm.stalls.longest_s:.1f} s; its own slowest steps allow "
-                f"{arm.stalls.allowed_s:.1f} s"
-            )
 
 
 def late_kernels(arms: Mapping[str, ArmSummary]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from picbench.output.store.batch_log import BATCHES, SAMPLES, committed_rows, re
 from picbench.output.store.documents import FINAL, SCHEMA
 from picbench.output.store.migration import migrate_manifest, migrate_row, migrate_summary
 from picbench.output.store.workload_file import StoredSample, read_workload
-from picbench.output.summary import ArmSummary, summarise
+from picbench.output.summary import ArmSummary, provenance_of, summarise
 from picbench.run.slo import parse_slo
 from picbench.run.tally import Tally
 
@@ -132,12 +132,17 @@ class Run:
 
     def _summary_so_far(self) -> Mapping[str, ArmSummary]:
         slo = self.manifest["config"]["slo"]
-        return summarise(
+        found = summarise(
             self._tallies,
             metric=self.manifest["workload"]["metric"],
             meaningful=self.manifest["model"]["meaningful"],
             objectives=parse_slo(slo) if slo else None,
         )
+        engines = {name: arm["engine"] for name, arm in self.manifest["arms"].items()}
+        return {
+            name: replace(arm, provenance=provenance_of(engines[name]))
+            for name, arm in found.items()
+        }
 
 
 def read_run(path: Path) -> Run:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from picbench.run.tally import Tally
 
 #: The arm that ratios are taken to.
 BASELINE = "full"
+
+#: Where an arm's numbers come from: an engine, or a model of one.
+Provenance = Literal["measured", "simulated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,8 @@ class ArmSummary:
     and of what tiers took of them; zero without tiers. `compiled` says how often each kernel was
     compiled while requests were measured. `cache` is None where no state of it was declared,
     `memory` in runs from before it was measured, `stalls` where there are too few steps to tell.
-    `counted` is what a server elsewhere counted by itself, None of other arms.
+    `counted` is what a server elsewhere counted by itself, None of other arms. Numbers whose
+    `provenance` is "simulated" say so wherever they are shown.
     """
 
     requests: int
@@ -162,6 +166,7 @@ class ArmSummary:
     memory: MemorySummary | None = None
     stalls: Stalls | None = None
     counted: ServerCounts | None = None
+    provenance: Provenance = "measured"
 
     @property
     def reused_share(self) -> float | None:
@@ -237,6 +242,17 @@ def summarise_arm(
         late_ms=percentiles(row.late_ms for row in timed),
         goodput_req_s=None if good is None else rate(good, makespan or tally.busy),
     )
+
+
+def provenance_of(engine: Mapping[str, Any]) -> Provenance:
+    """Where an arm's numbers come from, by what its engine says of itself."""
+    return "simulated" if engine.get("provenance") == "simulated" else "measured"
+
+
+def labels_of(arms: Mapping[str, ArmSummary]) -> dict[str, str]:
+    """The names of arms as tables and figures show them."""
+    simulated = {name for name, arm in arms.items() if arm.provenance == "simulated"}
+    return {name: f"{name} (simulated)" if name in simulated else name for name in arms}
 
 
 def summarise_memory(

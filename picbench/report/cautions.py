@@ -54,6 +54,9 @@ def _arms(contents: RunContents) -> Iterator[str]:
     for arm in contents.arms.values():
         yield from _rows(arm)
     summaries = {name: arm.summary for name, arm in contents.arms.items()}
+    for name, summary in summaries.items():
+        if summary.provenance == "simulated":
+            yield f"{name} is simulated: no engine computed anything, its numbers are a model's."
     for line in (*slow_tiers(summaries), *late_kernels(summaries)):
         yield line.replace("`", "")
     for name, document in contents.manifest["arms"].items():

@@ -89,6 +89,9 @@ class RunContents:
             found.append(f"{self.manifest['model']['weights']} weights: scores mean nothing")
         if self.manifest["workload"]["synthetic"]:
             found.append("synthetic rows")
+        for name, arm in self.arms.items():
+            if arm.summary.provenance == "simulated":
+                found.append(f"{name}: simulated")
         if self.manifest["status"] != "complete":
             found.append(f"{self.manifest['status']} run")
         return found

@@ -25,7 +25,13 @@ from picbench.output.run_reader import Run, read_run
 from picbench.output.sample_row import SampleRow, to_rows
 from picbench.output.store.documents import FINAL, Attempt, Status
 from picbench.output.store.lock import hold
-from picbench.output.summary import BASELINE, ArmSummary, summarise, summarise_memory
+from picbench.output.summary import (
+    BASELINE,
+    ArmSummary,
+    provenance_of,
+    summarise,
+    summarise_memory,
+)
 from picbench.run.caches.cache_summary import summarise_cache
 from picbench.run.caches.cache_upkeep import CacheUpkeep
 from picbench.run.config import RunConfig
@@ -314,9 +320,11 @@ class Session:
     def _with_caches(self, name: str, arm: ArmSummary) -> ArmSummary:
         full = self._tallies[BASELINE].rows if BASELINE in self._tallies else []
         state, reuse = self._job.config.cache, self._arms[name].reuse
-        block = self._fleet.engines[name].get("block_bytes")
+        engine = self._fleet.engines[name]
+        block = engine.get("block_bytes")
         return replace(
             arm,
+            provenance=provenance_of(engine),
             cache=summarise_cache(state, reuse, self._tallies[name], full),
             memory=summarise_memory(
                 arm.blocks, block if isinstance(block, int) else None, self._memory.get(name, ())

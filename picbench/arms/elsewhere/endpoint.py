@@ -12,7 +12,13 @@ from picbench.errors import ConfigError
 TIMEOUT = 600.0
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_FORM = "write NAME=http://host:port/v1, or NAME=http://host:port/v1,model=ID,timeout=SECONDS"
+_FORM = (
+    "write NAME=http://host:port/v1, or NAME=http://host:port/v1,model=ID,timeout=SECONDS,"
+    "simulated=yes"
+)
+
+_OPTIONS = ("model", "timeout", "simulated")
+_ANSWERS = {"yes": True, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +26,19 @@ class Endpoint:
     """An OpenAI-compatible server: `url` has no credentials and ends before ``/completions``.
 
     `model` is its name of the model, None for the only one that it serves; `timeout` is in seconds.
+    A `simulated` server computes nothing: its times are those of a model of an engine.
     """
 
     url: str
     model: str | None = None
     timeout: float = TIMEOUT
+    simulated: bool = False
 
     @property
     def spec(self) -> str:
         """What tells this endpoint from others, on one line."""
-        return self.url if self.model is None else f"{self.url} {self.model}"
+        parts = (self.url, self.model or "", "simulated" if self.simulated else "")
+        return " ".join(filter(None, parts))
 
 
 def parse_endpoints(values: Iterable[str], taken: Collection[str]) -> dict[str, Endpoint]:
@@ -57,11 +66,14 @@ def _endpoint(name: str, url: str, options: Iterable[str]) -> Endpoint:
     settings: dict[str, str] = {}
     for option in options:
         key, _, value = option.partition("=")
-        if key not in ("model", "timeout") or not value or key in settings:
+        if key not in _OPTIONS or not value or key in settings:
             raise ConfigError(f"`arm` {name}: {option!r} is no option of a server", hint=_FORM)
         settings[key] = value
     return Endpoint(
-        _checked_url(name, url), settings.get("model"), _seconds(name, settings.get("timeout"))
+        _checked_url(name, url),
+        settings.get("model"),
+        _seconds(name, settings.get("timeout")),
+        _answer(name, settings.get("simulated", "no")),
     )
 
 
@@ -80,6 +92,12 @@ def _checked_url(name: str, url: str) -> str:
             hint="a key belongs into the environment, as OPENAI_API_KEY",
         )
     return url.rstrip("/")
+
+
+def _answer(name: str, value: str) -> bool:
+    if value not in _ANSWERS:
+        raise ConfigError(f"`arm` {name}: simulated is yes or no, not {value!r}", hint=_FORM)
+    return _ANSWERS[value]
 
 
 def _seconds(name: str, value: str | None) -> float:

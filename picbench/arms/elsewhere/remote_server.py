@@ -122,6 +122,7 @@ class RemoteServer:
             "server": response.headers.get("server"),
             "version": await self._version(),
             "metrics": await self._meter.look(),
+            "provenance": "simulated" if self._endpoint.simulated else "measured",
         }
 
     async def _version(self) -> str | None:

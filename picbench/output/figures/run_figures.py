@@ -44,10 +44,13 @@ def draw_ttft(samples: "pd.DataFrame", caption: str, base: Path) -> None:
         write(figure, caption, base)
 
 
-def draw_memory(ledger: "pd.DataFrame", caption: str, base: Path) -> None:
+def draw_memory(
+    ledger: "pd.DataFrame", caption: str, base: Path, stalls: Mapping[str, int] | None = None
+) -> None:
     """A panel an arm: blocks by kind over time, stacked, in percent of the pool.
 
-    `ledger` is `ledger_frame`'s; without a step nothing is drawn.
+    `ledger` is `ledger_frame`'s; without a step nothing is drawn. `stalls` says how many steps of
+    an arm stalled; these are hatched.
     """
     if ledger.empty:
         return
@@ -70,6 +73,8 @@ def draw_memory(ledger: "pd.DataFrame", caption: str, base: Path) -> None:
                 labels=kinds,
                 step="post",
             )
+            for start, end in longest_steps(steps, (stalls or {}).get(arm, 0)):
+                axis.axvspan(start, end, fill=False, hatch="///", lw=0, alpha=0.6)
             axis.set_title(arm, loc="left", fontsize=9)
             axis.set_xlabel("time, s")
         for axis in grid[::columns]:
@@ -79,6 +84,15 @@ def draw_memory(ledger: "pd.DataFrame", caption: str, base: Path) -> None:
         handles, labels = grid[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=5, fontsize=8)
         write(figure, caption, base)
+
+
+def longest_steps(steps: "pd.DataFrame", count: int) -> list[tuple[float, float]]:
+    """Beginnings and ends, in seconds, of an arm's `count` longest steps with requests running."""
+    took = (steps["time"].shift(-1) - steps["time"]).where(steps["referenced"] > 0)
+    longest = took.nlargest(count)
+    begins = steps.loc[longest.index, "time"]
+    ends = begins + longest
+    return [(float(begin), float(end)) for begin, end in zip(begins, ends, strict=True)]
 
 
 def peaks(steps: "pd.DataFrame", points: int = _POINTS) -> "pd.DataFrame":
@@ -152,4 +166,4 @@ def _log_scale(axis: Any) -> None:
 
 def _score_label(arm: ArmSummary) -> str:
     label = f"{arm.score.metric}: mean and 95 % of it"
-    return label if arm.score.meaningful else f"{label} (random weights: not meaningful)"
+    return label if arm.score.meaningful else f"{label} (untrained weights: not meaningful)"

@@ -29,6 +29,7 @@ def status_line(path: Path, exit_code: int) -> str:
 def headline(arm: ArmSummary) -> dict[str, Any]:
     """The main numbers of an arm."""
     return {
+        "provenance": arm.provenance,
         "requests": arm.requests,
         "failed": arm.failed,
         "ttft_p50_ms": None if arm.ttft_ms is None else arm.ttft_ms.p50,

@@ -13,7 +13,7 @@ import pandas as pd
 from picbench.engines.ledger import IDLE
 from picbench.output.run_directory import MEMORY
 from picbench.output.run_reader import Run
-from picbench.output.summary import ArmSummary
+from picbench.output.summary import ArmSummary, labels_of
 from picbench.output.tables.arm_columns import ArmColumn
 
 
@@ -36,13 +36,13 @@ def arms_frame(run: Run) -> pd.DataFrame:
     """What summary.json says of each arm; nested fields are columns such as ``ttft_ms_p50``."""
     frame = _flat(run.summary.values())
     frame.insert(0, "arm", list(run.summary))
-    return frame
+    return frame.assign(weights=run.manifest["model"]["weights"])
 
 
 def shown_frame(arms: Mapping[str, ArmSummary], columns: Sequence[ArmColumn]) -> pd.DataFrame:
     """What is shown of each arm, under the headings of the printed table."""
     values = {column.title: [column.value(arm) for arm in arms.values()] for column in columns}
-    return pd.DataFrame({"arm": list(arms), **values})
+    return pd.DataFrame({"arm": list(labels_of(arms).values()), **values})
 
 
 def of_runs(runs: Sequence[Run], frame: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:

@@ -9,7 +9,9 @@ import pandas as pd
 
 from picbench.output.figures.run_figures import draw_memory, draw_scores, draw_ttft
 from picbench.output.run_reader import Run, read_run
+from picbench.output.summary import ArmSummary
 from picbench.output.tables.frames import ledger_frame, samples_frame
+from picbench.output.tables.stall_lines import figure_labels
 from picbench.output.tables.table_formats import as_csv, as_markdown, caption
 
 
@@ -36,7 +38,20 @@ class _RunFrames:
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        return samples_frame(self.run)
+        return self._labelled(samples_frame(self.run))
+
+    @property
+    def ledger(self) -> pd.DataFrame:
+        return self._labelled(ledger_frame(self.run))
+
+    @cached_property
+    def arms(self) -> Mapping[str, ArmSummary]:
+        """Summaries by the labels of arms in figures."""
+        labels = figure_labels(self.run.summary)
+        return {labels[name]: arm for name, arm in self.run.summary.items()}
+
+    def _labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
+        return frame.assign(arm=frame["arm"].replace(figure_labels(self.run.summary)))
 
     def file(self, name: str) -> Path:
         return self.run.path / name
@@ -56,11 +71,12 @@ def _ttft(found: _RunFrames) -> None:
 
 
 def _memory(found: _RunFrames) -> None:
-    draw_memory(ledger_frame(found.run), found.caption, found.file("memory"))
+    stalls = {arm: summary.stalls.steps for arm, summary in found.arms.items() if summary.stalls}
+    draw_memory(found.ledger, found.caption, found.file("memory"), stalls)
 
 
 def _scores(found: _RunFrames) -> None:
-    draw_scores(found.samples, found.run.summary, found.caption, found.file("accuracy"))
+    draw_scores(found.samples, found.arms, found.caption, found.file("accuracy"))
 
 
 _WRITERS: Mapping[str, Callable[[_RunFrames], None]] = MappingProxyType(

@@ -9,6 +9,7 @@ from picbench.output import markdown
 from picbench.output.run_reader import Run
 from picbench.output.tables.arm_columns import NOTHING, ArmColumn, arm_columns
 from picbench.output.tables.frames import arms_frame, of_runs, shown_frame
+from picbench.output.tables.stall_lines import stalled
 
 
 def as_markdown(runs: Sequence[Run]) -> str:
@@ -24,12 +25,16 @@ def as_markdown(runs: Sequence[Run]) -> str:
 
 
 def as_latex(runs: Sequence[Run]) -> str:
-    """The columns of the printed table as a LaTeX ``tabular``, with rules of booktabs."""
+    """The columns of the printed table as a LaTeX ``tabular``, with rules of booktabs.
+
+    What holds for it stands before it in comments.
+    """
     frame, columns = _shown(runs)
     formatters = {
         column.title: lambda value, digits=column.digits: plain(value, digits) for column in columns
     }
-    return str(frame.to_latex(index=False, na_rep=NOTHING, escape=True, formatters=formatters))
+    table = str(frame.to_latex(index=False, na_rep=NOTHING, escape=True, formatters=formatters))
+    return "".join(f"% {line}\n" for line in (*_captions(runs), *warnings_of(runs))) + table
 
 
 def as_csv(runs: Sequence[Run]) -> str:
@@ -83,7 +88,8 @@ def _rows(run: Run) -> str:
 
 def _model(run: Run) -> str:
     model = run.manifest["model"]
-    return f"model {model['name']}{'' if model['meaningful'] else ' (random weights)'}"
+    kind = "" if model["meaningful"] else f" ({model['weights']} weights)"
+    return f"model {model['name']}{kind}"
 
 
 def _hardware(run: Run) -> str:
@@ -96,10 +102,12 @@ def _hardware(run: Run) -> str:
 
 
 def warnings_of(runs: Sequence[Run]) -> list[str]:
-    """What a reader of runs' numbers must know: failed requests, random weights."""
+    """What a reader of runs' numbers must know: failures, simulations, weights, stalls."""
     arms = [arm for run in runs for arm in run.summary.values()]
     failed = sum(arm.failed for arm in arms)
     notes = [f"{failed} requests failed."] if failed else []
+    if any(arm.provenance == "simulated" for arm in arms):
+        notes.append("Simulated arms: no engine computed anything; their numbers are a model's.")
     if not all(arm.score.meaningful for arm in arms):
-        notes.append("Random weights: accuracy is not meaningful.")
-    return notes
+        notes.append("Random or dummy weights: accuracy is not meaningful.")
+    return [*notes, *(f"{line}." for run in runs for line in stalled(run.summary))]

@@ -126,6 +126,37 @@ def test_a_server_that_serves_others_meanwhile_is_told_of(harness: Harness, tmp_
     assert "600 prompt tokens where 216 were sent: it serves others, too" in said
 
 
+def test_a_simulated_arm_is_marked_from_the_manifest_to_the_figures(
+    harness: Harness, tmp_path: Path
+) -> None:
+    output = tmp_path / "run"
+    with serving(CompletionServer()) as server:
+        result = run(harness, output, "--arm", f"sim={server.url},simulated=yes")
+    assert result.exit_code == 0, result.stderr
+    assert read(output / "manifest.json")["arms"]["sim"]["engine"]["provenance"] == "simulated"
+    found = {name: arm["provenance"] for name, arm in read(output / "summary.json")["arms"].items()}
+    assert found == {"full": "measured", "mepic": "measured", "sim": "simulated"}
+    assert "│ sim (simulated) " in result.stdout and "full (simulated)" not in result.stdout
+    last = json.loads(result.stdout.splitlines()[-1])
+    assert {name: arm["provenance"] for name, arm in last["arms"].items()} == found
+    table = (output / "table.md").read_text()
+    assert "| sim (simulated) |" in table and "Simulated arms: no engine computed" in table
+    assert pd.read_csv(output / "table.csv").set_index("arm")["provenance"].to_dict() == found
+    for style in ("markdown", "latex"):
+        shown = CliRunner().invoke(main, ["table", str(output), "--format", style])
+        assert "sim (simulated)" in shown.stdout
+    # A server elsewhere has no ledger, so that the figure of memory does not have it.
+    for name in ("ttft", "accuracy"):
+        figure = (output / f"{name}.svg").read_text()
+        assert "sim (simulated)" in figure and ">full<" in figure
+    page = tmp_path / "r.html"
+    CliRunner().invoke(main, ["report", str(output), "--output", str(page)])
+    assert page.read_text().count("sim: simulated") > 3
+    assert "sim is simulated: no engine computed anything" in page.read_text()
+    compared = CliRunner().invoke(main, ["compare", str(output), "--arms", "full,sim"])
+    assert "the numbers of sim are simulated" in compared.stdout, compared.output
+
+
 def test_failing_requests_are_failed_rows(harness: Harness, tmp_path: Path) -> None:
     with serving(CompletionServer(fails=lambda prompt: 1002 in prompt)) as server:
         result = run(harness, tmp_path / "run", "--arm", f"theirs={server.url}")

@@ -6,12 +6,21 @@ from picbench.errors import ConfigError
 
 def test_a_server_has_a_name_an_address_and_options() -> None:
     found = parse_endpoints(
-        ["a=http://h:1/v1/", "b=https://h/v1,timeout=2.5,model=org/m"], ["full"]
+        [
+            "a=http://h:1/v1/",
+            "b=https://h/v1,timeout=2.5,model=org/m",
+            "c=http://h/v1,simulated=yes",
+            "d=http://h/v1,simulated=no",
+        ],
+        ["full"],
     )
     assert found == {
         "a": Endpoint("http://h:1/v1", None, TIMEOUT),
         "b": Endpoint("https://h/v1", "org/m", 2.5),
+        "c": Endpoint("http://h/v1", simulated=True),
+        "d": Endpoint("http://h/v1"),
     }
+    assert found["c"].spec == "http://h/v1 simulated"
 
 
 @pytest.mark.parametrize(
@@ -27,6 +36,7 @@ def test_a_server_has_a_name_an_address_and_options() -> None:
         "a=http://h/v1,model=",
         "a=http://h/v1,timeout=0",
         "a=http://h/v1,timeout=soon",
+        "a=http://h/v1,simulated=1",
         "full=http://h/v1",
         "ours=http://h/v1",
     ],

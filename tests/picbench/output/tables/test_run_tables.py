@@ -1,16 +1,19 @@
 """Frames, tables and figures of a run of fake engines."""
 
 import io
+import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from click.testing import CliRunner
 from harness_fakes import POOL, Harness, make_sample, run_fakes
+from PIL import Image
 
 from picbench.cli import main
 from picbench.engines.ledger import KINDS
-from picbench.output.figures.run_figures import peaks
+from picbench.output.figures.run_figures import longest_steps, peaks
 from picbench.output.run_directory import SAMPLES
 from picbench.output.run_reader import Run, read_run
 from picbench.output.tables.arm_columns import arm_columns
@@ -68,7 +71,7 @@ def test_csv_gives_the_numbers_back(run: Run) -> None:
 def test_markdown_has_the_printed_columns_without_ornaments(run: Run) -> None:
     title, table, note = as_markdown([run]).split("\n\n")
     assert title.startswith("fake, 3 requests an arm, model shape:fake (random weights), pool of")
-    assert note == "Random weights: accuracy is not meaningful.\n"
+    assert note == "Random or dummy weights: accuracy is not meaningful.\n"
     head, rule, *lines = [line.strip("| ").split(" | ") for line in table.splitlines()]
     columns = arm_columns(run.summary.values(), "f1")
     assert head == ["arm", *(column.title for column in columns)]
@@ -84,7 +87,10 @@ def test_markdown_has_the_printed_columns_without_ornaments(run: Run) -> None:
 
 def test_latex_is_a_tabular_with_escaped_names(run: Run) -> None:
     text = as_latex([run])
-    assert text.startswith("\\begin{tabular}")
+    caption, warning, begin, *_ = text.splitlines()
+    assert caption.startswith("% fake, 3 requests an arm, model shape:fake (random weights)")
+    assert warning == "% Random or dummy weights: accuracy is not meaningful."
+    assert begin.startswith("\\begin{tabular}")
     assert r"tokens reused \%" in text
     assert text.count("mepic &") == 1
 
@@ -114,6 +120,40 @@ def test_files_for_readers_are_made_of_the_records(run: Run) -> None:
     assert "shape:fake" in (run.path / "ttft.svg").read_text()
     assert all(f">{arm}<" in (run.path / "memory.svg").read_text() for arm in ARMS)
     assert "not meaningful" in (run.path / "accuracy.svg").read_text()
+
+
+def test_numbers_of_untrained_weights_say_so_in_every_file(run: Run) -> None:
+    assert list(write_run_files(run.path)) == []
+    for name in ("ttft", "memory", "accuracy"):
+        assert "shape:fake (random weights)" in (run.path / f"{name}.svg").read_text()
+        with Image.open(run.path / f"{name}.png") as image:
+            assert "(random weights)" in image.info["Description"]
+    frame = pd.read_csv(run.path / "table.csv")
+    assert list(frame["weights"]) == ["random"] * 2
+    assert list(frame["score_meaningful"]) == [False] * 2
+
+
+def test_a_stalled_arm_is_said_in_table_and_figures(run: Run, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(run.path, tmp_path / "stalled"))
+    summary = json.loads((path / "summary.json").read_text())
+    summary["arms"]["mepic"]["stalls"] = {"steps": 1, "allowed_s": 5.0, "longest_s": 30.0}
+    (path / "summary.json").write_text(json.dumps(summary))
+    assert list(write_run_files(path)) == []
+    for name in ("ttft", "memory", "accuracy"):
+        figure = (path / f"{name}.svg").read_text()
+        assert figure.count("mepic (stalled: 1 steps)") >= 1 and ">full<" in figure
+    assert "hatch" not in (run.path / "memory.svg").read_text().lower()
+    assert (path / "memory.svg").read_text().count("<pattern ") == 1
+    assert "mepic: stalled in 1 steps, the longest of 30.0 s" in (path / "table.md").read_text()
+    shown = CliRunner().invoke(main, ["show", str(path)])
+    assert "mepic: stalled in 1 steps" in shown.stdout
+
+
+def test_the_longest_steps_are_those_that_are_hatched() -> None:
+    times, held = [0.0, 1.0, 31.0, 32.0, 99.0], [5, 5, 5, 0, 5]
+    steps = pd.DataFrame({"time": times, "referenced": held})
+    assert longest_steps(steps, 1) == [(1.0, 31.0)]
+    assert longest_steps(steps, 0) == []
 
 
 def test_what_cannot_be_drawn_is_said_and_the_rest_is_made(tmp_path: Path) -> None:
