@@ -66,7 +66,7 @@ def sweep(
         from picbench.run.session import Services
         from picbench.sweep.plan_table import print_sweep_plan
         from picbench.sweep.sweep_file import expand, read_sweep
-        from picbench.sweep.sweep_plan import plan_sweep
+        from picbench.sweep.sweep_plan import plan_sweep, with_shared_workloads
         from picbench.sweep.sweep_run import check_folder
 
         if offline:
@@ -76,6 +76,7 @@ def sweep(
         folder = Path(output) if output else RUNS / settings.name
         cells = expand(Path(file), settings, folder, offline=offline)
         check_folder(folder)
+        services = with_shared_workloads(cells, services, run=not dry_run)
         planned = list(plan_sweep(cells, services))
         if dry_run:
             print_sweep_plan(planned, sys.stdout)

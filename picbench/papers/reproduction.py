@@ -19,6 +19,7 @@ from picbench.run.config import parse_config
 from picbench.run.job import Job, prepare
 from picbench.run.progress import Progress
 from picbench.run.session import Services, execute_all
+from picbench.run.unfinished import can_go_on
 from picbench.workloads import models
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
@@ -66,7 +67,7 @@ def _plan_runs(
 ) -> list[PlannedRun]:
     """Write every point's request file below `output` and prepare the runs that are missing.
 
-    A complete run is kept, an unfinished one is started again. ConfigError for one with other
+    A complete run is kept, and one that was stopped goes on. ConfigError for one with other
     settings.
     """
     model = models.resolve(settings.model)
@@ -98,10 +99,14 @@ def _config(settings: Settings, requests: Path, directory: Path) -> dict[str, An
 
 
 def _is_complete(directory: Path, wanted: dict[str, Any], fingerprint: str) -> bool:
-    """Whether the wanted run is there and complete; an unfinished one is removed."""
+    """Whether the wanted run is there and complete.
+
+    What cannot go on is removed: a run in which requests failed, or one of other code.
+    """
     if not (directory / MANIFEST).exists():
         return False
-    manifest = read_run(directory).manifest
+    run = read_run(directory)
+    manifest = run.manifest
     config = manifest["config"] | {"algo": tuple(manifest["config"]["algo"])}
     same = manifest["workload"]["request_file"] == fingerprint and all(
         config[name] == value for name, value in wanted.items() if name in _DECISIVE
@@ -112,7 +117,8 @@ def _is_complete(directory: Path, wanted: dict[str, Any], fingerprint: str) -> b
         )
     if manifest["status"] == "complete":
         return True
-    shutil.rmtree(directory)
+    if not can_go_on(run):
+        shutil.rmtree(directory)
     return False
 
 

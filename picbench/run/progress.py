@@ -49,6 +49,20 @@ class QuietProgress:
         """See Progress."""
 
 
+class LaterProgress:
+    """Shows one of several runs, which `before` requests of other runs came before."""
+
+    def __init__(self, whole: Progress, before: int) -> None:
+        self._whole = whole
+        self._before = before
+        self.say = whole.say
+        self.advance = whole.advance
+
+    def begin(self, done: int = 0) -> None:
+        """See Progress."""
+        self._whole.begin(self._before + done)
+
+
 class PlainProgress:
     """Prints a line every few seconds: done, rate, time left. `clock` gives seconds."""
 

@@ -37,7 +37,7 @@ from picbench.run.caches.cache_upkeep import CacheUpkeep
 from picbench.run.config import RunConfig
 from picbench.run.gpu_share import gpu_memory
 from picbench.run.job import Job
-from picbench.run.progress import Progress
+from picbench.run.progress import LaterProgress, Progress
 from picbench.run.protocol import ArmBatch, interleave, replay, schedule
 from picbench.run.refill import refill
 from picbench.run.tally import Tally
@@ -107,15 +107,19 @@ def _go_on(job: Job, launch: Launch, progress: Progress) -> Finished:
     run = read_run(job.output)
     if run.manifest["status"] in FINAL:
         return _finished(run, progress)
-    stored = take_up(run)
-    total = job.requests
-    progress.say(f"{run.path}: going on after {stored.requests} of {total} requests")
+    stored = _take_up(run, job, progress)
     directory = RunDirectory(run.path)
-    if stored.requests == total:
+    if stored.requests == job.requests:
         return Session(job, directory, Fleet({}, stored.engines), progress, stored).run()
     with _start_engines(job, launch, progress, directory.log) as fleet:
         _say_notes(fleet, progress)
         return Session(job, directory, fleet, progress, stored).run()
+
+
+def _take_up(run: Run, job: Job, progress: Progress) -> StoredRun:
+    stored = take_up(run)
+    progress.say(f"{run.path}: going on after {stored.requests} of {job.requests} requests")
+    return stored
 
 
 def _finished(run: Run, progress: Progress) -> Finished:
@@ -132,23 +136,37 @@ def execute_all(
     """Run jobs one after another, each from a cold cache and into a directory of its own.
 
     The engines start once, so the jobs must agree on their settings (ConfigError); their output
-    goes to `logs`. A run with a failed request ends them all with EngineError: an engine that is
-    gone would fail those that follow.
+    goes to `logs`. A run that was stopped goes on, as in `execute`. One with a failed request ends
+    them all with EngineError: an engine that is gone would fail those that follow.
     """
     _check_alike(jobs)
     logs.mkdir(parents=True, exist_ok=True)
     first = jobs[0]
     with _start_engines(first, launch, progress, lambda arm: logs / log_name(arm)) as fleet:
         _say_notes(fleet, progress)
+        before = 0
         for job in jobs:
             for server in fleet.servers.values():
                 server.reset()
             progress.say(f"{job.output.name}")
-            directory = RunDirectory.create(job.output)
-            with hold(job.output):
-                done = Session(job, directory, fleet, progress).run()
+            done = _run_on(fleet, job, LaterProgress(progress, before))
+            before += job.requests
             _check_complete(done)
             yield done
+
+
+def _run_on(fleet: Fleet, job: Job, progress: Progress) -> Finished:
+    """Run a job, or what is missing of it, on engines whose caches are empty."""
+    if not (job.output / MANIFEST).exists():
+        directory = RunDirectory.create(job.output)
+        with hold(job.output):
+            return Session(job, directory, fleet, progress).run()
+    with hold(job.output):
+        run = read_run(job.output)
+        if run.manifest["status"] in FINAL:
+            return _finished(run, progress)
+        stored = _take_up(run, job, progress)
+        return Session(job, RunDirectory(run.path), fleet, progress, stored).run()
 
 
 class Session:

@@ -74,11 +74,15 @@ def find_unfinished(folder: Path, fingerprint: str) -> Path | None:
             run = read_run(manifest.parent)
         except Exception:  # Whatever is wrong with it, it is not the one.
             continue
-        unfinished = run.schema == SCHEMA and run.manifest["status"] not in FINAL
-        same = run.manifest["fingerprint"] == fingerprint and not changed(run, provenance.collect())
-        if unfinished and same and not is_held(run.path):
+        if run.manifest["fingerprint"] == fingerprint and can_go_on(run) and not is_held(run.path):
             return run.path
     return None
+
+
+def can_go_on(run: Run) -> bool:
+    """Whether `take_up` takes a run: one that has not ended, begun here as things are now."""
+    unfinished = run.schema == SCHEMA and run.manifest["status"] not in FINAL
+    return unfinished and not changed(run, provenance.collect())
 
 
 def take_up(run: Run) -> StoredRun:

@@ -1,7 +1,7 @@
 """What a sweep has to do: for each cell its state, requests, tokens, memory and time."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from picbench.engines.footprint import GpuFootprint
@@ -13,6 +13,7 @@ from picbench.output.store.documents import FINAL
 from picbench.output.store.overview import arms_of
 from picbench.run.job import Job, prepare
 from picbench.run.session import Services
+from picbench.sweep.shared_workloads import SharedWorkloads
 from picbench.sweep.sweep_cell import SweepCell
 
 #: The state of a cell of which there is nothing.
@@ -58,11 +59,15 @@ class PlannedCell:
         return max(0, self.prompt_tokens - (known.tokens if known else 0))
 
 
-def plan_sweep(cells: Sequence[SweepCell], services: Services) -> Iterator[PlannedCell]:
-    """Prepare every cell, one after another; ConfigError for one that cannot run.
+def with_shared_workloads(cells: Sequence[SweepCell], services: Services, *, run: bool) -> Services:
+    """Services for a sweep that is planned and, if `run`, run: they load a workload once."""
+    left = [cell for cell in cells if run and _measured(cell.path)[0] not in FINAL]
+    uses = [cell.config for cell in (*cells, *left)]
+    return replace(services, load=SharedWorkloads(services.load, uses).load)
 
-    Workloads are let go again: a cell loads its own when it is run.
-    """
+
+def plan_sweep(cells: Sequence[SweepCell], services: Services) -> Iterator[PlannedCell]:
+    """Prepare every cell, one after another; ConfigError for one that cannot run."""
     for cell in cells:
         with cell.places.named():
             planned = _planned(cell, prepare(cell.config, services.load, services.memory))

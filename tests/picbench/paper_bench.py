@@ -6,8 +6,10 @@ from pathlib import Path
 
 from harness_fakes import FakeEngine, FakeServer, no_gpu
 
+from picbench.arms.messages import GroupResult
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
+from picbench.engines.request import Request
 from picbench.run.session import Services
 
 POOL = 100
@@ -36,18 +38,40 @@ def _full(held: dict[str, float]) -> dict[str, float]:
 
 
 @dataclass
+class StoppedServer(FakeServer):
+    """Is interrupted by the user once all servers together have served so many runs."""
+
+    stops_at: int | None = None
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> GroupResult:
+        if sum(self.order.count(name) for name in LEDGERS) == self.stops_at:
+            raise KeyboardInterrupt
+        return super().run(requests, concurrency, arrivals)
+
+
+@dataclass
 class Bench:
-    """Counts which arms were started; everything but the engines is real."""
+    """Counts which arms were started; everything but the engines is real.
+
+    Every arm dies at its run number `dies_at`; all are interrupted after `stops_at` runs.
+    """
 
     order: list[str] = field(default_factory=list)
     dies_at: int | None = None
+    stops_at: int | None = None
 
     def services(self) -> Services:
         return Services(launch=self._launch, memory=no_gpu)
 
     def _launch(self, name: str, config: EngineConfig, log: Path) -> FakeServer:
         self.order.append(f"launch {name}")
-        return FakeServer(name, config, self.order, LedgerEngine(name), self.dies_at)
+        engine = LedgerEngine(name)
+        return StoppedServer(name, config, self.order, engine, self.dies_at, stops_at=self.stops_at)
 
     @property
     def runs(self) -> int:

@@ -33,8 +33,10 @@ class SweepHarness(Harness):
 
     samples: Sequence[Sample] = field(default_factory=lambda: [make_sample(n) for n in range(6)])
     model: Path = Path()
+    loads: int = 0
 
     def load(self, config: RunConfig) -> Workload:
+        self.loads += 1
         (self.model / "config.json").write_text(json.dumps(MODEL))
         workload = super().load(config)
         return replace(workload, model=replace(workload.model, path=self.model))

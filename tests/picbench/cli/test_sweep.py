@@ -55,6 +55,7 @@ def test_every_cell_is_a_run_directory(harness: SweepHarness, tmp_path: Path) ->
         manifest = json.loads((tmp_path / "out" / cell / "manifest.json").read_text())
         assert manifest["status"] == "complete"
     assert harness.order.count("launch mepic") == 4
+    assert harness.loads == 2  # The pool is no matter of requests.
     line = last_line(result)
     assert (line["sweep"], line["exit_code"]) == (str(tmp_path / "out"), 0)
     assert [cell["cell"] for cell in line["cells"]] == CELLS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from paper_bench import Bench
+from paper_bench import LEDGERS, Bench
 
 from picbench.cli import main
 
@@ -77,22 +77,58 @@ def test_the_ledger_explains_the_difference(
     assert sum(float(less[kind]) for kind in kinds) == float(less["sum"]) == 32
 
 
-def test_a_sweep_goes_on_where_it_was_killed(
+def test_complete_points_are_not_measured_again(
     bench: Bench, settings_file: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
     assert reproduce(bench, settings_file, output, "--figure", "fig8").exit_code == 0
-    ratios = rows(output / "fig8-ratio.csv")
     again = Bench()
     assert reproduce(again, settings_file, output, "--figure", "fig8").exit_code == 0
     assert again.order == []
-    killed = output / "runs" / "chunks-4-seed2" / "manifest.json"
-    manifest = json.loads(killed.read_text())
-    killed.write_text(json.dumps(manifest | {"status": "running"}))
+
+
+def test_a_point_that_was_stopped_goes_on(
+    bench: Bench, settings_file: Path, tmp_path: Path
+) -> None:
+    """The second arm of the last point is interrupted: the first one is not measured again."""
+    output = tmp_path / "out"
+    stopped = Bench(stops_at=7)
+    assert reproduce(stopped, settings_file, output, "--figure", "fig8").exit_code == 130
+    manifest = output / "runs" / "chunks-4-seed2" / "manifest.json"
+    assert json.loads(manifest.read_text())["status"] == "interrupted"
+    kept = (manifest.parent / "samples.jsonl").read_text()
+    (served,) = {json.loads(line)["arm"] for line in kept.splitlines()}
+
+    again = Bench()
+    result = reproduce(again, settings_file, output, "--figure", "fig8")
+    assert result.exit_code == 0, result.stderr
+    assert "chunks-4-seed2: going on after 3 of 6 requests" in result.stderr
+    assert {arm: again.order.count(arm) for arm in LEDGERS} == {
+        arm: int(arm != served) for arm in LEDGERS
+    }
+    assert (manifest.parent / "samples.jsonl").read_text().startswith(kept)
+    done = json.loads(manifest.read_text())
+    assert [attempt["done"] for attempt in done["attempts"]] == [0, 3]
+    assert done["status"] == "complete"
+
+    whole = tmp_path / "whole"
+    assert reproduce(bench, settings_file, whole, "--figure", "fig8").exit_code == 0
+    assert rows(output / "fig8-ratio.csv") == rows(whole / "fig8-ratio.csv")
+
+
+def test_a_point_that_began_with_other_code_is_measured_anew(
+    bench: Bench, settings_file: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    assert reproduce(bench, settings_file, output, "--figure", "fig8").exit_code == 0
+    path = output / "runs" / "chunks-4-seed2" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["provenance"]["packages"]["numpy"] = "0.1"
+    path.write_text(json.dumps(manifest | {"status": "running"}))
+    again = Bench()
     assert reproduce(again, settings_file, output, "--figure", "fig8").exit_code == 0
     assert again.runs == 1
-    assert json.loads(killed.read_text())["status"] == "complete"
-    assert rows(output / "fig8-ratio.csv") == ratios
+    assert json.loads(path.read_text())["status"] == "complete"
 
 
 def test_an_engine_that_dies_keeps_what_was_complete(settings_file: Path, tmp_path: Path) -> None:

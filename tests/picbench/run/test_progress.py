@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from picbench.run.progress import PlainProgress, is_live, minutes, open_progress
+from picbench.run.progress import LaterProgress, PlainProgress, is_live, minutes, open_progress
 
 
 class Terminal(io.StringIO):
@@ -36,6 +36,16 @@ def test_requests_of_an_earlier_attempt_do_not_count_for_the_rate() -> None:
     assert spoken([20.0], total=10, done=7) == [
         "picbench: 8/10 requests, last by mepic, 0.05 requests/s, 0:40 left"
     ]
+
+
+def test_requests_of_earlier_runs_count_as_done() -> None:
+    stream = io.StringIO()
+    clock = iter([0.0, 0.0, 0.0, 20.0])
+    whole = PlainProgress(10, stream, lambda: next(clock))
+    for before in (0, 6):
+        LaterProgress(whole, before).begin(1)
+    LaterProgress(whole, 6).advance("mepic", 1)
+    assert stream.getvalue().startswith("picbench: 8/10 requests, last by mepic, 0.05 requests/s")
 
 
 def test_the_last_line_tells_the_whole_time() -> None:
