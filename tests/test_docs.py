@@ -30,6 +30,7 @@ DOCUMENTS = (
     "docs/algorithms.md",
     "docs/adding-an-algorithm.md",
     "docs/metrics.md",
+    "docs/promises.md",
     "docs/report.md",
     "docs/ci.md",
     "docs/chunk-cache.md",
@@ -58,6 +59,8 @@ COMMAND = re.compile(r"^ {4}picbench (explain [^#\n]*?) *(?:#.*)?$", re.M)
 #: A command with its flags, on a line of its own.
 COMMAND_LINE = re.compile(r"^ {4}picbench (.*)$", re.M)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+#: A test by its file and its name.
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 TARGET = re.compile(r"(?:`| {4})make ([\w-]+)")
 
 
@@ -141,6 +144,12 @@ def test_names_are_where_the_documents_say(document: str) -> None:
         if not re.search(rf"\b{name}\b", read(path))
     ]
     assert stale == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_tests_are_where_the_documents_say(document: str) -> None:
+    found = TEST.findall(read(document))
+    assert [test for test in found if f"\ndef {test[1]}(" not in read(test[0])] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

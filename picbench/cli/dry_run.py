@@ -11,7 +11,10 @@ from picbench.output.result_table import load_of, print_all, skipped_rows
 from picbench.output.run_directory import MANIFEST
 from picbench.output.run_reader import read_run
 from picbench.output.store.documents import FINAL
-from picbench.run.job import Job
+from picbench.output.tables.memory_lines import gib
+from picbench.run.job import RUNS, Job
+from picbench.run.progress import minutes
+from picbench.sweep.run_estimate import estimate_run
 
 
 def print_plan(job: Job, stream: TextIO) -> None:
@@ -65,9 +68,31 @@ def _plan(job: Job) -> Iterator[tuple[str, str]]:
         f"{sizes.pool:,} in the pool; the longest request needs {sizes.longest:,}, "
         f"all distinct chunks {sizes.chunks:,}",
     )
+    yield from _estimates(job)
     yield from (("note", note) for note in job.notes)
     yield "fingerprint", job.fingerprint
     yield "output", f"{job.output}{_state(job.output)}"
+
+
+def _estimates(job: Job) -> Iterator[tuple[str, str]]:
+    found = estimate_run(job, RUNS)
+    yield (
+        "all tokens",
+        f"{found.prompt_tokens:,} of prompts, {found.output_tokens:,} of replies at most, over all "
+        "arms and repeats",
+    )
+    known = found.pool_bytes is not None
+    yield "KV memory", f"{gib(found.pool_bytes or 0)} GiB, all pools" if known else "not known"
+    if found.seconds is None:
+        yield "time", f"not known: no run of this model with these settings here in {RUNS}/"
+    else:
+        yield (
+            "time",
+            (
+                f"{minutes(found.seconds)} (minutes:seconds), as arms took for a prompt token in "
+                f"earlier runs ({found.runs}); starts of engines are not in it"
+            ),
+        )
 
 
 def _state(output: Path) -> str:

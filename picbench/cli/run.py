@@ -277,7 +277,11 @@ if TYPE_CHECKING:
 @click.option(
     "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."
 )
-@click.option("--dry-run", is_flag=True, help="Show what would run; start no engine.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what would run, with estimates of tokens, memory and time; start no engine.",
+)
 @click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
 @click.pass_obj
 def run(

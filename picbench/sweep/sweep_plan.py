@@ -1,6 +1,6 @@
 """What a sweep has to do: for each cell its state, requests, tokens, memory and time."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from picbench.engines.footprint import GpuFootprint
 from picbench.engines.model_config import read_model_config
 from picbench.errors import ConfigError
 from picbench.output.run_directory import MANIFEST
-from picbench.output.run_reader import read_run
+from picbench.output.run_reader import Run, read_run
 from picbench.output.store.documents import FINAL
 from picbench.output.store.overview import arms_of
 from picbench.run.job import Job, prepare
@@ -85,7 +85,7 @@ def _planned(cell: SweepCell, job: Job) -> PlannedCell:
         prompt_tokens=sum(sample.prompt_tokens for sample in samples),
         output_tokens=sum(sample.max_tokens for sample in samples),
         pool=job.sizes.pool,
-        pool_bytes=_pool_bytes(job),
+        pool_bytes=pool_bytes(job),
         done=done,
     )
 
@@ -94,20 +94,46 @@ def _measured(path: Path) -> tuple[str, dict[str, MeasuredWork]]:
     if not (path / MANIFEST).exists():
         return MISSING, {}
     run = read_run(path)
+    return run.manifest["status"], work_of(run)
+
+
+def work_of(run: Run) -> dict[str, MeasuredWork]:
+    """What each arm of a run has done so far."""
     arms = arms_of(run).items()
-    done = {name: MeasuredWork(arm.tokens.prompt, arm.busy_s) for name, arm in arms}
-    return run.manifest["status"], done
+    return {name: MeasuredWork(arm.tokens.prompt, arm.busy_s) for name, arm in arms}
 
 
-def _pool_bytes(job: Job) -> int | None:
+def pool_bytes(job: Job) -> int | None:
+    """Bytes of the KV pools of all engines here; None if the model does not tell them."""
     try:
         model = read_model_config(str(job.workload.model.path))
     except ConfigError:
         return None
-    footprints = [GpuFootprint.of(job.engine(arm), model) for arm in job.arms]
+    ours = [arm for arm in job.arms if arm.endpoint is None]
+    footprints = [GpuFootprint.of(job.engine(arm), model) for arm in ours]
     known = [found.block for found in footprints if found is not None]
     ranks = job.config.tensor_parallel
     return job.sizes.pool * sum(known) * ranks if len(known) == len(footprints) else None
+
+
+class ArmRates:
+    """Busy seconds of arms for each prompt token, over the work of several runs or cells."""
+
+    def __init__(self, works: Iterable[Mapping[str, MeasuredWork]]) -> None:
+        self._work: dict[str, list[MeasuredWork]] = {}
+        #: Of how many runs or cells something is known.
+        self.known = 0
+        for done in works:
+            work = {arm: one for arm, one in done.items() if one.tokens and one.seconds}
+            self.known += bool(work)
+            for arm, one in work.items():
+                self._work.setdefault(arm, []).append(one)
+
+    def of(self, arm: str) -> float:
+        """Seconds a prompt token; of an arm that was never measured the mean of all arms."""
+        everything = [one for work in self._work.values() for one in work]
+        work = self._work.get(arm, everything)
+        return sum(one.seconds for one in work) / sum(one.tokens for one in work)
 
 
 class TimeEstimate:
@@ -118,24 +144,13 @@ class TimeEstimate:
     """
 
     def __init__(self, planned: Sequence[PlannedCell]) -> None:
-        self._work: dict[str, list[MeasuredWork]] = {}
-        self.cells = 0
-        for cell in planned:
-            work = {arm: done for arm, done in cell.done.items() if done.tokens and done.seconds}
-            self.cells += bool(work)
-            for arm, done in work.items():
-                self._work.setdefault(arm, []).append(done)
+        self._rates = ArmRates(cell.done for cell in planned)
+        self.cells = self._rates.known
 
     def seconds(self, cell: PlannedCell) -> float | None:
         """What is left of a cell; None where no cell was measured."""
-        if not self._work:
+        if not self.cells:
             return None
         if cell.ended:
             return 0.0
-        return sum(cell.tokens_left(arm) * self._rate(arm) for arm in cell.arms)
-
-    def _rate(self, arm: str) -> float:
-        """Seconds a prompt token."""
-        everything = [one for work in self._work.values() for one in work]
-        work = self._work.get(arm, everything)
-        return sum(one.seconds for one in work) / sum(one.tokens for one in work)
+        return sum(cell.tokens_left(arm) * self._rates.of(arm) for arm in cell.arms)
