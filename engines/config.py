@@ -49,6 +49,9 @@ class EngineConfig:
     first ("isps"). The last two are MiniPIC's batch mode and interleaved span prefill (arXiv
     2606.13126). Answers are the same.
 
+    With `shared_decode` (CUDA) the blocks of a chunk are read once a decoding step for all requests
+    that see them, where that is expected to be faster.
+
     With `self_check` the engine compares ways to the same answers before it serves any, and does
     not start if they differ (`Engine.self_check`).
     """
@@ -70,6 +73,7 @@ class EngineConfig:
     tiers: str | None = None
     on_pressure: str = "wait"
     compile_order: str = "head"
+    shared_decode: bool = False
     self_check: bool = False
 
 

@@ -28,6 +28,13 @@ LAYER_GRAPHS = 32 << 20
 #: and their indices (two each), probabilities, noise.
 SAMPLING = 6
 
+#: Partial outputs of requests that read chunks together (`shared_decode`).
+SHARED_PARTS = 128 << 20
+
+#: Integers of a row that says who reads which blocks together, by query heads a KV head
+#: (`GroupRows`): of the blocks, and of each reader.
+_GROUP_BLOCKS, _GROUP_READERS, _READER = 3 * 32 + 2, 128, 3
+
 #: Splits of a request's keys in decoding, at most (`choose_splits`).
 _SPLITS = 64
 
@@ -134,4 +141,18 @@ def _workspace(config: EngineConfig, model: Mapping[str, Any], context: int) -> 
     batch = 4 * rows * (2 * tiles * _TILE + 2)
     heads = int(model["num_attention_heads"]) // config.tensor_parallel
     partial = 4 * rows * _SPLITS * heads * (head_size(model) + 1)
-    return LINK_WORKSPACE + table + batch + partial
+    shared = _shared(config, model, heads, tiles, shifts) if config.shared_decode else 0
+    return LINK_WORKSPACE + table + batch + partial + shared
+
+
+def _shared(
+    config: EngineConfig, model: Mapping[str, Any], heads: int, tiles: int, shifts: int
+) -> int:
+    """What `SharedRequestTable` and `SharedDecodeBatch` hold besides."""
+    rows = config.max_requests + 1
+    part = heads * head_size(model) * element_bytes(model, config.dtype)
+    parts = min(SHARED_PARTS // part, rows * tiles)
+    width = _GROUP_BLOCKS + _READER * _GROUP_READERS + 16
+    table = 4 * (rows * (2 * tiles + 1) + parts // 2 * width)
+    batch = 4 * rows * (shifts + 4) + parts * (part + 4 * heads)
+    return table + batch + 256

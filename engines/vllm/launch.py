@@ -190,6 +190,7 @@ def _settings(config: EngineConfig, model: Mapping[str, Any], context: int) -> P
         on_pressure=config.on_pressure,
         compile_order=config.compile_order,
         positions=context,
+        shared_decode=config.shared_decode,
     )
 
 

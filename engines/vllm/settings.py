@@ -38,8 +38,8 @@ class PicSettings:
     `link_tokens` are those that the model was trained to link chunks with (``kvlink``). With
     `keys_without_rope` every key is cached without RoPE, as MEPIC and MiniPIC describe it; by
     default only those of chunks are (results/cpu/attention.md has what that saves). `tiers`,
-    `on_pressure` and `compile_order` are those of `EngineConfig`; `on` gives engines of a device
-    its default tiers.
+    `on_pressure`, `compile_order` and `shared_decode` are those of `EngineConfig`; `on` gives
+    engines of a device its default tiers.
     `positions` are those that the model has, where a request has room for more slots (None:
     max_model_len).
     """
@@ -53,6 +53,7 @@ class PicSettings:
     on_pressure: str = "wait"
     compile_order: str = "head"
     positions: int | None = None
+    shared_decode: bool = False
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":

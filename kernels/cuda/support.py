@@ -5,6 +5,7 @@ import torch
 from picbench.errors import ConfigError
 from picbench.kernels.cuda.decode import attention as decode
 from picbench.kernels.cuda.decode.request_table import RequestTable
+from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.cuda.prefill.paged import paged_prefill
 from picbench.kernels.rope import RopeTable
@@ -41,4 +42,5 @@ def describe(shape: HeadShape, rope: RopeTable, table: RequestTable) -> str:
         many = "gather and FlashAttention-3"
     else:
         many = "gather and Triton tiles (FlashAttention-3 not usable)"
-    return f"decode: {one} split-KV; link: {few}{many}"
+    together = "Triton groups beside " if isinstance(table, SharedRequestTable) else ""
+    return f"decode: {together}{one} split-KV; link: {few}{many}"

@@ -16,6 +16,19 @@ _LANES = np.arange(BLOCK_SIZE, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
+class CanonicalBlocks:
+    """What a request reads of chunks that were computed without it.
+
+    `ids` are blocks of the pool, those of the first blocks of the request, which never change while
+    it lives. `chunk_shift` [slots] int32 is by how much each slot's logical position exceeds the
+    one at which its chunk was compiled; slots after the last one given are the request's own.
+    """
+
+    ids: Ints
+    chunk_shift: Ints
+
+
+@dataclass(frozen=True, slots=True)
 class VisibleBlocks:
     """The blocks of a request that its generated tokens see, in compute order.
 
@@ -31,10 +44,11 @@ class VisibleBlocks:
     tail: int
 
     @classmethod
-    def of(cls, kpos: Ints, rope_shift: Ints, width: int) -> "VisibleBlocks":
+    def of(cls, kpos: Ints, rope_shift: Ints, width: int, listed: int = 0) -> "VisibleBlocks":
         """The blocks of a request whose prompt has these slots (`RequestTable.put`).
 
-        Raises EngineError where visible slots of one block differ in their shifts.
+        The first `listed` blocks are listed in any case. Raises EngineError where visible slots of
+        one block differ in their shifts.
         """
         visible = _paged(kpos) != GAP
         shift = _block_shifts(_paged(rope_shift), visible)
@@ -43,7 +57,7 @@ class VisibleBlocks:
                 "keys of one block are cached at different distances from their logical positions",
                 hint="canonical and computed tokens must not share a block",
             )
-        return cls._gather(visible, shift, _tail(visible, shift), width)
+        return cls._gather(visible, shift, max(listed, _tail(visible, shift)), width)
 
     @classmethod
     def of_prompt(cls, kpos: Ints, rope_shift: Ints, width: int) -> "VisibleBlocks | None":
@@ -56,11 +70,19 @@ class VisibleBlocks:
         return None if shift is None else cls._gather(visible, shift, len(visible), width)
 
     @classmethod
-    def of_unrotated(cls, kpos: Ints, width: int) -> "VisibleBlocks":
-        """The blocks of a request whose slots have a shift each; those of tiles are 0."""
+    def of_unrotated(
+        cls, kpos: Ints, width: int, chunk_shift: Ints | None = None, listed: int = 0
+    ) -> "VisibleBlocks":
+        """The blocks of a request whose slots have a shift each; those of tiles are 0.
+
+        With `chunk_shift` [slots], the same for all slots of a chunk, tiles end where chunks do,
+        and have their chunk's. The first `listed` blocks are listed in any case.
+        """
         visible = _paged(kpos) != GAP
-        shift = np.zeros(len(visible), np.int32)
-        return cls._gather(visible, shift, _tail(visible, shift), width)
+        shift = None if chunk_shift is None else _block_shifts(_paged(chunk_shift), visible)
+        if shift is None:
+            shift = np.zeros(len(visible), np.int32)
+        return cls._gather(visible, shift, max(listed, _tail(visible, shift)), width)
 
     @classmethod
     def _gather(cls, visible: Bools, shift: Ints, tail: int, width: int) -> "VisibleBlocks":

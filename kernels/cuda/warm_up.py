@@ -10,7 +10,7 @@ these kernels, but not all, and engines without graphs have none.
 import torch
 from torch import Tensor
 
-from picbench.kernels.cuda.decode.attention import DecodeBatch, decode
+from picbench.kernels.cuda.decode.attention import DecodeBatch
 from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.cuda.prefill.paged import paged_prefill
@@ -32,7 +32,7 @@ def warm_up_decode(kv_cache: Tensor, batch: DecodeBatch) -> Tensor:
     zero = torch.zeros(1, 1, dtype=torch.int32, device=kv_cache.device)
     batch.fill(zero, zero[0], torch.ones_like(zero[0]))
     query = _queries(1, batch.shape, kv_cache.device)
-    return decode(query, kv_cache, batch, 1.0, torch.full_like(query, float("nan")))
+    return batch.attend(query, kv_cache, 1.0, torch.full_like(query, float("nan")))
 
 
 def warm_up_link(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig, planned_capacity
-from picbench.engines.footprint import LINK_WORKSPACE, GpuFootprint, parameters
+from picbench.engines.footprint import LINK_WORKSPACE, SHARED_PARTS, GpuFootprint, parameters
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 from picbench.workloads.models.architectures import ARCHITECTURES, Architecture
@@ -100,6 +100,26 @@ def test_the_workspace_is_that_of_the_kernels() -> None:
         assert held <= told
         # The splits of the largest batch depend on the GPU; all else is exact.
         assert told - held <= 4 * most * 64 * 32 * 129
+
+
+def test_shared_decode_is_counted() -> None:
+    pytest.importorskip("picbench.kernels.cuda.decode.attention")
+    from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
+    from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
+
+    shape = HeadShape(32, 8, 128, torch.bfloat16)
+    for unrotated in (False, True):
+        config = replace(CONFIG, keys_without_rope=unrotated, shared_decode=True)
+        most, slots = config.max_requests, planned_capacity(9789)
+        blocks = -(-slots // BLOCK_SIZE) + 1
+        table = SharedRequestTable(
+            most + 1, blocks, "cpu", shape, unrotated=unrotated, parts_bytes=SHARED_PARTS
+        )
+        batch = SharedDecodeBatch(table, most, shape, RopeTable(torch.zeros(64, 128), 128))
+        held = table.nbytes + batch.nbytes
+        told = footprint(config).workspace - LINK_WORKSPACE
+        assert held <= told
+        assert told - held <= 4 * most * 64 * 32 * 129 + (16 << 20)
 
 
 @given(

@@ -17,7 +17,8 @@ from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
-_LOG2E = math.log2(math.e)
+#: Scores are scaled by it, because kernels compute powers of two.
+LOG2E = math.log2(math.e)
 
 # Programs of either kernel that a multiprocessor of an H200 holds at once (up to 70 KiB of shared
 # memory each, for heads of 128).
@@ -70,6 +71,8 @@ class DecodeBatch:
         self.seen = torch.zeros(max_batch, width, **ints)
         self.tiles = torch.zeros(max_batch, **ints)
         self.table_rows = torch.zeros(max_batch, **ints)
+        #: RoPE shifts of the tiles, and which row of them is each request's.
+        self.shifts, self.shift_rows = table.rope_shift, self.table_rows
         self._resident = _RESIDENT * multiprocessors(device)
         most = max(n * self.splits(n) for n in range(1, max_batch + 1))
         floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
@@ -114,6 +117,10 @@ class DecodeBatch:
             SPAN=SPAN,
         )
 
+    def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> Tensor:
+        """`decode` of this batch."""
+        return decode(query, kv_cache, self, scale, out)
+
 
 def decode(
     query: Tensor, kv_cache: Tensor, batch: DecodeBatch, scale: float, out: Tensor
@@ -124,7 +131,15 @@ def decode(
     requests that the batch leaves out are not touched, those of requests without keys are zeros.
     Slots that are not visible may hold anything, NaN included. Nothing is allocated.
     """
-    shape, table = batch.shape, batch.table
+    read_tiles(query, kv_cache, batch, scale)
+    count = batch.splits(batch.size)
+    merge_splits(batch.partial, batch.lse, batch.tiles, out[: batch.size], count)
+    return out
+
+
+def read_tiles(query: Tensor, kv_cache: Tensor, batch: DecodeBatch, scale: float) -> None:
+    """Attention of `decode` over the tiles of the batch, split by split, into `batch.partial`."""
+    shape = batch.shape
     key, value = key_value(kv_cache)
     count = batch.splits(batch.size)
     kernel, options = _gluon(batch) if batch.gluon else _triton(batch)
@@ -134,26 +149,24 @@ def decode(
         value,
         batch.blocks,
         batch.seen,
-        table.rope_shift,
+        batch.shifts,
         batch.tiles,
-        batch.table_rows,
+        batch.shift_rows,
         batch.rope.cos_sin_cache,
         batch.partial,
         batch.lse,
-        scale * _LOG2E,
+        scale * LOG2E,
         query.stride(0),
         key.stride(0),
         key.stride(1),
         key.stride(2),
         batch.blocks.stride(0),
-        table.rope_shift.stride(0),
+        batch.shifts.stride(0),
         count,
         HEADS=shape.num_heads,
         GROUP=shape.group,
         **options,
     )
-    merge_splits(batch.partial, batch.lse, batch.tiles, out[: batch.size], count)
-    return out
 
 
 def covers(shape: HeadShape, rope: RopeTable, table: RequestTable) -> bool:

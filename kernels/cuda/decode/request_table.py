@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from picbench.errors import EngineError
-from picbench.kernels.cuda.visible_blocks import Ints, VisibleBlocks
+from picbench.kernels.cuda.visible_blocks import CanonicalBlocks, Ints, VisibleBlocks
 from picbench.kernels.paging import BLOCK_SIZE
 
 #: Blocks of a tile: decode reads that many times 16 slots at once.
@@ -51,8 +51,16 @@ class RequestTable:
         """Device memory held."""
         return sum(t.nbytes for t in (self.blocks, self.seen, self.rope_shift, self.bounds))
 
-    def put(self, row: int, kpos: Tensor, rope_shift: Tensor) -> None:
+    def put(
+        self,
+        row: int,
+        kpos: Tensor,
+        rope_shift: Tensor,
+        canonical: CanonicalBlocks | None = None,
+    ) -> None:
         """Writes a request's `row`; `kpos` and `rope_shift` [slots] are int32 on the CPU.
+
+        Tables whose requests share what they read want the `canonical` blocks of each.
 
         `kpos` are logical positions in compute order, GAP for slots that no query may see. Slots
         after the last one given are visible and have shift 0; an unrotated table needs every slot
@@ -61,9 +69,18 @@ class RequestTable:
         """
         if self.unrotated:
             visible = VisibleBlocks.of_unrotated(kpos.numpy(), self.tile_blocks)
-            shifts = self._slot_shifts(visible, rope_shift.numpy())
+            self._write_tiles(row, visible, rope_shift)
         else:
             visible = VisibleBlocks.of(kpos.numpy(), rope_shift.numpy(), self.tile_blocks)
+            self._write_tiles(row, visible, rope_shift)
+
+    def clear(self, row: int) -> None:
+        """The request of a row has ended; the row is not read until it is written again."""
+
+    def _write_tiles(self, row: int, visible: VisibleBlocks, rope_shift: Tensor) -> None:
+        if self.unrotated:
+            shifts = self._slot_shifts(visible, rope_shift.numpy())
+        else:
             shifts = visible.rope_shift
         tiles = len(visible.blocks)
         if tiles > self.max_tiles:

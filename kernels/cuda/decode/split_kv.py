@@ -49,7 +49,7 @@ def _load_blocks(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _softmax_step(  # type: ignore[no-untyped-def]
+def softmax_step(  # type: ignore[no-untyped-def]
     scores: tl.tensor,
     seen: tl.tensor,
     value: tl.tensor,
@@ -183,7 +183,7 @@ def decode_rotating_query(
         shift = tl.load(rope_shift + tl.minimum(tile + 2, last - 1))
         rotated = (q * cos[None, :] + paired * sin[None, :]).to(k.dtype)
         scores = tl.dot(rotated, k, input_precision=PRECISION) * scale
-        row_max, row_sum, acc = _softmax_step(scores, seen, v, row_max, row_sum, acc, PRECISION)
+        row_max, row_sum, acc = softmax_step(scores, seen, v, row_max, row_sum, acc, PRECISION)
         block, seen, cos, sin = next_block, next_seen, next_cos, next_sin
 
     index = request * splits + split
@@ -265,7 +265,7 @@ def decode_rotating_keys(
         k_high_rotated = (k_high * cos + k_low * sin).to(k_low.dtype)
         scores = tl.dot(q_low, k_low_rotated, input_precision=PRECISION)
         scores = tl.dot(q_high, k_high_rotated, scores, input_precision=PRECISION) * scale
-        row_max, row_sum, acc = _softmax_step(scores, seen, v, row_max, row_sum, acc, PRECISION)
+        row_max, row_sum, acc = softmax_step(scores, seen, v, row_max, row_sum, acc, PRECISION)
         block, seen = next_block, next_seen
 
     index = request * splits + split

@@ -136,8 +136,23 @@ def draw(
     for row, count in zip(table, counts, strict=True):
         row[:count] = order[at : at + count]
         at += count
+    return filled(requests, table, total, shape, rope, generator, head_major, poison)
+
+
+def filled(
+    requests: Sequence[Slots],
+    table: Tensor,
+    total: int,
+    shape: HeadShape,
+    rope: RopeTable,
+    generator: torch.Generator,
+    head_major: bool,
+    poison: bool,
+) -> Scene:
+    """A scene over a random cache of `total` blocks, of which `table` names those of requests."""
     inner = (shape.num_kv_heads, BLOCK_SIZE) if head_major else (BLOCK_SIZE, shape.num_kv_heads)
-    memory = torch.empty(total, *inner, 2 * shape.head_size, dtype=shape.dtype, device=device)
+    size = (total, *inner, 2 * shape.head_size)
+    memory = torch.empty(size, dtype=shape.dtype, device=table.device)
     memory.normal_(generator=generator)
     kv_cache = memory if head_major else memory.transpose(1, 2)
     if poison:

@@ -10,7 +10,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.attention import Attention
 
 from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.footprint import LINK_WORKSPACE
+from picbench.engines.footprint import LINK_WORKSPACE, SHARED_PARTS
 from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
@@ -23,6 +23,8 @@ from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.engines.vllm.worker.token_picker import FindPrompt, TokenPicker
 from picbench.errors import ConfigError
 from picbench.kernels.cuda.decode.request_table import RequestTable
+from picbench.kernels.cuda.decode.shared.shared_decode import serves_groups
+from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.support import describe, require
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.rope import RopeTable
@@ -65,7 +67,7 @@ class RunnerAttention:
             logger.warning_once("picbench: %s; PyTorch attends, which is slow", error.message)
             requests = PlannedRequests(most, None, keys_without_rope=bare)
             return cls(requests, DensePlanner(rope), rope, picker)
-        planner = _kernels(vllm_config, rope, shape, device, keys_without_rope=bare)
+        planner = _kernels(vllm_config, rope, shape, device, settings)
         kernels = describe(shape, rope, planner.table)
         logger.info_once("picbench: %s (%d MiB)", kernels, planner.nbytes >> 20)
         requests = PlannedRequests(most, planner.table, keys_without_rope=bare)
@@ -92,12 +94,20 @@ def _kernels(
     rope: RopeTable,
     shape: HeadShape,
     device: torch.device,
-    *,
-    keys_without_rope: bool,
+    settings: PicSettings,
 ) -> KernelPlanner:
     most = vllm_config.scheduler_config.max_num_seqs
     blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE) + 1
-    table = RequestTable(most + 1, blocks, device, unrotated=keys_without_rope)
+    bare, shared = settings.keys_without_rope, settings.shared_decode and serves_groups(shape)
+    if settings.shared_decode and not shared:
+        logger.warning_once("picbench: no kernel reads chunks once for heads like these")
+    table = (
+        SharedRequestTable(
+            most + 1, blocks, device, shape, unrotated=bare, parts_bytes=SHARED_PARTS
+        )
+        if shared
+        else RequestTable(most + 1, blocks, device, unrotated=bare)
+    )
     return KernelPlanner(table, most, rope, shape, CudaWorkspace(LINK_WORKSPACE, device))
 
 

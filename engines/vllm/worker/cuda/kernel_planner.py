@@ -10,8 +10,10 @@ from torch import Tensor
 
 from picbench.engines.vllm.worker.cuda.metadata import AttentionCalls, PlannedAttention
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch, PlannedRequest
-from picbench.kernels.cuda.decode.attention import DecodeBatch, decode
+from picbench.kernels.cuda.decode.attention import DecodeBatch
 from picbench.kernels.cuda.decode.request_table import RequestTable
+from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
+from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.device import upload
 from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
@@ -31,7 +33,7 @@ class DecodeCall:
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
         """See `PlannedAttention.attend`."""
-        decode(query[: self.count], kv_cache, self.batch, scale, out[: self.count])
+        self.batch.attend(query[: self.count], kv_cache, scale, out[: self.count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ class KernelPlanner:
     """A `Planner` for layers of one shape; it owns the device memory that the kernels need.
 
     `table` has a row for each of `most` planned requests, and a last one that stays empty, for the
-    requests without a plan that decode together with them.
+    requests without a plan that decode together with them. With a `SharedRequestTable` requests
+    that decode read the blocks which several of them see once.
     """
 
     graphs = True
@@ -64,7 +67,10 @@ class KernelPlanner:
     ) -> None:
         self.table = table
         self._plain_row = most
-        self._decode = DecodeBatch(table, most, shape, rope)
+        if isinstance(table, SharedRequestTable):
+            self._decode: DecodeBatch = SharedDecodeBatch(table, most, shape, rope)
+        else:
+            self._decode = DecodeBatch(table, most, shape, rope)
         self._rope, self._shape, self._workspace = rope, shape, workspace
         bytes_a_token = 2 * shape.num_kv_heads * shape.head_size * shape.dtype.itemsize
         self._room = workspace.nbytes // bytes_a_token

@@ -41,11 +41,11 @@ class PicModelState(DefaultModelState):
         super().add_request(req_index, new_req_data)
         params = new_req_data.sampling_params
         if params is not None:
-            prompt = len(new_req_data.prefill_token_ids)
-            self._attention.requests.add(new_req_data.req_id, params, prompt)
+            prompt, blocks = len(new_req_data.prefill_token_ids), new_req_data.block_ids[0]
+            self._attention.requests.add(new_req_data.req_id, params, prompt, blocks)
             if new_req_data.req_id in self._attention.requests.slot_maps:
                 # The blocks of its prompt's copied slots are among the first that it has.
-                found = new_req_data.prefill_token_ids, new_req_data.block_ids[0]
+                found = new_req_data.prefill_token_ids, blocks
                 self._prompts[new_req_data.req_id] = found
 
     def remove_request(self, req_id: str) -> None:

@@ -15,18 +15,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.arrangement import Arrangement, Tokens
 from picbench.engines.vllm.worker.slot_map import Positions, SlotMap
 from picbench.errors import EngineError
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
+from picbench.kernels.cuda.visible_blocks import CanonicalBlocks
 
 
 class DeviceTable(Protocol):
     """One row a request (`picbench.kernels.cuda.decode.request_table.RequestTable`)."""
 
-    def put(self, row: int, kpos: Tensor, rope_shift: Tensor) -> None:
-        """Write logical positions and RoPE shifts of the planned slots, both [slots] int32."""
+    def put(
+        self, row: int, kpos: Tensor, rope_shift: Tensor, canonical: CanonicalBlocks | None
+    ) -> None:
+        """Write logical positions and RoPE shifts of the planned slots, both [slots] int32.
+
+        `canonical` are the first blocks, which other requests may see as well, where known.
+        """
+        ...
+
+    def clear(self, row: int) -> None:
+        """The request in a row has ended."""
         ...
 
 
@@ -105,13 +116,15 @@ class PlannedRequests:
         self._free = list(range(most))
         self._known: dict[str, PlannedRequest] = {}
         self._slots: dict[str, int] = {}
+        self._canonical: dict[str, CanonicalBlocks] = {}
         self.slot_maps: dict[str, SlotMap] = {}
 
-    def add(self, request_id: str, params: Any, prompt: int) -> None:
+    def add(self, request_id: str, params: Any, prompt: int, blocks: Sequence[int] = ()) -> None:
         """Add a new or resumed request of `prompt` slots, if it has a plan.
 
-        `params` are its sampling parameters, in which the scheduler sends a `SlotMap`.
-        Raises EngineError if there are more requests than rows.
+        `params` are its sampling parameters, in which the scheduler sends a `SlotMap`, `blocks` the
+        first of its blocks, if they stay the same for as long as it is known here. Raises
+        EngineError if there are more requests than rows.
         """
         self.remove(request_id)
         slot_map = SlotMap.sent(params)
@@ -132,8 +145,9 @@ class PlannedRequests:
             return
         self._known[request_id] = request
         self._slots[request_id] = len(kpos) + params.max_tokens
+        self._canonical[request_id] = _canonical(slot_map, kpos, blocks)
         self._free.pop()
-        self._write(request, self._slots[request_id])
+        self._write(request_id)
 
     def arrange(self, request_id: str, arrangement: Arrangement) -> None:
         """Arrange a request anew, whose linked tokens were picked."""
@@ -144,18 +158,20 @@ class PlannedRequests:
             shifts = np.where(kpos < GAP, before.rope_shift, np.int32(0))
         request = replace(before, kpos=kpos, rope_shift=shifts, arrangement=arrangement)
         self._known[request_id] = request
-        self._write(request, self._slots[request_id])
+        self._write(request_id)
 
     def _runs_as_plain(self, request: PlannedRequest, params: Any) -> bool:
         continues = request.end == len(request.kpos) or params.max_tokens == 1
         return not self._keys_without_rope and continues and request.ordinary
 
-    def _write(self, request: PlannedRequest, slots: int) -> None:
+    def _write(self, request_id: str) -> None:
         if self._table is None:
             return
-        stop = slots if self._keys_without_rope else len(request.kpos)
+        request = self._known[request_id]
+        stop = self._slots[request_id] if self._keys_without_rope else len(request.kpos)
         kpos, shifts = request.positions(0, stop), request.rope_shifts(stop)
-        self._table.put(request.row, torch.from_numpy(kpos), torch.from_numpy(shifts))
+        positions = torch.from_numpy(kpos), torch.from_numpy(shifts)
+        self._table.put(request.row, *positions, self._canonical[request_id])
 
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._known
@@ -164,9 +180,12 @@ class PlannedRequests:
         """Remove a request; unknown ones are ignored."""
         request = self._known.pop(request_id, None)
         self._slots.pop(request_id, None)
+        self._canonical.pop(request_id, None)
         self.slot_maps.pop(request_id, None)
         if request is not None:
             self._free.append(request.row)
+            if self._table is not None:
+                self._table.clear(request.row)
 
     def batch(
         self, request_ids: Sequence[str], computed: Sequence[int], scheduled: Sequence[int]
@@ -266,6 +285,12 @@ class PlannedBatch:
         if request is None:
             return np.arange(start, stop, dtype=np.int32)
         return request.positions(start, stop)
+
+
+def _canonical(slot_map: SlotMap, kpos: Positions, blocks: Sequence[int]) -> CanonicalBlocks:
+    """The blocks that hold canonical KV, as far as `blocks` names them."""
+    ids = np.array(blocks[: slot_map.first_computed // BLOCK_SIZE], np.int32)
+    return CanonicalBlocks(ids, slot_map.rope_shifts(kpos)[: len(ids) * BLOCK_SIZE])
 
 
 def _seen_or_zero(kpos: Positions) -> Positions:

@@ -95,5 +95,7 @@ class PicModelRunnerV1(GPUModelRunner):
         for request_id in self.requests.keys() - self._seen:
             request = self.requests[request_id]
             if request.sampling_params is not None:
+                # Here a preempted request is known under other blocks once it is resumed, so that
+                # no one is told which blocks it has.
                 planned.add(request_id, request.sampling_params, request.num_prompt_tokens)
         self._seen = set(self.requests)

@@ -6,6 +6,8 @@ from torch import Tensor
 
 from picbench.kernels.cuda.decode.attention import DecodeBatch
 from picbench.kernels.cuda.decode.request_table import RequestTable
+from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
+from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.prefill.tiled import TiledPrefill
 from picbench.kernels.cuda.warm_up import warm_up_decode, warm_up_link
 from picbench.kernels.cuda.workspace import CudaWorkspace
@@ -39,12 +41,17 @@ def test_every_way_to_launch_tiles_is_warmed_up(
     assert all(not output.any() for output in outputs)
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("unrotated", [False, True])
 def test_decode_is_warmed_up(
-    kv_cache: Tensor, shape: HeadShape, device: str, unrotated: bool
+    kv_cache: Tensor, shape: HeadShape, device: str, unrotated: bool, shared: bool
 ) -> None:
     rope = rope_table(shape.head_size, 16, device)
-    table = RequestTable(2, 4, device, unrotated=unrotated)
-    output = warm_up_decode(kv_cache, DecodeBatch(table, 2, shape, rope))
+    if shared:
+        table = SharedRequestTable(2, 4, device, shape, unrotated=unrotated, parts_bytes=1 << 16)
+        batch: DecodeBatch = SharedDecodeBatch(table, 2, shape, rope)
+    else:
+        batch = DecodeBatch(RequestTable(2, 4, device, unrotated=unrotated), 2, shape, rope)
+    output = warm_up_decode(kv_cache, batch)
     assert output.shape == (1, shape.num_heads, shape.head_size)
     assert not output.any()

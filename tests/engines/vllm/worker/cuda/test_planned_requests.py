@@ -9,6 +9,7 @@ from picbench.engines.planning.policy import Deviation, Picks
 from picbench.engines.vllm.worker.arrangement import Pickable
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch, PlannedRequests
 from picbench.errors import EngineError
+from picbench.kernels.cuda.visible_blocks import CanonicalBlocks
 
 
 class FakeTable:
@@ -16,9 +17,17 @@ class FakeTable:
 
     def __init__(self) -> None:
         self.written: dict[int, tuple[list[int], list[int]]] = {}
+        self.canonical: dict[int, tuple[list[int], list[int]]] = {}
 
-    def put(self, row: int, kpos: Tensor, rope_shift: Tensor) -> None:
+    def put(
+        self, row: int, kpos: Tensor, rope_shift: Tensor, canonical: CanonicalBlocks | None
+    ) -> None:
+        assert canonical is not None
         self.written[row] = kpos.tolist(), rope_shift.tolist()
+        self.canonical[row] = canonical.ids.tolist(), canonical.chunk_shift.tolist()
+
+    def clear(self, row: int) -> None:
+        del self.canonical[row]
 
 
 #: A chunk of two hidden and two visible slots at 6 and 7, then computed slots.
@@ -105,6 +114,22 @@ def test_removed_requests_free_their_rows(requests: PlannedRequests, send: Any) 
         requests.add(name, send(POSITIONS, 9, SHIFTS), 8)
     with pytest.raises(EngineError, match="no row"):
         requests.add("c", send(POSITIONS, 9, SHIFTS), 8)
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_the_table_is_told_which_blocks_are_canonical(send: Any, bare: bool) -> None:
+    """Those that the request does not compute; they are known until it ends."""
+    table = FakeTable()
+    requests = PlannedRequests(2, table, keys_without_rope=bare)
+    positions = [*range(40, 56), *range(56, 63), *[GAP] * 9, *range(3)]
+    params = send(positions, 63, [(0, 32, 40)])
+    requests.add("planned", params, len(positions), [7, 9, 4])
+    row = min(table.written)
+    assert table.canonical[row] == ([7, 9], [40] * 23 + [0] * 9)
+    requests.add("unknown blocks", params, len(positions))
+    assert [ids for ids, _ in table.canonical.values()] == [[7, 9], []]
+    requests.remove("planned")
+    assert row not in table.canonical
 
 
 def test_a_resumed_request_keeps_one_row(requests: PlannedRequests, send: Any) -> None:

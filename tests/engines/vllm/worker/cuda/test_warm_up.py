@@ -18,6 +18,7 @@ from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
 from picbench.kernels.cuda import device
 from picbench.kernels.cuda.decode.request_table import RequestTable
+from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.prefill import flash, link
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.shape import HeadShape
@@ -127,12 +128,25 @@ def serve(
     yield from attention.calls
 
 
+def table_of(shape: HeadShape, shared: bool, unrotated: bool) -> RequestTable:
+    if not shared:
+        return RequestTable(MOST + 1, 431, "cpu", unrotated=unrotated)
+    return SharedRequestTable(MOST + 1, 431, "cpu", shape, unrotated=unrotated, parts_bytes=1 << 20)
+
+
+#: Reading chunks together changes decode alone.
+SHARED = [(*case, True) for case in CASES if case[1] == "tiles" and case[0].group <= 16]
+
+
 @pytest.mark.parametrize("unrotated", [False, True], ids=["with RoPE", "without RoPE"])
 @pytest.mark.parametrize("head_major", [False, True], ids=["NHD", "HND"])
-@pytest.mark.parametrize(("shape", "by"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "by", "shared"), [*((*case, False) for case in CASES), *SHARED], ids=str
+)
 def test_no_step_launches_what_was_not_compiled(
     shape: HeadShape,
     by: str,
+    shared: bool,
     head_major: bool,
     unrotated: bool,
     launches: Launches,
@@ -142,7 +156,7 @@ def test_no_step_launches_what_was_not_compiled(
     serve_runs(by, monkeypatch)
     dice = random.Random(5)
     rope = rope_table(shape.head_size, 8192, "cpu")
-    table = RequestTable(MOST + 1, 431, "cpu", unrotated=unrotated)
+    table = table_of(shape, shared, unrotated)
     # Small enough that the keys of some KV heads have to be copied before those of the others.
     workspace = CudaWorkspace(6000 * shape.head_size * 2 * shape.dtype.itemsize * 3 // 2, "cpu")
     planner = KernelPlanner(table, MOST, rope, shape, workspace)
@@ -155,7 +169,8 @@ def test_no_step_launches_what_was_not_compiled(
         chunk = [*range(64, 64 + 150 * i), *[GAP] * (-150 * i % 16)]
         prompt = [*chunk, *range(64), *range(5000, 5700)]
         shifts = [] if unrotated else [(0, 64 * (i > 0), 32)]
-        planned.add(name, send(prompt, 5700, shifts, 400), len(prompt))
+        blocks = range(100 if shared else 0, 100 + len(chunk) // 16)
+        planned.add(name, send(prompt, 5700, shifts, 400), len(prompt), blocks)
     passes, served = set(), set()
     for batch, padding in steps(planned, names, dice):
         for call in serve(planner, batch, padding, cache, 431 + len(names)):
@@ -164,6 +179,7 @@ def test_no_step_launches_what_was_not_compiled(
             passes |= {prefill.kv_heads} if isinstance(prefill, link.GatheredPrefill) else set()
     assert launches.take() - compiled == set()
     assert {"decode", by} <= served
+    assert shared == ("attend_groups" in {name for name, _ in compiled})
     assert passes
     if shape.num_kv_heads > 8:
         assert min(passes) < shape.num_kv_heads

@@ -1,0 +1,199 @@
+"""Decode of planned requests that reads the blocks which several of them see once."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from picbench.kernels.cuda.decode.attention import LOG2E, DecodeBatch, read_tiles
+from picbench.kernels.cuda.decode.shared.group_attention import attend_groups
+from picbench.kernels.cuda.decode.shared.group_rows import FEW_ROWS, ROWS
+from picbench.kernels.cuda.decode.shared.merge_groups import merge_groups
+from picbench.kernels.cuda.decode.shared.private_tiles import TILES, look_up_private_tiles
+from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
+from picbench.kernels.cuda.device import multiprocessors, precision
+from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLaunch:
+    """How the kernel of groups is launched; `resident` programs a multiprocessor.
+
+    `keys` are those of a tile. With `overlap` it runs beside the kernel of single requests, on a
+    stream of its own.
+    """
+
+    resident: int = 2
+    keys: int = 64
+    stages: int = 3
+    warps: int = 4
+    overlap: bool = False
+
+
+class SharedDecodeBatch(DecodeBatch):
+    """A `DecodeBatch` whose requests read shared cells together, where that pays.
+
+    Tiles that no group reads are read as by `DecodeBatch`. Addresses never change either, nor do
+    grids: a CUDA graph may be replayed after requests came, went, or joined other groups.
+    """
+
+    table: SharedRequestTable
+
+    def __init__(
+        self,
+        table: SharedRequestTable,
+        max_batch: int,
+        shape: HeadShape,
+        rope: RopeTable,
+        *,
+        gluon: bool = True,
+        splits: int | None = None,
+        launch: GroupLaunch | None = None,
+    ) -> None:
+        super().__init__(table, max_batch, shape, rope, gluon=gluon, splits=splits)
+        self.launch = launch or GroupLaunch()
+        device = table.blocks.device
+        ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
+        self.shifts = torch.zeros(max_batch, table.rope_shift.shape[1], **ints)
+        self.shift_rows = torch.arange(max_batch, **ints)
+        self.lengths = torch.zeros(max_batch, **ints)
+        self.place = torch.full((len(table.blocks),), -1, **ints)
+        self.counter = torch.zeros(16, **ints)
+        size = (max(1, table.max_parts), shape.num_heads)
+        self.parts = torch.empty(*size, shape.head_size, dtype=shape.dtype, device=device)
+        self.part_lse = torch.empty(size, dtype=torch.float32, device=device)
+        self.programs = self.launch.resident * multiprocessors(device)
+        self._side = torch.cuda.Stream(device) if self._overlaps(device) else None  # type: ignore[no-untyped-call]
+
+    def _overlaps(self, device: torch.device) -> bool:
+        return self.launch.overlap and device.type == "cuda"
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory held, the request table's not counted."""
+        own = (self.shifts, self.shift_rows, self.lengths, self.place, self.counter)
+        parts = (self.parts, self.part_lse)
+        return super().nbytes + sum(t.nbytes for t in (*own, *parts))
+
+    def fill(self, block_table: Tensor, table_rows: Tensor, lengths: Tensor) -> None:
+        """See `DecodeBatch.fill`. Requests that came or went since the last step count."""
+        table = self.table
+        self.size = len(table_rows)
+        table.flush()
+        self.place.fill_(-1)
+        shifts = table.rope_shift.shape[1]
+        look_up_private_tiles[(self.size, triton.cdiv(table.max_tiles, TILES))](
+            table.blocks,
+            table.seen,
+            table.rope_shift,
+            table.bounds,
+            table.cell_of_tile,
+            table.part_of,
+            table.control,
+            block_table,
+            table_rows,
+            lengths,
+            self.blocks,
+            self.seen,
+            self.shifts,
+            self.tiles,
+            self.lengths,
+            self.table_rows,
+            self.place,
+            table.blocks.stride(0),
+            shifts,
+            table.max_tiles,
+            block_table.stride(0),
+            WIDTH=table.tile_blocks,
+            TILES=TILES,
+            SHIFTS=table.tile_blocks * BLOCK_SIZE if table.unrotated else 1,
+        )
+
+    def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> Tensor:
+        """`decode` of this batch: groups, then what each request reads alone, merged."""
+        if self._side is None:
+            read_groups(query, kv_cache, self, scale)
+            read_tiles(query, kv_cache, self, scale)
+        else:
+            here = torch.cuda.current_stream()
+            self._side.wait_stream(here)
+            with torch.cuda.stream(self._side):
+                read_groups(query, kv_cache, self, scale)
+            read_tiles(query, kv_cache, self, scale)
+            here.wait_stream(self._side)
+        self._merge(out[: self.size])
+        return out
+
+    def _merge(self, out: Tensor) -> None:
+        requests, heads, size = out.shape
+        table = self.table
+        merge_groups[(requests, heads)](
+            self.partial,
+            self.lse,
+            self.tiles,
+            self.lengths,
+            self.table_rows,
+            table.cells,
+            table.part_of,
+            table.control,
+            self.counter,
+            self.parts,
+            self.part_lse,
+            out,
+            table.max_tiles,
+            out.stride(0),
+            out.stride(1),
+            self.splits(self.size),
+            HEADS=heads,
+            HEAD=size,
+            TILE=16,
+            num_warps=2,
+        )
+
+
+def serves_groups(shape: HeadShape) -> bool:
+    """Whether the kernel of groups serves such heads: products have 16 rows and columns or more."""
+    return shape.group <= FEW_ROWS and shape.head_size >= 32
+
+
+def read_groups(query: Tensor, kv_cache: Tensor, batch: SharedDecodeBatch, scale: float) -> None:
+    """Attention of every group of readers over its cell, into `batch.parts`."""
+    shape, table, launch = batch.shape, batch.table, batch.launch
+    key, value = key_value(kv_cache)
+    attend_groups[(batch.programs,)](
+        query,
+        key,
+        value,
+        table.groups,
+        table.control,
+        batch.counter,
+        batch.place,
+        batch.rope.cos_sin_cache,
+        batch.parts,
+        batch.part_lse,
+        scale * LOG2E,
+        query.stride(0),
+        key.stride(0),
+        key.stride(1),
+        key.stride(2),
+        WIDTH=table.layout.width,
+        HEADS=shape.num_heads,
+        HEAD=shape.head_size,
+        GROUP=shape.group,
+        ROWS=ROWS,
+        FEW=FEW_ROWS,
+        CELL=table.layout.cell_blocks,
+        READERS=table.layout.readers,
+        ROTARY=batch.rope.rotary_dim,
+        NEOX=batch.rope.is_neox,
+        KEYS=launch.keys,
+        UNROTATED=table.unrotated,
+        PRECISION=precision(shape.dtype),
+        num_warps=launch.warps,
+        num_stages=launch.stages,
+    )

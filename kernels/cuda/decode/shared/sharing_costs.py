@@ -1,0 +1,108 @@
+"""What it costs to read blocks once for several requests, and when that pays. Pure functions."""
+
+import math
+from dataclasses import dataclass
+
+from picbench.kernels.cuda.decode.shared.group_rows import FEW_ROWS, ROWS
+from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.shape import HeadShape
+
+# More readers than this are never waited for.
+_MANY = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SharingCosts:
+    """How fast a device reads, multiplies and merges, in one layer's attention.
+
+    `own_gb_ms` and `shared_gb_ms` are GB of keys and values that the kernel of single requests and
+    that of groups read in a ms, `tflop_ms` what the latter multiplies in one, in 10^12 operations;
+    `parts_gb_ms` GB of partial outputs that are written and read again in a ms. `launch_ms` is what
+    the second kernel costs if it has nothing to do.
+
+    The defaults are an H200's: what its memory reaches (4.4 TB/s), and guesses from below for the
+    rest. `picbench measure kernels --work shared-decode` prints what to put in their place.
+    """
+
+    own_gb_ms: float = 4.4
+    shared_gb_ms: float = 3.6
+    tflop_ms: float = 0.25
+    parts_gb_ms: float = 3.0
+    launch_ms: float = 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class SharedReads:
+    """What the groups of a step read: sums over all of them.
+
+    `asked` counts blocks once for each reader, `loaded` once for each group, `multiplied` is
+    `loaded` times the query rows of a program, over all its passes, and `parts` counts readers.
+    """
+
+    asked: int = 0
+    loaded: int = 0
+    multiplied: int = 0
+    parts: int = 0
+
+    def plus(self, blocks: int, readers: int, group: int, sign: int = 1) -> "SharedReads":
+        """With (or, for sign -1, without) a group that reads `blocks` for `readers`."""
+        return SharedReads(
+            self.asked + sign * blocks * readers,
+            self.loaded + sign * blocks * (readers > 0),
+            self.multiplied + sign * blocks * query_rows(readers, group),
+            self.parts + sign * readers,
+        )
+
+
+def query_rows(readers: int, group: int) -> int:
+    """Rows that the products of a group have, those that are not used counted."""
+    passes, rest = divmod(readers, max(1, ROWS // group))
+    few = rest <= FEW_ROWS // group
+    return passes * ROWS + (0 if rest == 0 else FEW_ROWS if few else ROWS)
+
+
+def own_ms(reads: SharedReads, shape: HeadShape, costs: SharingCosts) -> float:
+    """Milliseconds a layer if each request reads its blocks alone."""
+    return reads.asked * _block_gb(shape) / costs.own_gb_ms
+
+
+def shared_ms(reads: SharedReads, shape: HeadShape, costs: SharingCosts) -> float:
+    """Milliseconds a layer if groups read theirs; reading and multiplying go on at once."""
+    reading = reads.loaded * _block_gb(shape) / costs.shared_gb_ms
+    keys = reads.multiplied * BLOCK_SIZE * shape.num_kv_heads
+    multiplying = 4e-12 * keys * shape.head_size / costs.tflop_ms
+    part = shape.num_heads * (shape.head_size * shape.dtype.itemsize + 4)
+    merging = 2e-9 * reads.parts * part / costs.parts_gb_ms
+    return max(reading, multiplying) + merging
+
+
+def pays(reads: SharedReads, shape: HeadShape, costs: SharingCosts) -> bool:
+    """Whether a step whose groups read this is faster with them."""
+    if not reads.parts:
+        return False
+    return shared_ms(reads, shape, costs) + costs.launch_ms < own_ms(reads, shape, costs)
+
+
+def least_readers(blocks: int, shape: HeadShape, costs: SharingCosts) -> int:
+    """The fewest readers, two or more, for which a cell of so many blocks is read once.
+
+    One that has a single reader is always left to the kernel of single requests.
+    """
+    for readers in range(2, _MANY):
+        reads = SharedReads().plus(blocks, readers, shape.group)
+        if shared_ms(reads, shape, costs) < own_ms(reads, shape, costs):
+            return readers
+    return _MANY
+
+
+def speed_up(reads: SharedReads, rest_blocks: int, shape: HeadShape, costs: SharingCosts) -> float:
+    """How many times as fast a step is with groups; `rest_blocks` are read by single requests."""
+    rest = rest_blocks * _block_gb(shape) / costs.own_gb_ms
+    alone = own_ms(reads, shape, costs) + rest
+    together = shared_ms(reads, shape, costs) + costs.launch_ms + rest
+    return alone / together if math.isfinite(together) and together > 0 else 1.0
+
+
+def _block_gb(shape: HeadShape) -> float:
+    slot = 2 * shape.num_kv_heads * shape.head_size * shape.dtype.itemsize
+    return BLOCK_SIZE * slot * 1e-9
