@@ -38,6 +38,7 @@ DOCUMENTS = (
     "docs/gpu.md",
     "docs/python.md",
     "docs/traffic.md",
+    "docs/profile.md",
 )
 ADDING = "docs/adding-an-algorithm.md"
 ALGORITHMS = "docs/algorithms.md"

@@ -7,6 +7,7 @@ from picbench.cli.explain import explain
 from picbench.cli.guard import GuardedGroup
 from picbench.cli.listing import listing
 from picbench.cli.measuring.measure import measure
+from picbench.cli.profile import profile
 from picbench.cli.reproduce import reproduce
 from picbench.cli.results.compare import compare
 from picbench.cli.results.gate import baseline, gate
@@ -43,6 +44,7 @@ main.add_command(report)
 main.add_command(rescore)
 main.add_command(traffic)
 main.add_command(warm)
+main.add_command(profile)
 main.add_command(table)
 main.add_command(reproduce)
 main.add_command(measure)

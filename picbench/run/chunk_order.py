@@ -9,21 +9,21 @@ small has evicted.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from picbench.workloads.sample import Sample, SampleSegment
+from picbench.workloads.sample import Sample
 
-#: What tells segments apart: their token ids.
-_Tokens = tuple[int, ...]
+#: A segment of a prompt: whether it is a chunk, what tells it apart, its tokens.
+Ordered = tuple[bool, Hashable, int]
 
 
 @dataclass(slots=True)
 class _Context:
     """What followed a beginning that prompts have in common, the first one first."""
 
-    following: dict[_Tokens, "_Context"] = field(default_factory=dict)
+    following: dict[Hashable, "_Context"] = field(default_factory=dict)
 
 
 class ChunkOrder:
@@ -33,9 +33,7 @@ class ChunkOrder:
     """
 
     def __init__(self) -> None:
-        self._sent = _Context()
-        self._uses: Counter[_Tokens] = Counter()
-        self._first: dict[_Tokens, int] = {}
+        self._index = ContextIndex()
 
     def arrange(self, sample: Sample) -> Sample:
         """The sample with each of its chunks once, in an order that earlier prompts began with.
@@ -45,54 +43,76 @@ class ChunkOrder:
         after them the others, the most used one first, then the one that was seen first. A sample
         whose chunks are consecutive text stays as it is.
         """
-        segments = sample.segments if sample.ordered else tuple(self._arranged(sample))
-        self._note(segments)
-        return replace(sample, segments=segments)
+        items = [(s.kind == "chunk", s.tokens, len(s.tokens)) for s in sample.segments]
+        if sample.ordered:
+            self._index.note(items)
+            return sample
+        order = self._index.arrange(items)
+        return replace(sample, segments=tuple(sample.segments[place] for place in order))
 
-    def _arranged(self, sample: Sample) -> Iterator[SampleSegment]:
+
+class ContextIndex:
+    """The orders that prompts were sent in, whatever tells their segments apart."""
+
+    def __init__(self) -> None:
+        self._sent = _Context()
+        self._uses: Counter[Hashable] = Counter()
+        self._first: dict[Hashable, int] = {}
+
+    def arrange(self, items: Sequence[Ordered]) -> list[int]:
+        """The places of a prompt's segments in the order to send them in; see `ChunkOrder`."""
+        order = list(self._arranged(items))
+        self.note([items[place] for place in order])
+        return order
+
+    def note(self, items: Iterable[Ordered]) -> None:
+        """Remember a prompt as it is sent."""
+        at = self._sent
+        chunks = set()
+        for chunk, name, _ in items:
+            at = at.following.setdefault(name, _Context())
+            if chunk:
+                self._first.setdefault(name, len(self._first))
+                chunks.add(name)
+        self._uses.update(chunks)
+
+    def _arranged(self, items: Sequence[Ordered]) -> Iterator[int]:
         at: _Context | None = self._sent
-        used: set[_Tokens] = set()
-        for kind, run in groupby(sample.segments, lambda segment: segment.kind):
-            found = list(run)
-            if kind == "chunk":
-                given: dict[_Tokens, SampleSegment] = {}
-                for segment in found:
-                    if segment.tokens not in used:
-                        given.setdefault(segment.tokens, segment)
-                found = [given[tokens] for tokens in self._order(given, at)]
+        used: set[Hashable] = set()
+        for chunk, group in groupby(range(len(items)), lambda place: items[place][0]):
+            found = list(group)
+            if chunk:
+                given: dict[Hashable, int] = {}
+                for place in found:
+                    if items[place][1] not in used:
+                        given.setdefault(items[place][1], place)
+                lengths = {name: items[place][2] for name, place in given.items()}
+                found = [given[name] for name in self._order(lengths, at)]
                 used |= given.keys()
-            for segment in found:
-                at = at.following.get(segment.tokens) if at else None
-                yield segment
+            for place in found:
+                at = at.following.get(items[place][1]) if at else None
+                yield place
 
-    def _order(self, given: Mapping[_Tokens, SampleSegment], at: _Context | None) -> list[_Tokens]:
+    def _order(self, given: Mapping[Hashable, int], at: _Context | None) -> list[Hashable]:
         begin = _longest(at, given) if at else ()
-        rest = [tokens for tokens in given if tokens not in begin]
+        rest = [name for name in given if name not in begin]
         return [*begin, *sorted(rest, key=self._rank)]
 
-    def _rank(self, tokens: _Tokens) -> tuple[int, int]:
-        return -self._uses[tokens], self._first.get(tokens, len(self._first))
-
-    def _note(self, segments: Sequence[SampleSegment]) -> None:
-        at = self._sent
-        for segment in segments:
-            at = at.following.setdefault(segment.tokens, _Context())
-            if segment.kind == "chunk":
-                self._first.setdefault(segment.tokens, len(self._first))
-        self._uses.update({s.tokens for s in segments if s.kind == "chunk"})
+    def _rank(self, name: Hashable) -> tuple[int, int]:
+        return -self._uses[name], self._first.get(name, len(self._first))
 
 
-def _longest(at: _Context, given: Mapping[_Tokens, SampleSegment]) -> tuple[_Tokens, ...]:
+def _longest(at: _Context, given: Mapping[Hashable, int]) -> tuple[Hashable, ...]:
     """The longest sequence, in tokens, of given chunks that followed; of equal ones the first."""
-    best: tuple[_Tokens, ...] = ()
+    best: tuple[Hashable, ...] = ()
     most = 0
-    waiting: list[tuple[_Context, tuple[_Tokens, ...], int]] = [(at, (), 0)]
+    waiting: list[tuple[_Context, tuple[Hashable, ...], int]] = [(at, (), 0)]
     while waiting:
         context, path, length = waiting.pop()
         if length > most:
             best, most = path, length
-        following = [tokens for tokens in context.following if tokens in given]
-        for tokens in reversed(following):
-            if tokens not in path:
-                waiting.append((context.following[tokens], (*path, tokens), length + len(tokens)))
+        following = [name for name in context.following if name in given]
+        for name in reversed(following):
+            if name not in path:
+                waiting.append((context.following[name], (*path, name), length + given[name]))
     return best

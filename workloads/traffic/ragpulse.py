@@ -37,7 +37,7 @@ LENGTHS = (
 )
 
 #: What was retrieved: each such part is a chunk, all others are text.
-_RETRIEVED = ("passages_ids", "web_search")
+RETRIEVED = ("passages_ids", "web_search")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +83,8 @@ def read_trace(folder: Path, replay: TraceReplay, ids: Sequence[int]) -> TraceSt
                 f"`trace` {folder}: no {name} in it",
                 hint="the folder data of RAGPulse's repository",
             )
-    parts = _TraceParts(_lengths(folder), ids, replay.seed)
-    lines = list(_lines(folder / TRACE))
+    parts = _TraceParts(read_lengths(folder), ids, replay.seed)
+    lines = list(read_lines(folder / TRACE))
     most = replay.longest
     fitting = [line for line in lines if most is None or parts.size(line) <= most]
     fitting.sort(key=lambda line: line.content.timestamp)
@@ -107,7 +107,9 @@ def read_trace(folder: Path, replay: TraceReplay, ids: Sequence[int]) -> TraceSt
 
 
 @dataclass(frozen=True, slots=True)
-class _TracedRequest:
+class TracedLine:
+    """A line of the trace, and where it is."""
+
     source: str
     content: "TraceLine"
 
@@ -121,18 +123,18 @@ class _TraceParts:
         self._seed = seed
         self._made: dict[int, tuple[int, ...]] = {}
 
-    def size(self, line: _TracedRequest) -> int:
+    def size(self, line: TracedLine) -> int:
         """Tokens of prompt and reply."""
         parts = (part for named in line.content.hash_ids.values() for part in named)
         return sum(self._length(part, line) for part in parts) + line.content.output_length
 
-    def sample(self, number: int, line: _TracedRequest, most: int | None) -> Sample:
+    def sample(self, number: int, line: TracedLine, most: int | None) -> Sample:
         """A request of the trace; text that stands together is one segment."""
         segments: list[SampleSegment] = []
         for kind, named in line.content.hash_ids.items():
             for part in named:
                 tokens = self._tokens(part, line)
-                if kind in _RETRIEVED:
+                if kind in RETRIEVED:
                     segments.append(SampleSegment("chunk", "", tokens))
                 elif segments and segments[-1].kind == "text":
                     segments[-1] = SampleSegment("text", "", segments[-1].tokens + tokens)
@@ -148,22 +150,25 @@ class _TraceParts:
             source=line.source,
         )
 
-    def _length(self, part: int, line: _TracedRequest) -> int:
+    def _length(self, part: int, line: TracedLine) -> int:
         if part not in self._lengths:
             raise DataError(
                 f"{line.source}: part {part} has no length", hint=f"in {', '.join(LENGTHS)}"
             )
         return self._lengths[part]
 
-    def _tokens(self, part: int, line: _TracedRequest) -> tuple[int, ...]:
+    def _tokens(self, part: int, line: TracedLine) -> tuple[int, ...]:
         if part not in self._made:
             rng = Random(f"{self._seed}/trace/{part}")
             self._made[part] = tuple(rng.choices(self._ids, k=self._length(part, line)))
         return self._made[part]
 
 
-def _lengths(folder: Path) -> dict[int, int]:
-    """Tokens of each part by its id; ids are of one numbering in all files."""
+def read_lengths(folder: Path) -> dict[int, int]:
+    """Tokens of each part by its id; ids are of one numbering in all files.
+
+    Raises DataError with file and line for a malformed line.
+    """
     from picbench.workloads.traffic.file_schema import TracePart
 
     found: dict[int, int] = {}
@@ -174,11 +179,12 @@ def _lengths(folder: Path) -> dict[int, int]:
     return found
 
 
-def _lines(path: Path) -> Iterator[_TracedRequest]:
+def read_lines(path: Path) -> Iterator[TracedLine]:
+    """The requests of a trace. Raises DataError with file and line for a malformed line."""
     from picbench.workloads.traffic.file_schema import TraceLine
 
     for record in file_records(path):
-        yield _TracedRequest(record.source, _checked(record, TraceLine))
+        yield TracedLine(record.source, _checked(record, TraceLine))
 
 
 def _checked(record: Record, schema: type[Checked]) -> Checked:

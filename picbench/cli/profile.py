@@ -1,0 +1,135 @@
+"""`picbench profile`: is PIC worth it for these requests?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from picbench.cli.guard import traced
+
+if TYPE_CHECKING:
+    from picbench.profile.profile_formats import ProfileReport
+    from picbench.profile.trace_profile import TraceProfile
+    from picbench.profile.traces.trace_reader import Encode
+
+
+@click.command()
+@click.argument("trace", metavar="TRACE")
+@click.option(
+    "--algo",
+    default="full,prefix,reorder,epic:k=16,epic:k=16:copy=shared,mepic,naive",
+    show_default=True,
+    metavar="SPEC,...",
+    help="Arms to count.",
+)
+@click.option(
+    "--pool",
+    type=click.IntRange(1),
+    metavar="BLOCKS",
+    help="Count with a KV pool of so many blocks of 16 tokens, too [never evict].",
+)
+@click.option(
+    "--running",
+    type=click.IntRange(1),
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Requests at a time, for the memory that they hold.",
+)
+@click.option("--requests", type=click.IntRange(1), metavar="N", help="Only the first N [all].")
+@click.option(
+    "--model",
+    default="testbed",
+    show_default=True,
+    metavar="NAME",
+    help="Whose tokenizer makes ids of texts.",
+)
+@click.option(
+    "--grid",
+    metavar="NAME|FILE",
+    help="Predict from this measured grid: one of the package's, or a grid.json; none: only count "
+    "[the package's, a GPU's if there is one].",
+)
+@click.option("--figure", metavar="FILE", help="Draw what is computed, as FILE.png and FILE.svg.")
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    show_default=True,
+)
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def profile(
+    *,
+    trace: str,
+    algo: str,
+    pool: int | None,
+    running: int,
+    requests: int | None,
+    model: str,
+    grid: str | None,
+    figure: str | None,
+    style: str,
+    debug: bool,
+) -> int:
+    """Count what caches could reuse of a trace, and predict what that is worth.
+
+    TRACE is a file of JSON Lines (see docs/profile.md), a request file of picbench traffic, or
+    RAGPulse's folder. Simulates prefix caching, reordering and PIC, block by block; no model, GPU
+    or engine is needed. Times and memory are interpolated between measured cells.
+    """
+    with traced(debug):
+        from functools import partial
+
+        from picbench.engines.algorithms import parse
+        from picbench.profile.profile_formats import FORMATS
+        from picbench.profile.trace_profile import profile_trace
+        from picbench.profile.traces.trace_reader import read_trace_file
+
+        arms = [parse(spec.strip()) for spec in algo.split(",")]
+        found = profile_trace(
+            trace,
+            read_trace_file(Path(trace), partial(_encoder, model)),
+            arms,
+            pool=pool,
+            running=running,
+            requests=requests,
+        )
+        report = _report(found, grid)
+        click.echo(FORMATS[style](report).rstrip("\n"))
+        if figure:
+            from picbench.output.figures.profile_figure import draw_profile
+
+            saved = {arm.algorithm.spec: arm.counted.saved for arm in found.arms}
+            draw_profile(saved, f"{found.name}: a simulation, {report.advice.line}", Path(figure))
+        return 0
+
+
+def _report(found: "TraceProfile", grid: str | None) -> "ProfileReport":
+    from picbench.grid.measured_grid import choose_grid
+    from picbench.profile.prediction.advice import advise
+    from picbench.profile.prediction.predictor import GridPredictor
+    from picbench.profile.profile_formats import ProfileReport
+
+    measured = choose_grid(grid)
+    predictor = GridPredictor(measured) if measured else None
+    predicted = (
+        {arm.algorithm.spec: predictor.predict(found, arm) for arm in found.arms}
+        if predictor
+        else {}
+    )
+    errors = predictor.errors() if predictor else None
+    return ProfileReport(found, predictor, predicted, errors, advise(found, predicted))
+
+
+def _encoder(model: str) -> "Encode":
+    from picbench.workloads import models
+    from picbench.workloads.prompts.tokens import encode, start_tokens
+
+    tokenizer = models.load_tokenizer(models.resolve(model))
+    start = start_tokens(tokenizer)
+
+    def ids(text: str) -> tuple[int, ...]:
+        return (*start, *(encode(tokenizer, [text])[0] if text else ()))
+
+    return ids

@@ -1,0 +1,1 @@
+"""Grids of measured cells: what arms took where, on which hardware."""

@@ -1,0 +1,159 @@
+"""A grid of measured cells: the format of `grid.json`, which the package has a copy of.
+
+A cell is traffic of one kind, served by every arm: how much of it recurs, how many chunks of which
+length, drawn from how many, how requests come, and what was served before. Repeats differ in their
+seed.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from picbench.errors import ConfigError
+from picbench.output.json_file import write_json
+
+#: How requests come: one at a time, or as many at a time as the grid says; else requests a second.
+ALONE, BURST = "alone", "burst"
+
+SCHEMA = 1
+
+#: The grids that come with the package.
+DATA = Path(__file__).parent / "data"
+
+
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
+class GridPoint:
+    """What is served in a cell.
+
+    `reuse` is the share of chunk tokens in chunks of a corpus of `corpus` chunks; all others occur
+    once. `chunks` of `chunk_tokens` each are in a prompt. `load` is `ALONE`, `BURST`, or requests a
+    second. A `warm` cache has served as many requests of the same kind before.
+    """
+
+    reuse: float
+    chunks: int
+    chunk_tokens: int
+    corpus: int
+    load: str
+    cache: Literal["cold", "warm"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmCell:
+    """What one arm took in a cell, in means over its requests if nothing else is said.
+
+    `ttft_s` is the median from arrival to the first token, `ttft_p95_s` the 95th percentile.
+    `requests_s` are answered requests over the time from the first arrival to the last token.
+    `peak_blocks` were held by running requests at a time, at most. `computed` prompt tokens were
+    computed, compiled chunks among them.
+    """
+
+    requests: int
+    ttft_s: float
+    ttft_p95_s: float
+    requests_s: float
+    peak_blocks: float
+    prompt: float
+    computed: float
+    output: float
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCell:
+    """A point, the seed of its traffic, and what each arm took."""
+
+    point: GridPoint
+    seed: int
+    arms: Mapping[str, ArmCell]
+
+
+@dataclass(frozen=True, slots=True)
+class GridFacts:
+    """Where a grid was measured: for its captions, and for what is predicted from it.
+
+    `block_bytes` are those of KV of 16 tokens, `running` requests are served at a time in a burst.
+    `caveat` is what readers must know of the figures.
+    """
+
+    hardware: str
+    versions: Mapping[str, str]
+    model: str
+    dtype: str
+    block_bytes: int
+    pool: int
+    running: int
+    caveat: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredGrid:
+    """All cells that were measured, and where."""
+
+    facts: GridFacts
+    cells: Sequence[MeasuredCell]
+
+    def points(self) -> dict[GridPoint, list[MeasuredCell]]:
+        """The repeats of each point, in order."""
+        found: dict[GridPoint, list[MeasuredCell]] = {}
+        for cell in sorted(self.cells, key=lambda cell: (cell.point, cell.seed)):
+            found.setdefault(cell.point, []).append(cell)
+        return found
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        """The arms that any cell has, in the order of the first."""
+        return tuple(dict.fromkeys(arm for cell in self.cells for arm in cell.arms))
+
+    def about(self) -> str:
+        """One line about where it was measured."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.facts.versions.items())
+        return (
+            f"{self.facts.model}, {self.facts.dtype}, {self.facts.hardware}, {versions}. "
+            f"{self.facts.caveat}"
+        )
+
+
+def read_grid(path: Path) -> MeasuredGrid:
+    """Read a file; ConfigError with the field for what is none."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+        if found.pop("schema", None) != SCHEMA:
+            raise ConfigError(f"{path}: no grid of schema {SCHEMA}", hint="measure it anew")
+        return TypeAdapter(MeasuredGrid).validate_python(found)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", hint="name a grid.json") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path}: {where}: {first['msg']}", hint="measure it anew") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}", hint="it must be JSON") from error
+
+
+def write_grid(path: Path, grid: MeasuredGrid) -> None:
+    """Write a file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"schema": SCHEMA} | asdict(grid))
+
+
+def packaged_grids() -> dict[str, Path]:
+    """The grids that come with the package, by name."""
+    return {path.stem: path for path in sorted(DATA.glob("*.json"))}
+
+
+def choose_grid(name: str | None) -> MeasuredGrid | None:
+    """The grid with this name, in this file, or None for ``none``; by default the package's.
+
+    Of several, the one of the last name: GPUs before CPUs. Raises ConfigError for what is none.
+    """
+    known = packaged_grids()
+    if name == "none":
+        return None
+    if name is None:
+        chosen = sorted(known, key=lambda stem: (not stem.startswith("cpu"), stem))
+        return read_grid(known[chosen[-1]]) if chosen else None
+    return read_grid(known.get(name, Path(name)))

@@ -1,0 +1,1 @@
+"""From counts to times and memory, by way of measured cells."""

@@ -1,0 +1,96 @@
+"""Is PIC worth it for this trace? One line, and why."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from picbench.engines.algorithms import Reuse
+from picbench.profile.prediction.predictor import ArmPrediction
+from picbench.profile.trace_profile import ArmProfile, TraceProfile
+
+#: Differences up to this share of the better figure decide nothing.
+MARGIN = 0.10
+
+#: The lower bound of work and of accuracy: it is shown, and not advised.
+_BOUND = "naive"
+
+
+class Worth(StrEnum):
+    """What to do."""
+
+    YES = "yes"
+    NO = "no"
+    EQUAL = "no difference"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Whether PIC is worth it, the arm to take, and one line that says so."""
+
+    worth: Worth
+    arm: str | None
+    line: str
+
+
+def advise(profile: TraceProfile, predicted: Mapping[str, ArmPrediction]) -> Advice:
+    """Compare the best arm with chunks with the best one without.
+
+    `predicted` has an entry for each arm, or none where there is no grid; then computed tokens are
+    compared. Accuracy is not part of it.
+    """
+    linked = [a for a in profile.arms if a.algorithm.reuse is Reuse.CHUNKS and _offered(a)]
+    plain = [a for a in profile.arms if a.algorithm.reuse is not Reuse.CHUNKS]
+    if not linked or not plain:
+        return Advice(Worth.UNKNOWN, None, "unknown: an arm with chunks and one without are needed")
+    ours = _best(linked, predicted)
+    theirs = min(plain, key=lambda arm: _cost(arm, predicted))
+    ratio = _cost(ours, predicted) / max(_cost(theirs, predicted), 1e-12)
+    figure = "seconds of the engine a request" if predicted else "computed tokens"
+    if ratio < 1 - MARGIN:
+        worth, arm, word = Worth.YES, ours, f"PIC is worth it: {ours.algorithm.spec}"
+    elif ratio > 1 + MARGIN:
+        worth, arm = Worth.NO, theirs
+        word = f"PIC is not worth it, it loses: stay with {theirs.algorithm.spec}"
+    else:
+        worth, arm = Worth.EQUAL, theirs
+        word = f"PIC makes no difference: stay with {theirs.algorithm.spec}"
+    line = (
+        f"{word}. {ours.algorithm.spec} takes {ratio:.2f} of {theirs.algorithm.spec}'s {figure}; "
+        f"{_why(profile, ours, theirs)}."
+    )
+    return Advice(worth, arm.algorithm.spec, line)
+
+
+def _best(arms: Sequence[ArmProfile], predicted: Mapping[str, ArmPrediction]) -> ArmProfile:
+    """The arm of the least cost; mepic, where it is as good as that."""
+    least = min(_cost(arm, predicted) for arm in arms)
+    good = [arm for arm in arms if _cost(arm, predicted) <= least * (1 + MARGIN)]
+    return min(good, key=lambda arm: (arm.algorithm.name != "mepic", _cost(arm, predicted)))
+
+
+def _offered(arm: ArmProfile) -> bool:
+    # Private copies are counted from a tier that never forgets, which no pool pays for.
+    return arm.algorithm.name != _BOUND and not getattr(arm.algorithm, "private", False)
+
+
+def _cost(arm: ArmProfile, predicted: Mapping[str, ArmPrediction]) -> float:
+    found = predicted.get(arm.algorithm.spec)
+    if found is not None and found.requests_s:
+        return 1 / found.requests_s
+    return arm.counted.computed / max(1, arm.counted.requests)
+
+
+def _why(profile: TraceProfile, ours: ArmProfile, theirs: ArmProfile) -> str:
+    traffic = profile.traffic
+    chunks = traffic.chunks / traffic.requests
+    if not traffic.chunks:
+        return "the trace has no chunks"
+    reasons = [
+        f"{traffic.repeated:.0%} of chunk tokens recur",
+        f"{ours.counted.saved:.0%} of prompt tokens are saved against {theirs.counted.saved:.0%}",
+        f"prompts have {traffic.prompt / traffic.requests:,.0f} tokens in {chunks:.1f} chunks",
+    ]
+    if ours.limited and ours.limited.saved < ours.unbounded.saved - 0.05:
+        reasons.append(f"the pool costs {ours.unbounded.saved - ours.limited.saved:.0%} of them")
+    return ", ".join(reasons)

@@ -1,0 +1,179 @@
+"""A profile as text, JSON and Markdown; each says that it is a simulation."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isinf
+from typing import Any
+
+from picbench.output import markdown
+from picbench.profile.prediction.advice import Advice
+from picbench.profile.prediction.predictor import ArmPrediction, GridPredictor, PredictorErrors
+from picbench.profile.trace_profile import ArmProfile, TraceProfile
+
+#: What every output says.
+SIMULATED = "simulation: no model was run"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """What is shown: counts, what is predicted of them from which grid, and the advice."""
+
+    profile: TraceProfile
+    predictor: GridPredictor | None
+    predicted: Mapping[str, ArmPrediction]
+    errors: PredictorErrors | None
+    advice: Advice
+
+    def lines(self) -> Iterator[str]:
+        """What stands around the table."""
+        traffic = self.profile.traffic
+        yield f"{SIMULATED}. {self.profile.name} ({self.profile.kind})"
+        rate = f", {traffic.rate:.3g} a second" if traffic.rate else ""
+        yield (
+            f"{traffic.requests:,} requests{rate}; {traffic.prompt / traffic.requests:,.0f} prompt "
+            f"tokens, {traffic.chunks / traffic.requests:.1f} chunks and "
+            f"{traffic.output / traffic.requests:,.0f} generated tokens each on average; "
+            f"{traffic.repeated:.1%} of chunk tokens in chunks seen before"
+        )
+        yield (
+            "Reuse is counted by token ids, block by block."
+            if self.profile.exact
+            else "Reuse is counted block by block; contents with different names count as "
+            "different from their first token on."
+        )
+
+    def grid_lines(self) -> Iterator[str]:
+        """What the predictions are worth."""
+        if self.predictor is None:
+            yield "No grid was measured: neither times nor memory are predicted."
+            return
+        yield f"Predicted from: {self.predictor.grid.about()}"
+        if self.errors:
+            yield f"Leave-one-out error of TTFT: {self.errors.ttft or 'too few points'}"
+            yield f"Leave-one-out error of requests/s: {self.errors.requests_s or 'too few points'}"
+        outside = [name for name, found in self.predicted.items() if not found.inside]
+        if outside:
+            yield f"Outside of the measured grid, so extrapolated: {', '.join(outside)}"
+
+
+def as_markdown(report: ProfileReport) -> str:
+    """A page."""
+    head, rows = _table(report)
+    blocks = [*report.lines(), markdown.table(head, rows, right=1), _legend(report)]
+    return "\n\n".join([*blocks, *report.grid_lines(), f"**{report.advice.line}**"]) + "\n"
+
+
+def as_text(report: ProfileReport) -> str:
+    """The same for a terminal."""
+    head, rows = _table(report)
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    table = "\n".join(
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+    blocks = ["\n".join(report.lines()), table, _legend(report), "\n".join(report.grid_lines())]
+    return "\n\n".join([*blocks, report.advice.line]) + "\n"
+
+
+def as_json(report: ProfileReport) -> str:
+    """All figures; times in seconds, None for what is infinite or not known."""
+    profile, traffic = report.profile, report.profile.traffic
+    document = {
+        "schema": 1,
+        "simulation": True,
+        "trace": {"name": profile.name, "kind": profile.kind, "exact": profile.exact},
+        "pool": profile.pool,
+        "running": profile.running,
+        "traffic": {
+            "requests": traffic.requests,
+            "prompt_tokens": traffic.prompt,
+            "output_tokens": traffic.output,
+            "chunks": traffic.chunks,
+            "chunk_tokens": traffic.chunk_tokens,
+            "repeated": traffic.repeated,
+            "rate": traffic.rate,
+        },
+        "arms": {arm.algorithm.spec: _arm(report, arm) for arm in profile.arms},
+        "grid": report.predictor.grid.about() if report.predictor else None,
+        "errors": asdict(report.errors) if report.errors else None,
+        "advice": asdict(report.advice),
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+FORMATS = {"text": as_text, "json": as_json, "markdown": as_markdown}
+
+
+def _arm(report: ProfileReport, arm: ArmProfile) -> dict[str, Any]:
+    found = report.predicted.get(arm.algorithm.spec)
+    figures = {k: _finite(v) for k, v in asdict(found).items()} if found else None
+    return {
+        "unbounded": asdict(arm.unbounded) | {"saved": arm.unbounded.saved},
+        "limited": asdict(arm.limited) | {"saved": arm.limited.saved} if arm.limited else None,
+        "peak_blocks": arm.peak_blocks,
+        "predicted": figures,
+    }
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and isinf(value) else value
+
+
+def _table(report: ProfileReport) -> tuple[list[str], list[list[str]]]:
+    profile = report.profile
+    head = ["arm", "saved", "computed a request"]
+    if profile.pool:
+        head += [f"saved, pool of {profile.pool:,}", "evicted blocks", "refused"]
+    if report.predicted:
+        head += ["TTFT, ms", "requests/s", "KV, GiB"]
+        head += ["TTFT at its rate, ms"] if profile.traffic.rate else []
+    return head, [_row(report, arm) for arm in profile.arms]
+
+
+def _row(report: ProfileReport, arm: ArmProfile) -> list[str]:
+    counted = arm.counted
+    row = [
+        arm.algorithm.spec,
+        f"{arm.unbounded.saved:.1%}",
+        f"{counted.computed / max(1, counted.requests):,.0f}",
+    ]
+    if arm.limited:
+        row += [
+            f"{arm.limited.saved:.1%}",
+            f"{arm.limited.evicted_blocks:,}",
+            f"{arm.limited.refused:,}",
+        ]
+    found = report.predicted.get(arm.algorithm.spec)
+    if found:
+        row += [_ms(found.ttft_s), _number(found.requests_s), f"{found.kv_gib:.2f}"]
+        row += [_ms(found.loaded_ttft_s)] if report.profile.traffic.rate else []
+    return row
+
+
+def _legend(report: ProfileReport) -> str:
+    copies = any(getattr(arm.algorithm, "private", False) for arm in report.profile.arms)
+    parts: Sequence[str] = (
+        "saved: prompt tokens that need not be computed, less those of compiling chunks; by a "
+        "cache that never evicts.",
+        "Private copies are made from a tier that never forgets." if copies else "",
+        f"KV: of {report.profile.running} requests at a time." if report.predicted else "",
+        "TTFT at its rate: by the formula of a queue."
+        if report.predicted and report.profile.traffic.rate
+        else "",
+    )
+    return " ".join(filter(None, parts))
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return "overloaded" if isinf(seconds) else f"{seconds * 1e3:,.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"

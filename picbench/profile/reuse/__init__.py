@@ -1,0 +1,1 @@
+"""What caches would reuse of a trace, counted without an engine."""

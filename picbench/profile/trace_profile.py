@@ -1,0 +1,135 @@
+"""Profile a trace: all arms in one pass over its requests."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from picbench.engines.algorithms import Algorithm
+from picbench.errors import DataError
+from picbench.profile.reuse.arm_simulation import ArmSimulation
+from picbench.profile.reuse.held_blocks import HeldBlocks
+from picbench.profile.reuse.reuse_counts import ReuseTotals
+from picbench.profile.traces.trace_reader import Trace
+from picbench.profile.traces.traced_request import TracedRequest
+
+
+@dataclass(slots=True)
+class TrafficSums:
+    """Sums over a trace: tokens, chunks, occurrences; `last` is the last arrival in seconds."""
+
+    requests: int = 0
+    prompt: int = 0
+    output: int = 0
+    chunks: int = 0
+    chunk_tokens: int = 0
+    last: float | None = None
+    contents: set[int] = field(default_factory=set)
+    contents_tokens: int = 0
+
+    def add(self, request: TracedRequest) -> None:
+        """Count a request."""
+        self.requests += 1
+        self.prompt += request.prompt_tokens
+        self.output += request.output
+        self.last = request.arrival if request.arrival is not None else self.last
+        for segment in request.segments:
+            if not segment.chunk:
+                continue
+            self.chunks += 1
+            self.chunk_tokens += segment.length
+            if segment.content is None or segment.content not in self.contents:
+                self.contents_tokens += segment.length
+            if segment.content is not None:
+                self.contents.add(segment.content)
+
+    @property
+    def repeated(self) -> float:
+        """The share of chunk tokens in chunks that occurred before."""
+        return 1 - self.contents_tokens / self.chunk_tokens if self.chunk_tokens else 0.0
+
+    @property
+    def rate(self) -> float | None:
+        """Requests a second; None without times."""
+        return self.requests / self.last if self.last else None
+
+
+@dataclass(frozen=True, slots=True)
+class ArmProfile:
+    """What an arm reuses: with a pool that never evicts, and with the pool that was given.
+
+    `peak_blocks` are held by `running` requests at a time, in a pool that never evicts.
+    """
+
+    algorithm: Algorithm
+    unbounded: ReuseTotals
+    limited: ReuseTotals | None
+    peak_blocks: int
+
+    @property
+    def counted(self) -> ReuseTotals:
+        """With the pool that was given, or else without a limit."""
+        return self.limited or self.unbounded
+
+
+@dataclass(frozen=True, slots=True)
+class TraceProfile:
+    """The arms of a trace, in the order that they were asked for."""
+
+    name: str
+    kind: str
+    exact: bool
+    pool: int | None
+    running: int
+    traffic: TrafficSums
+    arms: tuple[ArmProfile, ...]
+
+
+def profile_trace(
+    name: str,
+    trace: Trace,
+    algorithms: Sequence[Algorithm],
+    *,
+    pool: int | None = None,
+    running: int = 16,
+    requests: int | None = None,
+) -> TraceProfile:
+    """Count what each algorithm reuses of the first `requests`, all of them by default.
+
+    `pool` is in usable blocks of 16 tokens. Raises ConfigError for algorithms that are not
+    counted, DataError as the trace does, and where it has no request.
+    """
+    arms = [_Arm(algorithm, pool, running, exact=trace.exact) for algorithm in algorithms]
+    traffic = TrafficSums()
+    for request in _first(trace.requests, requests):
+        traffic.add(request)
+        for arm in arms:
+            arm.serve(request)
+    if not traffic.requests:
+        raise DataError(f"{name}: no requests", hint="a trace has one a line")
+    found = tuple(arm.profile() for arm in arms)
+    return TraceProfile(name, trace.kind, trace.exact, pool, running, traffic, found)
+
+
+class _Arm:
+    def __init__(
+        self, algorithm: Algorithm, pool: int | None, running: int, *, exact: bool
+    ) -> None:
+        self._algorithm = algorithm
+        self._unbounded = ArmSimulation(algorithm, exact=exact)
+        self._limited = ArmSimulation(algorithm, exact=exact, blocks=pool) if pool else None
+        self._held = HeldBlocks(running)
+
+    def serve(self, request: TracedRequest) -> None:
+        found = self._unbounded.serve(request)
+        if found is not None:
+            self._held.add(found)
+        if self._limited is not None:
+            self._limited.serve(request)
+
+    def profile(self) -> ArmProfile:
+        limited = self._limited.close() if self._limited else None
+        return ArmProfile(self._algorithm, self._unbounded.close(), limited, self._held.peak)
+
+
+def _first(requests: Iterator[TracedRequest], count: int | None) -> Iterator[TracedRequest]:
+    return requests if count is None else islice(requests, count)

@@ -1,0 +1,1 @@
+"""Traces: requests as users have them, read one by one."""

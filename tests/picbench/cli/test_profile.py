@@ -1,0 +1,103 @@
+"""`picbench profile` from a trace to its advice."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from picbench.cli import main
+
+
+def trace(path: Path, chunks: list[list[str]]) -> Path:
+    """Requests with these chunks of 200 tokens each, a second apart."""
+    path.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "arrival": number,
+                    "output": 8,
+                    "parts": [
+                        {"id": "head", "tokens": 20},
+                        *({"chunk": name, "tokens": 200} for name in names),
+                        {"tokens": 10},
+                    ],
+                }
+            )
+            + "\n"
+            for number, names in enumerate(chunks)
+        )
+    )
+    return path
+
+
+def shared(requests: int, chunks: int) -> list[list[str]]:
+    source = Random(3)
+    return [[f"d{n}" for n in source.sample(range(12), chunks)] for _ in range(requests)]
+
+
+def run(*words: str) -> str:
+    done = CliRunner().invoke(main, ["profile", *words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("style", ["text", "json", "markdown"])
+def test_every_output_says_that_it_is_a_simulation(tmp_path: Path, style: str) -> None:
+    path = trace(tmp_path / "t.jsonl", shared(20, 6))
+    assert "simulation" in run(str(path), "--format", style, "--grid", "none")
+
+
+def test_chunks_that_recur_are_worth_it(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", shared(60, 6))
+    found = profiled(path, "--pool", "300")
+    assert found["advice"]["worth"] == "yes"
+    assert found["advice"]["arm"] == "mepic"
+    mepic = found["arms"]["mepic"]
+    # 12 chunks of 13 blocks each fit the pool together with a request.
+    assert mepic["unbounded"]["compiled"] == 12 * 200
+    assert mepic["limited"]["compiled"] == mepic["unbounded"]["compiled"]
+    small = profiled(path, "--pool", "110")["arms"]["mepic"]["limited"]
+    assert small["compiled"] > mepic["limited"]["compiled"]
+    assert profiled(path, "--pool", "80")["arms"]["mepic"]["limited"]["refused"] == 60
+
+
+def test_chunks_that_never_recur_lose(tmp_path: Path) -> None:
+    alone = [[f"d{number}-{n}" for n in range(6)] for number in range(20)]
+    advice = profiled(trace(tmp_path / "t.jsonl", alone))["advice"]
+    assert advice["worth"] in ("no", "no difference")
+    assert advice["arm"] in ("full", "prefix", "reorder")
+    assert "0% of chunk tokens recur" in advice["line"]
+
+
+def profiled(path: Path, *words: str) -> Any:
+    return json.loads(run(str(path), "--format", "json", "--grid", "none", *words))
+
+
+def test_a_figure_is_drawn(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", shared(5, 3))
+    run(str(path), "--grid", "none", "--figure", str(tmp_path / "computed"))
+    assert "simulation" in (tmp_path / "computed.svg").read_text()
+    assert (tmp_path / "computed.png").stat().st_size > 5000
+
+
+def test_arms_that_are_not_counted_are_named(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", shared(2, 2))
+    done = CliRunner().invoke(main, ["profile", str(path), "--algo", "cacheblend"])
+    assert done.exit_code == 2
+    assert "--algo cacheblend" in done.output
+
+
+def test_neither_torch_nor_vllm_is_loaded(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", shared(3, 2))
+    code = (
+        "import sys; from picbench.cli import main\n"
+        f"main(['profile', {str(path)!r}], standalone_mode=False)\n"
+        "assert not {'torch', 'vllm', 'transformers'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

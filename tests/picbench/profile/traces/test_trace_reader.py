@@ -1,0 +1,137 @@
+"""Traces of each kind, and what is said about malformed ones."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from picbench.errors import ConfigError, DataError
+from picbench.profile.traces.trace_reader import Encode, Trace, read_trace_file
+
+
+def encode() -> Encode:
+    """A BOS, then a token for each character."""
+    return lambda text: (1, *map(ord, text))
+
+
+def no_tokenizer() -> Encode:
+    raise AssertionError("nothing has to be tokenized")
+
+
+def written(path: Path, lines: Sequence[Any]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_names_and_lengths_need_no_tokenizer(tmp_path: Path) -> None:
+    lines = [
+        {"arrival": 0, "parts": [{"id": "head", "tokens": 20}, {"chunk": "a", "tokens": 30}]},
+        {"arrival": 0.5, "output": 7, "parts": [{"chunk": "a"}, {"tokens": 5}]},
+    ]
+    trace = read_trace_file(written(tmp_path / "t.jsonl", lines), no_tokenizer)
+    first, second = trace.requests
+    assert not trace.exact
+    assert (first.arrival, second.arrival, first.output, second.output) == (0, 0.5, 16, 7)
+    assert [(s.length, s.chunk) for s in first.segments] == [(20, False), (30, True)]
+    assert second.segments[0] == first.segments[1]
+    assert second.segments[1].content is None
+
+
+def test_texts_are_tokenized_and_begin_once(tmp_path: Path) -> None:
+    lines = [
+        {"parts": [{"text": "ab"}, {"chunk": "x", "text": "cd"}, {"text": "e"}]},
+        {"parts": [{"chunk": "x"}, {"tokens": 3}], "reply": {"tokens": [5, 6]}},
+    ]
+    trace = read_trace_file(written(tmp_path / "t.jsonl", lines), encode)
+    first, second = trace.requests
+    assert trace.exact
+    assert [s.length for s in first.segments] == [3, 2, 1]
+    assert second.segments[0] == first.segments[1]
+    assert second.reply is not None
+    assert second.reply.length == 2
+
+
+def test_a_request_file_has_its_tokens(tmp_path: Path) -> None:
+    header = {"format": "picbench-requests", "version": 1, "dataset": "x", "synthetic": True}
+    lines = [
+        header,
+        {"chunk": "c0", "text": "", "tokens": [5, 6], "preload": False},
+        {"request": "r0", "max_tokens": 3, "parts": [{"chunk": "c0"}, {"tokens": [7]}]},
+    ]
+    trace = read_trace_file(written(tmp_path / "t.jsonl", lines), no_tokenizer)
+    [request] = trace.requests
+    assert (trace.kind, trace.exact) == ("picbench traffic", True)
+    assert [(s.length, s.chunk) for s in request.segments] == [(2, True), (1, False)]
+
+
+def test_ragpulse_is_read_in_order_of_arrival(tmp_path: Path) -> None:
+    lengths = {
+        "1_sys_prompt": ("sys_prompt_id", {1: 20}),
+        "2_passages": ("passage_id", {2: 30, 3: 40}),
+        "3_history": ("history_id", {4: 50}),
+        "4_user_input": ("user_input_id", {5: 6, 6: 7}),
+        "5_web_search": ("web_search_id", {7: 8}),
+    }
+    for name, (field, values) in lengths.items():
+        lines = [{field: number, "token_length": length} for number, length in values.items()]
+        written(tmp_path / f"{name}.jsonl", lines)
+    requests = [(30, [3, 2], 6), (10, [2], 5)]
+    written(
+        tmp_path / "0_trace.jsonl",
+        [
+            {
+                "timestamp": time,
+                "output_length": 9,
+                "hash_ids": {"sys_prompt_id": [1], "passages_ids": passages, "user": [question]},
+                "session_id": "s",
+            }
+            for time, passages, question in requests
+        ],
+    )
+    first, second = read_trace_file(tmp_path, no_tokenizer).requests
+    assert (first.arrival, second.arrival) == (0, 20)
+    assert [(s.length, s.chunk) for s in second.segments] == [
+        (20, False),
+        (40, True),
+        (30, True),
+        (7, False),
+    ]
+    assert first.segments[:2] == (second.segments[0], second.segments[2])
+
+
+GOOD = {"arrival": 2, "parts": [{"chunk": "a", "tokens": 30}]}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({"parts": []}, "2: field 'parts'"),
+        ({"parts": [{"tokens": 0}]}, "2: field 'parts.0.tokens"),
+        ({"parts": [{"chunk": "b"}]}, "2: parts.0: field 'chunk': 'b' has no 'text'"),
+        ({"parts": [{"chunk": "a", "tokens": 31}]}, "2: parts.0: .*'a' has 31 .* had 30 before"),
+        ({"parts": [{"tokens": 5}], "arrival": 1}, "2: field 'arrival': 1.0 is earlier than 2.0"),
+        ({"parts": [{"chunk": "a", "id": "a"}]}, "2: field 'parts.0': .*both names"),
+        ({"parts": [{"tokens": 5}], "outputs": 4}, "2: field 'outputs'"),
+        ("no object", "2: "),
+    ],
+)
+def test_errors_name_line_and_field(tmp_path: Path, line: Any, message: str) -> None:
+    path = written(tmp_path / "t.jsonl", [GOOD, line])
+    with pytest.raises(DataError, match=message):
+        list(opened(path).requests)
+
+
+def opened(path: Path) -> Trace:
+    return read_trace_file(path, no_tokenizer)
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        opened(tmp_path / "none.jsonl")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match="no requests"):
+        opened(tmp_path / "empty.jsonl")
+    with pytest.raises(ConfigError, match=r"no 0_trace\.jsonl"):
+        list(opened(tmp_path).requests)
