@@ -1,7 +1,8 @@
 """Remote tiers of the chunk cache: where canonical KV is kept outside HBM.
 
     tier.py            the interface: bytes by key, in batches, blocking
-    backends/          one kind a file: host, disk, redis, lmcache, mooncake
+    backends/          one kind a file: host, disk, redis, lmcache, mooncake; an engine's nearest
+                       host tier is not among them (`Arena` in engines/chunk_cache/arena.py)
     envelope.py        a value with a checksum, which detects corrupt and foreign values
     guarded_tier.py    one tier with deadlines and counters (call_limits.py), which never raises
     stack.py           all tiers in order, on threads of their own (background.py): for the engine

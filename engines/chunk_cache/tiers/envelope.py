@@ -11,7 +11,7 @@ import struct
 import numpy as np
 import xxhash
 
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, pageable
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Payload, pageable
 
 HEADER_BYTES = 64
 
@@ -22,16 +22,25 @@ _DIGEST_BYTES = 16
 _PADDING = bytes(HEADER_BYTES - _FIELDS.size - _DIGEST_BYTES)
 
 
-def seal(key: Key, payload: Buffer, allocate: Allocate = pageable) -> memoryview:
+def seal(key: Key, payload: Payload, allocate: Allocate = pageable) -> memoryview:
     """A sealed copy of `payload` under `key`."""
     return stamp(key, enclose(payload, allocate))
 
 
-def enclose(payload: Buffer, allocate: Allocate = pageable) -> memoryview:
+def enclose(payload: Payload, allocate: Allocate = pageable) -> memoryview:
     """A copy of `payload` after room for the header, which `stamp` fills in."""
-    sealed = allocate(HEADER_BYTES + memoryview(payload).nbytes)
-    copy_bytes(sealed[HEADER_BYTES:], payload)
+    sealed = allocate(HEADER_BYTES + payload_bytes(payload))
+    begin = HEADER_BYTES
+    for part in _parts(payload):
+        end = begin + part.nbytes
+        copy_bytes(sealed[begin:end], part)
+        begin = end
     return sealed
+
+
+def payload_bytes(payload: Payload) -> int:
+    """The length of a payload, of all of its parts."""
+    return sum(part.nbytes for part in _parts(payload))
 
 
 def stamp(key: Key, enclosed: memoryview) -> memoryview:
@@ -55,6 +64,11 @@ def copy_bytes(target: memoryview, source: Buffer) -> None:
     """Copy bytes of equal length; unlike slice assignment, numpy releases the GIL."""
     if target.nbytes:  # numpy refuses empty buffers
         np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def _parts(payload: Payload) -> list[memoryview]:
+    parts = [payload] if isinstance(payload, Buffer) else payload
+    return [memoryview(part).cast("B") for part in parts]
 
 
 def _header(key: Key, payload: memoryview) -> bytes:

@@ -42,15 +42,17 @@ def open_tiers(
     *,
     allocate: Allocate = pageable,
     limits: StackLimits | None = None,
+    taken: Iterable[str] = (),
 ) -> TierStack:
     """Open the tiers of specs; `allocate` makes the memory of host tiers (pinned, for a GPU).
 
-    Raises ConfigError for specs that a kind does not take and for a tier that is listed twice.
+    `taken` are names of tiers that somebody else has opened. Raises ConfigError for specs that a
+    kind does not take and for a tier that is listed twice.
     """
     opened: list[GuardedTier] = []
     try:
         for spec in specs:
-            opened.append(_open(spec, allocate, [tier.name for tier in opened]))
+            opened.append(_open(spec, allocate, [*taken, *(t.name for t in opened)]))
     except ConfigError:
         for tier in opened:
             tier.close()

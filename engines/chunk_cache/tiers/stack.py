@@ -10,9 +10,15 @@ from picbench.engines.chunk_cache.tiers.background import (
     Ticket,
     group_by_size,
 )
-from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, enclose, seal, stamp
+from picbench.engines.chunk_cache.tiers.envelope import (
+    HEADER_BYTES,
+    enclose,
+    payload_bytes,
+    seal,
+    stamp,
+)
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters, GuardedTier
-from picbench.engines.chunk_cache.tiers.tier import Buffer, Key, Usage
+from picbench.engines.chunk_cache.tiers.tier import Key, Payload, Usage
 
 Sealed = tuple[Key, memoryview]
 
@@ -60,9 +66,13 @@ class TierStack:
         self._fetches = BackgroundPool("tier-fetch", self._limits.threads)
         self._stores = BackgroundPool("tier-store", self._limits.threads)
 
+    def __len__(self) -> int:
+        """The number of tiers."""
+        return len(self._tiers)
+
     def lookup(self, keys: Sequence[Key]) -> Ticket[str | None]:
         """Per key the name of the nearest tier that claims to hold the value, None if none does."""
-        groups = [range(len(keys))] if keys else []
+        groups = [range(len(keys))] if keys and self._tiers else []
         return self._lookups.run(len(keys), None, groups, lambda _: self._find(keys))
 
     def fetch(self, wanted: Sequence[tuple[Key, int]]) -> Ticket[Fetched | None]:
@@ -72,13 +82,14 @@ class TierStack:
         nearest one.
         """
         sizes = [HEADER_BYTES + length for _, length in wanted]
-        groups = group_by_size(sizes, self._limits.call_bytes, range(len(wanted)))
+        asked = range(len(wanted)) if self._tiers else ()
+        groups = group_by_size(sizes, self._limits.call_bytes, asked)
         return self._fetches.run(
             len(wanted), None, groups, lambda group: self._read([wanted[i] for i in group])
         )
 
     def store(
-        self, items: Sequence[tuple[Key, Buffer]], *, copy: bool = True
+        self, items: Sequence[tuple[Key, Payload]], *, copy: bool = True
     ) -> Ticket[tuple[str, ...]]:
         """Write payloads through to every tier; per item the names of those that then hold it.
 
@@ -87,8 +98,8 @@ class TierStack:
         are until the ticket is done. What exceeds `store_bytes` in flight is refused: its answer
         is ().
         """
-        sizes = [HEADER_BYTES + memoryview(payload).nbytes for _, payload in items]
-        accepted = [i for i, size in enumerate(sizes) if self._budget.take(size)]
+        sizes = [HEADER_BYTES + payload_bytes(payload) for _, payload in items]
+        accepted = [i for i, size in enumerate(sizes) if self._tiers and self._budget.take(size)]
         sealings = {i: _sealing(*items[i], copy=copy) for i in accepted}
         return self._stores.run(
             len(items),
@@ -100,7 +111,7 @@ class TierStack:
 
     def delete(self, keys: Sequence[Key]) -> Ticket[None]:
         """Delete values from every tier; an unfinished store of the same key may undo it."""
-        groups = [range(len(keys))] if keys else []
+        groups = [range(len(keys))] if keys and self._tiers else []
         return self._stores.run(len(keys), None, groups, lambda _: self._delete(keys))
 
     @property
@@ -173,7 +184,7 @@ class TierStack:
         return [None] * len(keys)
 
 
-def _sealing(key: Key, payload: Buffer, *, copy: bool) -> Callable[[], Sealed]:
+def _sealing(key: Key, payload: Payload, *, copy: bool) -> Callable[[], Sealed]:
     """A function that seals a payload; with `copy` the payload is copied now."""
     if not copy:
         return lambda: (key, seal(key, payload))

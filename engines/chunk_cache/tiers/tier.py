@@ -14,6 +14,9 @@ from picbench.engines.chunk_cache.tiers.spec import TierSpec
 Key: TypeAlias = bytes
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+#: What is stored under a key: one buffer, or its parts, one after the other.
+Payload: TypeAlias = Buffer | Sequence[Buffer]
+
 #: Makes writable memory of exactly so many bytes; may raise MemoryError.
 Allocate: TypeAlias = Callable[[int], memoryview]
 

@@ -8,16 +8,16 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from picbench.engines.chunk_cache.tiers.backends.host import Host
 from picbench.engines.chunk_cache.tiers.background import Ticket
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
 from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
-from picbench.engines.chunk_cache.tiers.stack import Fetched
-from picbench.engines.chunk_cache.tiers.tier import Usage, pageable
+from picbench.engines.chunk_cache.tiers.tier import Usage
 from picbench.engines.chunk_cache.transfers import (
     LoadCommand,
     StoreCommand,
@@ -26,11 +26,16 @@ from picbench.engines.chunk_cache.transfers import (
 )
 from picbench.engines.planning.keys import Key
 from picbench.engines.vllm.faults import Faults
-from picbench.engines.vllm.transfer.block_io import BlockStore
+from picbench.engines.vllm.transfer.chunk_transfers import ChunkTransfers, Served
+from picbench.engines.vllm.transfer.copies import CopyEngine, PlainCopies
+from picbench.engines.vllm.transfer.cuda_streams import CudaStreams
+from picbench.engines.vllm.transfer.pool_rows import PoolRows
 from picbench.engines.vllm.transfer.step_clock import StepClock, StreamTimer, WallTimer
+from picbench.engines.vllm.transfer.stream_copies import StreamCopies
+from picbench.engines.vllm.transfer.transfer_task import Pending, TransferTask, advance_all
 
 T = TypeVar("T")
-U = TypeVar("U")
+U = TypeVar("U", bound=Pending)
 
 #: Seconds that an idle step waits for transfers instead of spinning.
 _WAIT = 0.001
@@ -40,24 +45,26 @@ _MAX_STORED = 1 << 20
 
 
 class TierClient:
-    """Starts the commands of each step and collects their results.
+    """Starts the commands of each step and collects their results, without waiting for transfers.
 
     `tiers` is in the notation of `EngineConfig.tiers`. A value's name in a tier is a digest of the
-    chunk's key and the worker's namespace (weights, dtype, shape of the cache, rank). `faults` are
-    reported with the results, also those of others in the worker.
+    chunk's key, the worker's namespace (weights, dtype, shape of the cache, rank) and the layout of
+    its pool. `faults` are reported with the results, also those of others in the worker.
     """
 
     def __init__(self, tiers: str) -> None:
-        # Memory that a GPU reads by DMA has to be pinned; pinning needs a GPU.
-        allocate = _pinned if torch.cuda.is_available() else pageable
         specs = parse_tiers(tiers)
-        self._stack = open_tiers(specs, allocate=allocate)
+        nearest = specs[:1] if specs and specs[0].kind == Host.kind else []
+        self._capacity = sum(map(Host.capacity_of, nearest))
+        far = specs[len(nearest) :]
+        self._stack = open_tiers(far, taken=[spec.kind for spec in nearest])
         timer = StreamTimer if torch.cuda.is_available() else WallTimer
         self._clock = StepClock(timer) if specs else None
+        self._tiers = bool(specs)
         self._namespace = b""
-        # What is under way, with its ticket.
-        self._loads: list[tuple[LoadCommand, Ticket[Fetched | None]]] = []
-        self._stores: list[tuple[Key, Ticket[tuple[str, ...]]]] = []
+        # What is under way.
+        self._loads: list[tuple[LoadCommand, list[TransferTask[Served]]]] = []
+        self._stores: dict[Key, TransferTask[bool]] = {}
         self._lookups: list[tuple[Sequence[Key], Ticket[str | None]]] = []
         self._stored: OrderedDict[Key, None] = OrderedDict()
         self._results = TransferResults()
@@ -65,32 +72,46 @@ class TierClient:
         self._failed: set[str] = set()
 
     def register_kv_caches(self, layers: Sequence[Tensor]) -> None:
-        """Set the pool's tensors, one per layer, [blocks, kv_heads, slots, 2 * head_size] each."""
-        self._blocks = BlockStore(layers)
+        """Set the pool's tensors, one per layer, [blocks, kv_heads, slots, 2 * head_size] each.
+
+        Allocates the host tier, for which a GPU's driver needs seconds. Raises ConfigError if there
+        is not so much memory.
+        """
+        self._pool = PoolRows(layers)
+        self._copies = self._copy_engine()
+        self._chunks = ChunkTransfers(
+            self._copies, self._stack, self._pool.row_bytes, self._capacity, self._timed
+        )
 
     def set_namespace(self, namespace: bytes) -> None:
         """Set what the KV of this worker depends on besides its tokens."""
-        self._namespace = namespace
+        self._namespace = namespace + self._pool.layout
 
     @property
     def counters(self) -> dict[str, Counters]:
         """What each tier did since the engine started, by name."""
-        return self._stack.counters()
+        return self._chunks.counters()
 
     @property
     def usage(self) -> dict[str, Usage | None]:
         """What each tier holds, by name; None for one that does not answer."""
-        return self._stack.usage()
+        return self._chunks.usage()
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Memory of the device that copies take."""
+        return self._copies.workspace_bytes
 
     def step(self) -> AbstractContextManager[None]:
         """The scope of a step that computes something: its time counts, and that of tiers in it."""
         return self._clock.step() if self._clock else nullcontext()
 
     def start(self, commands: TransferCommands) -> None:
-        """Read the blocks that the step will overwrite, and start transfers and lookups.
+        """Queue what reads blocks that the step will overwrite, and start lookups and fetches.
 
-        An exception ends the request whose blocks were to be filled. A chunk that could not be
-        stored or looked up counts as missing in the tiers.
+        What fills blocks goes on in `finish_loads`, after the step was queued. An exception ends
+        the request whose blocks were to be filled. A chunk that could not be stored or looked up
+        counts as missing in the tiers.
         """
         attempt = self.faults.succeeds
         if commands.clear:
@@ -101,40 +122,54 @@ class TierClient:
         # After the stores: a copy may overwrite blocks of a chunk that is evicted and stored.
         for request_id, copies in groupby(commands.copies, attrgetter("request_id")):
             pairs = [(c.source, c.target) for c in copies]
-            attempt("copy chunks", request_id, partial(self._blocks.copy, pairs))
+            attempt("copy chunks", request_id, partial(self._pool.copy, pairs))
         for load in commands.loads:
             if not attempt("load chunks", load.request_id, partial(self._load, load)):
                 self._fail(load)
+        if self._loads:
+            self._copies.mark()
         lookup = partial(self._look_up, commands.lookups)
         if commands.lookups and not attempt("look up chunks", None, lookup):
             self._results.absent.update(commands.lookups)
 
     def give_up(self, commands: TransferCommands) -> None:
-        """Report that none of a step's commands succeeded."""
+        """Report that none of a step's commands succeeded; what was started goes on."""
         reason = "picbench failed to start transfers"
-        self._results.refused.update(store.key for store in commands.stores)
+        self._results.refused.update(
+            store.key for store in commands.stores if store.key not in self._stores
+        )
         self._results.absent.update(commands.lookups)
+        begun = {load.request_id for load, _ in self._loads}
         for load in commands.loads:
             self.faults.blame(load.request_id, reason)
-            self._fail(load)
+            if load.request_id not in begun:
+                self._fail(load)
         for copy in commands.copies:
             self.faults.blame(copy.request_id, reason)
 
     def wait(self) -> None:
         """Wait briefly for transfers, in a step that computes nothing."""
-        under_way: list[tuple[Any, Ticket[Any]]] = [*self._loads, *self._stores, *self._lookups]
-        done = [ticket.done() for _, ticket in under_way]
+        loads = [advance_all(tasks) for _, tasks in self._loads]
+        stores = [task.advance() for task in self._stores.values()]
+        done = [*loads, *stores, *(ticket.done() for _, ticket in self._lookups)]
         if done and not any(done):
             time.sleep(_WAIT)
 
     def finish_loads(self) -> tuple[set[str], set[str]]:
-        """Write loaded blocks; return the requests whose loads succeeded, and those that failed."""
+        """Go on with loads; return the requests whose loads succeeded, and those that failed.
+
+        None of them is returned before the last of its copies has ended.
+        """
         self._finish_stores()
         self._finish_lookups()
         done: set[str] = set()
         failed, self._failed = self._failed, set()
-        for load, ticket in _take_done(self._loads):
-            finish = partial(self._finish_load, load, ticket)
+        loads, self._loads = self._loads, []
+        for load, tasks in loads:
+            if not advance_all(tasks):
+                self._loads.append((load, tasks))
+                continue
+            finish = partial(self._finish_load, load, tasks)
             if self.faults.attempt("load chunks", load.request_id, finish, False):
                 done.add(load.request_id)
             else:
@@ -152,14 +187,29 @@ class TierClient:
 
     def close(self) -> None:
         """Finish what takes seconds at most, and close the tiers."""
-        self._stack.close()
+        if hasattr(self, "_chunks"):
+            self._chunks.close()
+            self._copies.close()
+        else:
+            self._stack.close()
+
+    def _copy_engine(self) -> CopyEngine:
+        """What copies to and from this pool; without tiers nothing is staged on a device."""
+        if not self._tiers or self._pool.device.type == "cpu":
+            return PlainCopies(self._pool)
+        copies = StreamCopies(self._pool, CudaStreams(self._pool.device))
+        copies.warm_up()
+        return copies
 
     def _clear(self) -> None:
-        self._stack.delete([self._name(key) for key in self._stored])
+        self._chunks.clear([self._name(key) for key in self._stored])
         self._stored.clear()
 
     def _look_up(self, keys: Sequence[Key]) -> None:
-        self._lookups.append((keys, self._stack.lookup([self._name(key) for key in keys])))
+        near = {key for key in keys if self._chunks.holds(self._name(key))}
+        self._results.present.update(near)
+        if far := [key for key in keys if key not in near]:
+            self._lookups.append((far, self._chunks.look_up([self._name(key) for key in far])))
 
     def _fail(self, load: LoadCommand) -> None:
         """A load failed before it began."""
@@ -167,28 +217,29 @@ class TierClient:
         self._results.lost.update(chunk.key for chunk in load.chunks)
 
     def _store(self, store: StoreCommand) -> None:
-        with self._timed():
-            value = self._blocks.read(store.blocks)
-            ticket = self._stack.store([(self._name(store.key), value)], copy=False)
-        self._stores.append((store.key, ticket))
+        """Queue the reading of a chunk; if it is being stored, one answer does for both."""
+        if store.key in self._stores:
+            return
+        stored = partial(self._note_stored, store.key)
+        task = TransferTask(self._chunks.store(self._name(store.key), store.blocks, stored))
+        task.advance()
+        self._stores[store.key] = task
 
     def _load(self, load: LoadCommand) -> None:
-        wanted = [(self._name(c.key), self._blocks.nbytes(c.size)) for c in load.chunks]
-        with self._timed():
-            self._loads.append((load, self._stack.fetch(wanted)))
+        names = [self._name(chunk.key) for chunk in load.chunks]
+        stages = self._chunks.load(list(zip(names, load.chunks, strict=True)))
+        self._loads.append((load, [TransferTask(each) for each in stages]))
 
-    def _finish_load(self, load: LoadCommand, ticket: Ticket[Fetched | None]) -> bool:
-        """Write the values that were found, and count their blocks if all were found."""
+    def _finish_load(self, load: LoadCommand, tasks: Sequence[TransferTask[Served]]) -> bool:
+        """Count the blocks of a load if all of its chunks were found."""
         served: dict[str, int] = {}
-        values = ticket.result()
-        for chunk, value in zip(load.chunks, values, strict=True):
-            if value is None:
+        found = [task.result() for task in tasks]
+        for chunk, tier in found:
+            if tier is None:
                 self._results.lost.add(chunk.key)
-                continue
-            with self._timed():
-                self._blocks.write(value.data, chunk.size, chunk.pages, chunk.blocks)
-            served[value.tier] = served.get(value.tier, 0) + len(chunk.blocks)
-        if not all(values):
+            else:
+                served[tier] = served.get(tier, 0) + len(chunk.blocks)
+        if not all(tier for _, tier in found):
             return False
         total = self._results.served.setdefault(load.request_id, {})
         for tier, blocks in served.items():
@@ -199,39 +250,29 @@ class TierClient:
         return self._clock.tiers() if self._clock else nullcontext()
 
     def _finish_stores(self) -> None:
-        for key, ticket in _take_done(self._stores):
-            none: list[tuple[str, ...]] = [()]
-            (tiers,) = self.faults.attempt("store a chunk", None, ticket.result, none)
-            (self._results.stored if tiers else self._results.refused).add(key)
-            if tiers:
-                self._remember(key)
+        for key, task in list(self._stores.items()):
+            if task.advance():
+                del self._stores[key]
+                if not self.faults.attempt("store a chunk", None, task.result, False):
+                    self._results.refused.add(key)
 
     def _finish_lookups(self) -> None:
-        for keys, ticket in _take_done(self._lookups):
+        lookups, self._lookups = self._lookups, []
+        for keys, ticket in lookups:
+            if not ticket.done():
+                self._lookups.append((keys, ticket))
+                continue
             unknown: list[str | None] = [None] * len(keys)
             tiers = self.faults.attempt("look up chunks", None, ticket.result, unknown)
             for key, tier in zip(keys, tiers, strict=True):
                 (self._results.absent if tier is None else self._results.present).add(key)
 
-    def _remember(self, key: Key) -> None:
-        """Remember what to delete when the tiers are cleared; the oldest is forgotten."""
+    def _note_stored(self, key: Key) -> None:
+        """A tier has a chunk. Remember what to delete when the tiers are cleared."""
+        self._results.stored.add(key)
         self._stored[key] = None
         if len(self._stored) > _MAX_STORED:
             self._stored.popitem(last=False)
 
     def _name(self, key: Key) -> Key:
         return hashlib.sha256(self._namespace + key).digest()
-
-
-def _take_done(under_way: list[tuple[T, Ticket[U]]]) -> list[tuple[T, Ticket[U]]]:
-    """Remove what is done from a list, and return it."""
-    done: list[tuple[T, Ticket[U]]] = []
-    waiting: list[tuple[T, Ticket[U]]] = []
-    for entry in under_way:
-        (done if entry[1].done() else waiting).append(entry)
-    under_way[:] = waiting
-    return done
-
-
-def _pinned(nbytes: int) -> memoryview:
-    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy().data

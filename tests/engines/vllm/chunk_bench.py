@@ -1,7 +1,7 @@
 """A small engine over four chunks, for the tests of the chunk cache."""
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from picbench.engines.chunk_cache.tiers.stack import TierStack
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Request, Result
+from picbench.engines.vllm.transfer.chunk_transfers import ChunkTransfers
 
 BLOCKS = 400
 
@@ -38,11 +39,13 @@ def using_tiers(engine: Engine, *tiers: Any, deadline: float = 30.0) -> Iterator
     tier_client = engine._running.engine.model_executor.driver_worker.worker.tier_client
     store = engine._running.scheduler.chunk_store
     shared = store.shared_tiers
-    with closing(TierStack([GuardedTier(tier, deadline=deadline) for tier in tiers])) as stack:
-        tier_client._stack, before = stack, tier_client._stack
+    stack = TierStack([GuardedTier(tier, deadline=deadline) for tier in tiers])
+    row = tier_client._pool.row_bytes
+    with closing(ChunkTransfers(tier_client._copies, stack, row, 0, nullcontext)) as others:
+        tier_client._chunks, before = others, tier_client._chunks
         store.shared_tiers = True
         try:
             yield
             engine.drain()
         finally:
-            tier_client._stack, store.shared_tiers = before, shared
+            tier_client._chunks, store.shared_tiers = before, shared

@@ -17,7 +17,8 @@ from picbench.engines.pace import Departure
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.scheduler.linker import Linker
-from picbench.engines.vllm.transfer.block_io import BlockStore
+from picbench.engines.vllm.transfer.copies import PlainCopies
+from picbench.engines.vllm.transfer.pool_rows import PoolRows
 from picbench.engines.vllm.transfer.tier_client import TierClient
 
 #: Hooks that are called for a request, or for a job that a request waits for.
@@ -47,8 +48,8 @@ OF_A_REQUEST = [
     (FCFSRequestQueue, "insert"),
     (TierClient, "_load"),
     (TierClient, "_finish_load"),
-    (BlockStore, "write"),
-    (BlockStore, "copy"),
+    (PlainCopies, "load"),
+    (PoolRows, "copy"),
 ]
 
 #: Hooks that are called for no request in particular: none has to end.
@@ -58,7 +59,7 @@ OF_NO_REQUEST = [
     (TierClient, "_store"),
     (TierClient, "finish_loads"),
     (TierClient, "take_results"),
-    (BlockStore, "read"),
+    (PlainCopies, "store"),
 ]
 
 ALGORITHMS = ["mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "prefix"]

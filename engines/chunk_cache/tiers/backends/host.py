@@ -1,4 +1,9 @@
-"""Host memory, usually the nearest tier."""
+"""Host memory as a tier of bytes by key, after other tiers or without an engine.
+
+Where it is an engine's nearest tier, workers copy rows of the KV pool straight to and from memory
+that is allocated once (`Arena` in engines/chunk_cache/arena.py): no value leaves the process, so
+none is sealed.
+"""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -42,9 +47,14 @@ class Host(Tier):
     @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``host:4GiB``: the capacity is required."""
+        return cls(cls.capacity_of(spec), allocate)
+
+    @staticmethod
+    def capacity_of(spec: TierSpec) -> int:
+        """The capacity in bytes that a spec gives; raises ConfigError for any other spec."""
         spec.refuse_location()
         spec.check_options()
-        return cls(spec.require_capacity(), allocate)
+        return spec.require_capacity()
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
         """Whether a value is there, per key."""

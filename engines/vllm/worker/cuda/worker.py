@@ -53,9 +53,9 @@ class PicGPUWorker(ConnectorWorkerMixin, Worker):
         return [("rotary table", error, TOLERANCE[model.dtype])]
 
     def workspace_bytes(self) -> int:
-        """Device memory that picbench's kernels hold beside the KV cache."""
+        """Device memory that picbench's kernels and copies to tiers hold beside the KV cache."""
         runner: Any = self.model_runner
-        return int(runner.workspace_bytes)
+        return int(runner.workspace_bytes) + self.tier_client.workspace_bytes
 
     def namespace(self) -> bytes:
         """As on CPU, and whether keys are cached with RoPE."""

@@ -4,7 +4,7 @@ import ctypes
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +16,7 @@ from picbench.engines.chunk_cache.transfers import StepTimes, TransferResults
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
-from picbench.engines.vllm.transfer.block_io import BlockStore
+from picbench.engines.vllm.transfer.copies import PlainCopies
 from picbench.engines.vllm.transfer.step_clock import (
     StepClock,
     StepTimesWatch,
@@ -157,13 +157,13 @@ def test_slow_tiers_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None
 def test_an_engine_says_what_tiers_took(
     tiers: str, llama: Path, draw: Callable[[int, int], tuple[int, ...]], monkeypatch: Any
 ) -> None:
-    slow, read = 0.05, BlockStore.read
+    slow, store = 0.05, PlainCopies.store
 
-    def read_slowly(store: BlockStore, blocks: Sequence[int]) -> memoryview:
+    def store_slowly(copies: PlainCopies, *args: Any) -> Any:
         time.sleep(slow)
-        return read(store, blocks)
+        return store(copies, *args)
 
-    monkeypatch.setattr(BlockStore, "read", read_slowly)
+    monkeypatch.setattr(PlainCopies, "store", store_slowly)
     settings = {"dtype": "float32", "kv_blocks": 100, "context": 512, "batch_tokens": 128}
     chunks = [Chunk(tokens=draw(40, seed)) for seed in (1, 2)]
     with Engine(EngineConfig(str(llama), tiers=tiers, **settings)) as engine:

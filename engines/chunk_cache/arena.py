@@ -1,0 +1,182 @@
+"""The host tier's memory: which rows of it hold which chunk, and which are being copied.
+
+Memory is allocated once and divided into rows of one size, each for a block's KV in all layers. A
+chunk takes any rows, so nothing fragments. Rows that somebody copies from or to are never handed
+out again before that has ended, whatever is evicted or cleared meanwhile.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
+from picbench.engines.chunk_cache.tiers.tier import Usage
+from picbench.engines.planning.keys import Key
+
+
+@dataclass(slots=True, eq=False)
+class Extent:
+    """The rows of one chunk, in the order of its pages; `users` of them copy now.
+
+    An extent that is not `filled` is found by nobody. One that is not `listed` any more was evicted
+    or cleared, and its rows are free as soon as it has no users.
+    """
+
+    name: Key
+    rows: tuple[int, ...]
+    users: int = 1
+    filled: bool = False
+    listed: bool = True
+
+
+class Arena:
+    """Rows of `row_bytes` in `capacity` bytes, least recently used chunk out first.
+
+    Callers hold what `find` and `reserve` return until they `release` it. Not thread-safe: one
+    thread keeps the books, others may copy.
+    """
+
+    def __init__(self, capacity: int, row_bytes: int) -> None:
+        self.rows = capacity // row_bytes
+        self._capacity = capacity
+        self._row_bytes = row_bytes
+        self._extents: OrderedDict[Key, Extent] = OrderedDict()
+        self._filling: dict[Key, Extent] = {}
+        # Rows from `_fresh` on were never used; neither they nor the freed ones are anyone's.
+        self._fresh = 0
+        self._freed: list[int] = []
+        self._idle = 0
+        self._evictions = self._hits = self._misses = self._stored = self._refused = 0
+        self._rows_read = self._rows_written = 0
+
+    def __contains__(self, name: Key) -> bool:
+        """Whether a chunk can be read; does not count as use."""
+        return name in self._extents
+
+    def is_filling(self, name: Key) -> bool:
+        """Whether rows are being filled with a chunk."""
+        return name in self._filling
+
+    def find(self, name: Key, pages: int) -> Extent | None:
+        """The extent of a chunk of which `pages` are going to be read; None if it is not there."""
+        extent = self._extents.get(name)
+        if extent is None:
+            self._misses += 1
+            return None
+        self._hits += 1
+        self._rows_read += pages
+        self._extents.move_to_end(name)
+        self._hold(extent)
+        return extent
+
+    def touch(self, name: Key) -> bool:
+        """Make a chunk the last to be evicted; False if it is not there."""
+        if name in self._extents:
+            self._extents.move_to_end(name)
+        return name in self._extents
+
+    def reserve(self, name: Key, count: int) -> Extent | None:
+        """Rows to fill with a chunk that is not there, at the cost of those used least recently.
+
+        None if the rows that are not being copied do not suffice.
+        """
+        assert name not in self._extents and name not in self._filling
+        if self._free + self._idle < count:
+            self._refused += 1
+            return None
+        for extent in self._oldest():
+            if self._free >= count:
+                break
+            self._evictions += 1
+            self._drop(extent)
+        extent = Extent(name, tuple(self._take(count)))
+        self._filling[name] = extent
+        return extent
+
+    def commit(self, extent: Extent) -> None:
+        """The rows hold the chunk now: others may read it."""
+        del self._filling[extent.name]
+        extent.filled = True
+        self._stored += 1
+        self._rows_written += len(extent.rows)
+        if extent.listed:
+            self._extents[extent.name] = extent
+
+    def release(self, extent: Extent) -> None:
+        """End a use; the rows of an extent that was never filled are free again."""
+        extent.users -= 1
+        if extent.users:
+            return
+        if not extent.filled:
+            del self._filling[extent.name]
+        if extent.filled and extent.listed:
+            self._idle += len(extent.rows)
+        else:
+            self._freed.extend(reversed(extent.rows))
+
+    def clear(self) -> None:
+        """Forget all chunks, those that are being filled, too."""
+        for extent in list(self._extents.values()):
+            self._drop(extent)
+        for extent in self._filling.values():
+            extent.listed = False
+
+    def usage(self) -> Usage:
+        """What is held; `bytes` includes what is being filled."""
+        held = self._fresh - len(self._freed)
+        return Usage(
+            objects=len(self._extents),
+            bytes=held * self._row_bytes,
+            capacity=self._capacity,
+            evictions=self._evictions,
+            refused=self._refused,
+        )
+
+    def counters(self) -> Counters:
+        """What was done so far, chunk by chunk."""
+        return Counters(
+            hits=self._hits,
+            misses=self._misses,
+            stored=self._stored,
+            refused=self._refused,
+            bytes_read=self._rows_read * self._row_bytes,
+            bytes_written=self._rows_written * self._row_bytes,
+        )
+
+    @property
+    def _free(self) -> int:
+        return self.rows - self._fresh + len(self._freed)
+
+    def _oldest(self) -> Iterator[Extent]:
+        """Chunks that nobody copies, least recently used first."""
+        return (extent for extent in list(self._extents.values()) if not extent.users)
+
+    def _hold(self, extent: Extent) -> None:
+        if not extent.users:
+            self._idle -= len(extent.rows)
+        extent.users += 1
+
+    def _drop(self, extent: Extent) -> None:
+        del self._extents[extent.name]
+        extent.listed = False
+        if not extent.users:
+            self._idle -= len(extent.rows)
+            self._freed.extend(reversed(extent.rows))
+
+    def _take(self, count: int) -> Iterator[int]:
+        """Rows one after the other as far as possible: freed ones, the latest first, then fresh."""
+        for _ in range(count):
+            if self._freed:
+                yield self._freed.pop()
+            else:
+                yield self._fresh
+                self._fresh += 1
+
+
+def runs(rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Consecutive rows as (first row, its index in `rows`, how many)."""
+    begin = 0
+    for index in range(1, len(rows) + 1):
+        if index == len(rows) or rows[index] != rows[index - 1] + 1:
+            yield rows[begin], begin, index - begin
+            begin = index

@@ -1,0 +1,239 @@
+"""Copies between a GPU's KV pool and pinned memory, on streams of their own.
+
+Rows are gathered to a staging buffer on the device by one kernel, and cross the link as runs of
+consecutive rows: a few large copies by the GPU's copy engines, which take nothing from kernels.
+Upstream does without staging and has the driver copy page by page
+(vllm/v1/simple_kv_offload/cuda_mem_ops.py): at 64 KiB a page that is 65,536 copies for 32k tokens
+of an 8B model.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from picbench.engines.chunk_cache.arena import runs
+from picbench.engines.vllm.transfer.copies import Copy
+from picbench.engines.vllm.transfer.pool_rows import PoolRows
+
+
+class Streams(Protocol):
+    """Queues of a device, and events in them; what they are is up to the implementation."""
+
+    def steps(self) -> Any:
+        """The queue of the engine's steps."""
+        ...
+
+    def open(self) -> Any:
+        """A new queue."""
+        ...
+
+    def run(self, stream: Any, work: Callable[[], object]) -> None:
+        """Queue what `work` does."""
+        ...
+
+    def event(self) -> Any:
+        """An event, not recorded yet: nothing waits for it."""
+        ...
+
+    def record(self, event: Any, stream: Any) -> None:
+        """The event is reached when what is in a queue now has ended."""
+        ...
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """What is queued later begins after the event, as it was recorded last."""
+        ...
+
+    def reached(self, event: Any) -> bool:
+        """Whether an event was reached; never waits."""
+        ...
+
+    def finish(self, stream: Any) -> None:
+        """Wait for all that is in a queue."""
+        ...
+
+    def pin(self, memory: Tensor) -> None:
+        """Let the device copy from and to memory. Raises ConfigError if that is not possible."""
+        ...
+
+    def unpin(self, memory: Tensor) -> None:
+        """Undo `pin`."""
+        ...
+
+    def pinned(self, pool: PoolRows, rows: int) -> Tensor:
+        """Memory for a few copies [rows, layers, words]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """How much is staged on the device: bytes of a buffer, and how many there are.
+
+    A step that computes 8,192 tokens of an 8B model makes 1 GiB of KV; so much can be stored
+    without a stall. Buffers for stores take at most the `share`-th part of the pool's size.
+    """
+
+    buffer: int = 64 << 20
+    stores: int = 16
+    loads: int = 2
+    share: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Buffer:
+    """A staging buffer [rows, layers, words], and the stream that copies it over the link.
+
+    `filled` and `free` say, in the order of the streams, that rows were gathered in it, and that
+    they have left it.
+    """
+
+    rows: Tensor
+    stream: Any
+    filled: Any
+    free: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """Copies that have ended once all of these events were reached."""
+
+    streams: Streams
+    events: Sequence[Any]
+
+    def done(self) -> bool:
+        """See `Copy.done`."""
+        return all(map(self.streams.reached, self.events))
+
+
+class StreamCopies:
+    """See `CopyEngine`.
+
+    Stores gather in the steps' stream, between two steps, so that blocks may be reused at once:
+    what is queued later comes later. The steps wait for the link only if more was gathered than
+    the buffers hold.
+    """
+
+    def __init__(self, pool: PoolRows, streams: Streams, staging: Staging | None = None) -> None:
+        staging = staging or Staging()
+        self._pool = pool
+        self._streams = streams
+        self._size = max(1, staging.buffer // pool.row_bytes)
+        stores = min(staging.stores, max(1, pool.blocks // staging.share // self._size))
+        self._link = streams.open()
+        self._stores = [self._buffer(self._link) for _ in range(stores)]
+        # Streams of their own, so that one buffer is scattered while another one is filled.
+        self._loads = [self._buffer(streams.open()) for _ in range(staging.loads)]
+        self._next_store, self._next_load = cycle(self._stores), cycle(self._loads)
+        self._marked = streams.event()
+        self._lasting: Tensor | None = None
+
+    def lasting_memory(self, rows: int) -> Tensor:
+        """See `CopyEngine.lasting_memory`; torch's own pinned memory comes in powers of two."""
+        memory = self._pool.empty(rows)
+        if rows:
+            self._streams.pin(memory)
+            self._lasting = memory
+        return memory
+
+    def passing_memory(self, rows: int) -> Tensor:
+        """See `CopyEngine.passing_memory`; torch keeps it for the next that asks for as much."""
+        return self._streams.pinned(self._pool, rows)
+
+    def warm_up(self) -> None:
+        """Load the kernels' code before requests come; the pool stays as it is.
+
+        Its first block is vLLM's own (vllm/v1/core/block_pool.py, null_block).
+        """
+        memory = self.passing_memory(1)
+        self.store([0], memory, [0])
+        self.finish()
+        self.mark()
+        self.load(memory, [0], [0])
+        self._streams.run(self._streams.steps(), lambda: self._pool.copy([(0, 0)]))
+        self.finish()
+
+    def store(self, blocks: Sequence[int], memory: Tensor, rows: Sequence[int]) -> Copy:
+        """See `CopyEngine.store`."""
+        queue, steps = self._streams, self._streams.steps()
+        for begin, end in self._parts(len(blocks)):
+            buffer = next(self._next_store)
+            queue.wait(steps, buffer.free)
+            queue.run(steps, self._gathering(blocks[begin:end], buffer))
+            queue.record(buffer.filled, steps)
+            queue.wait(buffer.stream, buffer.filled)
+            queue.run(buffer.stream, _copying(buffer.rows, memory, rows[begin:end], out=True))
+            queue.record(buffer.free, buffer.stream)
+        return self._recorded([self._link])
+
+    def load(self, memory: Tensor, rows: Sequence[int], blocks: Sequence[int]) -> Copy:
+        """See `CopyEngine.load`."""
+        queue, used = self._streams, {}
+        for begin, end in self._parts(len(blocks)):
+            buffer = next(self._next_load)
+            used[id(buffer)] = buffer.stream
+            queue.wait(buffer.stream, self._marked)
+            queue.run(buffer.stream, _copying(buffer.rows, memory, rows[begin:end], out=False))
+            queue.run(buffer.stream, self._scattering(blocks[begin:end], buffer))
+        return self._recorded(used.values())
+
+    def mark(self) -> None:
+        """See `CopyEngine.mark`."""
+        self._streams.record(self._marked, self._streams.steps())
+
+    def finish(self) -> None:
+        """See `CopyEngine.finish`."""
+        for buffer in (self._stores[0], *self._loads):
+            self._streams.finish(buffer.stream)
+
+    def close(self) -> None:
+        """See `CopyEngine.close`."""
+        self.finish()
+        if self._lasting is not None:
+            self._streams.unpin(self._lasting)
+            self._lasting = None
+
+    @property
+    def workspace_bytes(self) -> int:
+        """See `CopyEngine.workspace_bytes`."""
+        return sum(buffer.rows.nbytes for buffer in (*self._stores, *self._loads))
+
+    def _buffer(self, stream: Any) -> _Buffer:
+        rows = self._pool.empty(self._size, device=str(self._pool.device))
+        return _Buffer(rows, stream, self._streams.event(), self._streams.event())
+
+    def _parts(self, rows: int) -> Iterator[tuple[int, int]]:
+        """Begin and end of what goes through one buffer at a time."""
+        size = self._size
+        return ((begin, min(begin + size, rows)) for begin in range(0, rows, size))
+
+    def _gathering(self, blocks: Sequence[int], buffer: _Buffer) -> Callable[[], None]:
+        pool, staged = self._pool, buffer.rows[: len(blocks)]
+        return lambda: pool.gather(pool.ids(blocks), staged)
+
+    def _scattering(self, blocks: Sequence[int], buffer: _Buffer) -> Callable[[], None]:
+        pool, staged = self._pool, buffer.rows[: len(blocks)]
+        return lambda: pool.scatter(pool.ids(blocks), staged)
+
+    def _recorded(self, streams: Iterable[Any]) -> _Recorded:
+        """An event after what is queued now, in each of the streams."""
+        events = []
+        for stream in streams:
+            events.append(self._streams.event())
+            self._streams.record(events[-1], stream)
+        return _Recorded(self._streams, events)
+
+
+def _copying(
+    staged: Tensor, memory: Tensor, rows: Sequence[int], *, out: bool
+) -> Callable[[], None]:
+    """Copies over the link, one a run of rows: `out` of the staging buffer, or into it."""
+
+    def copy() -> None:
+        for first, at, count in runs(rows):
+            near, far = staged[at : at + count], memory[first : first + count]
+            target, source = (far, near) if out else (near, far)
+            target.copy_(source, non_blocking=True)
+
+    return copy
