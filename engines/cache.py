@@ -144,6 +144,20 @@ class ChunkCache:
         if pin:
             self.pin(chunks, prefix, salt)
 
+    def digests(
+        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
+    ) -> list[bytes | None]:
+        """A digest of each chunk's KV in the pool, None for one that is not there as a whole.
+
+        Loaded KV has the digest of the KV that was computed and stored.
+        """
+        found = map(self._store.blocks_of, self._keys(chunks, prefix, salt))
+        return [self._tier_client.digest(blocks) if blocks else None for blocks in found]
+
+    def time_copies(self, blocks: int) -> tuple[float, float]:
+        """Seconds that blocks of the pool take to host memory, and back, in an idle engine."""
+        return self._tier_client.time_copies(blocks)
+
     def pin(
         self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
     ) -> None:

@@ -1,8 +1,8 @@
 """The host tier's memory: which rows of it hold which chunk, and which are being copied.
 
 Memory is allocated once and divided into rows of one size, each for a block's KV in all layers. A
-chunk takes any rows, so nothing fragments. Rows that somebody copies from or to are never handed
-out again before that has ended, whatever is evicted or cleared meanwhile.
+chunk takes any rows, so nothing fragments. Rows that are being copied from or to are never
+handed out again before that has ended, whatever is evicted or cleared meanwhile.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ from picbench.engines.planning.keys import Key
 class Extent:
     """The rows of one chunk, in the order of its pages; `users` of them copy now.
 
-    An extent that is not `filled` is found by nobody. One that is not `listed` any more was evicted
+    An extent that is not `filled` is not found. One that is not `listed` any more was evicted
     or cleared, and its rows are free as soon as it has no users.
     """
 
@@ -148,7 +148,7 @@ class Arena:
         return self.rows - self._fresh + len(self._freed)
 
     def _oldest(self) -> Iterator[Extent]:
-        """Chunks that nobody copies, least recently used first."""
+        """Chunks that are not being copied, least recently used first."""
         return (extent for extent in list(self._extents.values()) if not extent.users)
 
     def _hold(self, extent: Extent) -> None:

@@ -265,6 +265,12 @@ class ChunkStore:
         self._remove(record)
         return True
 
+    def blocks_of(self, key: Key) -> tuple[int, ...]:
+        """The blocks of a chunk's pages, in order; none if it is not resident as a whole."""
+        record = self.get(key)
+        whole = record.whole and all(map(self._pool.resident, record.pages))
+        return tuple(map(self._pool.block_id, record.pages)) if whole else ()
+
     def reconcile(self, canonicals: Iterable[Canonical]) -> None:
         """Compare what is known of chunks with the pool, and forget pages that are not in it."""
         for canonical in canonicals:

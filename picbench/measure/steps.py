@@ -30,6 +30,7 @@ _ON_ONE_GPU = {
     "kernels": "kernels against FlashAttention-3",
     "engine-comparison": "the engine against stock vLLM",
     "context": "TTFT from 1k to 50k tokens",
+    "host-tier": "chunks in host memory: right, then how fast",
     "rope-pad-ablation": "RoPE in attention or before it, pads masked or counted",
 }
 

@@ -46,7 +46,7 @@ def open_tiers(
 ) -> TierStack:
     """Open the tiers of specs; `allocate` makes the memory of host tiers (pinned, for a GPU).
 
-    `taken` are names of tiers that somebody else has opened. Raises ConfigError for specs that a
+    `taken` are names of tiers that are open already. Raises ConfigError for specs that a
     kind does not take and for a tier that is listed twice.
     """
     opened: list[GuardedTier] = []

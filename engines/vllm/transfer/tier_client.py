@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import groupby
+from math import inf
 from operator import attrgetter
 from typing import TypeVar
 
@@ -101,6 +102,33 @@ class TierClient:
     def workspace_bytes(self) -> int:
         """Memory of the device that copies take."""
         return self._copies.workspace_bytes
+
+    def digest(self, blocks: Sequence[int]) -> bytes:
+        """A digest of what blocks of the pool hold; waits for the device."""
+        rows = self._pool.empty(len(blocks), device=str(self._pool.device))
+        self._pool.gather(self._pool.ids(blocks), rows)
+        return hashlib.sha256(rows.cpu().view(-1).numpy().data).digest()
+
+    def time_copies(self, blocks: int) -> tuple[float, float]:
+        """Seconds that the pool's first blocks take to host memory, and back; for an idle worker.
+
+        Without tiers on a GPU there is nothing that copies: both are infinite.
+        """
+        if isinstance(self._copies, PlainCopies) and self._pool.device.type != "cpu":
+            return inf, inf
+        ids, memory = range(min(blocks, self._pool.blocks)), self._copies.passing_memory(blocks)
+        times = []
+        for copy in (
+            partial(self._copies.store, ids, memory, ids),
+            partial(self._copies.load, memory, ids, ids),
+        ):
+            self._copies.mark()
+            self._copies.finish()
+            began = time.perf_counter()
+            copy()
+            self._copies.finish()
+            times.append(time.perf_counter() - began)
+        return times[0], times[1]
 
     def step(self) -> AbstractContextManager[None]:
         """The scope of a step that computes something: its time counts, and that of tiers in it."""

@@ -1,4 +1,4 @@
-"""Transfers of several stages that nobody waits for: a step goes on with them where it can."""
+"""Transfers of several stages that no step waits for: each goes on with them where it can."""
 
 from collections.abc import Generator, Iterable
 from typing import Generic, Protocol, TypeVar

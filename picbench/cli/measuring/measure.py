@@ -263,6 +263,21 @@ def context(
     click.echo((output / "context.md").read_text(encoding="utf-8"))
 
 
+@measure.command(name="host-tier")
+@ON_GPU
+@COMMIT
+@DEVICE
+@MODEL
+@_REPEATS
+@click.option("--chunks", type=click.IntRange(2), default=64, show_default=True, help="A prompt.")
+def host_tier(**settings: Any) -> None:
+    """Check chunks from the host's memory, then time stores and loads, and requests meanwhile."""
+    exact_float32()
+    from picbench.measure import host_tier as measuring
+
+    click.echo(measuring.measure(**settings))
+
+
 @measure.command(name="rope-pad-ablation")
 @ON_GPU
 @COMMIT

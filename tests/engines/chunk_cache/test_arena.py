@@ -1,4 +1,4 @@
-"""Rows of the host tier: never two chunks in one, never freed while somebody copies."""
+"""Rows of the host tier: never two chunks in one, never freed while they are copied."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -36,6 +36,7 @@ STEPS = (
     "engine-comparison",
     "accuracy",
     "context",
+    "host-tier",
     "load",
     "rope-pad-ablation",
     "scaling",

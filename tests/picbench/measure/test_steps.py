@@ -33,6 +33,7 @@ MEASUREMENTS = (
     "kernels",
     "engine-comparison",
     "context",
+    "host-tier",
     "rope-pad-ablation",
     "load-throughput",
     "load-memory",

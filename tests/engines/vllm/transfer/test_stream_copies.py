@@ -110,7 +110,7 @@ class Traffic(RuleBasedStateMachine):
         return {block for _, _, blocks in self.loads for block in blocks}
 
     def _unused(self, first: int, count: int) -> list[int]:
-        """Rows that nobody copies, from `first` on and around."""
+        """Rows that are not copied, from `first` on and around."""
         used = {row for _, rows, _ in (*self.stores, *self.loads) for row in rows}
         order = [(first + i) % ROWS for i in range(ROWS)]
         return [row for row in order if row not in used][:count]
