@@ -6,17 +6,18 @@ from typing import ClassVar
 
 from picbench.engines.algorithms.base import CopyingAlgorithm, option
 from picbench.engines.algorithms.number_range import NumberRange
-from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Segment
+from picbench.engines.planning.policy import SINKS, Anchor, ChunkPolicy, LayoutConfig, Segment
 
 
 @dataclass(frozen=True)
 class Epic(CopyingAlgorithm):
     """Recompute the first k tokens of every chunk but the prompt's first.
 
-    Compiled: each chunk alone; for k = 0 (LegoLink-0) after BOS tokens that are then discarded, so
-    that the chunk's attention sink falls on them. Linked: the first k tokens of chunks 2, 3, ...;
-    published are k = 0, 2, 4, 8, 16 and 32. Shared: nothing, every request copies chunk KV; with
-    ``copy=shared`` all chunk blocks that hold a token which is not linked.
+    Compiled: each chunk alone; for k = 0 (LegoLink-0) after ``sinks`` BOS tokens that are then
+    discarded, so that the chunk's attention sink falls on them; published are 4. Linked: the first
+    k tokens of chunks 2, 3, ...; published are k = 0, 2, 4, 8, 16 and 32. Shared: nothing, every
+    request copies chunk KV; with ``copy=shared`` all chunk blocks that hold a token which is not
+    linked.
 
     With ``bos=chunk`` every chunk begins with a BOS that stays in the prompt and is the first token
     that is recomputed, as in the published code, which tokenizes chunks one by one
@@ -42,6 +43,8 @@ class Epic(CopyingAlgorithm):
         "prompt", "one BOS, as the prompt has it, or one before every chunk", ("prompt", "chunk")
     )
 
+    sinks: int = option(SINKS, "BOS tokens that chunks are compiled after, for k=0", NumberRange(1))
+
     def arrange(self, segments: Sequence[Segment], layout: LayoutConfig) -> Sequence[Segment]:
         """Give every chunk a BOS of its own, if it is to have one."""
         if self.bos == "prompt" or self.k == 0:
@@ -58,4 +61,6 @@ class Epic(CopyingAlgorithm):
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link the first k tokens; the prompt's first chunk is exempt."""
         linked = range(min(self.k, length)) if index else range(0)
-        return ChunkPolicy(linked=linked, anchor=self.anchor, private=self.private)
+        return ChunkPolicy(
+            linked=linked, anchor=self.anchor, sinks=self.sinks, private=self.private
+        )

@@ -157,9 +157,9 @@ def first(share: float) -> Rule:
     return Rule(lambda _, length: range(-int(-round(share * length, 6) // 1)))
 
 
-def epic_zero(bos: int) -> Rule:
-    """LegoLink-0: nothing is recomputed, chunks are compiled after four discarded BOS."""
-    return replace(naive(), anchor=lambda _: (bos,) * 4)
+def epic_zero(bos: int, sinks: int = 4) -> Rule:
+    """LegoLink-0: nothing is recomputed, chunks are compiled after so many discarded BOS."""
+    return replace(naive(), anchor=lambda _: (bos,) * sinks)
 
 
 def mepic(blocks: int = 1) -> Rule:

@@ -20,7 +20,6 @@ from picbench.engines.planning.placed_segments import (
 )
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.planning.policy import (
-    BOS_ANCHOR,
     Anchor,
     ChunkPolicy,
     DeviationSelection,
@@ -279,4 +278,4 @@ class _Builder:
     def _anchor_tokens(self, policy: ChunkPolicy) -> tuple[int, ...]:
         if policy.anchor is Anchor.NONE:
             return ()
-        return self._lead if policy.anchor is Anchor.PREFIX else (self._layout.bos,) * BOS_ANCHOR
+        return self._lead if policy.anchor is Anchor.PREFIX else (self._layout.bos,) * policy.sinks

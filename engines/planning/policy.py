@@ -12,7 +12,7 @@ from math import floor
 from picbench.engines.planning.pages import SlotKind
 
 #: BOS tokens that a chunk is compiled after for LegoLink-0 (arXiv 2410.15332).
-BOS_ANCHOR = 4
+SINKS = 4
 
 
 class Anchor(Enum):
@@ -197,16 +197,18 @@ class ChunkPolicy:
     """How one chunk of a prompt is compiled and linked.
 
     `linked` are the indices, ascending, of the chunk's tokens that are recomputed with the whole
-    logical prefix in view. `anchor` is what the chunk is compiled after. `private` copies its
-    canonical KV into the request's own blocks; otherwise requests share blocks. A `fixed` chunk is
-    compiled at the positions that it has in the prompt, and is another one at other positions; it
-    has neither anchor nor document. With a `selection` the worker that computes the request links
-    further tokens; all chunks of a prompt have the same one then. If it is by deviation they are
-    private, because canonical KV of the first layers is replaced.
+    logical prefix in view. `anchor` is what the chunk is compiled after, `sinks` of them if these
+    are BOS tokens. `private` copies its canonical KV into the request's own blocks; otherwise
+    requests share blocks. A `fixed` chunk is compiled at the positions that it has in the prompt,
+    and is another one at other positions; it has neither anchor nor document. With a `selection`
+    the worker that computes the request links further tokens; all chunks of a prompt have the same
+    one then. If it is by deviation they are private, because canonical KV of the first layers is
+    replaced.
     """
 
     linked: Sequence[int] = ()
     anchor: Anchor = Anchor.NONE
+    sinks: int = SINKS
     private: bool = False
     fixed: bool = False
     selection: DeviationSelection | QuestionSelection | None = None

@@ -41,6 +41,7 @@ RULES: dict[str, Rule] = {
     "naive:anchored=on": naive().anchored(),
     "naive:pad=paper": naive().padded(PAD),
     "epic:k=0": epic_zero(BOS),
+    "epic:k=0:sinks=1": epic_zero(BOS, 1),
     "epic:k=3": epic(3),
     "epic:k=5:copy=shared:anchored=on": epic(5).anchored(),
     "epic:k=4:bos=chunk": epic_bos(4, BOS),
@@ -205,10 +206,10 @@ def test_placeholders_are_seen_by_their_chunk_only() -> None:
     assert sum(row.role is None for row in rows) == 2
 
 
-@pytest.mark.parametrize("spec", ["epic:k=0", "naive:anchored=on"])
+@pytest.mark.parametrize("spec", ["epic:k=0", "epic:k=0:sinks=7", "naive:anchored=on"])
 def test_anchors_are_keys_before_the_prompt(spec: str) -> None:
     picture, _ = planned(spec, prompt())
-    anchor = {"epic:k=0": 4, "naive:anchored=on": 20}[spec]
+    anchor = {"epic:k=0": 4, "epic:k=0:sinks=7": 7, "naive:anchored=on": 20}[spec]
     assert picture.anchor == anchor
     assert {len(line) for line in picture.mask} == {anchor + 110}
     assert picture.mask[0][:anchor] == bytes(anchor)

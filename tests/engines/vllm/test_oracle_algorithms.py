@@ -36,6 +36,7 @@ REUSING: dict[str, Rule | Blend] = {
     "naive:anchored=on": naive().anchored(),
     "naive:pad=paper": naive().padded(PAD),
     "epic:k=0": epic_zero(BOS),
+    "epic:k=0:sinks=1": epic_zero(BOS, 1),
     "epic:k=1": epic(1),
     "epic:k=2": epic(2),
     "epic:k=4": epic(4),
