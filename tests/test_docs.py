@@ -60,6 +60,17 @@ COMMAND = re.compile(r"^ {4}picbench (explain [^#\n]*?) *(?:#.*)?$", re.M)
 #: A command with its flags, on a line of its own.
 COMMAND_LINE = re.compile(r"^ {4}picbench (.*)$", re.M)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+#: A flag in running text, alone or in a command of picbench.
+SPAN = re.compile(r"`((?:picbench [^`\n]*)?--[^`\n]*)`")
+#: Flags of other programs that the documents name.
+FOREIGN = {
+    "--additional-config",
+    "--block-size",
+    "--enable-prompt-tokens-details",
+    "--kv-transfer-config",
+    "--max-model-len",
+    "--scheduler-cls",
+}
 #: A test by its file and its name.
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
 TARGET = re.compile(r"(?:`| {4})make ([\w-]+)")
@@ -109,6 +120,14 @@ def flags_of(words: list[str]) -> set[str]:
             break
         command = command.commands[word]
     return {"--help", *(flag for option in command.params for flag in option.opts)}
+
+
+def commands(group: click.Command = main) -> Iterator[click.Command]:
+    """A command and all below it."""
+    yield group
+    if isinstance(group, click.Group):
+        for command in group.commands.values():
+            yield from commands(command)
 
 
 def folders() -> Iterator[str]:
@@ -219,6 +238,18 @@ def test_flags_in_documents_exist(document: str) -> None:
         if flag not in flags_of(line.split())
     ]
     assert unknown == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_flags_in_sentences_exist(document: str) -> None:
+    known = {flag for command in commands() for option in command.params for flag in option.opts}
+    spans = SPAN.findall(read(document))
+    unknown = {flag for span in spans for flag in FLAG.findall(span)} - known - FOREIGN
+    assert unknown - {"--help"} == set()
+
+
+def test_every_command_has_a_help() -> None:
+    assert [command.name for command in commands() if not command.help] == []
 
 
 @pytest.mark.parametrize("file", ["pic_edges.py", "pyproject.toml"])

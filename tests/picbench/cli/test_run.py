@@ -485,6 +485,7 @@ def test_quiet_runs_print_one_line(harness: Harness, tmp_path: Path) -> None:
     found = json.loads(line)
     assert (found["status"], found["exit_code"]) == ("complete", 0)
     assert found["arms"]["mepic"] == {
+        "provenance": "measured",
         "requests": 10,
         "failed": 0,
         "ttft_p50_ms": pytest.approx(100),
