@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 from picbench.errors import ConfigError
 from picbench.output.run_reader import Run
@@ -89,12 +91,8 @@ def _measure(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -
 
 def _counters(rows: Sequence[SampleRow]) -> dict[str, tuple[int, ...]]:
     """Counts by name; without those that a server elsewhere does not give."""
-    found = {name: tuple(_known(map(_COUNT[name], rows))) for name in COUNTERS}
-    return {name: counts for name, counts in found.items() if len(counts) == len(rows)}
-
-
-def _known(counts: Iterable[int | None]) -> Iterable[int]:
-    return (count for count in counts if count is not None)
+    found = {name: tuple(map(_COUNT[name], rows)) for name in COUNTERS}
+    return {name: counts for name, counts in found.items() if None not in counts}
 
 
 def _labels(rows: Iterable[SampleRow]) -> Iterator[str]:
@@ -105,17 +103,18 @@ def _labels(rows: Iterable[SampleRow]) -> Iterator[str]:
         seen[label] += 1
 
 
-_COUNT: Mapping[str, Callable[[SampleRow], int | None]] = {
-    "prompt_tokens": lambda row: row.tokens.prompt,
-    "output_tokens": lambda row: row.output_tokens,
+#: None where a server elsewhere does not say.
+_COUNT: Mapping[str, Callable[[SampleRow], Any]] = {
+    "prompt_tokens": attrgetter("tokens.prompt"),
+    "output_tokens": attrgetter("output_tokens"),
     "computed_tokens": lambda row: computed_tokens(row.tokens),
-    "reused_tokens": lambda row: row.tokens.reused,
-    "compiled_tokens": lambda row: row.tokens.compiled,
-    "linked_tokens": lambda row: row.tokens.linked,
-    "padded_slots": lambda row: row.tokens.padded,
-    "chunk_blocks": lambda row: row.hits.chunk,
-    "prefix_blocks": lambda row: row.hits.prefix,
-    "copied_blocks": lambda row: row.hits.copied,
+    "reused_tokens": attrgetter("tokens.reused"),
+    "compiled_tokens": attrgetter("tokens.compiled"),
+    "linked_tokens": attrgetter("tokens.linked"),
+    "padded_slots": attrgetter("tokens.padded"),
+    "chunk_blocks": attrgetter("hits.chunk"),
+    "prefix_blocks": attrgetter("hits.prefix"),
+    "copied_blocks": attrgetter("hits.copied"),
     "tier_blocks": lambda row: sum(row.hits.tiers.values()),
 }
 

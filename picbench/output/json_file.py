@@ -1,10 +1,12 @@
-"""JSON files that are replaced as a whole."""
+"""JSON: files that are replaced as a whole, and lines of files that grow."""
 
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from pydantic_core import from_json
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, indent: int | None = 2) -> None:
@@ -20,3 +22,14 @@ def write_json(path: Path, value: Mapping[str, Any], *, indent: int | None = 2) 
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+def parse_line(text: bytes) -> Any:
+    """A line of JSON; ValueError for anything else. Several times as fast as `json`.
+
+    Only `json` reads the lone surrogates that replies may have.
+    """
+    try:
+        return from_json(text)
+    except ValueError:
+        return json.loads(text)

@@ -117,6 +117,25 @@ def chunk_store(output: Path, repeats: int) -> None:
 @measure.command()
 @_ON_CPU
 @COMMIT
+@click.option("--samples", type=click.IntRange(2), default=10_000, show_default=True)
+@click.option("--requests", type=click.IntRange(4), default=4000, show_default=True)
+@click.option("--repeats", type=click.IntRange(1), default=5, show_default=True)
+def harness(output: Path, commit: str | None, **options: Any) -> int:
+    """What commands and `picbench run` itself cost; exit 1 if that is too much.
+
+    Engines answer at once. Samples are those of each arm of the runs that are compared and
+    reported, requests those of the runs that are timed.
+    """
+    from picbench.measure.harness import harness_speed as measuring
+
+    allowed, page = measuring.measure_all(measuring.HarnessSettings(**options), commit, output)
+    click.echo(page)
+    return 0 if allowed else 1
+
+
+@measure.command()
+@_ON_CPU
+@COMMIT
 @click.option("--model", default="testbed", show_default=True)
 @click.option("--rounds", type=click.IntRange(2), default=21, show_default=True)
 def decode(output: Path, commit: str | None, model: str, rounds: int) -> int:

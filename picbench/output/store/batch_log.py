@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 from picbench.arms.messages import GroupResult, ServerCounts
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import KINDS, Snapshot
+from picbench.output.json_file import parse_line
 from picbench.output.sample_row import SampleRow
 from picbench.run.protocol import ArmBatch
 
@@ -173,8 +174,7 @@ def _whole_lines(path: Path) -> list[bytes]:
 
 
 def _row(text: bytes) -> SampleRow:
-    # Pydantic's own parser does not read lone surrogates.
-    return _ROW.validate_python(json.loads(text))
+    return _ROW.validate_python(parse_line(text))
 
 
 def _line_of(batch: ArmBatch) -> BatchLine:

@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from picbench.output.json_file import parse_line
 from picbench.workloads.facts import ChunkSet, chunk_id
 from picbench.workloads.sample import Sample, SampleSegment
 
@@ -114,7 +115,7 @@ def read_workload(path: Path, only: Container[str] | None = None) -> dict[str, S
     samples: dict[str, StoredSample] = {}
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
-            line: dict[str, Any] = json.loads(text.decode("utf-8"))
+            line: dict[str, Any] = parse_line(text)
             try:
                 if "sample" not in line:
                     whole = only is None
