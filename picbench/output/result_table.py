@@ -65,11 +65,12 @@ def _rows_label(job: Job) -> str:
 
 def result_table(arms: Mapping[str, ArmSummary], metric: str) -> Table:
     """The table of a run's result; arms in an open loop have columns of their own."""
+    # Names are folded where a line is too short: a number that is cut is another number.
     table = Table()
-    table.add_column("arm", no_wrap=True)
+    table.add_column("arm", overflow="fold")
     columns = arm_columns(arms.values(), metric)
     for column in columns:
-        table.add_column(column.heading, justify="right")
+        table.add_column(column.heading, justify="right", no_wrap=True)
     labels = labels_of(arms)
     for name, arm in arms.items():
         cells = (labels[name], *(column.text(arm) for column in columns))

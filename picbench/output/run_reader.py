@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from picbench.engines.ledger import IDLE, KINDS, Snapshot
 from picbench.engines.request import Hits, TokenCounts
@@ -31,6 +31,8 @@ Array = npt.NDArray[np.float64]
 
 #: Kinds of block that running requests hold.
 HELD = tuple(kind for kind in KINDS if kind not in IDLE)
+
+_ANEW = "run the same command again with the directory as its output, or measure anew"
 
 _DOCUMENT = TypeAdapter(dict[str, Any])
 _ARMS = TypeAdapter(dict[str, ArmSummary])
@@ -82,7 +84,7 @@ class Run:
     @cached_property
     def rows(self) -> Sequence[SampleRow]:
         """The rows of all arms; of an unfinished run those of whole batches."""
-        with _reading(self.path):
+        with _reading(self.path / SAMPLES):
             lines = (self.path / SAMPLES).read_bytes().splitlines(keepends=True)
             if self._unfinished:
                 lines = lines[: committed_rows(self.path)]
@@ -93,18 +95,18 @@ class Run:
     @cached_property
     def workload(self) -> Mapping[str, StoredSample]:
         """What was sent, by sample; runs of schema 1 do not have it."""
-        with _reading(self.path):
+        with _reading(self.path / WORKLOAD):
             return read_workload(self.path / WORKLOAD)
 
     def samples_sent(self, samples: Container[str]) -> Mapping[str, StoredSample]:
         """What was sent for these samples, without checking that of the others."""
-        with _reading(self.path):
+        with _reading(self.path / WORKLOAD):
             return read_workload(self.path / WORKLOAD, samples)
 
     @cached_property
     def summary(self) -> Mapping[str, ArmSummary]:
         """Aggregates by arm."""
-        with _reading(self.path):
+        with _reading(self.path / SUMMARY):
             if self._unfinished:
                 return self._summary_so_far()
             found = _DOCUMENT.validate_json((self.path / SUMMARY).read_bytes())
@@ -114,7 +116,7 @@ class Run:
     @cached_property
     def ledger(self) -> Mapping[str, Series]:
         """The block ledger by arm."""
-        with _reading(self.path):
+        with _reading(self.path / MEMORY):
             if self._unfinished:
                 tallies = self._tallies.items()
                 return {arm: _series(tally.snapshots) for arm, tally in tallies if tally.snapshots}
@@ -152,7 +154,7 @@ def read_run(path: Path) -> Run:
 
     Raises ConfigError for what is not one, and InvalidRun for one of an unknown schema.
     """
-    with _reading(path):
+    with _reading(path / MANIFEST):
         found = _DOCUMENT.validate_json((path / MANIFEST).read_bytes())
         return Run(path, migrate_manifest(path, found), found["schema"])
 
@@ -199,7 +201,37 @@ def _uncollected() -> Iterator[None]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
+    """ConfigError for what is no run, and for files of a run that are not there or not whole.
+
+    `path` is the run's directory or a file in it.
+    """
     try:
         yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _missing(path) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not a run directory", hint="picbench run makes one") from error
+        raise ConfigError(
+            f"{path}: cannot be read: {_reason(error)}",
+            hint="its file was changed or damaged: restore it, or measure anew",
+        ) from error
+
+
+def _missing(path: Path) -> ConfigError:
+    run = path.parent
+    if path.name != MANIFEST:
+        return ConfigError(f"{run}: the run has no {path.name}", hint=_ANEW)
+    lacks = f"no {MANIFEST}" if run.is_dir() else "no such directory"
+    return ConfigError(f"{run}: not a run directory: {lacks}", hint="picbench run makes one")
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a file, in a line."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    if isinstance(error, KeyError):
+        return f"no {error}"
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        return f"{place}: {first['msg']}" if place else str(first["msg"])
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

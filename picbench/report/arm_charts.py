@@ -33,8 +33,8 @@ _PLACES = (
     *((18, -16), (-18, -16), (18, 24), (-18, 24), (0, -24), (0, 32)),
 )
 
-#: Half the width of a number's digit, and its height with some room.
-_DIGIT, _HEIGHT = 4.0, 11.0
+#: Half the width of a number's digit and its height, with room: 1 beside 3 would be read as 13.
+_DIGIT, _HEIGHT = 5.5, 12.0
 
 
 def pareto_figure(contents: RunContents) -> HtmlFigure | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from picbench.output.result_table import late_kernels, slow_tiers
+from picbench.output.tables.stall_lines import stalled
 from picbench.report.run_contents import ArmFacts, RunContents
 from picbench.statistics.quantiles import values_needed
 
@@ -57,7 +58,7 @@ def _arms(contents: RunContents) -> Iterator[str]:
     for name, summary in summaries.items():
         if summary.provenance == "simulated":
             yield f"{name} is simulated: no engine computed anything, its numbers are a model's."
-    for line in (*slow_tiers(summaries), *late_kernels(summaries)):
+    for line in (*stalled(summaries), *slow_tiers(summaries), *late_kernels(summaries)):
         yield line.replace("`", "")
     for name, document in contents.manifest["arms"].items():
         for note in document["engine"].get("notes", ()):

@@ -7,9 +7,9 @@ from typing import Literal
 from picbench.comparison.arm_comparison import SCORE, SCORE_OF_ALL, ArmComparison, MetricChange
 from picbench.output.summary import BASELINE
 from picbench.output.verdict import subject_of
+from picbench.report.html_table import ratio_ends
 from picbench.report.losses import unseen_loss
 from picbench.report.run_contents import RunContents
-from picbench.statistics.bootstrap import Interval
 from picbench.statistics.non_inferiority import Loss
 
 #: How the page colours a verdict.
@@ -58,22 +58,18 @@ def headline(contents: RunContents) -> Headline:
 def _parts(contents: RunContents, arm: ArmComparison) -> Iterator[str]:
     ttft, score = arm.metric("ttft_ms"), _score(arm)
     if ttft is not None:
-        ends = _ends(ttft.change.interval, "{:.2f}")
+        found = ttft.change.interval
+        ends = "" if found is None else f" ({ratio_ends(found)})"
         yield f"first token in {ttft.change.value:.2f}x the time{ends}"
     peaks = arm.counter("peak_blocks")
     if peaks is not None and peaks.before:
         yield f"{peaks.after / peaks.before:.2f}x the blocks at peak"
     if score is not None and contents.meaningful:
-        ends = _ends(score.change.interval, "{:+.2f}")
+        found = score.change.interval
+        ends = "" if found is None else f" ({found.low:+.2f} to {found.high:+.2f})"
         yield f"{contents.metric} {score.change.value:+.2f}{ends}"
 
 
 def _score(arm: ArmComparison) -> MetricChange | None:
     """Over all samples where some replies are unparsed: leaving these out flatters an arm."""
     return arm.metric(SCORE_OF_ALL) or arm.metric(SCORE)
-
-
-def _ends(interval: Interval | None, pattern: str) -> str:
-    if interval is None:
-        return ""
-    return f" ({pattern.format(interval.low)} to {pattern.format(interval.high)})"

@@ -28,6 +28,7 @@ from picbench.report.section_tables import (
     count_table,
     decay_table,
     decisions,
+    memory_table,
     provenance_table,
 )
 
@@ -117,9 +118,8 @@ def _section(place: int, contents: RunContents, room: int) -> RunSection:
         memory_figure(contents),
         trend_figure(contents),
     )
-    decay = decay_table(contents)
-    if decay is not None:
-        tables.append(decay)
+    more = (decay_table(contents), memory_table(contents))
+    tables += [table for table in more if table is not None]
     return RunSection(
         id=f"run-{place}",
         name=contents.run.path.resolve().name,

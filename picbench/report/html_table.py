@@ -8,6 +8,9 @@ from picbench.statistics.bootstrap import Interval
 
 NOTHING = "-"
 
+#: Ends of intervals of ratios are not told below this, nor above its inverse.
+LEAST = 0.01
+
 
 @dataclass(frozen=True, slots=True)
 class HtmlCell:
@@ -61,6 +64,21 @@ def with_interval(value: float | None, interval: Interval | None, pattern: str) 
         return cell
     ends = f"{pattern.format(interval.low)} to {pattern.format(interval.high)}"
     return HtmlCell(f"{cell.text} ({ends})", cell.key)
+
+
+def with_ratio_interval(value: float | None, interval: Interval | None) -> HtmlCell:
+    """A ratio of times with its interval, as `ratio_ends` writes it."""
+    cell = number(value, "{:.2f}x")
+    if value is None or interval is None:
+        return cell
+    return HtmlCell(f"{cell.text} ({ratio_ends(interval)})", cell.key)
+
+
+def ratio_ends(interval: Interval) -> str:
+    """The ends of an interval of ratios; digits far from 1, from too few rounds, say nothing."""
+    low = "below 0.01" if interval.low < LEAST else f"{interval.low:.2f}"
+    high = "above 100" if interval.high > 1 / LEAST else f"{interval.high:.2f}"
+    return f"{low} to {high}"
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

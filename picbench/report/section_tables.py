@@ -13,9 +13,11 @@ from picbench.report.html_table import (
     HtmlTable,
     flattened,
     number,
+    ratio_ends,
     share,
     text,
     with_interval,
+    with_ratio_interval,
 )
 from picbench.report.losses import drop_at_most, unseen_loss
 from picbench.report.run_contents import ArmFacts, RunContents
@@ -93,10 +95,13 @@ def _columns(contents: RunContents, ratios: Mapping[str, MetricChange | None]) -
         "TPOT ms": lambda arm: number(arm.summary.tpot_ms),
         "tokens/s": lambda arm: number(arm.summary.throughput_tok_s, "{:,.0f}"),
         "blocks peak": lambda arm: number(arm.summary.blocks.peak_referenced or None, "{:,.0f}"),
+        "KV peak GiB": lambda arm: number(_peak_gib(arm), "{:,.3f}"),
         "% of pool": lambda arm: share(arm.summary.blocks.peak_referenced, arm.summary.blocks.pool),
         "reused": lambda arm: share(arm.summary.tokens.reused, arm.summary.tokens.prompt),
         "computed": lambda arm: share(arm.summary.computed_tokens, arm.summary.tokens.prompt),
     }
+    if not any(map(_peak_gib, arms)):
+        del found["KV peak GiB"]
     for outcome in ("abstained", "unparsed"):
         if any(arm.summary.outcomes.get(outcome) for arm in arms):
             found[outcome] = _outcome(outcome)
@@ -105,6 +110,12 @@ def _columns(contents: RunContents, ratios: Mapping[str, MetricChange | None]) -
     if any(arm.summary.goodput_req_s is not None for arm in arms):
         found["goodput req/s"] = lambda arm: number(arm.summary.goodput_req_s, "{:.2f}")
     return found
+
+
+def _peak_gib(arm: ArmFacts) -> float | None:
+    memory = arm.summary.memory
+    peak = None if memory is None else memory.peak_referenced_bytes
+    return None if peak is None else peak / 2**30
 
 
 def _outcome(outcome: str) -> Callable[[ArmFacts], HtmlCell]:
@@ -121,7 +132,41 @@ def _quantile(arm: ArmFacts, q: float) -> HtmlCell:
 def _change(metric: MetricChange | None) -> HtmlCell:
     if metric is None:
         return text(NOTHING)
-    return with_interval(metric.change.value, metric.change.interval, "{:.2f}x")
+    return with_ratio_interval(metric.change.value, metric.change.interval)
+
+
+def memory_table(contents: RunContents) -> HtmlTable | None:
+    """What each worker held when the run ended, in GiB; None where nothing was measured."""
+    workers = [
+        (name, worker)
+        for name, arm in contents.arms.items()
+        if arm.summary.memory is not None
+        for worker in arm.summary.memory.workers
+    ]
+    if not workers:
+        return None
+    head = ("arm", "device", "weights", "KV pool", "workspaces", "residual", "held", "driver")
+    rows = [
+        [text(name), text(worker.device), *(_gib(getattr(worker, part)) for part in _PARTS)]
+        for name, worker in workers
+    ]
+    notes = [
+        "Held: given out by torch's allocator, on a CPU the resident memory of the process. The "
+        "residual is what is held beside weights, pool and workspaces: code and buffers, less "
+        "pages that were never touched."
+    ]
+    return HtmlTable("Memory of workers at the end, GiB", head, rows, notes, contents.labels)
+
+
+#: Of a worker's memory, in the order of the table.
+_PARTS = (
+    *("weights_bytes", "pool_bytes", "workspace_bytes"),
+    *("residual_bytes", "held_bytes", "driver_bytes"),
+)
+
+
+def _gib(count: int | None) -> HtmlCell:
+    return number(None if count is None else count / 2**30, "{:,.3f}")
 
 
 def comparison_table(
@@ -173,13 +218,18 @@ def _metric_cells(row: Sequence[str], metric: MetricChange) -> list[HtmlCell]:
         HtmlCell(before, metric.before),
         HtmlCell(after, metric.after),
         HtmlCell(change, metric.change.value),
-        text(interval),
+        text(_ends(metric, interval)),
         HtmlCell(p, metric.p),
         number(metric.change.pairs, "{:,}"),
         HtmlCell(wins, metric.wins - metric.losses),
         number(drop, "{:.3f}"),
         text(NOTHING if metric.loss is None else LOSSES[metric.loss]),
     ]
+
+
+def _ends(metric: MetricChange, interval: str) -> str:
+    found = metric.change.interval
+    return ratio_ends(found) if metric.change.ratio and found is not None else interval
 
 
 def count_table(contents: RunContents) -> HtmlTable | None:

@@ -25,7 +25,6 @@ from picbench.run.sizing import Sizes, least_pool, measure_sizes
 from picbench.run.slo import Objectives, parse_slo
 from picbench.run.unfinished import check_output, check_same, find_unfinished
 from picbench.workloads.facts import WorkloadFacts, summarise
-from picbench.workloads.facts import fingerprint as fingerprint_of
 
 #: Where runs are written by default.
 RUNS = Path("runs")
@@ -120,7 +119,7 @@ def prepare(
             chosen=config.kv_blocks is not None,
         )
         sizes = replace(sizes, pool=pool)
-    fingerprint = _fingerprint(config, arms, workload, sizes)
+    fingerprint = _fingerprint(config, arms, workload, sizes, facts)
     output = _output(config, workload.dataset, fingerprint)
     check_same(output, fingerprint, config.published())
     return Job(config, arms, workload, facts, sizes, fingerprint, output, objectives, notes)
@@ -193,7 +192,13 @@ def _running(config: RunConfig, workload: Workload) -> int:
     return max(least, config.max_running)
 
 
-def _fingerprint(config: RunConfig, arms: tuple[Arm, ...], workload: Workload, sizes: Sizes) -> str:
+def _fingerprint(
+    config: RunConfig,
+    arms: tuple[Arm, ...],
+    workload: Workload,
+    sizes: Sizes,
+    facts: WorkloadFacts,
+) -> str:
     settings = config.model_dump(exclude=_NEUTRAL)
     if not config.keys_without_rope:
         del settings["keys_without_rope"]  # Runs from before this setting keep their fingerprints.
@@ -209,7 +214,7 @@ def _fingerprint(config: RunConfig, arms: tuple[Arm, ...], workload: Workload, s
         "settings": settings,
         "arms": [[arm.algorithm, arm.stock] for arm in arms],
         "sizes": asdict(sizes),
-        "requests": fingerprint_of(workload.samples),
+        "requests": facts.fingerprint,
         "arrivals": workload.arrivals,
         "preload": [sample.tokens for sample in workload.preload],
     }

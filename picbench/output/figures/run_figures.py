@@ -1,11 +1,18 @@
 """Figures of one run: time to the first token, memory over time, accuracy against time."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from picbench.engines.ledger import KINDS
-from picbench.output.figures.style import WIDTH, arm_styles, drawing, kind_colours, write
+from picbench.output.figures.style import (
+    WIDTH,
+    arm_styles,
+    drawing,
+    kind_colours,
+    line_style,
+    write,
+)
 from picbench.output.summary import ArmSummary
 
 if TYPE_CHECKING:
@@ -16,6 +23,9 @@ _POINTS = 300
 
 #: Panels beside each other.
 _COLUMNS = 3
+
+#: Names up to so many characters fit four to a line.
+_SHORT = 24
 
 #: Of a normal distribution, for 95 %.
 _DEVIATIONS = 1.96
@@ -35,12 +45,13 @@ def draw_ttft(samples: "pd.DataFrame", caption: str, base: Path) -> None:
         figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
         axis = figure.subplots()
         groups = dict(list(timed.groupby("arm", sort=False)["ttft_ms"]))
-        for arm, (colour, _) in arm_styles(list(groups)).items():
-            axis.ecdf(groups[arm].astype(float), color=colour, lw=1.4, label=arm)
+        for place, (arm, (colour, _)) in enumerate(arm_styles(list(groups)).items()):
+            line = line_style(place)
+            axis.ecdf(groups[arm].astype(float), color=colour, ls=line, lw=1.4, label=arm)
         _log_scale(axis)
         axis.set_xlabel("time to the first token, ms")
         axis.set_ylabel("share of requests")
-        axis.legend(fontsize=8, loc="lower right")
+        _legend(figure, list(groups))
         write(figure, caption, base)
 
 
@@ -135,11 +146,12 @@ def draw_scores(
         axis = figure.subplots()
         for name, (colour, marker) in arm_styles(list(known)).items():
             low, middle, high = quartiles.loc[name]
+            reach = _DEVIATIONS * spread[name]
             axis.errorbar(
                 [middle],
                 [known[name]],
                 xerr=[[middle - low], [high - middle]],
-                yerr=_DEVIATIONS * spread[name],
+                yerr=[[min(reach, known[name])], [min(reach, 1 - known[name])]],
                 color=colour,
                 marker=marker,
                 capsize=2,
@@ -149,8 +161,14 @@ def draw_scores(
         _log_scale(axis)
         axis.set_xlabel("time to the first token, ms: median and quartiles")
         axis.set_ylabel(_score_label(next(iter(arms.values()))))
-        figure.legend(fontsize=8, loc="outside upper left", ncols=4)
+        _legend(figure, list(known))
         write(figure, caption, base)
+
+
+def _legend(figure: Any, arms: Sequence[str]) -> None:
+    """Names above the plot, where they hide nothing; long ones in fewer columns."""
+    columns = 4 if max(map(len, arms)) <= _SHORT else 3
+    figure.legend(fontsize=8, loc="outside upper left", ncols=min(columns, len(arms)))
 
 
 def _log_scale(axis: Any) -> None:

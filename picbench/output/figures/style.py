@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 #: Okabe and Ito's palette, which readers with any kind of colour vision can tell apart.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 
-MARKERS = "osD^vPXh"
+#: One more than colours, so that a colour that comes again has another marker.
+MARKERS = "osD^vPXh*"
+
+#: Lines of the arms that have a palette's colours for the first, second, ... time.
+LINES = ("-", "--", ":", "-.")
 
 #: Inches.
 WIDTH = 9.0
@@ -35,6 +39,11 @@ def arm_styles(arms: Sequence[str]) -> dict[str, tuple[str, str]]:
     return {
         arm: (PALETTE[n % len(PALETTE)], MARKERS[n % len(MARKERS)]) for n, arm in enumerate(arms)
     }
+
+
+def line_style(place: int) -> str:
+    """The line of the arm at `place`, from 0: colours come again, with other lines."""
+    return LINES[place // len(PALETTE) % len(LINES)]
 
 
 def kind_colours() -> Mapping[str, str]:

@@ -73,16 +73,24 @@ def test_an_unfinished_run_has_its_manifest_and_rows(directory: RunDirectory) ->
     run = read_run(directory.path)
     assert run.manifest == {"schema": SCHEMA, "status": "running"}
     assert run.rows == [row("a")]
-    for name in ("summary", "ledger"):
-        with pytest.raises(ConfigError, match="run: not a run directory"):
+    for name, file in (("summary", SUMMARY), ("ledger", MEMORY)):
+        with pytest.raises(ConfigError, match=f"run: the run has no {file}"):
             getattr(run, name)
 
 
-@pytest.mark.parametrize("text", [None, "", "[]", '"text"'])
-def test_what_is_no_run_directory_is_a_plain_error(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / MANIFEST).write_text(text)
-    with pytest.raises(ConfigError, match="not a run directory"):
+def test_what_is_no_run_directory_is_a_plain_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"not a run directory: no manifest\.json"):
+        read_run(tmp_path)
+    (tmp_path / "file").touch()
+    for name in ("nothing", "file"):
+        with pytest.raises(ConfigError, match=f"{name}: not a run directory: no such directory"):
+            read_run(tmp_path / name)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '"text"', "{}"])
+def test_another_manifest_is_a_plain_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(ConfigError, match=r"manifest\.json: cannot be read: [A-Za-z]"):
         read_run(tmp_path)
 
 
@@ -100,5 +108,5 @@ def test_other_contents_are_plain_errors(
     directory: RunDirectory, file: str, name: str, content: str
 ) -> None:
     (directory.path / file).write_text(content)
-    with pytest.raises(ConfigError, match="run: not a run directory"):
+    with pytest.raises(ConfigError, match=f"run/{file}: cannot be read: [A-Za-z]"):
         getattr(read_run(directory.path), name)

@@ -17,8 +17,10 @@ from picbench.errors import ConfigError, InvalidRun
 from picbench.output.run_reader import read_run
 from picbench.report.answer_browser import browse_answers
 from picbench.report.html_report import ReportSettings, report_page, write_report
+from picbench.report.html_table import ratio_ends
 from picbench.report.run_contents import read_contents
 from picbench.report.section_tables import decay_table
+from picbench.statistics.bootstrap import Interval
 from picbench.workloads.sample import SampleSegment
 
 ARMS = ("full", "naive", "mepic")
@@ -200,15 +202,34 @@ def test_a_run_that_ended_early_is_shown_as_far_as_it_got(run: Path) -> None:
 
 def test_files_that_cannot_be_read_are_an_error(run: Path) -> None:
     (run / "summary.json").write_text("{")
-    with pytest.raises(ConfigError, match="not a run directory"):
+    with pytest.raises(ConfigError, match=r"summary\.json: cannot be read"):
         page_of(run)
+
+
+def test_memory_is_told_in_bytes_beside_blocks(run: Path) -> None:
+    page = page_of(run)
+    assert "KV peak GiB" in page.text
+    assert "Memory of workers at the end, GiB" in page.text
+    assert "0.010" in page.text  # The process of a fake engine: 10 MiB.
+
+
+def test_stalls_are_among_the_cautions(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    summary["arms"]["mepic"]["stalls"] = {"steps": 2, "allowed_s": 1.0, "longest_s": 7.5}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert "mepic: stalled in 2 steps, the longest of 7.5 s" in page_of(run).text
+
+
+def test_ends_far_from_one_are_not_told() -> None:
+    assert ratio_ends(Interval(0.0001, 16404483.8, 0.95)) == "below 0.01 to above 100"
+    assert ratio_ends(Interval(0.5, 2.0, 0.95)) == "0.50 to 2.00"
 
 
 def test_numbers_that_mean_little_are_labelled_everywhere(tmp_path: Path) -> None:
     made = harness(weights="random")
     page = page_of(run_fakes(made, tmp_path / "run", *ARMS))
     labels = page.text.count("random weights: scores mean nothing")
-    headings = [tag for tag, _ in page.tags].count("figure") + 3  # And three tables.
+    headings = [tag for tag, _ in page.tags].count("figure") + 4  # And four tables.
     browsed = 6
     assert labels == headings + browsed
     assert "Scores mean nothing here." in page.text
