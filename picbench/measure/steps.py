@@ -28,6 +28,7 @@ SHAPE = "shape:llama-3.1-8b"
 
 _ON_ONE_GPU = {
     "kernels": "kernels against FlashAttention-3",
+    "shared-decode": "decode that reads shared chunks once",
     "engine-comparison": "the engine against stock vLLM",
     "context": "TTFT from 1k to 50k tokens",
     "host-tier": "chunks in host memory: right, then how fast",

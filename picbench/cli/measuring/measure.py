@@ -1,5 +1,6 @@
 """`picbench measure`: kernels, the chunk store, tiers and engines, one by one or all on a GPU."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,29 @@ def kernels(device: str, output: Path, threads: int | None, seconds: float, **op
 
     torch.set_num_threads(threads or torch.get_num_threads())
     click.echo(on_cpu(output, seconds=seconds, **options))
+
+
+@measure.command(name="shared-decode")
+@ON_GPU
+@COMMIT
+@DEVICE
+@click.option("--rounds", type=click.IntRange(2), default=15, show_default=True, help="Of a case.")
+@click.option("--case", "only", type=int, multiple=True, help="Only these, by number from 0.")
+@SEED
+def shared_decode(output: Path, **options: Any) -> None:
+    """Check decode that reads shared chunks once, then time it against FlashAttention-3.
+
+    A kernel whose output is wrong is not timed: the command ends with exit code 3. On a CPU kernels
+    are interpreted, and tiny scenes are checked.
+    """
+    if options["device"] == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    from picbench.workloads.models.extras import engine_packages
+
+    with engine_packages():
+        from picbench.measure.kernels import shared_speed as measuring
+
+    click.echo(measuring.measure(output, **options))
 
 
 @measure.command(name="chunk-store")

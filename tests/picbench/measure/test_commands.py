@@ -27,6 +27,7 @@ from picbench.output import provenance
 
 STEPS = (
     "kernels",
+    "shared-decode",
     "chunk-store",
     "decode",
     "tiers",

@@ -31,6 +31,7 @@ CHECKS = (
 )
 MEASUREMENTS = (
     "kernels",
+    "shared-decode",
     "engine-comparison",
     "context",
     "host-tier",

@@ -24,11 +24,12 @@ from picbench.kernels.shape import HeadShape
 class GroupLaunch:
     """How the kernel of groups is launched; `resident` programs a multiprocessor.
 
-    `keys` are those of a tile. With `overlap` it runs beside the kernel of single requests, on a
-    stream of its own.
+    `keys` are those of a tile, `rows` the query rows of a product where so many read a cell. With
+    `overlap` it runs beside the kernel of single requests, on a stream of its own.
     """
 
     resident: int = 2
+    rows: int = ROWS
     keys: int = 64
     stages: int = 3
     warps: int = 4
@@ -126,10 +127,11 @@ class SharedDecodeBatch(DecodeBatch):
                 read_groups(query, kv_cache, self, scale)
             read_tiles(query, kv_cache, self, scale)
             here.wait_stream(self._side)
-        self._merge(out[: self.size])
+        self.merge(out[: self.size])
         return out
 
-    def _merge(self, out: Tensor) -> None:
+    def merge(self, out: Tensor) -> None:
+        """Joins what groups and requests computed into `out` [requests, num_heads, head_size]."""
         requests, heads, size = out.shape
         table = self.table
         merge_groups[(requests, heads)](
@@ -185,7 +187,7 @@ def read_groups(query: Tensor, kv_cache: Tensor, batch: SharedDecodeBatch, scale
         HEADS=shape.num_heads,
         HEAD=shape.head_size,
         GROUP=shape.group,
-        ROWS=ROWS,
+        ROWS=launch.rows,
         FEW=FEW_ROWS,
         CELL=table.layout.cell_blocks,
         READERS=table.layout.readers,

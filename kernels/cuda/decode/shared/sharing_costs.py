@@ -1,6 +1,5 @@
 """What it costs to read blocks once for several requests, and when that pays. Pure functions."""
 
-import math
 from dataclasses import dataclass
 
 from picbench.kernels.cuda.decode.shared.group_rows import FEW_ROWS, ROWS
@@ -21,7 +20,7 @@ class SharingCosts:
     the second kernel costs if it has nothing to do.
 
     The defaults are an H200's: what its memory reaches (4.4 TB/s), and guesses from below for the
-    rest. `picbench measure kernels --work shared-decode` prints what to put in their place.
+    rest. `picbench measure shared-decode` prints what it found in their place.
     """
 
     own_gb_ms: float = 4.4
@@ -63,14 +62,13 @@ def query_rows(readers: int, group: int) -> int:
 
 def own_ms(reads: SharedReads, shape: HeadShape, costs: SharingCosts) -> float:
     """Milliseconds a layer if each request reads its blocks alone."""
-    return reads.asked * _block_gb(shape) / costs.own_gb_ms
+    return reads.asked * block_gb(shape) / costs.own_gb_ms
 
 
 def shared_ms(reads: SharedReads, shape: HeadShape, costs: SharingCosts) -> float:
     """Milliseconds a layer if groups read theirs; reading and multiplying go on at once."""
-    reading = reads.loaded * _block_gb(shape) / costs.shared_gb_ms
-    keys = reads.multiplied * BLOCK_SIZE * shape.num_kv_heads
-    multiplying = 4e-12 * keys * shape.head_size / costs.tflop_ms
+    reading = reads.loaded * block_gb(shape) / costs.shared_gb_ms
+    multiplying = products(reads, shape) / costs.tflop_ms
     part = shape.num_heads * (shape.head_size * shape.dtype.itemsize + 4)
     merging = 2e-9 * reads.parts * part / costs.parts_gb_ms
     return max(reading, multiplying) + merging
@@ -95,14 +93,12 @@ def least_readers(blocks: int, shape: HeadShape, costs: SharingCosts) -> int:
     return _MANY
 
 
-def speed_up(reads: SharedReads, rest_blocks: int, shape: HeadShape, costs: SharingCosts) -> float:
-    """How many times as fast a step is with groups; `rest_blocks` are read by single requests."""
-    rest = rest_blocks * _block_gb(shape) / costs.own_gb_ms
-    alone = own_ms(reads, shape, costs) + rest
-    together = shared_ms(reads, shape, costs) + costs.launch_ms + rest
-    return alone / together if math.isfinite(together) and together > 0 else 1.0
+def products(reads: SharedReads, shape: HeadShape) -> float:
+    """Operations of the products of a layer's groups, in 10^12."""
+    return 4e-12 * reads.multiplied * BLOCK_SIZE * shape.num_kv_heads * shape.head_size
 
 
-def _block_gb(shape: HeadShape) -> float:
+def block_gb(shape: HeadShape) -> float:
+    """GB of keys and values of a layer's block."""
     slot = 2 * shape.num_kv_heads * shape.head_size * shape.dtype.itemsize
     return BLOCK_SIZE * slot * 1e-9
