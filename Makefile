@@ -17,7 +17,7 @@ DEMO_RUN := --algo full,prefix,naive,mepic --concurrency 4 --dtype float32
 
 export OMP_NUM_THREADS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: install demo test gate check quick unit gpu-check lint types tree pictures schemas clean
+.PHONY: install demo test gate check quick unit gpu-check lint types tree pictures claims schemas clean
 
 install: $(STAMP)
 
@@ -86,6 +86,10 @@ pictures: install
 	sed -nE 's,$(PICTURE),\1 docs/\2,p' docs/algorithms.md | while read -r algorithm file; do \
 	  $(BIN)/picbench explain $$algorithm --output $$file > /dev/null || exit 1; \
 	done
+
+# Verdicts, tables and figures of papers from the data that is committed, and README's table of claims.
+claims: install
+	$(BIN)/picbench figures all --scores results/testbed/algorithms --claims README.md
 
 # The formats of a run directory, from the dataclasses that are written.
 schemas: install

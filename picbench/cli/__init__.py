@@ -8,7 +8,7 @@ from picbench.cli.guard import GuardedGroup
 from picbench.cli.listing import listing
 from picbench.cli.measuring.measure import measure
 from picbench.cli.profile import profile
-from picbench.cli.reproduce import reproduce
+from picbench.cli.reproduce import figures, reproduce
 from picbench.cli.results.compare import compare
 from picbench.cli.results.gate import baseline, gate
 from picbench.cli.results.rescore import rescore
@@ -47,6 +47,7 @@ main.add_command(warm)
 main.add_command(profile)
 main.add_command(table)
 main.add_command(reproduce)
+main.add_command(figures)
 main.add_command(measure)
 main.add_command(explain)
 main.add_command(listing)

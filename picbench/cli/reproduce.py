@@ -1,41 +1,61 @@
-"""`picbench reproduce`: a paper's tables and figures."""
+"""`picbench reproduce` and `picbench figures`: a paper's figures, measured and redrawn."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from picbench.cli.guard import traced
 
 if TYPE_CHECKING:
-    from picbench.papers.paper_settings import Settings
+    from picbench.papers.reproduction import Reproduction
     from picbench.run.session import Services
+
+_PAPERS = ("mepic", "epic", "cacheblend", "minipic")
+
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+
+#: Where scores row by row lie in a checkout.
+_SCORES = click.option(
+    "--scores",
+    type=_FOLDER,
+    help="Scores of picbench measure algorithms serve, instead of measuring them.",
+)
 
 
 @click.command()
-@click.argument("paper", metavar="PAPER", type=click.Choice(["mepic"]))
+@click.argument("paper", metavar="PAPER", type=click.Choice(_PAPERS))
 @click.option(
     "--figure",
     "figures",
     multiple=True,
     default=("all",),
     show_default=True,
-    type=click.Choice(["all", "table1", "table2", "fig6", "fig7", "fig8"]),
-    help="What to make; repeat the flag for more.",
+    help="What to make, such as table2 or fig8; repeat the flag for more.",
 )
 @click.option(
     "--output",
     metavar="DIR",
-    default="runs/mepic",
-    show_default=True,
-    help="Where runs, tables and figures go; what is complete in it is not run again.",
+    type=_FOLDER,
+    show_default="runs/PAPER",
+    help="Where runs, data, tables and figures go; what is complete in it is not run again.",
 )
-@click.option("--model", metavar="NAME", show_default="the settings'", help="See picbench run.")
+@click.option(
+    "--device",
+    type=click.Choice(("cpu", "cuda")),
+    default="cpu",
+    show_default=True,
+    help="Each has sizes of its own: the testbed's, or the paper's.",
+)
+@click.option("--model", metavar="NAME", show_default="the paper's file", help="See picbench run.")
 @click.option("--requests", type=int, metavar="N", help="Requests of every point; fewer is faster.")
 @click.option("--seeds", type=int, metavar="N", help="Take only the first N seeds of the settings.")
-@click.option("--settings", metavar="FILE", help="Other loads, arms and pool, in YAML.")
+@click.option("--settings", metavar="FILE", help="Other loads, arms and claims, in YAML.")
+@_SCORES
+@click.option("--commit", metavar="NAME", help="What to call the code where this is no checkout.")
+@click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
 @click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
 @click.pass_obj
 def reproduce(
@@ -43,49 +63,120 @@ def reproduce(
     /,
     *,
     paper: str,
+    dry_run: bool,
+    debug: bool,
+    **options: Any,
+) -> int:
+    """Measure what a paper's tables and figures show, set its values beside ours, and judge it.
+
+    Every point is a run directory, so the same command goes on where it was stopped. Prints
+    DIR/README.md, which has verdicts, tables and figures.
+    """
+    with traced(debug):
+        plan = _plan(paper, **options)
+        if dry_run:
+            return _print_estimates(plan)
+        return _reproduce(services, plan)
+
+
+@click.command()
+@click.argument("papers", metavar="PAPER...", nargs=-1, type=click.Choice((*_PAPERS, "all")))
+@click.option(
+    "--data",
+    type=_FOLDER,
+    default=Path("results/papers"),
+    show_default=True,
+    help="Folder with a folder a paper in it, which is what picbench reproduce wrote.",
+)
+@_SCORES
+@click.option(
+    "--claims",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Document whose table of claims is made anew, from the verdicts of all papers.",
+)
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def figures(
+    papers: Sequence[str], data: Path, scores: Path | None, claims: Path | None, debug: bool
+) -> int:
+    """Redraw and judge papers from compact data, without running anything."""
+    with traced(debug):
+        from picbench.papers.judging.claims_table import write_claims
+        from picbench.papers.paper_page import counts_of, write_page
+        from picbench.papers.paper_settings import read_settings
+
+        wanted = _PAPERS if not papers or "all" in papers else tuple(dict.fromkeys(papers))
+        for name in wanted:
+            verdicts = write_page(name, read_settings(name), data / name, scores)
+            click.echo(f"{data / name / 'README.md'}: {counts_of(verdicts)}")
+        if claims is not None:
+            titles = [(read_settings(name).paper, data / name) for name in _PAPERS]
+            write_claims(claims, [(title.partition(",")[0], folder) for title, folder in titles])
+    return 0
+
+
+def _plan(
+    paper: str,
+    *,
     figures: Sequence[str],
-    output: str,
+    output: Path | None,
+    device: Any,
     model: str | None,
     requests: int | None,
     seeds: int | None,
     settings: str | None,
-    debug: bool,
-) -> int:
-    """Measure what a paper's tables and figures show, and set its printed values beside ours.
+    scores: Path | None,
+    commit: str | None,
+) -> "Reproduction":
+    from picbench.errors import ConfigError
+    from picbench.papers.paper_settings import changed, read_settings
+    from picbench.papers.reproduction import Reproduction
+    from picbench.workloads.names import closest
 
-    Every point is a run directory below DIR/runs, so the same command goes on where it was
-    stopped. Prints DIR/README.md, which has all tables and figures.
-    """
-    with traced(debug):
-        from picbench.papers.paper_settings import read_settings
-
-        found = read_settings(paper, Path(settings) if settings else None)
-        changed = _changed(found, model, requests, seeds)
-        return _reproduce(services, changed, figures, Path(output))
-
-
-def _changed(
-    settings: "Settings", model: str | None, requests: int | None, seeds: int | None
-) -> "Settings":
-    from picbench.papers.paper_settings import with_requests
-
-    if requests is not None:
-        settings = with_requests(settings, requests)
-    changes = {
-        "model": model or settings.model,
-        "seeds": settings.seeds[: seeds or len(settings.seeds)],
-    }
-    return settings.model_copy(update=changes)
+    found = read_settings(paper, Path(settings) if settings else None)
+    for figure in figures:
+        if figure != "all" and figure not in found.figures:
+            raise ConfigError(
+                f"`figure` {figure}: {paper} has none of that name",
+                hint=closest(figure, ("all", *found.figures)),
+            )
+    found = changed(found, model=model, requests=requests, seeds=seeds)
+    folder = output or Path("runs") / paper
+    return Reproduction(paper, found, figures, device, folder, scores, commit)
 
 
-def _reproduce(
-    services: "Services | None", settings: "Settings", figures: Sequence[str], output: Path
-) -> int:
-    from picbench.papers.reproduction import reproduce as run
+def _print_estimates(plan: "Reproduction") -> int:
+    from rich.table import Table
+
+    from picbench.output.result_table import print_all
+    from picbench.papers.estimates import estimate
+    from picbench.run.progress import minutes
+
+    table = Table()
+    table.add_column("experiment")
+    for heading in ("left", "prompt tokens", "time left\nmin:s"):
+        table.add_column(heading, justify="right")
+    found = list(estimate(plan))
+    for one in found:
+        left = f"{one.left} of {one.total} {one.what}"
+        table.add_row(one.experiment, left, f"{one.tokens:,}", minutes(one.seconds))
+    print_all(
+        sys.stdout,
+        "dry run: no engine was started, nothing was written",
+        table,
+        f"in all about {minutes(sum(one.seconds for one in found))}, on two idle cores of an AMD "
+        "EPYC or an H200; starts of engines included",
+    )
+    return 0
+
+
+def _reproduce(services: "Services | None", plan: "Reproduction") -> int:
+    from picbench.papers.paper_page import write_page
     from picbench.run.progress import open_progress
     from picbench.run.session import Services
 
-    page = run(settings, figures, output, services or Services(), open_progress)
+    plan.run(services or Services(), open_progress)
+    write_page(plan.name, plan.settings, plan.output, plan.scores)
+    page = plan.output / "README.md"
     click.echo(page.read_text(encoding="utf-8"), file=sys.stdout)
     click.echo(page)
     return 0

@@ -2,14 +2,16 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
 
 
-def write_json(path: Path, value: Mapping[str, Any], *, indent: int | None = 2) -> None:
+def write_json(
+    path: Path, value: Mapping[str, Any] | Sequence[Any], *, indent: int | None = 2
+) -> None:
     """Write JSON so that a reader finds the old file or the new one, never half of one.
 
     Without an `indent` it is one line: for long arrays.

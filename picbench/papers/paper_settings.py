@@ -1,9 +1,9 @@
-"""What is run for a paper's figures: the settings file beside this module, or a user's own."""
+"""What a paper's figures are made from, and what it claims: a YAML file beside this module."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -11,68 +11,164 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from picbench.arms.arm import parse_arms
 from picbench.errors import ConfigError
 from picbench.inputs.traffic_file import TrafficConfig, parse_traffic
+from picbench.papers.judging.claim import Claim
 from picbench.workloads.names import closest
 
-#: Which experiment each table and figure is made from.
-FIGURES = {
-    "table1": "workloads",
-    "table2": "workloads",
-    "fig6": "workloads",
-    "fig7": "rate",
-    "fig8": "chunks",
-}
+PAPERS = ("mepic", "epic", "cacheblend", "minipic")
 
-PAPERS = ("mepic",)
+FILES = Path(__file__).with_name("files")
+
+#: Where an experiment is run; each has sizes of its own.
+Device = Literal["cpu", "cuda"]
+
+#: Settings of a point of a load that are not those of its requests.
+_OF_RUNS = ("arms", "run", "kv_blocks")
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Experiment(_Strict):
-    """Workloads that differ in one thing: what it is, and the settings of each."""
+class LoadSettings(_Strict):
+    """Requests that arrive whether others are done or not, and the engines that serve them.
 
-    varies: str
-    points: dict[str, dict[str, Any]] = Field(min_length=1)
+    `common` are settings of the requests of every point, `run` further settings of `picbench run`.
+    A point changes any of these, and may have `arms`, `run` and `kv_blocks` of its own.
+    """
 
-
-class Settings(_Strict):
-    """A settings file. `common` holds for every point unless the point says otherwise."""
-
-    paper: str
-    published: str
     model: str
-    arms: list[str] = Field(min_length=2)
-    subject: str
-    reference: str
+    arms: list[str] = Field(min_length=1)
     kv_blocks: int = Field(ge=1)
     context: int | None = Field(None, ge=16)
     max_running: int = Field(ge=1)
     seeds: list[int] = Field(min_length=1)
-    common: dict[str, Any]
-    experiments: dict[str, Experiment]
+    run: dict[str, Any] = Field(default_factory=dict)
+    common: dict[str, Any] = Field(default_factory=dict)
+    points: dict[str, dict[str, Any]] = Field(min_length=1)
+
+
+class LatencyPoint(_Strict):
+    """A prompt: so many chunks of so many tokens."""
+
+    chunks: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+
+
+class LatencySettings(_Strict):
+    """Single requests of random tokens, all arms in turn in every repeat.
+
+    `full` and `prefix` are stock vLLM. An arm's chunks are cached, those of ``ARM cold`` are not.
+    """
+
+    model: str
+    arms: list[str] = Field(min_length=1)
+    repeats: int = Field(ge=2)
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    points: dict[str, LatencyPoint] = Field(min_length=1)
+
+
+class ScoreSettings(_Strict):
+    """Rows of data sets under the arms of `picbench measure algorithms`."""
+
+    models: list[str] = Field(min_length=1)
+    rows: int = Field(ge=2)
+    datasets: list[str] = Field(min_length=1)
+
+
+class LoadExperiment(_Strict):
+    """Loads that differ in one thing."""
+
+    varies: str
+    cpu: LoadSettings | None = None
+    cuda: LoadSettings | None = None
+
+
+class LatencyExperiment(_Strict):
+    """Prompts that differ in one thing."""
+
+    varies: str
+    cpu: LatencySettings | None = None
+    cuda: LatencySettings | None = None
+
+
+class ScoreExperiment(_Strict):
+    """Accuracy of all arms."""
+
+    cpu: ScoreSettings | None = None
+    cuda: ScoreSettings | None = None
+
+
+class Drawing(_Strict):
+    """One panel, 85 mm wide, in a file of its own: one quantity of an experiment.
+
+    `lines`: `metric` against the points of `experiment`, a line an arm. `scores`: the share of
+    `against`'s score that arms keep, against `metric` of a latency experiment, at the point `at`.
+    `kept`: the same against the share of chunk tokens that arms link. `dots`: a row a point, an arm
+    a marker, with printed values. `time`: occupancy over time, a panel a point. `published` are
+    printed points by arm.
+    """
+
+    name: str
+    kind: Literal["lines", "scores", "kept", "dots", "bars", "time"]
+    label: str
+    metric: str = ""
+    arms: list[str] = Field(default_factory=list)
+    at: str = ""
+    dataset: str = ""
+    log: bool = False
+    published: dict[str, dict[str, float]] = Field(default_factory=dict)
+    printed: str = ""
+
+
+class Figure(_Strict):
+    """A figure or table of the paper: its experiment, and what is drawn of it."""
+
+    title: str
+    experiment: str
+    drawings: list[Drawing] = Field(default_factory=list)
+
+
+class Settings(_Strict):
+    """A paper. `speeds` are prompt tokens a second by device and arm, for estimates."""
+
+    paper: str
+    published: str
+    loads: dict[str, LoadExperiment] = Field(default_factory=dict)
+    latencies: dict[str, LatencyExperiment] = Field(default_factory=dict)
+    scores: ScoreExperiment | None = None
+    figures: dict[str, Figure]
+    claims: list[Claim] = Field(default_factory=list)
+
+    @property
+    def experiments(self) -> Mapping[str, "LoadExperiment | LatencyExperiment | ScoreExperiment"]:
+        """All experiments by name."""
+        scores = {"scores": self.scores} if self.scores else {}
+        return {**self.loads, **self.latencies, **scores}
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One workload of an experiment under one seed: one run, with all arms."""
+    """One workload of an experiment under one seed: one run, with its arms."""
 
     experiment: str
+    device: Device
     label: str
     seed: int
     traffic: TrafficConfig
+    arms: tuple[str, ...]
+    run: Mapping[str, Any]
 
     @property
     def name(self) -> str:
         """A name for files."""
-        return f"{self.experiment}-{self.label}-seed{self.seed}"
+        return f"{self.device}-{self.experiment}-{self.label}-seed{self.seed}"
 
 
 def read_settings(paper: str, path: Path | None = None) -> Settings:
     """The settings of a paper, or those of a file; ConfigError for what is wrong in them."""
     if paper not in PAPERS:
         raise ConfigError(f"no paper is called {paper!r}", hint=closest(paper, PAPERS))
-    path = path or Path(__file__).with_name(f"{paper}.yaml")
+    path = path or FILES / f"{paper}.yaml"
     try:
         settings = Settings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -83,41 +179,77 @@ def read_settings(paper: str, path: Path | None = None) -> Settings:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"`settings` {path}: {where}: {first['msg'].lower()}") from error
-    return _with_canonical_arms(settings)
+    _check_names(settings, path)
+    return settings
 
 
-def points(settings: Settings, experiment: str) -> Iterator[Point]:
-    """The runs of an experiment, seed by seed."""
-    found = settings.experiments.get(experiment)
-    if found is None:
-        raise ConfigError(
-            f"the settings have no experiment {experiment!r}", hint="add it, or omit `settings`"
-        )
-    for seed in settings.seeds:
+def points(settings: Settings, experiment: str, device: Device) -> Iterator[Point]:
+    """The runs of a load, seed by seed; none where it has no sizes for the device."""
+    found: LoadSettings | None = getattr(settings.loads[experiment], device)
+    for seed in found.seeds if found else ():
+        assert found is not None
         for label, changes in found.points.items():
-            traffic = parse_traffic(settings.common | changes | {"seed": seed})
-            yield Point(experiment, label, seed, traffic)
+            requests = {name: value for name, value in changes.items() if name not in _OF_RUNS}
+            own = {"kv_blocks": changes.get("kv_blocks", found.kv_blocks)}
+            yield Point(
+                experiment=experiment,
+                device=device,
+                label=label,
+                seed=seed,
+                traffic=parse_traffic(found.common | requests | {"seed": seed}),
+                arms=arm_names(changes.get("arms", found.arms)),
+                run=_run_settings(found, device) | found.run | changes.get("run", {}) | own,
+            )
 
 
-def with_requests(settings: Settings, requests: int) -> Settings:
-    """The same settings with another number of requests at every point."""
-    experiments = {
-        name: Experiment(
-            varies=found.varies,
-            points={
-                label: values | {"requests": requests} for label, values in found.points.items()
-            },
+def arm_names(specs: list[str]) -> tuple[str, ...]:
+    """What runs call arms; ConfigError for one that does not exist."""
+    return tuple(arm.name for arm in parse_arms(specs))
+
+
+def changed(
+    settings: Settings,
+    *,
+    model: str | None = None,
+    requests: int | None = None,
+    seeds: int | None = None,
+) -> Settings:
+    """The same paper with another model, other numbers of requests, or the first `seeds` alone."""
+
+    def load(found: LoadSettings | None) -> LoadSettings | None:
+        if found is None:
+            return None
+        more = {} if requests is None else {"requests": requests}
+        return found.model_copy(
+            update={
+                "model": model or found.model,
+                "seeds": found.seeds[: seeds or len(found.seeds)],
+                "points": {label: point | more for label, point in found.points.items()},
+            }
         )
-        for name, found in settings.experiments.items()
-    }
-    return settings.model_copy(update={"experiments": experiments})
+
+    def latency(found: LatencySettings | None) -> LatencySettings | None:
+        return found and found.model_copy(update={"model": model or found.model})
+
+    return settings.model_copy(
+        update={
+            "loads": {
+                name: old.model_copy(update={"cpu": load(old.cpu), "cuda": load(old.cuda)})
+                for name, old in settings.loads.items()
+            },
+            "latencies": {
+                name: old.model_copy(update={"cpu": latency(old.cpu), "cuda": latency(old.cuda)})
+                for name, old in settings.latencies.items()
+            },
+        }
+    )
 
 
 def presets(paper: str = "mepic") -> Mapping[str, Mapping[str, Any]]:
     """Settings for `picbench traffic`: a paper's workloads by name."""
-    settings = read_settings(paper)
-    found = settings.experiments["workloads"].points
-    return {f"{paper}-{name}": settings.common | values for name, values in found.items()}
+    found = read_settings(paper).loads["workloads"].cpu
+    assert found is not None
+    return {f"{paper}-{name}": found.common | values for name, values in found.points.items()}
 
 
 def find_preset(name: str) -> Mapping[str, Any]:
@@ -128,15 +260,21 @@ def find_preset(name: str) -> Mapping[str, Any]:
     return known[name]
 
 
-def _with_canonical_arms(settings: Settings) -> Settings:
-    names = {spec: parse_arms([spec])[0].name for spec in settings.arms}
-    for role, spec in (("subject", settings.subject), ("reference", settings.reference)):
-        if spec not in names:
-            raise ConfigError(f"the {role} {spec!r} is none of the arms", hint="add it to arms")
-    return settings.model_copy(
-        update={
-            "arms": list(names.values()),
-            "subject": names[settings.subject],
-            "reference": names[settings.reference],
-        }
-    )
+def _run_settings(found: LoadSettings, device: Device) -> dict[str, Any]:
+    return {
+        "model": found.model,
+        "max_running": found.max_running,
+        "context": found.context,
+        "device": device,
+    }
+
+
+def _check_names(settings: Settings, path: Path) -> None:
+    """ConfigError for a figure or claim about an experiment that is not there."""
+    wanted = [(f"figures.{name}", figure.experiment) for name, figure in settings.figures.items()]
+    for where, experiment in wanted:
+        if experiment not in settings.experiments:
+            raise ConfigError(
+                f"`settings` {path}: {where}: no experiment {experiment!r}",
+                hint=closest(experiment, settings.experiments),
+            )

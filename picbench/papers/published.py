@@ -1,4 +1,4 @@
-"""The numbers that papers printed; they are stored with the results, outside the package."""
+"""The numbers that papers printed; they are in the package, so that a wheel has them."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 
 from picbench.errors import ConfigError
 
-FOLDER = Path(__file__).parents[2] / "results" / "papers"
+FOLDER = Path(__file__).with_name("files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,28 +27,30 @@ class Published:
 
     def workload(self, label: str) -> Mapping[str, Any]:
         """Table 1's row of a workload; empty where the paper has none."""
-        found: Mapping[str, Any] = self.content["table1"]["rows"].get(label, {})
+        rows: Mapping[str, Any] = self.content.get("table1", {}).get("rows", {})
+        found: Mapping[str, Any] = rows.get(label, {})
         return found
 
     def result(self, label: str, metric: str, arm: str) -> tuple[float, float] | None:
         """Table 2's mean and deviation of an arm (``mepic``, ``epic``, ``cacheblend``)."""
-        row = self.content["table2"]["rows"].get(label, {}).get(metric, {})
-        found = row.get(arm.partition(":")[0])
+        rows = self.content.get("table2", {}).get("rows", {})
+        found = rows.get(label, {}).get(metric, {}).get(arm.partition(":")[0])
         return None if found is None else (float(found[0]), float(found[1]))
 
     def text(self, figure: str) -> Mapping[str, str]:
         """What the paper's text says about a figure."""
-        found: Mapping[str, str] = self.content[figure]["text"]
+        found: Mapping[str, str] = self.content.get(figure, {}).get("text", {})
         return found
 
 
 def read_published(name: str) -> Published:
-    """Read the file called `name` below results/papers; ConfigError where it is missing."""
+    """Read the file called `name`; ConfigError where it is missing or broken."""
     path = FOLDER / name
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
+        known = ", ".join(sorted(found.name for found in FOLDER.glob("*.json")))
         raise ConfigError(
-            f"{path}: cannot be read: {error}", hint="run from a checkout, or name it in `settings`"
+            f"`published` {path.name}: cannot be read: {error}", hint=f"there are {known}"
         ) from error
     return Published(content["paper"], content["hardware"], content["model"], content)

@@ -1,141 +1,135 @@
-"""From a paper's figures to the runs that they need, and from these to tables and figures."""
+"""From a paper's figures to the experiments that they need, and from these to compact data."""
 
-import shutil
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from picbench.errors import ConfigError
-from picbench.inputs.traffic_file import write_traffic
-from picbench.output.run_directory import MANIFEST
+from picbench.measure.frontier import serve_arms
 from picbench.output.run_reader import read_run
-from picbench.papers.measured_runs import MeasuredRun
-from picbench.papers.paper_report import Report
-from picbench.papers.paper_settings import FIGURES, Point, Settings, points
+from picbench.papers.experiments.experiment_data import ExperimentData
+from picbench.papers.experiments.latency_experiment import LatencyRun
+from picbench.papers.experiments.load_experiment import (
+    Display,
+    PlannedRun,
+    compact,
+    conditions,
+    plan_runs,
+    run_missing,
+)
+from picbench.papers.paper_settings import Device, LatencySettings, ScoreSettings, Settings, points
 from picbench.papers.published import read_published
-from picbench.run.config import parse_config
-from picbench.run.job import Job, prepare
-from picbench.run.progress import Progress
-from picbench.run.session import Services, execute_all
-from picbench.run.unfinished import can_go_on
-from picbench.workloads import models
-from picbench.workloads.traffic.traffic_facts import TrafficFacts
+from picbench.run.session import Services
 
-#: Opens the display of so many requests.
-Display = Callable[[int], AbstractContextManager[Progress]]
-
-#: Settings by which a run is recognised; its files may have moved.
-_DECISIVE = ("algo", "model", "kv_blocks", "context", "max_running")
+#: Folders below the output: compact data, and scores row by row.
+DATA, SCORES = "data", "scores"
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRun:
-    """A point, the facts about its requests, and its run; None where that is already complete."""
+class Reproduction:
+    """A paper's experiments on a device, for some of its figures (``all``: for all of them).
 
-    point: Point
-    facts: TrafficFacts
-    directory: Path
-    job: Job | None
-
-
-def reproduce(
-    settings: Settings, figures: Sequence[str], output: Path, services: Services, display: Display
-) -> Path:
-    """Run what is missing for `figures` (or ``all``), and write tables, figures and a page.
-
-    Returns the page. Raises ConfigError before an engine starts where something is wrong.
+    `scores` says where scores were measured already; None has them measured below `output`.
+    `commit` names the code where a checkout cannot.
     """
-    wanted = [name for name in FIGURES if name in figures or "all" in figures]
-    report = Report(settings, read_published(settings.published), output)
-    needed = dict.fromkeys(FIGURES[name] for name in wanted)
-    planned = [
-        run
-        for experiment in needed
-        for run in _plan_runs(settings, list(points(settings, experiment)), output, services)
-    ]
-    _run_missing(planned, output, services, display)
-    runs = _by_experiment(planned)
-    for name in wanted:
-        getattr(report, name)(runs[FIGURES[name]])
-    return report.close()
 
+    name: str
+    settings: Settings
+    figures: Sequence[str]
+    device: Device
+    output: Path
+    scores: Path | None = None
+    commit: str | None = None
 
-def _plan_runs(
-    settings: Settings, points: Sequence[Point], output: Path, services: Services
-) -> list[PlannedRun]:
-    """Write every point's request file below `output` and prepare the runs that are missing.
+    @property
+    def experiments(self) -> list[str]:
+        """What is needed, in the order of the figures."""
+        wanted = [
+            figure.experiment
+            for name, figure in self.settings.figures.items()
+            if name in self.figures or "all" in self.figures
+        ]
+        return list(dict.fromkeys(wanted))
 
-    A complete run is kept, and one that was stopped goes on. ConfigError for one with other
-    settings.
-    """
-    model = models.resolve(settings.model)
-    return [_plan(settings, point, output, services, model) for point in points]
+    @property
+    def score_folder(self) -> Path:
+        """Where scores row by row are, or will be."""
+        return self.scores or self.output / SCORES
 
+    def plan_loads(self, services: Services) -> dict[str, list[PlannedRun]]:
+        """All runs of loads; those that are complete have no job."""
+        return {
+            experiment: plan_runs(
+                list(points(self.settings, experiment, self.device)), self.output, services
+            )
+            for experiment in self.experiments
+            if experiment in self.settings.loads
+        }
 
-def _plan(
-    settings: Settings, point: Point, output: Path, services: Services, model: models.ModelSpec
-) -> PlannedRun:
-    requests = output / "requests" / f"{point.name}.jsonl"
-    written = write_traffic(requests, point.traffic, model)
-    directory = output / "runs" / point.name
-    wanted = _config(settings, requests, directory) | {"context": settings.context or model.context}
-    if _is_complete(directory, wanted, written.fingerprint):
-        return PlannedRun(point, written.facts, directory, None)
-    job = prepare(parse_config(wanted), services.load, services.memory)
-    return PlannedRun(point, written.facts, directory, job)
-
-
-def _config(settings: Settings, requests: Path, directory: Path) -> dict[str, Any]:
-    return {
-        "algo": tuple(settings.arms),
-        "requests": str(requests),
-        "model": settings.model,
-        "kv_blocks": settings.kv_blocks,
-        "max_running": settings.max_running,
-        "output": str(directory),
-    }
-
-
-def _is_complete(directory: Path, wanted: dict[str, Any], fingerprint: str) -> bool:
-    """Whether the wanted run is there and complete.
-
-    What cannot go on is removed: a run in which requests failed, or one of other code.
-    """
-    if not (directory / MANIFEST).exists():
-        return False
-    run = read_run(directory)
-    manifest = run.manifest
-    config = manifest["config"] | {"algo": tuple(manifest["config"]["algo"])}
-    same = manifest["workload"]["request_file"] == fingerprint and all(
-        config[name] == value for name, value in wanted.items() if name in _DECISIVE
-    )
-    if not same:
-        raise ConfigError(
-            f"{directory}: a run with other settings", hint="name another folder with `output`"
+    def latency(self, experiment: str) -> LatencyRun | None:
+        """The state of a latency experiment; None where it has no sizes for the device."""
+        found: LatencySettings | None = getattr(
+            self.settings.latencies[experiment], self.device, None
         )
-    if manifest["status"] == "complete":
-        return True
-    if not can_go_on(run):
-        shutil.rmtree(directory)
-    return False
+        if found is None:
+            return None
+        path = self.output / "latencies" / f"{self.device}-{experiment}.json"
+        return LatencyRun(found, self.device, path)
 
+    def latencies(self) -> dict[str, LatencyRun]:
+        """The latency experiments that there are on this device."""
+        wanted = [name for name in self.experiments if name in self.settings.latencies]
+        return {name: run for name in wanted if (run := self.latency(name)) is not None}
 
-def _run_missing(
-    planned: Sequence[PlannedRun], output: Path, services: Services, display: Display
-) -> None:
-    jobs = [run.job for run in planned if run.job is not None]
-    if not jobs:
-        return
-    with display(sum(job.requests for job in jobs)) as progress:
-        for _ in execute_all(jobs, services.launch, progress, output / "logs"):
-            pass
+    def score_settings(self) -> ScoreSettings | None:
+        """The scores that are to be measured; None if there are none, or they are given."""
+        if self.scores or "scores" not in self.experiments or self.settings.scores is None:
+            return None
+        found: ScoreSettings | None = getattr(self.settings.scores, self.device)
+        return found
 
+    def run(self, services: Services, display: Display) -> None:
+        """Measure what is missing and write compact data, experiment by experiment.
 
-def _by_experiment(planned: Sequence[PlannedRun]) -> dict[str, list[MeasuredRun]]:
-    found: dict[str, list[MeasuredRun]] = {}
-    for run in planned:
-        measured = MeasuredRun(run.point, run.facts, read_run(run.directory))
-        found.setdefault(run.point.experiment, []).append(measured)
-    return found
+        Raises ConfigError before an engine starts where something is wrong.
+        """
+        read_published(self.settings.published)
+        loads, latencies = self.plan_loads(services), self.latencies()
+        for experiment, planned in loads.items():
+            run_missing(planned, self.output, services, display)
+            self._keep_loads(experiment, planned)
+        for experiment, latency in latencies.items():
+            latency.measure(self.commit)
+            varies = self.settings.latencies[experiment].varies
+            latency.data(self.name, experiment, varies).write(self.output / DATA)
+        if (wanted := self.score_settings()) is not None:
+            self._measure_scores(wanted)
+
+    def _keep_loads(self, experiment: str, planned: Sequence[PlannedRun]) -> None:
+        if not planned:
+            return
+        first = planned[0].point.seed
+        runs = [read_run(run.directory) for run in planned]
+        found = [
+            compact(run, data, series=run.point.seed == first)
+            for run, data in zip(planned, runs, strict=True)
+        ]
+        facts = conditions(runs[0])
+        if self.commit:
+            facts = {
+                name: str(text).replace(facts["commit"], self.commit[:7])
+                for name, text in facts.items()
+            }
+        varies = self.settings.loads[experiment].varies
+        data = ExperimentData(self.name, experiment, self.device, varies, facts, found)
+        data.write(self.output / DATA)
+
+    def _measure_scores(self, wanted: ScoreSettings) -> None:
+        for model in wanted.models:
+            settings = serve_arms.ServeSettings(
+                model=model,
+                datasets=tuple(wanted.datasets),
+                rows=wanted.rows,
+                device=self.device,
+                dtype="bfloat16" if self.device == "cuda" else "float32",
+            )
+            serve_arms.measure(settings, self.commit, self.score_folder)

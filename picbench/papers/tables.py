@@ -1,15 +1,87 @@
 """A paper's tables: its printed values beside ours."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from picbench.errors import InvalidRun
 from picbench.output.run_reader import HELD
-from picbench.papers.measured_runs import MeasuredRun, SeedSpread, arms_of, by_label
+from picbench.papers.experiments.experiment_data import (
+    ExperimentData,
+    PointData,
+    SeedSpread,
+    by_label,
+    quartiles,
+)
 from picbench.papers.published import Published
 from picbench.papers.report_table import Cell, MeanCell, ReportTable
 
+#: Columns of tables by metric: title and digits. Metrics that no arm has are left out.
+_COLUMNS: Mapping[str, tuple[str, int]] = {
+    "makespan_s": ("makespan s", 2),
+    "ttft_p50_s": ("TTFT p50 s", 2),
+    "ttft_p95_s": ("TTFT p95 s", 2),
+    "tokens_s": ("tokens/s", 0),
+    "requests_s": ("requests/s", 2),
+    "peak_pct": ("peak referenced %", 1),
+    "mean_pct": ("mean referenced %", 1),
+    "resident_pct": ("peak resident %", 1),
+    "peak_mib": ("peak and workspace MiB", 1),
+    "score": ("score", 3),
+}
 
-def workload_table(runs: Sequence[MeasuredRun], published: Published) -> ReportTable:
+
+def experiment_table(data: ExperimentData) -> ReportTable:
+    """What every arm did at every point of an experiment."""
+    if data.single_requests:
+        return _latency_table(data)
+    shown = {
+        metric: column
+        for metric, column in _COLUMNS.items()
+        if any(data.values(label, arm, metric) for label in data.labels for arm in data.arms)
+    }
+    rows: list[list[Cell]] = [
+        [
+            label,
+            arm,
+            *(
+                data.spread(label, arm, metric).cell(digits)
+                for metric, (_, digits) in shown.items()
+            ),
+        ]
+        for label in data.labels
+        for arm in data.arms
+        if any(data.values(label, arm, metric) for metric in shown)
+    ]
+    return ReportTable(
+        data.name,
+        f"{data.experiment} on {data.device}: what each arm did",
+        (data.varies, "arm", *(title for title, _ in shown.values())),
+        rows,
+        (f"Mean ± standard deviation over {len(data.seeds)} seeds. {data.caption}",),
+    )
+
+
+def _latency_table(data: ExperimentData) -> ReportTable:
+    def row(label: str, arm: str) -> list[Cell]:
+        low, middle, high = quartiles(data.values(label, arm, "ttft_ms").values())
+        counts = [data.spread(label, arm, name).mean for name in ("linked", "compiled")]
+        times = [MeanCell(time, None, 1) for time in (middle, low, high)]
+        return [label, arm, *times, *(None if n is None else int(n) for n in counts)]
+
+    quartile = ("TTFT ms, median", "lower quartile", "upper quartile")
+    return ReportTable(
+        data.name,
+        f"{data.experiment} on {data.device}: what each arm did",
+        (data.varies, "arm", *quartile, "linked tokens", "compiled tokens"),
+        [
+            row(label, arm)
+            for label in data.labels
+            for arm in data.arms
+            if data.values(label, arm, "ttft_ms")
+        ],
+        (data.caption,),
+    )
+
+
+def workload_table(data: ExperimentData, published: Published) -> ReportTable:
     """MEPIC's Table 1: how long prompts are and how much of them is reused."""
     return ReportTable(
         "table1",
@@ -24,30 +96,37 @@ def workload_table(runs: Sequence[MeasuredRun], published: Published) -> ReportT
             "not reused (paper)",
             "not reused (ours)",
         ),
-        [_workload_row(label, group, published) for label, group in by_label(runs).items()],
+        [_workload_row(label, group, published) for label, group in by_label(data).items()],
         (
-            f"Paper: 300 requests; {published.label}.",
+            f"Paper: 300 requests; {published.label}. Ours are look-alikes: synthetic rows of the "
+            "same length and reuse, under the paper's names.",
             "Ours: means over seeds. Reuse is the share of chunk tokens that lie in a chunk "
             "which came before; not reused are the tokens of new chunks and of all other text.",
         ),
     )
 
 
-def _workload_row(label: str, runs: Sequence[MeasuredRun], published: Published) -> list[Cell]:
+def _workload_row(label: str, points: Sequence[PointData], published: Published) -> list[Cell]:
     paper = published.workload(label)
+
+    def facts(name: str, scale: float = 1.0) -> SeedSpread:
+        values = [point.facts[name] for point in points]
+        return SeedSpread.of(None if value is None else scale * value for value in values)
+
+    requests = points[0].facts["requests"]
     return [
-        label,
-        runs[0].facts.requests,
+        f"{label}-like",
+        None if requests is None else int(requests),
         paper.get("tokens"),
-        SeedSpread.of(run.facts.mean_tokens for run in runs).cell(0),
+        facts("mean_tokens").cell(0),
         paper.get("reuse_pct"),
-        SeedSpread.of(100 * run.facts.reuse for run in runs).cell(1),
+        facts("reuse", 100).cell(1),
         paper.get("recomputed"),
-        SeedSpread.of(run.facts.fresh_tokens for run in runs).cell(0),
+        facts("fresh_tokens").cell(0),
     ]
 
 
-def result_table(runs: Sequence[MeasuredRun], published: Published) -> ReportTable:
+def result_table(data: ExperimentData, published: Published) -> ReportTable:
     """MEPIC's Table 2: latency, peak occupancy, score."""
     return ReportTable(
         "table2",
@@ -63,66 +142,31 @@ def result_table(runs: Sequence[MeasuredRun], published: Published) -> ReportTab
             "score (paper)",
             "score (ours)",
         ),
-        [
-            _result_row(label, group, arm, published)
-            for label, group in by_label(runs).items()
-            for arm in arms_of(group)
-        ],
+        [_result_row(data, label, arm, published) for label in data.labels for arm in data.arms],
         (
             f"Paper: {published.label}. Its table has no arm prefix or full.",
             "Ours: mean ± standard deviation over seeds; peaks in percent of the pool. Referenced "
-            "blocks are held by running requests, resident ones also hold idle KV.",
+            f"blocks are held by running requests, resident ones also hold idle KV. {data.caption}",
         ),
     )
 
 
-def _result_row(
-    label: str, runs: Sequence[MeasuredRun], arm: str, published: Published
-) -> list[Cell]:
+def _result_row(data: ExperimentData, label: str, arm: str, published: Published) -> list[Cell]:
     def printed(metric: str) -> MeanCell | None:
         found = published.result(label, metric, arm)
         return None if found is None else MeanCell(*found)
 
     return [
-        label,
+        f"{label}-like",
         arm,
         printed("latency_s"),
-        SeedSpread.of(run.arm(arm).makespan_s for run in runs).cell(),
+        data.spread(label, arm, "makespan_s").cell(),
         printed("peak_pct"),
-        SeedSpread.of(run.share(arm, "peak_referenced") for run in runs).cell(),
-        SeedSpread.of(run.share(arm, "peak_resident") for run in runs).cell(),
+        data.spread(label, arm, "peak_pct").cell(),
+        data.spread(label, arm, "resident_pct").cell(),
         printed("score"),
-        _score(runs, arm).cell(),
+        data.spread(label, arm, "score").cell(),
     ]
-
-
-def load_table(runs: Sequence[MeasuredRun], name: str, title: str, varies: str) -> ReportTable:
-    """What every arm did at every point of an experiment."""
-    columns: dict[str, Callable[[MeasuredRun, str], float | None]] = {
-        "makespan s": lambda run, arm: run.arm(arm).makespan_s,
-        "TTFT p50 s": lambda run, arm: run.arm(arm).ttft_s("p50"),
-        "TTFT p95 s": lambda run, arm: run.arm(arm).ttft_s("p95"),
-        "tokens/s": lambda run, arm: run.arm(arm).throughput_tok_s,
-        "peak referenced %": lambda run, arm: run.share(arm, "peak_referenced"),
-        "mean referenced %": lambda run, arm: run.share(arm, "mean_referenced"),
-        "peak resident %": lambda run, arm: run.share(arm, "peak_resident"),
-    }
-    rows: list[list[Cell]] = [
-        [
-            label,
-            arm,
-            *(SeedSpread.of(value(r, arm) for r in group).cell() for value in columns.values()),
-        ]
-        for label, group in by_label(runs).items()
-        for arm in arms_of(group)
-    ]
-    return ReportTable(
-        name,
-        title,
-        (varies, "arm", *columns),
-        rows,
-        ("Mean ± standard deviation over seeds; occupancy in percent of the pool.",),
-    )
 
 
 def text_table(name: str, figure: str, published: Published) -> ReportTable:
@@ -136,53 +180,13 @@ def text_table(name: str, figure: str, published: Published) -> ReportTable:
     )
 
 
-def ratio_table(
-    runs: Sequence[MeasuredRun], name: str, varies: str, subject: str, reference: str
-) -> ReportTable:
-    """How many times fewer blocks one arm references at its peak than another."""
+def difference_table(data: ExperimentData) -> ReportTable:
+    """Blocks by kind at the moment of each arm's peak."""
     return ReportTable(
-        name,
-        f"Peak referenced KV: {reference} over {subject}",
-        (
-            varies,
-            f"{subject}, blocks",
-            f"{reference}, blocks",
-            "ratio",
-            "lowest",
-            "highest",
-            "seeds",
-        ),
-        list(_ratio_rows(runs, subject, reference)),
-        ("Peaks of the same run, on the same pool and requests; mean ± standard deviation.",),
-    )
-
-
-def _ratio_rows(runs: Sequence[MeasuredRun], subject: str, reference: str) -> Iterator[list[Cell]]:
-    for label, group in by_label(runs).items():
-        ratios = SeedSpread.of(run.peak(reference) / run.peak(subject) for run in group)
-        yield [
-            label,
-            SeedSpread.of(run.peak(subject) for run in group).cell(0),
-            SeedSpread.of(run.peak(reference) for run in group).cell(0),
-            ratios.cell(),
-            min(ratios.values),
-            max(ratios.values),
-            len(group),
-        ]
-
-
-def difference_table(
-    runs: Sequence[MeasuredRun], name: str, varies: str, subject: str, reference: str
-) -> ReportTable:
-    """Blocks by kind at the moment of each arm's peak, and the difference of every kind.
-
-    Raises InvalidRun unless the kinds sum to the peaks exactly.
-    """
-    return ReportTable(
-        name,
-        f"Blocks by kind at the peak: {reference} less {subject}",
-        (varies, "seed", "arm", *HELD, "sum"),
-        [row for run in runs for row in _difference_rows(run, subject, reference)],
+        f"{data.name}-kinds",
+        f"{data.experiment} on {data.device}: blocks by kind at the peak",
+        (data.varies, "seed", "arm", *HELD, "sum"),
+        list(_kind_rows(data)),
         (
             "Blocks of 16 tokens that running requests hold. chunk: shared KV of chunks; linked: "
             "recomputed tokens of chunks; private: a request's own copies; decode: replies.",
@@ -190,32 +194,9 @@ def difference_table(
     )
 
 
-def difference(subject: Mapping[str, float], reference: Mapping[str, float]) -> dict[str, float]:
-    """Blocks that `reference` holds and `subject` does not, by kind; their sum is exact.
-
-    Counts are multiples of 1/16, which floats hold exactly.
-    """
-    return {kind: reference[kind] - subject[kind] for kind in HELD}
-
-
-def _difference_rows(run: MeasuredRun, subject: str, reference: str) -> Iterator[list[Cell]]:
-    peaks = {arm: run.data.ledger[arm].at_peak() for arm in (reference, subject)}
-    for arm, blocks in peaks.items():
-        if sum(blocks.values()) != run.peak(arm):
-            raise InvalidRun(
-                f"arm {arm}: the ledger's kinds sum to {sum(blocks.values())} blocks, its peak is "
-                f"{run.peak(arm)}",
-                hint="report this with the run directory",
-            )
-        yield _difference_row(run, arm, blocks)
-    yield _difference_row(run, "difference", difference(peaks[subject], peaks[reference]))
-
-
-def _difference_row(run: MeasuredRun, arm: str, blocks: Mapping[str, float]) -> list[Cell]:
-    total = sum(blocks.values())
-    return [run.point.label, run.point.seed, arm, *(blocks[kind] for kind in HELD), total]
-
-
-def _score(runs: Sequence[MeasuredRun], arm: str) -> SeedSpread:
-    scores = [run.arm(arm).score for run in runs]
-    return SeedSpread.of(score.mean for score in scores if score.meaningful)
+def _kind_rows(data: ExperimentData) -> Iterator[list[Cell]]:
+    for point in data.points:
+        for arm, found in point.arms.items():
+            if found.at_peak:
+                kinds = [found.at_peak[kind] for kind in HELD]
+                yield [point.label, point.seed, arm, *kinds, sum(kinds)]

@@ -28,11 +28,13 @@ def run_interleaved(
     repeats: int,
     *,
     warm_up: bool = True,
+    keep: Callable[[str, Found], None] | None = None,
 ) -> Found:
     """All measurements of all arms, measure by measure.
 
-    Before the repeats of each there is one that is not kept, unless they need no `warm_up`. Raises
-    the error of an engine that cannot start or fails.
+    Before the repeats of each there is one that is not kept, unless they need no `warm_up`. `keep`
+    is called after each measure with its name and all that was found so far. Raises the error of an
+    engine that cannot start or fails.
     """
     found: Found = {name: {} for name in arms}
     with _started(arms) as engines:
@@ -43,6 +45,8 @@ def run_interleaved(
                     figures = engine.call(partial(_apply, measure, f"{label} {repeat}"))
                     if repeat:
                         _note(found[name], figures)
+            if keep is not None:
+                keep(label, found)
     return found
 
 

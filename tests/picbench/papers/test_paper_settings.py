@@ -2,9 +2,19 @@
 
 import pytest
 
+from picbench.arms.arm import parse_arms
 from picbench.errors import ConfigError
 from picbench.inputs.traffic_file import parse_traffic
-from picbench.papers.paper_settings import FIGURES, find_preset, points, presets, read_settings
+from picbench.papers.judging.claim import RunQuantity, ScoreQuantity
+from picbench.papers.paper_settings import (
+    PAPERS,
+    LatencySettings,
+    LoadSettings,
+    find_preset,
+    points,
+    presets,
+    read_settings,
+)
 from picbench.papers.published import read_published
 from picbench.workloads import models
 from picbench.workloads.traffic.chunk_source import build
@@ -15,17 +25,41 @@ from picbench.workloads.traffic.traffic_facts import measure
 TOKENS, REUSE = 8.0, 2.0
 
 
-def test_every_figure_has_its_experiment_and_the_paper_its_numbers() -> None:
-    settings = read_settings("mepic")
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_figure_has_its_experiment_on_both_devices(paper: str) -> None:
+    settings = read_settings(paper)
     published = read_published(settings.published)
-    for figure, experiment in FIGURES.items():
-        assert list(points(settings, experiment))
-        assert published.content[figure]["caption"]
-    assert settings.subject in settings.arms
-    assert settings.reference in settings.arms
-    assert {p.label for p in points(settings, "workloads")} == set(
-        published.content["table2"]["rows"]
-    )
+    assert published.paper.startswith(settings.paper)
+    for name, figure in settings.figures.items():
+        experiment = settings.experiments[figure.experiment]
+        assert experiment.cpu is not None
+        assert experiment.cuda is not None
+        assert name in published.content or figure.experiment == "requests"
+    for load in settings.loads:
+        assert list(points(settings, load, "cpu"))
+        assert list(points(settings, load, "cuda"))
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_claims_are_about_arms_and_points_that_are_measured(paper: str) -> None:
+    settings = read_settings(paper)
+    for claim in settings.claims:
+        if isinstance(claim.judge, ScoreQuantity):
+            parse_arms(arm.rpartition("/")[2] for arm in claim.judge.arms)
+        if isinstance(claim.judge, RunQuantity):
+            experiment = settings.experiments[claim.judge.experiment]
+            found = [one for one in (experiment.cpu, experiment.cuda) if one is not None]
+            assert all(isinstance(one, LoadSettings | LatencySettings) for one in found)
+            labels = {label for one in found for label in getattr(one, "points", ())}
+            wanted = claim.judge.against
+            against = [wanted] if isinstance(wanted, str) else wanted
+            assert {*claim.judge.at, *against} <= labels, claim.claim
+
+
+def test_workloads_are_those_of_table_2() -> None:
+    published = read_published("mepic.json")
+    labels = {point.label for point in points(read_settings("mepic"), "workloads", "cpu")}
+    assert labels == set(published.content["table2"]["rows"])
 
 
 def test_presets_are_the_workloads_of_table_1() -> None:
@@ -46,5 +80,5 @@ def test_workloads_are_as_long_and_as_reusable_as_the_papers(label: str) -> None
 
 
 def test_unknown_papers_and_files_are_named() -> None:
-    with pytest.raises(ConfigError, match="no paper is called 'epic'"):
-        read_settings("epic")
+    with pytest.raises(ConfigError, match="no paper is called 'epik'"):
+        read_settings("epik")

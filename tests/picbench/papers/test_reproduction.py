@@ -2,6 +2,9 @@
 
 import csv
 import json
+import shutil
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ from click.testing import CliRunner, Result
 from paper_bench import LEDGERS, Bench
 
 from picbench.cli import main
+from picbench.papers.paper_page import write_page
+from picbench.papers.paper_settings import read_settings
 
 
 def reproduce(bench: Bench, settings: Path, output: Path, *flags: str) -> Result:
@@ -31,50 +36,83 @@ def test_one_command_makes_every_table_and_figure(
     result = reproduce(bench, settings_file, output)
     assert result.exit_code == 0, result.stderr
     assert result.stdout.splitlines()[-1] == str(output / "README.md")
-    for name in ("fig6", "fig6-kinds", "fig7", "fig8"):
-        assert (output / f"{name}.svg").stat().st_size > 1000
-        assert (output / f"{name}.png").stat().st_size > 1000
-    for name in ("table1", "table2", "table2-ratio", "table2-difference", "fig7", "fig8-ratio"):
+    for name in ("table2-memory-cpu", "fig6-cpu", "fig8-cpu"):
+        for suffix in ("svg", "png", "pdf"):
+            assert (output / f"{name}.{suffix}").stat().st_size > 1000
+    for name in ("table1", "table2", "cpu-workloads-kinds", "cpu-chunks", "places"):
         for suffix in ("md", "csv", "json"):
             assert (output / f"{name}.{suffix}").exists()
     page = (output / "README.md").read_text()
-    assert "testbed model, synthetic rows" in page
+    assert "testbed weights, synthetic rows" in page
     assert "Ascend 910B" in page
-    assert bench.order.count("launch mepic") == 1
-    assert bench.runs == 3 * 2 * 2
+    assert "squad-like" in page
+    assert bench.order.count("launch mepic") == 2
+    assert bench.runs == 2 * 2 * 2
 
 
 def test_printed_values_stand_beside_ours(
     bench: Bench, settings_file: Path, tmp_path: Path
 ) -> None:
     reproduce(bench, settings_file, tmp_path / "out", "--figure", "table2", "--figure", "table1")
-    squad = [row for row in rows(tmp_path / "out" / "table2.csv") if row["workload"] == "squad"]
-    mepic, epic = squad
+    found = rows(tmp_path / "out" / "table2.csv")
+    mepic, epic = (row for row in found if row["workload"] == "squad-like")
     assert (mepic["peak % (paper)"], mepic["peak % (paper) sd"]) == ("27.67", "0.05")
     assert (epic["peak % (paper)"], epic["peak % (paper) sd"]) == ("54.13", "0.21")
     assert mepic["peak referenced % (ours)"] == "8.0"
     assert epic["peak referenced % (ours)"] == "40.0"
     assert "| 27.67 ± 0.05 |" in (tmp_path / "out" / "table2.md").read_text()
-    ours = [row for row in rows(tmp_path / "out" / "table2.csv") if row["workload"] == "ours"]
-    assert {row["peak % (paper)"] for row in ours} == {""}
+    assert {row["peak % (paper)"] for row in found if row["workload"] == "ours-like"} == {""}
     table1 = rows(tmp_path / "out" / "table1.csv")
     assert (table1[0]["tokens (paper)"], table1[0]["reuse % (paper)"]) == ("2224", "84.9")
     assert (table1[0]["tokens (ours)"], table1[0]["tokens (ours) sd"]) == ("88.0", "0.0")
 
 
-def test_the_ledger_explains_the_difference(
+def test_claims_are_judged_by_what_was_measured(
     bench: Bench, settings_file: Path, tmp_path: Path
 ) -> None:
-    reproduce(bench, settings_file, tmp_path / "out", "--figure", "fig8")
-    [first, *_] = rows(tmp_path / "out" / "fig8-ratio.csv")
-    assert (first["mepic, blocks"], first["epic:k=16, blocks"]) == ("8.0", "40.0")
-    assert (first["ratio"], first["lowest"], first["seeds"]) == ("5.0", "5.0", "2")
-    [epic, mepic, less, *_] = rows(tmp_path / "out" / "fig8-difference.csv")
-    assert less["arm"] == "difference"
-    kinds = [name for name in less if name not in ("chunks per request", "seed", "arm", "sum")]
-    for kind in [*kinds, "sum"]:
-        assert float(less[kind]) == float(epic[kind]) - float(mepic[kind])
-    assert sum(float(less[kind]) for kind in kinds) == float(less["sum"]) == 32
+    output = tmp_path / "out"
+    reproduce(bench, settings_file, output, "--figure", "fig8")
+    verdicts = json.loads((output / "verdicts.json").read_text())
+    assert [one["verdict"] for one in verdicts] == ["holds", "fails", "undecided", "undecided"]
+    assert set(verdicts[0]) == {
+        *("claim", "source", "published", "ours", "interval", "verdict", "why", "run")
+    }
+    assert verdicts[0]["ours"] == "5 (2: epic:k=16 over mepic)"
+    assert verdicts[0]["interval"] == [5.0, 5.0]
+    assert "data/cpu-chunks.json" in verdicts[0]["run"]
+    assert verdicts[2]["ours"] is None
+    assert "nothing draws them" in verdicts[3]["why"]
+
+
+def test_kinds_of_blocks_sum_to_the_peak(bench: Bench, settings_file: Path, tmp_path: Path) -> None:
+    reproduce(bench, settings_file, tmp_path / "out", "--figure", "table2")
+    [mepic, epic, *_] = rows(tmp_path / "out" / "cpu-workloads-kinds.csv")
+    kinds = [name for name in mepic if name not in ("workload", "seed", "arm", "sum")]
+    assert sum(float(mepic[kind]) for kind in kinds) == float(mepic["sum"]) == 8
+    assert sum(float(epic[kind]) for kind in kinds) == float(epic["sum"]) == 40
+
+
+def test_redrawing_needs_no_run(bench: Bench, settings_file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    reproduce(bench, settings_file, output)
+    verdicts = (output / "verdicts.json").read_bytes()
+    page = (output / "README.md").read_bytes()
+    kept = tmp_path / "kept"
+    shutil.copytree(output / "data", kept / "data")
+    write_page("mepic", read_settings("mepic", settings_file), kept, None)
+    assert (kept / "verdicts.json").read_bytes() == verdicts
+    assert (kept / "README.md").read_bytes() == page
+
+
+def test_a_dry_run_counts_what_is_left(bench: Bench, settings_file: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    assert reproduce(bench, settings_file, output, "--figure", "fig8").exit_code == 0
+    again = Bench()
+    result = reproduce(again, settings_file, output, "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    assert "0 of 4 runs" in result.stdout
+    assert "4 of 4 runs" in result.stdout
+    assert again.order == []
 
 
 def test_complete_points_are_not_measured_again(
@@ -94,7 +132,7 @@ def test_a_point_that_was_stopped_goes_on(
     output = tmp_path / "out"
     stopped = Bench(stops_at=7)
     assert reproduce(stopped, settings_file, output, "--figure", "fig8").exit_code == 130
-    manifest = output / "runs" / "chunks-4-seed2" / "manifest.json"
+    manifest = output / "runs" / "cpu-chunks-4-seed2" / "manifest.json"
     assert json.loads(manifest.read_text())["status"] == "interrupted"
     kept = (manifest.parent / "samples.jsonl").read_text()
     (served,) = {json.loads(line)["arm"] for line in kept.splitlines()}
@@ -102,7 +140,7 @@ def test_a_point_that_was_stopped_goes_on(
     again = Bench()
     result = reproduce(again, settings_file, output, "--figure", "fig8")
     assert result.exit_code == 0, result.stderr
-    assert "chunks-4-seed2: going on after 3 of 6 requests" in result.stderr
+    assert "cpu-chunks-4-seed2: going on after 3 of 6 requests" in result.stderr
     assert {arm: again.order.count(arm) for arm in LEDGERS} == {
         arm: int(arm != served) for arm in LEDGERS
     }
@@ -113,7 +151,7 @@ def test_a_point_that_was_stopped_goes_on(
 
     whole = tmp_path / "whole"
     assert reproduce(bench, settings_file, whole, "--figure", "fig8").exit_code == 0
-    assert rows(output / "fig8-ratio.csv") == rows(whole / "fig8-ratio.csv")
+    assert rows(output / "cpu-chunks-kinds.csv") == rows(whole / "cpu-chunks-kinds.csv")
 
 
 def test_a_point_that_began_with_other_code_is_measured_anew(
@@ -121,7 +159,7 @@ def test_a_point_that_began_with_other_code_is_measured_anew(
 ) -> None:
     output = tmp_path / "out"
     assert reproduce(bench, settings_file, output, "--figure", "fig8").exit_code == 0
-    path = output / "runs" / "chunks-4-seed2" / "manifest.json"
+    path = output / "runs" / "cpu-chunks-4-seed2" / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["provenance"]["packages"]["numpy"] = "0.1"
     path.write_text(json.dumps(manifest | {"status": "running"}))
@@ -142,14 +180,20 @@ def test_an_engine_that_dies_keeps_what_was_complete(settings_file: Path, tmp_pa
     assert mended.runs == 1
 
 
+def test_a_figure_that_a_paper_lacks_is_named(settings_file: Path, tmp_path: Path) -> None:
+    result = reproduce(Bench(), settings_file, tmp_path / "out", "--figure", "fig9")
+    assert result.exit_code == 2
+    assert "--figure fig9: mepic has none" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"kv_blocks": 200}, "a run with other settings"),
-        ({"seeds": []}, "seeds"),
-        ({"subject": "naive"}, "the subject 'naive' is none of the arms"),
-        ({"common": {"zipf": -1.0, "requests": 3}}, "zipf -1.0 is not possible"),
-        ({"common": {"colour": 1}}, "colour 1: extra inputs are not permitted"),
+        ({"loads.chunks.cpu.kv_blocks": 200}, "a run with other settings"),
+        ({"loads.chunks.cpu.seeds": []}, "seeds"),
+        ({"loads.chunks.cpu.common": {"zipf": -1.0, "requests": 3}}, "zipf -1.0 is not possible"),
+        ({"loads.chunks.cpu.common": {"colour": 1}}, "colour 1: extra inputs are not permitted"),
+        ({"figures.fig8.experiment": "chunk"}, "no experiment 'chunk'"),
         ({"published": "none.json"}, "none.json: cannot be read"),
     ],
 )
@@ -160,7 +204,11 @@ def test_what_is_wrong_is_said_before_an_engine_starts(
     assert (
         reproduce(bench, settings_file, output, "--figure", "fig8", "--seeds", "1").exit_code == 0
     )
-    settings_file.write_text(yaml.safe_dump(yaml.safe_load(settings_file.read_text()) | change))
+    content = yaml.safe_load(settings_file.read_text())
+    for place, value in change.items():
+        *folders, name = place.split(".")
+        reduce(getitem, folders, content)[name] = value
+    settings_file.write_text(yaml.safe_dump(content, sort_keys=False))
     again = Bench()
     result = reproduce(again, settings_file, output, "--figure", "fig8", "--seeds", "1")
     assert result.exit_code == 2

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from picbench.engines.ledger import KINDS, summarise
 from picbench.output.run_directory import RunDirectory
 from picbench.output.run_reader import HELD, Series, read_series
-from picbench.papers.measured_runs import SeedSpread
+from picbench.papers.experiments.experiment_data import SeedSpread
 from picbench.papers.report_table import MeanCell, ReportTable
 
 EXACT = st.integers(0, 16 * 50).map(lambda slots: slots / 16)

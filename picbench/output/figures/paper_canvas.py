@@ -1,0 +1,247 @@
+"""A panel as papers print it: 85 mm wide, with a note of what was measured below it."""
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from picbench.output.figures.style import drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Inches: a column of a paper, and what lies between the plot and the frame.
+COLUMN = 85 / 25.4
+_LEFT, _TOP = 0.51, 0.1
+
+#: Points: letters of axes, of labels in the plot, and of the note.
+AXIS, LABEL, NOTE = 7.0, 6.2, 5.2
+
+#: Letters of a line of the note.
+_LETTERS = 80
+
+FORMATS = ("png", "pdf", "svg")
+
+_SETTINGS: dict[Any, Any] = {
+    "font.size": AXIS,
+    "axes.linewidth": 0.6,
+    "axes.spines.right": False,
+    "axes.labelsize": AXIS,
+    "xtick.labelsize": LABEL,
+    "ytick.labelsize": LABEL,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 3.6,
+    "grid.linewidth": 0.4,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "pdf.fonttype": 42,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """What a panel says: its axes, whether they are logarithmic, and the note."""
+
+    x_label: str
+    y_label: str
+    note: str
+    log_x: bool = False
+    log_y: bool = False
+
+
+@contextmanager
+def canvas(
+    panel: Panel, base: Path, *, plot: float = 1.55, right: float = 0.12, above: float = 0.0
+) -> Iterator["Figure"]:
+    """A figure whose area for axes is `plot` inches high; written when the block ends.
+
+    `right` and `above` are inches beside and above it, for labels. Its subplots are made by
+    `axes_of`. Writes ``base.png``, ``base.pdf`` and ``base.svg``.
+    """
+    with drawing():
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        with matplotlib.rc_context(_SETTINGS):
+            lines = textwrap.wrap(panel.note, _LETTERS)
+            below = 0.36 + 0.085 * len(lines)
+            height = plot + below + _TOP + above
+            figure = Figure(figsize=(COLUMN, height))
+            figure.subplots_adjust(
+                left=_LEFT / COLUMN,
+                right=1 - right / COLUMN,
+                bottom=below / height,
+                top=(plot + below) / height,
+            )
+            figure.text(
+                0.012, 0.02 / height, "\n".join(lines), fontsize=NOTE, va="bottom", color="#444444"
+            )
+            yield figure
+            _write(figure, base, panel.note)
+
+
+def _write(figure: "Figure", base: Path, note: str) -> None:
+    base.parent.mkdir(parents=True, exist_ok=True)
+    metadata: dict[str, dict[str, Any]] = {
+        "png": {"Description": note},
+        "pdf": {"Subject": note, "CreationDate": None},
+        "svg": {"Description": note, "Date": None},
+    }
+    for kind in FORMATS:
+        figure.savefig(base.with_name(f"{base.name}.{kind}"), dpi=300, metadata=metadata[kind])
+
+
+def scale(axis: "Axes", panel: Panel) -> None:
+    """Names, and logarithmic scales with plain numbers."""
+    axis.set_xlabel(panel.x_label, labelpad=2)
+    axis.set_ylabel(panel.y_label, labelpad=2)
+    axis.tick_params(pad=2, length=2)
+    if panel.log_x:
+        _log(axis.xaxis, axis.set_xscale, axis.get_xlim())
+    if panel.log_y:
+        _log(axis.yaxis, axis.set_yscale, axis.get_ylim())
+
+
+def _log(one: Any, set_scale: Any, limits: tuple[float, float]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    set_scale("log")
+    wide = limits[0] <= 0 or limits[1] / limits[0] > 30
+    one.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    one.set_minor_formatter(NullFormatter())
+
+
+def label_ends(
+    axis: "Axes", ends: Sequence[tuple[str, float, float, str]], letters: float = LABEL
+) -> None:
+    """Names to the right of the axes, next to where lines end: (name, x, y, colour) each.
+
+    Names that would overlap are moved apart, and a thin line leads to each. Needs final limits.
+    """
+    figure = axis.figure
+    box = axis.get_window_extent()
+    per_point = figure.dpi / 72
+    gap = letters * 1.15 * per_point
+    at = [axis.transData.transform((x, y)) for _, x, y, _ in ends]
+    heights = spread([float(y) for _, y in at], gap, box.y0, box.y1)
+    for (name, _, _, colour), (x, y), height in zip(ends, at, heights, strict=True):
+        start = ((x - box.x0) / box.width, (y - box.y0) / box.height)
+        end = (1.03, (height - box.y0) / box.height)
+        axis.plot(
+            [start[0], end[0]],
+            [start[1], end[1]],
+            transform=axis.transAxes,
+            color=colour,
+            lw=0.4,
+            clip_on=False,
+            zorder=1,
+        )
+        axis.text(
+            1.04,
+            end[1],
+            name,
+            transform=axis.transAxes,
+            fontsize=letters,
+            color=colour,
+            va="center",
+        )
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places as near as possible to the wanted ones, at least `gap` apart and between the ends."""
+    order = sorted(range(len(wanted)), key=lambda n: wanted[n])
+    placed: list[float] = []
+    for number in order:
+        least = placed[-1] + gap if placed else low
+        placed.append(max(wanted[number], least))
+    for index in range(len(placed) - 1, -1, -1):
+        most = high if index == len(placed) - 1 else placed[index + 1] - gap
+        placed[index] = min(placed[index], most)
+    found = [0.0] * len(wanted)
+    for number, place in zip(order, placed, strict=True):
+        found[number] = place
+    return found
+
+
+def label_points(
+    axis: "Axes",
+    points: Iterable[tuple[str, float, float, str]],
+    drawn: Iterable[tuple[float, float]] = (),
+    letters: float = LABEL - 0.7,
+) -> None:
+    """Names beside points, each where it covers least of other names, points and what is `drawn`.
+
+    Needs final limits. What would stand outside the axes is not placed there.
+    """
+    named = list(points)
+    per_point = axis.figure.dpi / 72
+    box = axis.get_window_extent()
+    at = [tuple(map(float, axis.transData.transform((x, y)))) for _, x, y, _ in named]
+    marks = [tuple(map(float, axis.transData.transform(place))) for place in drawn]
+    taken: list[_Box] = [
+        (x - reach, y - reach, x + reach, y + reach)
+        for places, reach in ((at, 2.2 * per_point), (marks, 1.2 * per_point))
+        for x, y in places
+    ]
+    for (name, x, y, colour), place in zip(named, at, strict=True):
+        if not name:
+            continue
+        size = (0.63 * letters * len(name) * per_point, 1.1 * letters * per_point)
+        offsets = [
+            (dx, dy)
+            for reach in (4.0, 9.0, 15.0)
+            for dx, dy in (
+                (reach, 0.0),
+                (reach, reach),
+                (reach, -reach),
+                (-1.0, reach),
+                (-1.0, -reach),
+                (-reach, reach),
+                (-reach, -reach),
+                (-reach, 0.0),
+            )
+        ]
+        boxes = [(offset, _box(place, offset, size, per_point)) for offset in offsets]
+        offset, chosen = min(
+            boxes, key=lambda b: (_cost(b[1], taken, box), abs(b[0][0]) + abs(b[0][1]))
+        )
+        taken.append(chosen)
+        far = abs(offset[0]) + abs(offset[1]) > 14
+        axis.annotate(
+            name,
+            (x, y),
+            xytext=offset,
+            textcoords="offset points",
+            fontsize=letters,
+            color=colour,
+            ha="left" if offset[0] > 0 else "right" if offset[0] < -1 else "center",
+            va="center",
+            arrowprops={"arrowstyle": "-", "lw": 0.3, "color": colour} if far else None,
+        )
+
+
+_Box = tuple[float, float, float, float]
+
+
+def _box(
+    place: Sequence[float], offset: tuple[float, float], size: tuple[float, float], unit: float
+) -> _Box:
+    x, y = place[0] + offset[0] * unit, place[1] + offset[1] * unit
+    width, height = size
+    left = x if offset[0] > 0 else x - width if offset[0] < -1 else x - width / 2
+    return left, y - height / 2, left + width, y + height / 2
+
+
+def _cost(box: _Box, taken: Sequence[_Box], frame: Any) -> float:
+    """Covered area, and much more for what is outside."""
+    covered = sum(
+        max(0.0, min(box[2], other[2]) - max(box[0], other[0]))
+        * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))
+        for other in taken
+    )
+    inside = frame.x0 <= box[0] and box[2] <= frame.x1 and frame.y0 <= box[1] and box[3] <= frame.y1
+    return covered + (0 if inside else 1e6)

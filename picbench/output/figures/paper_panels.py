@@ -1,0 +1,247 @@
+"""The kinds of panel that papers' figures are redrawn as; one quantity a panel."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from picbench.output.figures.paper_canvas import (
+    LABEL,
+    Panel,
+    canvas,
+    label_ends,
+    label_points,
+    scale,
+)
+from picbench.output.figures.style import MARKERS, PALETTE, arm_styles
+
+#: Inches beside the axes for names of arms.
+_NAMES = 0.98
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A value with the ends of its bar; `name` is written beside it unless empty."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    name: str = ""
+
+
+def draw_lines(
+    panel: Panel,
+    lines: Mapping[str, Sequence[Spot]],
+    ticks: Mapping[float, str],
+    base: Path,
+    printed: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+) -> None:
+    """A line an arm, named where it ends; `ticks` name places on the x axis.
+
+    `printed` are a paper's points, drawn hollow.
+    """
+    with canvas(panel, base, right=_NAMES) as figure:
+        axis = figure.subplots()
+        styles = arm_styles(list(lines))
+        for name, spots in lines.items():
+            colour, marker = styles[name]
+            _errorbar(axis, spots, colour, marker)
+            for x, y in (printed or {}).get(name, ()):
+                axis.plot(x, y, marker, mfc="white", mec=colour, ms=5)
+        scale(axis, panel)
+        axis.set_xticks(list(ticks), list(ticks.values()))
+        axis.minorticks_off()
+        if not panel.log_y:
+            axis.set_ylim(bottom=0)
+        ends = [(name, max(spots, key=lambda s: s.x)) for name, spots in lines.items() if spots]
+        label_ends(axis, [(name, spot.x, spot.y, styles[name][0]) for name, spot in ends])
+
+
+def draw_scatter(
+    panel: Panel, families: Mapping[str, Sequence[Spot]], joined: Sequence[str], base: Path
+) -> None:
+    """Percents of families of arms; those in `joined` are joined by a line. Spots have names."""
+    with canvas(panel, base, plot=1.75) as figure:
+        axis = figure.subplots()
+        styles = arm_styles(list(families))
+        for name, spots in families.items():
+            colour, marker = styles[name]
+            _errorbar(axis, spots, colour, marker, line=name in joined)
+        axis.margins(x=0.1)
+        scale(axis, panel)
+        lowest = min(spot.low for spots in families.values() for spot in spots)
+        axis.set_ylim(min(90.0, 10 * (lowest // 10)), 103)
+        named = [
+            (spot.name, spot.x, spot.y, styles[name][0])
+            for name, spots in families.items()
+            for spot in spots
+        ]
+        drawn = [mark for name, spots in families.items() for mark in _ink(spots, name in joined)]
+        label_points(axis, named, drawn)
+
+
+def _ink(spots: Sequence[Spot], line: bool) -> Iterator[tuple[float, float]]:
+    """Places along bars, and along the line between spots."""
+    steps = [step / 8 for step in range(9)]
+    for spot in spots:
+        yield from ((spot.x, spot.low + step * (spot.high - spot.low)) for step in steps)
+    for one, other in pairwise(spots) if line else ():
+        # Along a straight line on a logarithmic axis.
+        yield from (
+            (one.x * (other.x / one.x) ** step, one.y + step * (other.y - one.y)) for step in steps
+        )
+
+
+def draw_dots(
+    panel: Panel,
+    rows: Mapping[str, Mapping[str, Spot]],
+    printed: Mapping[str, Mapping[str, Spot]],
+    base: Path,
+) -> None:
+    """A row a workload and a marker an arm: ours filled, with bars, the paper's hollow."""
+    arms = list(dict.fromkeys(arm for row in rows.values() for arm in row))
+    colours = {arm: (PALETTE[n % 8], MARKERS[n % 8]) for n, arm in enumerate(arms)}
+    height = 0.4 * len(rows)
+    with canvas(replace(panel, y_label=""), base, plot=height, above=0.3) as figure:
+        axis = figure.subplots()
+        figure.subplots_adjust(left=0.27)
+        step = 0.8 / max(1, len(arms))
+        for number, (workload, row) in enumerate(rows.items()):
+            for place, arm in enumerate(arms):
+                y = number - 0.4 + step * (place + 0.5)
+                colour, marker = colours[arm]
+                if arm in row:
+                    _across(axis, row[arm], y, colour, marker, filled=True)
+                if (theirs := printed.get(workload, {}).get(arm)) is not None:
+                    _across(axis, theirs, y, colour, marker, filled=False)
+            if number:
+                axis.axhline(number - 0.5, color="#CCCCCC", lw=0.5)
+        scale(axis, replace(panel, y_label=""))
+        axis.set_yticks(range(len(rows)), list(rows))
+        axis.set_ylim(len(rows) - 0.5, -0.5)
+        axis.grid(visible=False, axis="y")
+        if not panel.log_x:
+            axis.set_xlim(left=0)
+        _legend(figure, colours, hollow=any(printed.values()))
+
+
+def draw_bars(panel: Panel, bars: Mapping[str, Spot], base: Path) -> None:
+    """A bar a name, with its value beside it; x values of spots count."""
+    height = 0.155 * len(bars) + 0.1
+    with canvas(replace(panel, y_label=""), base, plot=height, right=0.2) as figure:
+        axis = figure.subplots()
+        longest = max(map(len, bars))
+        figure.subplots_adjust(left=min(0.5, 0.05 + 0.0155 * longest))
+        for number, spot in enumerate(bars.values()):
+            error = [[max(0.0, spot.x - spot.low)], [max(0.0, spot.high - spot.x)]]
+            axis.barh(number, spot.x, color=PALETTE[5], height=0.72, zorder=2)
+            axis.errorbar(
+                spot.x, number, xerr=error, color="#000000", lw=0.7, capsize=1.5, zorder=3
+            )
+            axis.annotate(
+                f"{spot.x:,.0f}" if spot.x >= 100 else f"{spot.x:.3g}",
+                (max(spot.x, spot.high), number),
+                xytext=(3, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=LABEL,
+            )
+        scale(axis, replace(panel, y_label=""))
+        axis.set_yticks(range(len(bars)), list(bars))
+        axis.set_ylim(len(bars) - 0.5, -0.5)
+        axis.grid(visible=False, axis="y")
+        most = max(max(spot.x, spot.high) for spot in bars.values())
+        least = min(spot.x for spot in bars.values())
+        axis.set_xlim(
+            (0.5 * least, most * (most / least) ** 0.25 * 1.2) if panel.log_x else (0, 1.18 * most)
+        )
+
+
+def draw_time(
+    panel: Panel,
+    panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]],
+    base: Path,
+) -> None:
+    """Two panels a row, one a workload: a quantity over time, an arm a line, scales shared."""
+    rows = -(-len(panels) // 2)
+    arms = list(dict.fromkeys(arm for lines in panels.values() for arm in lines))
+    colours = {arm: (PALETTE[n % 8], "") for n, arm in enumerate(arms)}
+    with canvas(panel, base, plot=1.0 * rows, above=0.34) as figure:
+        grid = figure.subplots(
+            rows, 2, sharey=True, squeeze=False, gridspec_kw={"hspace": 0.55, "wspace": 0.12}
+        )
+        for axis, (name, lines) in zip(grid.flat, panels.items(), strict=False):
+            for arm, (time, share) in lines.items():
+                axis.step(time, share, where="post", color=colours[arm][0], lw=0.9)
+            axis.set_title(name, fontsize=LABEL, loc="left", pad=2)
+            axis.tick_params(pad=2, length=2)
+            axis.set_xlim(left=0)
+        for axis in list(grid.flat)[len(panels) :]:
+            axis.set_visible(False)
+        grid[0][0].set_ylim(bottom=0)
+        for axis in grid[-1]:
+            axis.set_xlabel(panel.x_label, labelpad=2)
+        for row in grid:
+            row[0].set_ylabel(panel.y_label, labelpad=2, fontsize=LABEL)
+        _legend(figure, colours, hollow=False, line=True)
+
+
+def _legend(
+    figure: Any, styles: Mapping[str, tuple[str, str]], *, hollow: bool, line: bool = False
+) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=colour, marker=marker, ls="-" if line else "", label=name)
+        for name, (colour, marker) in styles.items()
+    ]
+    if hollow:
+        handles.append(
+            Line2D([], [], color="#000000", marker="o", mfc="white", ls="", label="hollow: paper")
+        )
+    figure.legend(
+        handles=handles,
+        loc="upper center",
+        ncols=3,
+        fontsize=LABEL - 0.4,
+        handletextpad=0.3,
+        columnspacing=1.0,
+        borderpad=0.1,
+        handlelength=1.2 if line else 0.8,
+        bbox_to_anchor=(0.5, 0.995),
+    )
+
+
+def _errorbar(
+    axis: Any, spots: Sequence[Spot], colour: str, marker: str, *, line: bool = True
+) -> None:
+    axis.errorbar(
+        [spot.x for spot in spots],
+        [spot.y for spot in spots],
+        yerr=[
+            [max(0.0, spot.y - spot.low) for spot in spots],
+            [max(0.0, spot.high - spot.y) for spot in spots],
+        ],
+        color=colour,
+        marker=marker,
+        ls="-" if line else "",
+        elinewidth=0.6,
+        capsize=1.5,
+        capthick=0.6,
+    )
+
+
+def _across(axis: Any, spot: Spot, y: float, colour: str, marker: str, *, filled: bool) -> None:
+    axis.errorbar(
+        spot.x,
+        y,
+        xerr=[[max(0.0, spot.x - spot.low)], [max(0.0, spot.high - spot.x)]],
+        color=colour,
+        marker=marker,
+        mfc=colour if filled else "white",
+        mew=0.8,
+        elinewidth=0.6,
+        capsize=1.5,
+    )

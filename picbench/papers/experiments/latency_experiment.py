@@ -1,0 +1,195 @@
+"""Time to the first token of single requests: all arms in one engine, in turn in every repeat."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Request, Text
+from picbench.errors import ConfigError
+from picbench.measure.engine.interleaved import Found, run_interleaved
+from picbench.measure.engine.random_tokens import random_tokens
+from picbench.output import provenance
+from picbench.output.json_file import write_json
+from picbench.papers.experiments.experiment_data import ExperimentData, PointArm, PointData
+from picbench.papers.paper_settings import Device, LatencyPoint, LatencySettings
+from picbench.workloads import models
+
+#: Tokens of the question, which no request shares with another.
+QUESTION = 32
+
+#: Arms of stock vLLM.
+STOCK = ("full", "prefix")
+
+COLD = " cold"
+
+#: Figures of a request.
+_METRICS = ("ttft_ms", "linked", "compiled")
+
+#: Separates the names in a figure's key.
+_BETWEEN = "\t"
+
+#: Metrics by arm, a list of repeats each.
+Figures = dict[str, dict[str, list[float]]]
+
+
+class LatencyRun:
+    """Measures the points of an experiment that are not in its file yet, and keeps each in it."""
+
+    def __init__(self, settings: LatencySettings, device: Device, path: Path) -> None:
+        self._settings = settings
+        self._device = device
+        self._path = path
+        self._done: dict[str, Figures] = {}
+        self._facts: dict[str, Any] = {}
+        if path.exists():
+            self._take_up(json.loads(path.read_bytes()))
+
+    @property
+    def missing(self) -> dict[str, LatencyPoint]:
+        """Points that are still to be measured."""
+        points = self._settings.points.items()
+        return {label: point for label, point in points if label not in self._done}
+
+    def measure(self, commit: str | None) -> None:
+        """Start the engines and measure what is missing. Raises the error of one that fails."""
+        missing = self.missing
+        if not missing:
+            return
+        self._facts = provenance.facts(*provenance.ENGINE, device=self._device, commit=commit)
+        arms = self._settings.arms
+        measures = {
+            label: partial(serve_point, label=label, arms=tuple(arms), point=point)
+            for label, point in missing.items()
+        }
+        run_interleaved(
+            engines(self._settings, self._device),
+            measures,
+            self._settings.repeats,
+            keep=self._keep,
+        )
+
+    def data(self, paper: str, experiment: str, varies: str) -> ExperimentData:
+        """What was measured, a point's repeat a point."""
+        points = [
+            PointData(label, repeat + 1, _size(self._settings.points[label]), arms)
+            for label in self._settings.points
+            if label in self._done
+            for repeat, arms in enumerate(_by_repeat(self._done[label]))
+        ]
+        facts = self._facts
+        model = models.resolve(self._settings.model)
+        weights = "testbed weights" if model.name == "testbed" else model.label
+        caption = (
+            f"{facts['gpu']}; vLLM {facts['vllm']}, torch {facts['torch']}; commit "
+            f"{facts['commit'][:7]}. {weights}, random tokens, type {self._settings.dtype}; one "
+            f"request at a time, arms in turn, {self._settings.repeats} repeats. Chunks are cached "
+            "but for full, prefix and cold arms."
+        )
+        conditions = {
+            "caption": caption,
+            "model": weights,
+            "hardware": facts["gpu"],
+            "commit": facts["commit"][:7],
+        }
+        return ExperimentData(paper, experiment, self._device, varies, conditions, points)
+
+    def _take_up(self, found: Mapping[str, Any]) -> None:
+        if found["settings"] != self._identity:
+            raise ConfigError(
+                f"{self._path}: measured with other settings",
+                hint="name another folder with `output`",
+            )
+        self._done, self._facts = found["points"], found["facts"]
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        kept = self._settings.model_dump(mode="json")
+        return kept | {"device": self._device, "points": None}
+
+    def _keep(self, label: str, found: Found) -> None:
+        figures: Figures = {arm: {} for arm in self._settings.arms}
+        for engine in found.values():
+            for key, values in engine.items():
+                point, arm, metric = key.split(_BETWEEN)
+                if point == label:
+                    figures[arm][metric] = [round(value, 3) for value in values]
+        self._done[label] = figures
+        document = {"settings": self._identity, "facts": self._facts, "points": self._done}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._path, document, indent=None)
+
+
+def engines(settings: LatencySettings, device: Device) -> dict[str, EngineConfig]:
+    """The engines that the arms need: one of picbench's, and stock vLLM if an arm is its."""
+    longest = max(point.chunks * point.tokens for point in settings.points.values())
+    context = longest + QUESTION + 2 * BLOCK_SIZE
+    ours = EngineConfig(
+        model=str(models.resolve(settings.model).path),
+        device=device,
+        dtype=settings.dtype,
+        context=context,
+        batch_tokens=min(8192, max(2048, context)),
+        kv_blocks=max(1024, context // BLOCK_SIZE * 5),
+        max_requests=8,
+        tiers="",
+    )
+    found = {"picbench": ours}
+    if any(arm in STOCK for arm in settings.arms):
+        found["stock"] = replace(ours, stock=True, algorithm="prefix")
+    return found
+
+
+def serve_point(
+    engine: Engine, name: str, *, label: str, arms: Sequence[str], point: LatencyPoint
+) -> dict[str, float]:
+    """Figures of one repeat, by point, arm and metric: milliseconds, and tokens."""
+    served = [arm for arm in arms if (arm in STOCK) == engine.config.stock]
+    return {
+        _BETWEEN.join((label, arm, metric)): value
+        for arm in served
+        for metric, value in zip(_METRICS, _serve(engine, name, arm, point), strict=True)
+    }
+
+
+def _serve(engine: Engine, name: str, arm: str, point: LatencyPoint) -> Iterator[float]:
+    drawn = f"{name} {arm}"
+    chunks = [
+        Chunk(tokens=random_tokens(point.tokens, f"{drawn} {n}")) for n in range(point.chunks)
+    ]
+    if not arm.endswith(COLD) and arm != "full":
+        _request(engine, arm, chunks, f"{drawn} before")
+        # Orders that begin alike would share what follows from it.
+        chunks = [*chunks[1:], chunks[0]] if len(chunks) > 1 else chunks
+    result = _request(engine, arm, chunks, drawn)
+    yield result.timings.ttft * 1e3
+    yield result.counts.linked
+    yield result.counts.compiled
+
+
+def _request(engine: Engine, arm: str, chunks: Sequence[Chunk], name: str) -> Any:
+    algorithm = "prefix" if arm in STOCK else arm.removesuffix(COLD)
+    question = Text(tokens=random_tokens(QUESTION, f"{name} question"))
+    # A head of its own, so that one chunk is not a prefix that was there before.
+    head = Text(tokens=random_tokens(BLOCK_SIZE, f"{name} head"))
+    request = Request([head, *chunks, question], algorithm)
+    [result] = engine.generate([request], max_tokens=1, ignore_eos=True)
+    return result
+
+
+def _size(point: LatencyPoint) -> dict[str, float | None]:
+    total = BLOCK_SIZE + point.chunks * point.tokens + QUESTION
+    return {"chunks": point.chunks, "chunk_tokens": point.tokens, "mean_tokens": total}
+
+
+def _by_repeat(figures: Figures) -> Iterator[dict[str, PointArm]]:
+    repeats = min(len(values) for arm in figures.values() for values in arm.values())
+    for repeat in range(repeats):
+        yield {
+            arm: PointArm({metric: values[repeat] for metric, values in metrics.items()})
+            for arm, metrics in figures.items()
+        }

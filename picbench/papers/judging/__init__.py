@@ -1,0 +1,1 @@
+"""What a paper claims, held against measurements: claims, evidence, verdicts."""

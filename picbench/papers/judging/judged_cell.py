@@ -1,0 +1,110 @@
+"""A claim at one place: a data set, or a point of an experiment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log
+from typing import Literal
+
+import numpy as np
+
+from picbench.statistics.bootstrap import Interval, MeanBootstrap
+from picbench.statistics.clusters import sum_clusters
+from picbench.statistics.student import FEW, StudentMean
+
+Verdict = Literal["holds", "fails", "undecided"]
+
+#: With what probability all intervals of a claim cover the truth.
+CONFIDENCE = 0.95
+
+#: Far ends of resamples are needed where a claim has many places.
+_RESAMPLES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where a quantity has to be."""
+
+    least: float | None
+    most: float | None
+
+    def room(self, value: float) -> float:
+        """The distance to the nearer bound; negative outside."""
+        below = value - self.least if self.least is not None else float("inf")
+        above = self.most - value if self.most is not None else float("inf")
+        return min(below, above)
+
+    def judge(self, found: Interval | None) -> Verdict:
+        """Holds if all of the interval is inside, fails if all of it is on one side outside."""
+        if found is None:
+            return "undecided"
+        low = float("-inf") if self.least is None else self.least
+        high = float("inf") if self.most is None else self.most
+        if low <= found.low and found.high <= high:
+            return "holds"
+        return "fails" if found.high < low or found.low > high else "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedCell:
+    """The estimate at one place, its interval, and what that says; `samples` are rows or seeds."""
+
+    on: str
+    what: str
+    value: float
+    interval: Interval | None
+    verdict: Verdict
+    samples: int
+
+
+def level_of(cells: int) -> float:
+    """The level of each of so many intervals (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / max(1, cells)
+
+
+def difference_interval(first: Sequence[float], second: Sequence[float], level: float) -> Interval:
+    """Of the mean difference of two arms on the same rows; at least two of these."""
+    differences = np.subtract(first, second)
+    found = MeanBootstrap(sum_clusters(differences, None), resamples=_RESAMPLES).interval(level)
+    if found is None:
+        raise ValueError("one row has no interval")
+    return found
+
+
+def ratio_interval(first: Sequence[float], second: Sequence[float], level: float) -> Interval:
+    """Of the ratio of means on the same rows; the second mean is not zero in any resample."""
+    rows = len(first)
+    draw = np.random.default_rng(0)
+    shares = draw.multinomial(rows, np.full(rows, 1 / rows), size=_RESAMPLES)
+    ratios = (shares @ np.asarray(first)) / (shares @ np.asarray(second))
+    low, high = np.quantile(ratios, ((1 - level) / 2, (1 + level) / 2))
+    # Sums in another order differ in their last place.
+    return Interval(round(float(low), 9), round(float(high), 9), level)
+
+
+def unseen(first: Sequence[float], second: Sequence[float]) -> float:
+    """The share of rows that may differ although none of these does; 0 where some do.
+
+    See `picbench.statistics.non_inferiority`.
+    """
+    if any(a != b for a, b in zip(first, second, strict=True)):
+        return 0.0
+    return float(1 - 0.05 ** (1 / len(first)))
+
+
+def seed_interval(
+    values: Sequence[float], level: float, *, logs: bool
+) -> tuple[float, Interval | None]:
+    """Mean and interval over seeds; of logarithms, and given back as ratios, if `logs`."""
+    found = sum_clusters(np.asarray(values, dtype=np.float64), None)
+    mean = StudentMean.of(found) if len(values) <= FEW else MeanBootstrap(found)
+    interval = mean.interval(level)
+    if not logs:
+        return found.mean, interval
+    if interval is not None:
+        interval = Interval(exp(interval.low), exp(interval.high), level)
+    return exp(found.mean), interval
+
+
+def log_ratio(first: float, second: float) -> float | None:
+    """None where one of the two is not positive."""
+    return log(first / second) if first > 0 and second > 0 else None

@@ -1,0 +1,253 @@
+"""Claims against evidence: verdicts."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from math import log
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from picbench.output.json_file import write_json
+from picbench.papers.experiments.experiment_data import ExperimentData
+from picbench.papers.judging.claim import Claim, NotMeasured, RunQuantity, ScoreQuantity
+from picbench.papers.judging.evidence import Evidence
+from picbench.papers.judging.judged_cell import (
+    Bounds,
+    JudgedCell,
+    Verdict,
+    difference_interval,
+    level_of,
+    log_ratio,
+    ratio_interval,
+    seed_interval,
+    unseen,
+)
+
+#: The verdict on a claim is the first of these that one of its cells has.
+_ORDER: tuple[Verdict, ...] = ("fails", "undecided", "holds")
+
+VERDICTS = "verdicts.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimVerdict:
+    """A claim, what we found and what that says.
+
+    `ours` and `interval` are those of the place that decides; `cells` has all places.
+    """
+
+    claim: str
+    source: str
+    published: str
+    ours: str | None
+    interval: tuple[float, float] | None
+    verdict: Verdict
+    why: str
+    run: str | None
+    cells: tuple[JudgedCell, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """Without the cells."""
+        found = asdict(self)
+        del found["cells"]
+        return found
+
+
+def judge_all(claims: Sequence[Claim], evidence: Evidence) -> list[ClaimVerdict]:
+    """A verdict for each claim and each device on which it was measured, at least one a claim."""
+    return [verdict for claim in claims for verdict in _judge(claim, evidence)]
+
+
+def write_verdicts(verdicts: Sequence[ClaimVerdict], folder: Path) -> None:
+    """Write ``verdicts.json``: a list of claims."""
+    rows = [verdict.document() for verdict in verdicts]
+    write_json(folder / VERDICTS, rows)
+
+
+def _judge(claim: Claim, evidence: Evidence) -> Iterator[ClaimVerdict]:
+    match claim.judge:
+        case NotMeasured(why=why):
+            yield _verdict(claim, [], Bounds(None, None), "", why)
+        case ScoreQuantity() as wanted:
+            yield _judge_scores(claim, wanted, evidence)
+        case RunQuantity() as wanted:
+            found = evidence.experiment(wanted.experiment)
+            for data in found:
+                cells = _run_cells(wanted, data)
+                yield _verdict(claim, cells, _bounds(wanted), _run_of(data), "")
+            if not found:
+                why = f"the experiment {wanted.experiment} has not been run"
+                yield _verdict(claim, [], _bounds(wanted), "", why)
+
+
+def _bounds(wanted: ScoreQuantity | RunQuantity) -> Bounds:
+    return Bounds(wanted.least, wanted.most)
+
+
+def _judge_scores(claim: Claim, wanted: ScoreQuantity, evidence: Evidence) -> ClaimVerdict:
+    places = [
+        (dataset, first, second)
+        for dataset in wanted.datasets or evidence.datasets()
+        for first, second in pairwise(wanted.arms)
+        if evidence.part(first, dataset) and evidence.part(second, dataset)
+    ]
+    level = level_of(len(places))
+    cells = [_score_cell(wanted, evidence, *place, level) for place in places]
+    facts = [part.facts for d, arm, _ in places if (part := evidence.part(arm, d))]
+    run = ""
+    if facts:
+        where = sorted({f"{f['gpu']}, {f['dtype']}, commit {f['commit'][:7]}" for f in facts})
+        counts = sorted({cell.samples for cell in cells})
+        rows = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
+        run = f"{evidence.scores}: {' and '.join(where)}; testbed weights, {rows} rows a set"
+    return _verdict(claim, cells, _bounds(wanted), run, "no scores of these arms")
+
+
+def _score_cell(
+    wanted: ScoreQuantity,
+    evidence: Evidence,
+    dataset: str,
+    first: str,
+    second: str,
+    level: float,
+) -> JudgedCell:
+    one, other = evidence.rows(first, dataset) or [], evidence.rows(second, dataset) or []
+    rows = min(len(one), len(other))
+    one, other = one[:rows], other[:rows]
+    what = f"{first} {'over' if wanted.ratio else 'less'} {second}"
+    if wanted.ratio:
+        value, interval = fmean(one) / fmean(other), ratio_interval(one, other, level)
+    else:
+        value, interval = fmean(one) - fmean(other), difference_interval(one, other, level)
+    bounds = _bounds(wanted)
+    verdict = bounds.judge(interval)
+    if verdict == "holds" and bounds.room(value) and unseen(one, other) > bounds.room(value):
+        verdict = "undecided"
+    return JudgedCell(dataset, what, value, interval, verdict, rows)
+
+
+def _run_cells(wanted: RunQuantity, data: ExperimentData) -> list[JudgedCell]:
+    arm, over = _first(wanted.arm, data.arms), _first(wanted.over, data.arms)
+    against = _first(wanted.against, data.labels)
+    if not arm or (wanted.over and not over) or (wanted.against and not against):
+        return []
+    labels = [label for label in wanted.at or data.labels if label != against]
+    labels = [label for label in labels if label in data.labels]
+    level = level_of(len(labels))
+    what = f"{arm} over {over}" if over else arm
+    cells = []
+    for label in labels:
+        values = list(_seed_values(wanted, data, (label, against), arm, over))
+        if values:
+            logs = bool(over or wanted.against) and not wanted.exponent
+            value, interval = seed_interval(values, level, logs=logs)
+            verdict = _bounds(wanted).judge(interval)
+            cells.append(JudgedCell(label, what, value, interval, verdict, len(values)))
+    return cells
+
+
+def _first(names: str | Sequence[str], known: Sequence[str]) -> str:
+    """The first name that is known; empty if none is."""
+    wanted = [names] if isinstance(names, str) else names
+    return next((name for name in wanted if name in known), "")
+
+
+def _seed_values(
+    wanted: RunQuantity, data: ExperimentData, labels: tuple[str, str], arm: str, over: str
+) -> Iterator[float]:
+    """What is averaged over seeds: values, or logarithms of ratios."""
+    label, against = labels
+    here = _values(wanted, data, label, arm, over)
+    if not against:
+        yield from here.values()
+        return
+    there = _values(wanted, data, against, arm, over)
+    for seed in here.keys() & there.keys():
+        # Values of ratios are logarithms by now.
+        change = here[seed] - there[seed] if over else log_ratio(here[seed], there[seed])
+        if change is not None:
+            yield change / _log_size(data, label, against) if wanted.exponent else change
+
+
+def _values(
+    wanted: RunQuantity, data: ExperimentData, label: str, arm: str, over: str
+) -> Mapping[int, float]:
+    first = data.values(label, arm, wanted.metric)
+    if not over:
+        return first
+    second = data.values(label, over, wanted.metric)
+    ratios = {seed: log_ratio(first[seed], second[seed]) for seed in first.keys() & second.keys()}
+    return {seed: ratio for seed, ratio in ratios.items() if ratio is not None}
+
+
+def _log_size(data: ExperimentData, label: str, against: str) -> float:
+    """The logarithm of how many times longer prompts are."""
+    sizes = {point.label: point.facts["mean_tokens"] for point in data.points}
+    here, there = sizes[label], sizes[against]
+    return log(here / there) if here and there else float("nan")
+
+
+def _run_of(data: ExperimentData) -> str:
+    seeds = len(data.seeds)
+    return f"data/{data.name}.json: {data.hardware}, commit {data.conditions['commit']}; " + (
+        f"{data.weights}, n={seeds}"
+    )
+
+
+def _verdict(
+    claim: Claim, cells: Sequence[JudgedCell], bounds: Bounds, run: str, missing: str
+) -> ClaimVerdict:
+    note = f" {claim.note}" if claim.note else ""
+    if not cells:
+        why = f"Not measured: {missing or 'arms or points are missing in the data'}.{note}"
+        return _unmeasured(claim, run, why)
+    verdict = next(verdict for verdict in _ORDER if any(c.verdict == verdict for c in cells))
+    decisive = min(
+        (cell for cell in cells if cell.verdict == verdict), key=lambda c: bounds.room(c.value)
+    )
+    interval = decisive.interval
+    return ClaimVerdict(
+        claim=claim.claim,
+        source=claim.source,
+        published=claim.published,
+        ours=f"{number(decisive.value)} ({decisive.on}: {decisive.what})",
+        interval=None
+        if interval is None
+        else (significant(interval.low), significant(interval.high)),
+        verdict=verdict,
+        why=f"{_places(cells)}{note}",
+        run=run,
+        cells=tuple(cells),
+    )
+
+
+def _unmeasured(claim: Claim, run: str, why: str) -> ClaimVerdict:
+    return ClaimVerdict(
+        claim.claim, claim.source, claim.published, None, None, "undecided", why, run or None
+    )
+
+
+def _places(cells: Sequence[JudgedCell]) -> str:
+    """Where the claim holds, fails and is undecided; a place with several pairs has the worst."""
+    worst: dict[str, Verdict] = {}
+    for cell in cells:
+        worst[cell.on] = min(worst.get(cell.on, "holds"), cell.verdict, key=_ORDER.index)
+    texts = []
+    for verdict in reversed(_ORDER):
+        places = [place for place, found in worst.items() if found == verdict]
+        if places:
+            texts.append(f"{verdict} at {', '.join(places)}")
+    single = any(cell.interval is None for cell in cells)
+    text = "; ".join(texts) + (" (a single run has no interval)" if single else "") + "."
+    return text[0].upper() + text[1:]
+
+
+def number(value: float) -> str:
+    """Three significant digits."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def significant(value: float) -> float:
+    """Four significant digits, for files."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,240 @@
+"""A paper's drawings: what of the evidence goes into each panel."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+from picbench.measure.frontier.row_intervals import RatioBootstrap, RowInterval
+from picbench.output.figures.paper_canvas import Panel
+from picbench.output.figures.paper_panels import (
+    Spot,
+    draw_bars,
+    draw_dots,
+    draw_lines,
+    draw_scatter,
+    draw_time,
+)
+from picbench.papers.experiments.experiment_data import ExperimentData, quartiles
+from picbench.papers.judging.evidence import Evidence
+from picbench.papers.paper_settings import Drawing
+from picbench.papers.published import Published
+
+#: Arms of score panels that are joined by a line, as they differ in one number.
+_FAMILIES = ("epic", "cacheblend")
+
+
+def draw(
+    drawing: Drawing, experiment: str, evidence: Evidence, published: Published, folder: Path
+) -> list[str]:
+    """Draw a panel for each device that has the data; the names of files without their suffix."""
+    if drawing.kind == "kept":
+        return _draw_kept(drawing, evidence, folder)
+    if drawing.kind == "scores":
+        return [
+            name
+            for data in evidence.experiment(drawing.metric)
+            for name in _draw_scores(drawing, evidence, data, folder)
+        ]
+    made = []
+    for data in evidence.experiment(experiment):
+        name = f"{drawing.name}-{data.device}"
+        _KINDS[drawing.kind](drawing, data, published, folder / name)
+        made.append(name)
+    return made
+
+
+def _note(data: ExperimentData) -> str:
+    count = len(data.seeds)
+    how = (
+        f"Median of {count} repeats, bars: quartiles."
+        if data.single_requests
+        else f"Mean of {count} seeds, bars: sd."
+    )
+    commit = data.conditions["commit"]
+    return f"{_sentence(data.weights)}. {data.hardware}, commit {commit}. {how}"
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def _spot(data: ExperimentData, label: str, arm: str, metric: str, x: float) -> Spot | None:
+    values = data.values(label, arm, metric).values()
+    if not values:
+        return None
+    if data.single_requests:
+        low, middle, high = quartiles(values)
+        return Spot(x, middle, low, high)
+    mean, deviation = fmean(values), (stdev(values) if len(values) > 1 else 0.0)
+    return Spot(x, mean, mean - deviation, mean + deviation)
+
+
+def _place(label: str, number: int) -> float:
+    """Where a point stands: at its number, or at its place in the list."""
+    try:
+        return float(label)
+    except ValueError:
+        return float(number)
+
+
+def _draw_lines(drawing: Drawing, data: ExperimentData, _: Published, base: Path) -> None:
+    places = {label: _place(label, number) for number, label in enumerate(data.labels)}
+    lines = {
+        arm: [
+            spot
+            for label, x in places.items()
+            if (spot := _spot(data, label, arm, drawing.metric, x)) is not None
+        ]
+        for arm in drawing.arms or data.arms
+    }
+    wide = max(places.values()) > 10 * max(1e-9, min(places.values()))
+    ticks = {x: _thousands(label) for label, x in places.items()}
+    panel = Panel(
+        data.varies,
+        drawing.label,
+        _note(data),
+        log_x=wide and min(places.values()) > 0,
+        log_y=drawing.log,
+    )
+    draw_lines(panel, {arm: spots for arm, spots in lines.items() if spots}, ticks, base)
+
+
+def _thousands(label: str) -> str:
+    return f"{int(label) / 1024:g}k" if label.isdigit() and int(label) >= 1024 else label
+
+
+def _draw_dots(drawing: Drawing, data: ExperimentData, published: Published, base: Path) -> None:
+    def ours(label: str, arm: str) -> Spot | None:
+        found = _spot(data, label, arm, drawing.metric, 0)
+        return found and Spot(found.y, 0, found.low, found.high)
+
+    def theirs(label: str, arm: str) -> Spot | None:
+        found = published.result(label, drawing.printed, arm)
+        return found and Spot(found[0], 0, found[0] - found[1], found[0] + found[1])
+
+    def rows(value: Callable[[str, str], Spot | None]) -> dict[str, dict[str, Spot]]:
+        return {
+            f"{label}-like": {arm: spot for arm in data.arms if (spot := value(label, arm))}
+            for label in data.labels
+        }
+
+    note = f"{_note(data)} Hollow: printed, {published.label}."
+    draw_dots(Panel(drawing.label, "", note, log_x=drawing.log), rows(ours), rows(theirs), base)
+
+
+def _draw_bars(drawing: Drawing, data: ExperimentData, _: Published, base: Path) -> None:
+    labels = [drawing.at] if drawing.at in data.labels else data.labels
+    bars = {
+        arm if len(labels) == 1 else f"{arm}, {label}": Spot(spot.y, 0, spot.low, spot.high)
+        for label in labels
+        for arm in data.arms
+        if (spot := _spot(data, label, arm, drawing.metric, 0)) is not None
+    }
+    where = f" Prompt: {labels[0]} tokens." if drawing.at in data.labels else ""
+    draw_bars(Panel(drawing.label, "", f"{_note(data)}{where}", log_x=drawing.log), bars, base)
+
+
+def _draw_time(drawing: Drawing, data: ExperimentData, _: Published, base: Path) -> None:
+    panels = {
+        f"{point.label}-like": {
+            arm: (found.series.time, found.series.share)
+            for arm, found in point.arms.items()
+            if found.series is not None
+        }
+        for point in data.points
+        if point.seed == data.seeds[0]
+    }
+    note = (
+        f"{_sentence(data.weights)}. {data.hardware}, commit {data.conditions['commit']}. One seed."
+    )
+    draw_time(Panel("time, s", drawing.label, note), panels, base)
+
+
+_Kind = Callable[[Drawing, ExperimentData, Published, Path], None]
+
+_KINDS: Mapping[str, _Kind] = {
+    "lines": _draw_lines,
+    "dots": _draw_dots,
+    "bars": _draw_bars,
+    "time": _draw_time,
+}
+
+
+def _kept(evidence: Evidence, arm: str, dataset: str) -> RowInterval | None:
+    """The share of full recompute's score that an arm keeps; None where it was not scored."""
+    one, full = evidence.rows(arm, dataset), evidence.rows("full", dataset)
+    return RatioBootstrap(len(full)).ratio(one, full) if one and full else None
+
+
+def _percent(found: RowInterval, x: float, name: str = "") -> Spot:
+    return Spot(x, 100 * found.value, 100 * found.low, 100 * found.high, name)
+
+
+def _score_note(evidence: Evidence, datasets: Sequence[str]) -> str:
+    facts = [part.facts for name in datasets if (part := evidence.part("full", name))]
+    rows = sorted({len(evidence.rows("full", name) or ()) for name in datasets})
+    counts = " to ".join(str(n) for n in dict.fromkeys((rows[0], rows[-1])))
+    where = f"{facts[0]['gpu']}, {facts[0]['dtype']}, commit {facts[0]['commit'][:7]}"
+    return f"Scores: testbed weights, synthetic rows, n={counts}; {where}; vertical bars: 95 %."
+
+
+def _draw_scores(
+    drawing: Drawing, evidence: Evidence, data: ExperimentData, folder: Path
+) -> list[str]:
+    families: dict[str, list[Spot]] = {}
+    for arm in data.arms:
+        ttft = _spot(data, drawing.at, arm, "ttft_ms", 0)
+        kept = _kept(evidence, arm, drawing.dataset)
+        if ttft is not None and kept is not None:
+            name, _, option = arm.partition(":")
+            spot = _percent(kept, ttft.y, option or name)
+            families.setdefault(name, []).append(spot)
+    if not families:
+        return []
+    for name in _FAMILIES:
+        families[name] = sorted(families.get(name, []), key=lambda s: _option(s.name))
+        families[name] = _named_ends(name, families[name])
+    times = f"Time: {_note(data)} {drawing.at} random tokens.".replace(", bars: quartiles", "")
+    note = f"{_score_note(evidence, [drawing.dataset])} {times}"
+    panel = Panel("time to the first token, ms", drawing.label, note, log_x=True)
+    name = f"{drawing.name}-{data.device}"
+    draw_scatter(panel, {n: s for n, s in families.items() if s}, _FAMILIES, folder / name)
+    return [name]
+
+
+def _option(name: str) -> float:
+    return float(name.partition("=")[2] or 0)
+
+
+def _named_ends(family: str, spots: Sequence[Spot]) -> list[Spot]:
+    """Only the first and last spot of a family keep their names: others stand close to these."""
+    ends = (0, len(spots) - 1)
+    return [
+        Spot(s.x, s.y, s.low, s.high, f"{family} {s.name}" if number in ends else "")
+        for number, s in enumerate(spots)
+    ]
+
+
+def _draw_kept(drawing: Drawing, evidence: Evidence, folder: Path) -> list[str]:
+    """A line a data set: kept against the share of tokens, which the arms' names have."""
+    datasets = evidence.datasets()
+    lines = {
+        f"{dataset}-like": [
+            _percent(kept, 100 * _option(arm))
+            for arm in drawing.arms
+            if (kept := _kept(evidence, arm, dataset)) is not None
+        ]
+        for dataset in datasets
+    }
+    lines = {name: spots for name, spots in lines.items() if spots}
+    if not lines:
+        return []
+    ticks = {100 * _option(arm): f"{100 * _option(arm):g}" for arm in drawing.arms}
+    note = _score_note(evidence, datasets)
+    draw_lines(
+        Panel("recomputed, % of chunk tokens", drawing.label, note),
+        lines,
+        ticks,
+        folder / drawing.name,
+    )
+    return [drawing.name]

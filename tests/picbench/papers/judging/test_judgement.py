@@ -1,0 +1,147 @@
+"""Verdicts from evidence made by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from picbench.measure.frontier.scored_part import ArmRows, Case, ScoredPart
+from picbench.papers.experiments.experiment_data import ExperimentData, PointArm, PointData
+from picbench.papers.judging.claim import Claim
+from picbench.papers.judging.claims_table import BEGIN, END, write_claims
+from picbench.papers.judging.evidence import Evidence
+from picbench.papers.judging.judged_cell import Bounds, level_of
+from picbench.papers.judging.judgement import ClaimVerdict, judge_all, write_verdicts
+from picbench.statistics.bootstrap import Interval
+
+CONDITIONS = {"caption": "here", "model": "no weights", "hardware": "a machine", "commit": "abc"}
+FACTS = {"gpu": "a GPU", "dtype": "float32", "commit": "0123456789"}
+
+
+def claim(**judge: Any) -> Claim:
+    content = {"claim": "c", "source": "s", "published": "p", "judge": judge}
+    return TypeAdapter(Claim).validate_python(content)
+
+
+def point(label: str, seed: int, tokens: float, **values: float) -> PointData:
+    arms = {arm: PointArm({"time": value}) for arm, value in values.items()}
+    return PointData(label, seed, {"mean_tokens": tokens}, arms)
+
+
+def evidence(*points: PointData) -> Evidence:
+    data = ExperimentData("mepic", "e", "cpu", "x", CONDITIONS, points)
+    return Evidence({("cpu", "e"): data}, {})
+
+
+def scored(**arms: list[float]) -> Evidence:
+    rows = len(next(iter(arms.values())))
+    part = ScoredPart.begin(Case("testbed", "musique"), rows, FACTS, list(arms))
+    for arm, scores in arms.items():
+        part.arms[arm] = ArmRows(scores, [0] * rows, [0] * rows)
+    return Evidence({}, {part.case: part}, "scores")
+
+
+def judged(claim: Claim, found: Evidence) -> ClaimVerdict:
+    [verdict] = judge_all([claim], found)
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(1.1, 1.9, "holds"), (0.5, 0.9, "fails"), (2.1, 3.0, "fails"), (0.9, 1.5, "undecided")],
+)
+def test_bounds(low: float, high: float, verdict: str) -> None:
+    assert Bounds(1.0, 2.0).judge(Interval(low, high, 0.95)) == verdict
+    assert Bounds(1.0, None).judge(None) == "undecided"
+
+
+def test_ratios_are_paired_by_seed() -> None:
+    # Seeds differ tenfold, ratios by a hundredth: only pairs show that.
+    times = [(1, 1.0, 2.0), (2, 10.0, 20.2), (3, 100.0, 199.0)]
+    found = evidence(*(point("a", seed, 1, slow=b, fast=a) for seed, a, b in times))
+    ratio = {"kind": "run", "experiment": "e", "metric": "time", "arm": "slow", "over": "fast"}
+    verdict = judged(claim(**ratio, least=1.9), found)
+    assert verdict.verdict == "holds"
+    assert verdict.ours == "2 (a: slow over fast)"
+    assert verdict.interval is not None
+    # Student's t for two degrees of freedom, by hand.
+    logs = np.log([2.0, 2.02, 1.99])
+    reach = 4.302653 * logs.std(ddof=1) / np.sqrt(3)
+    assert verdict.interval == pytest.approx(
+        np.exp([logs.mean() - reach, logs.mean() + reach]), 1e-3
+    )
+    assert judged(claim(**ratio, least=2.1), found).verdict == "fails"
+    assert judged(claim(**ratio, least=2.0), found).verdict == "undecided"
+    single = evidence(point("a", 1, 1, slow=2.0, fast=1.0))
+    assert judged(claim(**ratio, least=1.9), single).verdict == "undecided"
+
+
+def test_a_claim_is_as_good_as_its_worst_place() -> None:
+    found = evidence(
+        *(point("a", seed, 1, x=5.0 + seed / 100) for seed in (1, 2, 3)),
+        *(point("b", seed, 1, x=1.0 + seed / 100) for seed in (1, 2, 3)),
+    )
+    value = {"kind": "run", "experiment": "e", "metric": "time", "arm": "x", "least": 3}
+    verdict = judged(claim(**value), found)
+    assert verdict.verdict == "fails"
+    assert verdict.why.startswith("Holds at a; fails at b.")
+    assert verdict.ours == "1.02 (b: x)"
+    assert judged(claim(**value, at=["a"]), found).verdict == "holds"
+    assert judged(claim(**value | {"arm": ["none", "x"]}), found).verdict == "fails"
+    assert judged(claim(**value | {"arm": "none"}), found).verdict == "undecided"
+
+
+def test_growth_and_exponents() -> None:
+    found = evidence(
+        *(point("short", seed, 100, x=1.0 * seed, y=1.0) for seed in (1, 2, 3)),
+        *(point("long", seed, 400, x=16.0 * seed, y=2.0) for seed in (1, 2, 3)),
+    )
+    run = {"kind": "run", "experiment": "e", "metric": "time", "arm": "x", "against": "short"}
+    assert judged(claim(**run, exponent=True, least=1.9), found).ours == "2 (long: x)"
+    assert judged(claim(**run, least=15.9, most=16.1), found).verdict == "holds"
+    assert judged(claim(**run, over="y", least=7.9, most=8.1), found).ours == "8 (long: x over y)"
+
+
+def test_scores_are_paired_by_row() -> None:
+    rng = np.random.default_rng(1)
+    hard = (rng.random(100) < 0.5).astype(float)
+    worse = np.where(np.arange(100) < 4, 0.0, hard)
+    found = scored(full=list(hard), naive=list(worse), same=list(hard))
+    less = {"kind": "score", "arms": ["naive", "full"]}
+    assert judged(claim(**less, least=-0.1), found).verdict == "holds"
+    assert judged(claim(**less, least=0.01), found).verdict == "fails"
+    assert judged(claim(**less, ratio=True, least=0.5), found).verdict == "holds"
+    equal = {"kind": "score", "arms": ["same", "full"]}
+    # None of 100 rows differs: 3 % of others may.
+    assert judged(claim(**equal, least=-0.02), found).verdict == "undecided"
+    assert judged(claim(**equal, least=-0.05), found).verdict == "holds"
+    assert judged(claim(**equal, least=0), found).verdict == "holds"
+    missing = judged(claim(kind="score", arms=["epic:k=2", "full"], least=0), found)
+    assert (missing.verdict, missing.ours) == ("undecided", None)
+
+
+def test_intervals_of_many_places_are_wider() -> None:
+    assert level_of(1) == pytest.approx(0.95)
+    assert level_of(10) == pytest.approx(0.995)
+
+
+def test_the_table_in_a_document_is_replaced(tmp_path: Path) -> None:
+    found = evidence(*(point("a", seed, 1, x=5.0 + seed / 100) for seed in (1, 2, 3)))
+    run = {"kind": "run", "experiment": "e", "metric": "time", "arm": "x"}
+    claims = [claim(**run, least=3), claim(**run, least=9), claim(kind="none", why="no")]
+    write_verdicts(judge_all(claims, found), tmp_path)
+    assert len(json.loads((tmp_path / "verdicts.json").read_text())) == 3
+    document = tmp_path / "page.md"
+    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    write_claims(document, [("MEPIC", tmp_path)])
+    text = document.read_text()
+    assert "\nold\n" not in text
+    assert "| MEPIC | 1 | 1 | 1 |" in text
+    assert "| MEPIC | fails | c | p | 5.02 (a: x) [" in text
+    assert text.startswith("before\n") and text.endswith("after\n")
+    before = text
+    write_claims(document, [("MEPIC", tmp_path)])
+    assert document.read_text() == before

@@ -1,0 +1,40 @@
+"""What is committed of papers is what the program makes of the committed data."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from picbench.papers.judging.claims_table import write_claims
+from picbench.papers.judging.evidence import Evidence
+from picbench.papers.judging.judgement import judge_all
+from picbench.papers.paper_settings import PAPERS, read_settings
+
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "results" / "papers"
+SCORES = Path("results/testbed/algorithms")
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_verdicts_are_current(paper: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    evidence = Evidence.read(RESULTS / paper / "data", SCORES)
+    found = judge_all(read_settings(paper).claims, evidence)
+    committed = json.loads((RESULTS / paper / "verdicts.json").read_text())
+    assert json.loads(json.dumps([one.document() for one in found])) == committed, "make claims"
+
+
+def test_the_readme_has_the_table_of_claims(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    copy = tmp_path / "README.md"
+    copy.write_text(readme)
+    titles = [(read_settings(paper).paper, RESULTS / paper) for paper in PAPERS]
+    write_claims(copy, [(title.partition(",")[0], folder) for title, folder in titles])
+    assert copy.read_text() == readme, "make claims"
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_picture_of_a_page_is_there(paper: str) -> None:
+    page = (RESULTS / paper / "README.md").read_text()
+    pictures = [line.rpartition("](")[2].rstrip(")") for line in page.split("\n") if "![" in line]
+    assert [name for name in pictures if not (RESULTS / paper / name).exists()] == []
