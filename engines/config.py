@@ -19,6 +19,10 @@ PRESSURE = ("wait", "reject")
 COMPILE_ORDERS = ("head", "batch", "isps")
 
 
+#: The values of `shared_decode`.
+SHARED_DECODE = ("off", "auto", "always")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Settings of one engine.
@@ -49,8 +53,9 @@ class EngineConfig:
     first ("isps"). The last two are MiniPIC's batch mode and interleaved span prefill (arXiv
     2606.13126). Answers are the same.
 
-    With `shared_decode` (CUDA) the blocks of a chunk are read once a decoding step for all requests
-    that see them, where that is expected to be faster.
+    `shared_decode` (CUDA) says whether a decoding step reads the blocks of a chunk once for all
+    requests that see them: never ("off"), where that is expected to be faster ("auto"), or wherever
+    two requests see the same ones ("always", for checks).
 
     With `self_check` the engine compares ways to the same answers before it serves any, and does
     not start if they differ (`Engine.self_check`).
@@ -73,7 +78,7 @@ class EngineConfig:
     tiers: str | None = None
     on_pressure: str = "wait"
     compile_order: str = "head"
-    shared_decode: bool = False
+    shared_decode: str = "off"
     self_check: bool = False
 
 

@@ -141,7 +141,7 @@ def _workspace(config: EngineConfig, model: Mapping[str, Any], context: int) -> 
     batch = 4 * rows * (2 * tiles * _TILE + 2)
     heads = int(model["num_attention_heads"]) // config.tensor_parallel
     partial = 4 * rows * _SPLITS * heads * (head_size(model) + 1)
-    shared = _shared(config, model, heads, tiles, shifts) if config.shared_decode else 0
+    shared = _shared(config, model, heads, tiles, shifts) if config.shared_decode != "off" else 0
     return LINK_WORKSPACE + table + batch + partial + shared
 
 

@@ -10,7 +10,13 @@ from typing import Any, Self
 
 from picbench.engines.algorithms import Algorithm, check_served, parse
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
-from picbench.engines.config import BLOCK_SIZE, COMPILE_ORDERS, DEFAULT_TIERS, PRESSURE
+from picbench.engines.config import (
+    BLOCK_SIZE,
+    COMPILE_ORDERS,
+    DEFAULT_TIERS,
+    PRESSURE,
+    SHARED_DECODE,
+)
 from picbench.engines.planning.policy import LayoutConfig
 from picbench.errors import ConfigError
 
@@ -53,7 +59,7 @@ class PicSettings:
     on_pressure: str = "wait"
     compile_order: str = "head"
     positions: int | None = None
-    shared_decode: bool = False
+    shared_decode: str = "off"
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":
@@ -88,10 +94,15 @@ class PicSettings:
         return replace(self, tiers=DEFAULT_TIERS[device]) if self.tiers is None else self
 
     def check(self) -> None:
-        """Raise ConfigError for a wrong algorithm, tier, `on_pressure` or `compile_order`."""
+        """Raise ConfigError for a wrong algorithm, tier, or word."""
         check_served(parse(self.algorithm))
         parse_tiers(self.tiers or "")
-        for name, choices in (("on_pressure", PRESSURE), ("compile_order", COMPILE_ORDERS)):
+        words = (
+            ("on_pressure", PRESSURE),
+            ("compile_order", COMPILE_ORDERS),
+            ("shared_decode", SHARED_DECODE),
+        )
+        for name, choices in words:
             if getattr(self, name) not in choices:
                 raise ConfigError(
                     f"`{name}` is {getattr(self, name)!r}", hint=f"use {' or '.join(choices)}"

@@ -109,7 +109,7 @@ def test_shared_decode_is_counted() -> None:
 
     shape = HeadShape(32, 8, 128, torch.bfloat16)
     for unrotated in (False, True):
-        config = replace(CONFIG, keys_without_rope=unrotated, shared_decode=True)
+        config = replace(CONFIG, keys_without_rope=unrotated, shared_decode="auto")
         most, slots = config.max_requests, planned_capacity(9789)
         blocks = -(-slots // BLOCK_SIZE) + 1
         table = SharedRequestTable(

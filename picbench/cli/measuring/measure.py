@@ -196,6 +196,13 @@ def tiers(**options: Any) -> None:
 @click.option("--synchronous", is_flag=True, help="Schedule no step ahead.")
 @click.option("--keys-without-rope", is_flag=True, help="Cache all keys without RoPE.")
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, help="GPUs of the engine.")
+@click.option(
+    "--shared-decode",
+    type=click.Choice(("off", "auto", "always")),
+    default="off",
+    show_default=True,
+    help="Read chunks once for all requests that decode; always, also where that is slower.",
+)
 def oracle(**settings: Any) -> int:
     """Compare an engine with the oracle; exit 1 where they differ."""
     exact_float32()

@@ -175,6 +175,7 @@ def measure(
     synchronous: bool,
     keys_without_rope: bool,
     tensor_parallel: int,
+    shared_decode: str,
 ) -> bool:
     """Compare an engine with the oracle, and print whether all requests agree."""
     config = EngineConfig(
@@ -185,6 +186,7 @@ def measure(
         asynchronous=not synchronous,
         keys_without_rope=keys_without_rope,
         tensor_parallel=tensor_parallel,
+        shared_decode=shared_decode,
         tiers=DEFAULT_TIERS["cpu"],  # Tiers are off by default on a GPU, and checked all the same.
         context=2048,
         batch_tokens=512,

@@ -198,6 +198,7 @@ def test_an_engine_that_differs_from_the_oracle_ends_in_exit_code_1(
             "eager": True,
             "synchronous": False,
             "keys_without_rope": False,
+            "shared_decode": "off",
             "tensor_parallel": 2,
         }
     ]

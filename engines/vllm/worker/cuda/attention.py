@@ -25,6 +25,7 @@ from picbench.errors import ConfigError
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.shared_decode import serves_groups
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
+from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
 from picbench.kernels.cuda.support import describe, require
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.rope import RopeTable
@@ -98,17 +99,25 @@ def _kernels(
 ) -> KernelPlanner:
     most = vllm_config.scheduler_config.max_num_seqs
     blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE) + 1
-    bare, shared = settings.keys_without_rope, settings.shared_decode and serves_groups(shape)
-    if settings.shared_decode and not shared:
-        logger.warning_once("picbench: no kernel reads chunks once for heads like these")
-    table = (
-        SharedRequestTable(
-            most + 1, blocks, device, shape, unrotated=bare, parts_bytes=SHARED_PARTS
-        )
-        if shared
-        else RequestTable(most + 1, blocks, device, unrotated=bare)
-    )
+    table = _table(settings, most + 1, blocks, device, shape)
     return KernelPlanner(table, most, rope, shape, CudaWorkspace(LINK_WORKSPACE, device))
+
+
+def _table(
+    settings: PicSettings, rows: int, blocks: int, device: torch.device, shape: HeadShape
+) -> RequestTable:
+    bare = settings.keys_without_rope
+    if settings.shared_decode != "off":
+        if serves_groups(shape):
+            costs = SharingCosts.none() if settings.shared_decode == "always" else SharingCosts()
+            return SharedRequestTable(
+                *(rows, blocks, device, shape),
+                unrotated=bare,
+                costs=costs,
+                parts_bytes=SHARED_PARTS,
+            )
+        logger.warning_once("picbench: no kernel reads chunks once for heads like these")
+    return RequestTable(rows, blocks, device, unrotated=bare)
 
 
 def _shape(vllm_config: Any) -> HeadShape:

@@ -29,6 +29,11 @@ class SharingCosts:
     parts_gb_ms: float = 3.0
     launch_ms: float = 0.003
 
+    @classmethod
+    def none(cls) -> "SharingCosts":
+        """Those of a device on which it pays wherever two requests read the same."""
+        return cls(own_gb_ms=1e-9, launch_ms=0.0)
+
 
 @dataclass(frozen=True, slots=True)
 class SharedReads:

@@ -18,7 +18,7 @@ from picbench.measure.kernels.shared_scene import ChunkReads, SharedScene, draw_
 ON_GPU = torch.cuda.is_available()
 UNTOUCHED = 7.0
 #: Two readers are enough.
-EAGER = SharingCosts(own_gb_ms=1e-9, launch_ms=0.0)
+EAGER = SharingCosts.none()
 
 #: A chunk that ends inside a block, one of several cells, one of a block, one of two blocks.
 LENGTHS = [40, 150, 16, 23]

@@ -13,6 +13,8 @@ from picbench.engines.vllm.worker.cuda.kernel_planner import (
 )
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
 from picbench.kernels.cuda.decode.request_table import RequestTable
+from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
+from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
@@ -81,6 +83,26 @@ def test_what_pads_a_graph_has_no_keys(pair: Pair) -> None:
     rows = [pair[0].batch([name], [0], [1]).requests[0].row for name in "yx"]  # type: ignore[union-attr]
     found = rows_and_lengths(batch, 5, plain_row=4).tolist()
     assert found == [[rows[0], 4, rows[1], 0, 0], [31, 8, 28, -1, -1]]
+
+
+@pytest.mark.parametrize("bare", [False, True])
+def test_requests_with_the_same_blocks_read_them_together(send: Any, bare: bool) -> None:
+    """For as long as both are there, and under the blocks that they have."""
+    table = SharedRequestTable(3, 8, "cpu", SHAPE, unrotated=bare, costs=SharingCosts.none())
+    requests, groups = PlannedRequests(2, table, keys_without_rope=bare), table.groups_of
+    here = [*range(8, 24), *range(8), 24]
+    there = [*range(30, 46), *range(30), 46]
+    requests.add("here", send(here, 25, [(0, 16, 8)]), len(here), [5, 1])
+    requests.add("there", send(there, 47, [(0, 16, 30)]), len(there), [5, 2, 3])
+    assert sorted((row, shift) for row, _, _, shift in groups.covered()) == [(0, 30), (1, 8)]
+    requests.remove("here")
+    assert groups.covered() == []
+    # A preempted request may come back with other blocks, under which it shares nothing.
+    requests.add("here", send(here, 25, [(0, 16, 8)]), len(here), [6, 1])
+    assert groups.covered() == []
+    for name in ("here", "there"):
+        requests.remove(name)
+    assert groups.empty
 
 
 def test_what_vllm_serves_is_left_out(pair: Pair) -> None:
