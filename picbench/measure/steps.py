@@ -31,6 +31,7 @@ _ON_ONE_GPU = {
     "shared-decode": "decode that reads shared chunks once",
     "engine-comparison": "the engine against stock vLLM",
     "context": "TTFT from 1k to 50k tokens",
+    "host-path": "what picbench adds on the host",
     "host-tier": "chunks in host memory: right, then how fast",
     "rope-pad-ablation": "RoPE in attention or before it, pads masked or counted",
 }

@@ -51,6 +51,9 @@ class ChunkJobs:
     _jobs: dict[str, ChunkJob] = field(default_factory=dict)
     _numbers: "count[int]" = field(default_factory=count)
 
+    def __len__(self) -> int:
+        return len(self._jobs)
+
     def find(self, request_id: str | None) -> ChunkJob | None:
         """The job of a request; None for a request that is not the linker's own."""
         return self._jobs.get(request_id or "")

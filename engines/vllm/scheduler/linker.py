@@ -274,6 +274,9 @@ class Linker:
 
     def orphans(self) -> list[str]:
         """Ids of the linker's own requests that no request waits for any more."""
+        if not self._jobs:
+            # Called whenever a request ends; going through all chunks of all others takes a while.
+            return []
         wanted = {c.key for link in self._links.values() for c in link.plan.canonicals}
         return self._jobs.orphans(wanted)
 

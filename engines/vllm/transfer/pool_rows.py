@@ -42,7 +42,7 @@ class PoolRows:
         """Blocks of the pool."""
         return self._views[0].shape[0]
 
-    def empty(self, rows: int, *, pinned: bool = False, device: str | None = None) -> Tensor:
+    def empty(self, rows: int, *, pinned: bool = False, device: str = "cpu") -> Tensor:
         """Memory for rows [rows, layers, words], in the host's memory or on a device."""
         shape = (rows, *self.shape)
         return torch.empty(shape, dtype=self._word, pin_memory=pinned, device=device)
@@ -50,7 +50,7 @@ class PoolRows:
     def ids(self, blocks: Sequence[int]) -> Tensor:
         """Blocks [n] on the pool's device, by way of pinned memory: the host does not wait."""
         pinned = self.device.type == "cuda"
-        ids = torch.tensor(blocks, dtype=torch.int64, pin_memory=pinned)
+        ids = torch.tensor(blocks, dtype=torch.int64, device="cpu", pin_memory=pinned)
         return ids.to(self.device, non_blocking=True)
 
     def gather(self, ids: Tensor, target: Tensor) -> None:

@@ -103,12 +103,14 @@ class TierClient:
         """Memory of the device that copies take."""
         return self._copies.workspace_bytes
 
+    @torch.inference_mode()
     def digest(self, blocks: Sequence[int]) -> bytes:
         """A digest of what blocks of the pool hold; waits for the device."""
         rows = self._pool.empty(len(blocks), device=str(self._pool.device))
         self._pool.gather(self._pool.ids(blocks), rows)
         return hashlib.sha256(rows.cpu().view(-1).numpy().data).digest()
 
+    @torch.inference_mode()
     def time_copies(self, blocks: int) -> tuple[float, float]:
         """Seconds that the pool's first blocks take to host memory, and back; for an idle worker.
 

@@ -328,6 +328,20 @@ def host_tier(**settings: Any) -> None:
     click.echo(measuring.measure(**settings))
 
 
+@measure.command(name="host-path")
+@ON_GPU
+@COMMIT
+@DEVICE
+@MODEL
+@_REPEATS
+@click.option("--chunks", type=click.IntRange(2), default=64, show_default=True, help="A prompt.")
+def host_path(**settings: Any) -> None:
+    """What picbench adds to a request and to a step on the host, part by part."""
+    from picbench.measure import host_path as measuring
+
+    click.echo(measuring.measure(**settings))
+
+
 @measure.command(name="rope-pad-ablation")
 @ON_GPU
 @COMMIT

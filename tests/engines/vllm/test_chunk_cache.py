@@ -93,8 +93,12 @@ def test_an_evicted_chunk_comes_back_from_the_host(
     request = Request([*chunks, question], "naive")
     (before,) = serve(engine, request)
     engine.drain()
+    computed = engine.cache.digests(chunks)
     evict_all(engine)
+    assert engine.cache.digests(chunks) == [None] * len(chunks)
     (after,) = serve(engine, request)
+    assert engine.cache.digests(chunks) == computed
+    assert len(set(computed)) == len(chunks)
     assert after.tokens == before.tokens
     assert after.counts.compiled == 0
     assert after.hits.tiers == {"host": sum(-(-len(c.tokens or ()) // 16) for c in chunks)}
@@ -285,6 +289,16 @@ def test_tiers_say_what_they_did(engine: Engine, chunks: list[Chunk], question: 
     assert after.stored - before.stored == len(chunks)
     assert after.loaded_bytes > before.loaded_bytes
     assert after.capacity == 1 << 30
+
+
+def test_copies_of_an_idle_engine_are_timed(
+    engine: Engine, chunks: list[Chunk], question: Text
+) -> None:
+    serve(engine, Request([*chunks, question], "naive"))
+    engine.drain()
+    before = engine.cache.digests(chunks)
+    assert all(0 < seconds < 60 for seconds in engine.cache.time_copies(100))
+    assert engine.cache.digests(chunks) == before
 
 
 # Fairness: one order of eviction for chunks and prefixes.

@@ -37,6 +37,7 @@ STEPS = (
     "engine-comparison",
     "accuracy",
     "context",
+    "host-path",
     "host-tier",
     "load",
     "rope-pad-ablation",

@@ -34,6 +34,7 @@ MEASUREMENTS = (
     "shared-decode",
     "engine-comparison",
     "context",
+    "host-path",
     "host-tier",
     "rope-pad-ablation",
     "load-throughput",

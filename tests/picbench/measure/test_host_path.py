@@ -1,0 +1,81 @@
+"""The host path: whose time counts where, and the page."""
+
+import pytest
+from harness_fakes import GPU_FACTS
+
+from picbench.measure.host_path import CUDA_PARTS, PARTS, PartTimes, _resolved, render, timing
+
+
+class Clock:
+    """Time passes only where a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Called:
+    def outer(self) -> str:
+        return self.inner()
+
+    def inner(self) -> str:
+        return "done"
+
+
+def test_a_part_does_not_count_in_the_one_that_calls_it() -> None:
+    clock = Clock()
+    times = PartTimes(clock)
+    inner = times.timed("inner", lambda: clock.spend(2.0))
+
+    def run() -> None:
+        clock.spend(1.0)
+        inner()
+        inner()
+
+    times.timed("outer", run)()
+    assert times.take() == {"inner": 4.0, "outer": 1.0}
+    assert times.take() == {}
+
+
+def test_a_part_that_raises_counts() -> None:
+    clock = Clock()
+    times = PartTimes(clock)
+
+    def run() -> None:
+        clock.spend(1.0)
+        raise ValueError("injected")
+
+    with pytest.raises(ValueError, match="injected"):
+        times.timed("part", run)()
+    assert times.take() == {"part": 1.0}
+
+
+def test_methods_are_timed_for_a_while() -> None:
+    inner, outer = Called.inner, Called.outer
+    with timing({"in": f"{__name__}.Called.inner", "out": f"{__name__}.Called.outer"}) as times:
+        assert Called().outer() == "done"
+        assert set(times.take()) == {"in", "out"}
+    assert (Called.inner, Called.outer) == (inner, outer)
+
+
+def test_parts_are_methods_that_there_are() -> None:
+    for name in PARTS.values():
+        assert callable(_resolved(name))
+    assert not set(PARTS) & set(CUDA_PARTS)
+
+
+def test_the_page() -> None:
+    figures = {
+        "request plan": [10.0, 12.0],
+        "request all parts": [14.0, 14.0],
+        "step plan": [0.0, 0.0],
+        "step all parts": [50.0, 50.0],
+        "step whole": [5000.0, 5000.0],
+    }
+    page = render({"picbench": figures}, GPU_FACTS | {"model": "M", "dtype": "d", "chunks": 64})
+    assert "| plan | 11.000 (10.000 - 12.000) | 0.0 (0.0 - 0.0) |" in page
+    assert "a step that decodes is 1.0 %." in page
