@@ -44,8 +44,9 @@ def read_baseline(name: str) -> Baseline:
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else _from_yaml(text)
     except OSError as error:
-        known = suggest(name, [found for found, _ in list_baselines()], "known: ")
-        raise ConfigError(f"`baseline` {path}: {error.strerror}", hint=known) from error
+        names = [found for found, _ in list_baselines()]
+        hint = suggest(name, names, "known: ") if names else "picbench baseline save makes one"
+        raise ConfigError(f"`baseline` {path}: {error.strerror}", hint=hint) from error
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"`baseline` {path}: {error}", hint="save it anew") from error
     _check_schema(path, values)

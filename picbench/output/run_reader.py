@@ -32,7 +32,7 @@ Array = npt.NDArray[np.float64]
 #: Kinds of block that running requests hold.
 HELD = tuple(kind for kind in KINDS if kind not in IDLE)
 
-_ANEW = "run the same command again with the directory as its output, or measure anew"
+_ANEW = "restore the file, or measure anew"
 
 _DOCUMENT = TypeAdapter(dict[str, Any])
 _ARMS = TypeAdapter(dict[str, ArmSummary])
@@ -88,9 +88,8 @@ class Run:
             lines = (self.path / SAMPLES).read_bytes().splitlines(keepends=True)
             if self._unfinished:
                 lines = lines[: committed_rows(self.path)]
-            whole = (parse_line(line) for line in lines if line.endswith(b"\n"))
             with _uncollected():
-                return [_row(migrate_row(self.schema, row)) for row in whole]
+                return [_row(migrate_row(self.schema, row)) for row in _parsed(lines)]
 
     @cached_property
     def workload(self) -> Mapping[str, StoredSample]:
@@ -185,6 +184,17 @@ def _series(snapshots: Sequence[Snapshot]) -> Series:
 def _row(values: dict[str, Any]) -> SampleRow:
     values["tokens"], values["hits"] = TokenCounts(**values["tokens"]), Hits(**values["hits"])
     return SampleRow(**values)
+
+
+def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    """Lines of JSON but for a torn last one; ValueError with the number of the line."""
+    for number, line in enumerate(lines, 1):
+        if not line.endswith(b"\n"):
+            continue
+        try:
+            yield parse_line(line)
+        except ValueError as error:
+            raise ValueError(f"line {number} is no JSON") from error
 
 
 @contextmanager

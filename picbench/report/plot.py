@@ -14,7 +14,7 @@ from picbench.report.markup import element
 #: Units of the view box; at 400 px of screen one unit is about a pixel.
 WIDTH, HEIGHT = 380, 250
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 50, 12, 10, 38
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 12, 10, 38
 
 #: Ticks on an axis at most.
 _TICKS = 6

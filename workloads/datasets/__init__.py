@@ -26,7 +26,9 @@ def find(name: str) -> Dataset:
     """Return the data set called `name`, or raise ConfigError with the nearest name."""
     registered = _registered()
     if name not in registered:
-        raise ConfigError(f"no data set is called {name!r}", hint=closest(name, registered))
+        raise ConfigError(
+            f"`dataset`: no data set is called {name!r}", hint=closest(name, registered)
+        )
     return _load(registered[name])
 
 

@@ -91,7 +91,8 @@ def render(found: HarnessSpeed, facts: Mapping[str, Any]) -> str:
     return (
         "# What the harness costs\n\n"
         f"{facts['cpu']}, {facts['cores']} cores, load {load:.1f} at the end; {versions}; commit "
-        f"{facts['commit']}.\n`picbench measure harness --output results/cpu`\n\n"
+        f"{facts['commit']}.\n`picbench measure harness --samples {settings.samples} --requests "
+        f"{settings.requests} --repeats {settings.repeats} --output results/cpu`\n\n"
         "Engines answer at once and replies are drawn: no number here is about an algorithm. Times "
         "are medians (lowest - highest).\nCore time is that of all threads together, and is what "
         "limits are for; the clock also has what other processes on the machine take.\n\n"

@@ -60,6 +60,12 @@ def change(**changes: object) -> None:
     Path("b.json").write_text(json.dumps(values))
 
 
+def test_where_there_is_none_the_command_that_makes_one_is_named() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_baseline("usual")
+    assert caught.value.hint == "picbench baseline save makes one"
+
+
 def test_a_wrong_field_is_named() -> None:
     change(thresholds={"score": {"margin": 0.01, "margins": 1}})
     with pytest.raises(ConfigError, match=r"thresholds\.score\.margins: Extra inputs"):

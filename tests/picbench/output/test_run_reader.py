@@ -110,3 +110,11 @@ def test_other_contents_are_plain_errors(
     (directory.path / file).write_text(content)
     with pytest.raises(ConfigError, match=f"run/{file}: cannot be read: [A-Za-z]"):
         getattr(read_run(directory.path), name)
+
+
+def test_a_line_that_is_no_row_is_named(directory: RunDirectory) -> None:
+    directory.append([row("a")])
+    with (directory.path / SAMPLES).open("a") as file:
+        file.write("garbage\n")
+    with pytest.raises(ConfigError, match=r"samples\.jsonl: cannot be read: line 2 is no JSON"):
+        read_run(directory.path).rows  # noqa: B018
