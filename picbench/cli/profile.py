@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     "--grid",
     metavar="NAME|FILE",
     help="Predict from this measured grid: one of the package's, or a grid.json; none: only count "
-    "[the package's, a GPU's if there is one].",
+    "[the package's grid of a GPU, if there is one].",
 )
 @click.option("--figure", metavar="FILE", help="Draw what is computed, as FILE.png and FILE.svg.")
 @click.option(

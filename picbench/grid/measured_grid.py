@@ -31,7 +31,8 @@ class GridPoint:
 
     `reuse` is the share of chunk tokens in chunks of a corpus of `corpus` chunks; all others occur
     once. `chunks` of `chunk_tokens` each are in a prompt. `load` is `ALONE`, `BURST`, or requests a
-    second. A `warm` cache has served as many requests of the same kind before.
+    second, `output` the number of generated tokens. A `warm` cache has served as many requests of
+    the same kind before.
     """
 
     reuse: float
@@ -39,6 +40,7 @@ class GridPoint:
     chunk_tokens: int
     corpus: int
     load: str
+    output: int
     cache: Literal["cold", "warm"]
 
 
@@ -64,11 +66,12 @@ class ArmCell:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCell:
-    """A point, the seed of its traffic, and what each arm took."""
+    """A point, the seed of its traffic, and what each arm took; `seconds` are those of them all."""
 
     point: GridPoint
     seed: int
     arms: Mapping[str, ArmCell]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,8 @@ class MeasuredGrid:
 
     def about(self) -> str:
         """One line about where it was measured."""
-        versions = ", ".join(f"{name} {version}" for name, version in self.facts.versions.items())
+        known = {name: text for name, text in self.facts.versions.items() if text != "none"}
+        versions = ", ".join(f"{name} {text}" for name, text in known.items())
         return (
             f"{self.facts.model}, {self.facts.dtype}, {self.facts.hardware}, {versions}. "
             f"{self.facts.caveat}"
@@ -146,14 +150,15 @@ def packaged_grids() -> dict[str, Path]:
 
 
 def choose_grid(name: str | None) -> MeasuredGrid | None:
-    """The grid with this name, in this file, or None for ``none``; by default the package's.
+    """The grid with this name, in this file, or None for ``none``.
 
-    Of several, the one of the last name: GPUs before CPUs. Raises ConfigError for what is none.
+    By default the package's grid of a GPU, the one of the last name, or None if it has none: a
+    CPU's has to be named. Raises ConfigError for what is no grid.
     """
     known = packaged_grids()
     if name == "none":
         return None
     if name is None:
-        chosen = sorted(known, key=lambda stem: (not stem.startswith("cpu"), stem))
+        chosen = [stem for stem in known if not stem.startswith("cpu")]
         return read_grid(known[chosen[-1]]) if chosen else None
     return read_grid(known.get(name, Path(name)))

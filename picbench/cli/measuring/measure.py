@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from picbench.cli.measuring.measure_break_even import break_even
 from picbench.cli.measuring.measure_frontier import algorithms
 from picbench.cli.measuring.measurement import (
     COMMIT,
@@ -431,3 +432,4 @@ def compare(runs: tuple[Path, ...], files: tuple[Path, ...], output: Path) -> No
 
 
 measure.add_command(algorithms)
+measure.add_command(break_even)

@@ -55,6 +55,9 @@ def advise(profile: TraceProfile, predicted: Mapping[str, ArmPrediction]) -> Adv
     else:
         worth, arm = Worth.EQUAL, theirs
         word = f"PIC makes no difference: stay with {theirs.algorithm.spec}"
+    named = (ours.algorithm.spec, theirs.algorithm.spec)
+    if any(not predicted[name].inside for name in named if name in predicted):
+        figure += " (extrapolated, outside of the measured grid)"
     line = (
         f"{word}. {ours.algorithm.spec} takes {ratio:.2f} of {theirs.algorithm.spec}'s {figure}; "
         f"{_why(profile, ours, theirs)}."

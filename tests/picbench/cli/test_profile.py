@@ -13,14 +13,14 @@ from click.testing import CliRunner
 from picbench.cli import main
 
 
-def trace(path: Path, chunks: list[list[str]]) -> Path:
+def trace(path: Path, chunks: list[list[str]], output: int = 8) -> Path:
     """Requests with these chunks of 200 tokens each, a second apart."""
     path.write_text(
         "".join(
             json.dumps(
                 {
                     "arrival": number,
-                    "output": 8,
+                    "output": output,
                     "parts": [
                         {"id": "head", "tokens": 20},
                         *({"chunk": name, "tokens": 200} for name in names),
@@ -76,6 +76,22 @@ def test_chunks_that_never_recur_lose(tmp_path: Path) -> None:
 
 def profiled(path: Path, *words: str) -> Any:
     return json.loads(run(str(path), "--format", "json", "--grid", "none", *words))
+
+
+def test_a_grid_predicts_and_says_how_well(tmp_path: Path) -> None:
+    # The grid has replies of four tokens, and prompts of 144 to 816.
+    path = trace(tmp_path / "t.jsonl", shared(12, 3), output=4)
+    text = run(str(path), "--grid", "cpu-testbed")
+    assert "Leave-one-out error of TTFT: median" in text
+    assert "shared" in text  # The machine was: the caveat of the grid.
+    assert "Outside" not in text
+    assert "extrapolated" in run(
+        str(trace(tmp_path / "long.jsonl", shared(40, 12))), "--grid", "cpu-testbed"
+    )
+    found = json.loads(run(str(path), "--grid", "cpu-testbed", "--format", "json"))
+    times = {arm: found["arms"][arm]["predicted"] for arm in ("full", "mepic")}
+    assert times["mepic"]["ttft_s"] < times["full"]["ttft_s"]
+    assert times["mepic"]["inside"]
 
 
 def test_a_figure_is_drawn(tmp_path: Path) -> None:

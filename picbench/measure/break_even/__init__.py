@@ -1,0 +1,1 @@
+"""Break-even: where chunks pay, measured over a grid of traffic."""

@@ -1,0 +1,67 @@
+"""Grids as files."""
+
+from pathlib import Path
+
+import pytest
+
+from picbench.errors import ConfigError
+from picbench.grid.measured_grid import (
+    ALONE,
+    ArmCell,
+    GridFacts,
+    GridPoint,
+    MeasuredCell,
+    MeasuredGrid,
+    choose_grid,
+    packaged_grids,
+    read_grid,
+    write_grid,
+)
+
+FACTS = GridFacts("a machine", {"vllm": "1"}, "a model", "float32", 1024, 100, 4, "shared")
+POINT = GridPoint(
+    reuse=0.5, chunks=2, chunk_tokens=48, corpus=24, load=ALONE, output=4, cache="cold"
+)
+ARM = ArmCell(
+    requests=2,
+    ttft_s=0.1,
+    ttft_p95_s=0.2,
+    requests_s=5.0,
+    peak_blocks=7.5,
+    prompt=144,
+    computed=100,
+    output=4,
+)
+GRID = MeasuredGrid(FACTS, [MeasuredCell(POINT, 0, {"full": ARM, "mepic": ARM}, 3.5)])
+
+
+def test_a_grid_is_read_as_it_was_written(tmp_path: Path) -> None:
+    write_grid(tmp_path / "deep" / "grid.json", GRID)
+    found = read_grid(tmp_path / "deep" / "grid.json")
+    assert found == GRID
+    assert found.arms == ("full", "mepic")
+    assert "a machine" in found.about()
+    assert "shared" in found.about()
+
+
+def test_what_is_no_grid_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    for text, message in (
+        ("[", "JSON"),
+        ('{"schema": 0}', "schema 1"),
+        ('{"schema": 1, "cells": []}', "facts"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            read_grid(path)
+    with pytest.raises(ConfigError, match=r"grid\.json"):
+        choose_grid("nothing")
+
+
+def test_the_packages_grids_say_where_they_were_measured() -> None:
+    assert choose_grid("none") is None
+    for name, path in packaged_grids().items():
+        grid = read_grid(path)
+        assert grid.facts.hardware, name
+        assert grid.facts.versions["vllm"], name
+        assert len({cell.seed for cell in grid.cells}) >= 3, name

@@ -1,0 +1,140 @@
+"""The grid of break-even: what is planned, resumed, compared and shown."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from picbench.errors import IncomparableRuns
+from picbench.grid.measured_grid import (
+    ALONE,
+    BURST,
+    ArmCell,
+    GridFacts,
+    MeasuredCell,
+    MeasuredGrid,
+)
+from picbench.measure.break_even import measure_grid as measuring
+from picbench.measure.break_even.break_even_page import write_page
+from picbench.measure.break_even.break_even_ratios import crossing, find_ratios
+from picbench.measure.break_even.grid_plan import ARMS, GRIDS, draw_traffic, plan_grid
+from picbench.measure.break_even.serve_cells import make_work
+
+FACTS = GridFacts("a machine", {"vllm": "1", "commit": "a"}, "m", "float32", 1024, 100, 4, "")
+SETTINGS = GRIDS["cpu"]
+
+
+def cell(ttft: float, requests_s: float = 1.0, blocks: float = 10.0) -> ArmCell:
+    return ArmCell(
+        requests=4,
+        ttft_s=ttft,
+        ttft_p95_s=ttft,
+        requests_s=requests_s,
+        peak_blocks=blocks,
+        prompt=500,
+        computed=100,
+        output=4,
+    )
+
+
+def measured(count: int | None = None) -> MeasuredGrid:
+    """A grid in which mepic is better from half of the tokens on."""
+    cells = []
+    for traffic in plan_grid(SETTINGS)[:count]:
+        for point in traffic.points:
+            mepic = 1.5 - point.reuse + traffic.seed / 1000
+            arms = {arm: cell(1.0) for arm in ARMS} | {"mepic": cell(mepic, 1 / mepic, 5.0)}
+            cells.append(MeasuredCell(point, traffic.seed, arms, 2.0))
+    return MeasuredGrid(FACTS, cells)
+
+
+def run(output: Path) -> measuring.GridRun:
+    return measuring.GridRun(
+        model="testbed", device="cpu", dtype="float32", seconds=0, output=output
+    )
+
+
+@pytest.mark.parametrize("device", GRIDS)
+def test_any_part_of_a_grid_is_even(device: str) -> None:
+    settings = GRIDS[device]
+    planned = plan_grid(settings)
+    assert len(set(planned)) == len(planned)
+    assert settings.seeds >= 3
+    assert [traffic.seed for traffic in planned] == sorted(traffic.seed for traffic in planned)
+    first = planned[: len(planned) // settings.seeds]
+    assert {traffic.point.reuse for traffic in first} == set(settings.reuse)
+    assert {traffic.point.load for traffic in first} >= {ALONE, BURST}
+    quarter = first[: len(first) // 4]
+    assert len({traffic.point.reuse for traffic in quarter}) > 1
+
+
+def test_traffic_has_the_reuse_that_the_cell_says() -> None:
+    planned = [t for t in plan_grid(SETTINGS) if t.point.reuse == 0.5 and t.point.load == BURST]
+    cold, warm, stream = draw_traffic(planned[0], SETTINGS)
+    assert len(cold) == len(warm) == SETTINGS.burst
+    kept = set(stream.preload)
+    chunks = [chunk for sample in (*cold, *warm) for chunk in sample.chunks]
+    assert sum(chunk in kept for chunk in chunks) / len(chunks) == pytest.approx(0.5, abs=0.1)
+    assert {len(sample.chunks) for sample in cold} == {planned[0].point.chunks}
+
+
+def test_stock_engines_serve_full_with_a_tenant_each() -> None:
+    cold, warm, _ = draw_traffic(plan_grid(SETTINGS)[0], SETTINGS)
+    full = make_work("full", (cold, warm), 1, None, stock=True)
+    salts = [request.salt for batch in full.batches for request in batch]
+    assert len(set(salts)) == len(salts)
+    assert {r.algorithm for batch in full.batches for r in batch} == {None}
+    ours = make_work("reorder", (cold, warm), 1, None, stock=False)
+    assert {r.algorithm for batch in ours.batches for r in batch} == {"prefix"}
+
+
+def test_each_batch_has_arrivals_of_its_own() -> None:
+    cold, warm, _ = draw_traffic(plan_grid(SETTINGS)[0], SETTINGS)
+    times = [float(number) for number in range(len(cold) + len(warm))]
+    work = make_work("mepic", (cold, warm), 1, times, stock=False)
+    assert work.arrivals is not None
+    assert [batch[0] for batch in work.arrivals] == [0.0, 0.0]
+
+
+def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
+    total = len(plan_grid(SETTINGS))
+    nothing, some = (measuring.estimate(run(tmp_path), g) for g in (None, measured(10)))
+    assert (nothing.done, nothing.total, nothing.seconds) == (0, total, None)
+    assert some.done == 10
+    assert some.tokens < nothing.tokens
+    assert some.seconds is not None
+    assert some.seconds > 0
+    assert measuring.estimate(run(tmp_path), measured()).seconds == 0
+
+
+def test_cells_of_another_machine_are_not_joined(tmp_path: Path) -> None:
+    grid = measured(1)
+    with pytest.raises(IncomparableRuns, match="hardware"):
+        measuring._joined(grid, replace(FACTS, hardware="another"), tmp_path)
+    with pytest.raises(IncomparableRuns, match="vllm 1"):
+        measuring._joined(grid, replace(FACTS, versions={"vllm": "2", "commit": "a"}), tmp_path)
+    later = replace(FACTS, versions={"vllm": "1", "commit": "b"})
+    assert measuring._joined(grid, later, tmp_path) is grid
+
+
+def test_where_arms_cross() -> None:
+    assert crossing({0.0: 2.0, 0.5: 1.5, 1.0: 0.5}) == pytest.approx(0.75)
+    assert crossing({0.0: 0.9, 1.0: 0.5}) == 0
+    assert crossing({0.0: 0.9, 1.0: 1.5}) is None
+    # Better once by chance, then worse again: only the last crossing counts.
+    assert crossing({0.0: 0.9, 0.5: 1.5, 1.0: 0.5}) == pytest.approx(0.75)
+
+
+def test_the_page_names_crossings_and_losses(tmp_path: Path) -> None:
+    grid = measured()
+    page = write_page(grid, tmp_path, ["a note"])
+    assert (tmp_path / "README.md").read_text() == page
+    ratios = find_ratios(grid)
+    lost = [ratio for ratio in ratios if ratio.middle > 1]
+    assert f"{len(lost)} of {len(ratios)} comparisons" in page
+    assert all(ratio.point.reuse <= 0.5 for ratio in lost)
+    assert {ratio.quantity.name for ratio in lost} == {"ttft", "throughput"}
+    assert page.count("| 50% |") >= 2
+    assert "a note" in page
+    for name in ("ttft-cold", "throughput-warm"):
+        assert (tmp_path / f"{name}.svg").stat().st_size > 1000
