@@ -50,6 +50,9 @@ def headline(contents: RunContents) -> Headline:
         Loss.UNKNOWN: f"Whether it loses more than {margin:g} is open"
         + (f": about {score.needed:,} samples would decide." if score.needed else "."),
     }[loss]
+    if score.before == 0:
+        detail = f"{BASELINE} scores 0 on all of them, so there is no score to lose."
+        return Headline(f"{text} (n={arm.pairs})", detail, "open")
     if unseen is not None:
         detail = f"No score differs, but a loss in {unseen:.0%} of samples may go unseen."
     return Headline(f"{text} (n={arm.pairs})", detail, _TONES.get(loss, "open"))

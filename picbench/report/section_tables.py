@@ -28,6 +28,12 @@ _Columns = Mapping[str, Callable[[ArmFacts], HtmlCell]]
 #: What is said of a loss against the margin.
 LOSSES = {Loss.WITHIN: "within", Loss.BEYOND: "beyond", Loss.UNKNOWN: "undecided"}
 
+#: Of a worker's memory, in the order of the table.
+_PARTS = (
+    *("weights_bytes", "pool_bytes", "workspace_bytes"),
+    *("residual_bytes", "held_bytes", "driver_bytes"),
+)
+
 
 def arm_table(contents: RunContents) -> HtmlTable:
     """A row for each arm; quantiles with intervals, and none from too few requests."""
@@ -97,7 +103,7 @@ def _columns(contents: RunContents, ratios: Mapping[str, MetricChange | None]) -
         "blocks peak": lambda arm: number(arm.summary.blocks.peak_referenced or None, "{:,.0f}"),
         "KV peak GiB": lambda arm: number(_peak_gib(arm), "{:,.3f}"),
         "% of pool": lambda arm: share(arm.summary.blocks.peak_referenced, arm.summary.blocks.pool),
-        "reused": lambda arm: share(arm.summary.tokens.reused, arm.summary.tokens.prompt),
+        "reused": lambda arm: share(arm.summary.reused_share, 1),
         "computed": lambda arm: share(arm.summary.computed_tokens, arm.summary.tokens.prompt),
     }
     if not any(map(_peak_gib, arms)):
@@ -156,13 +162,6 @@ def memory_table(contents: RunContents) -> HtmlTable | None:
         "pages that were never touched."
     ]
     return HtmlTable("Memory of workers at the end, GiB", head, rows, notes, contents.labels)
-
-
-#: Of a worker's memory, in the order of the table.
-_PARTS = (
-    *("weights_bytes", "pool_bytes", "workspace_bytes"),
-    *("residual_bytes", "held_bytes", "driver_bytes"),
-)
 
 
 def _gib(count: int | None) -> HtmlCell:

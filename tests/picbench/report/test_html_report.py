@@ -235,6 +235,13 @@ def test_numbers_that_mean_little_are_labelled_everywhere(tmp_path: Path) -> Non
     assert "Scores mean nothing here." in page.text
 
 
+def test_a_reference_that_scores_nothing_tells_no_loss(tmp_path: Path) -> None:
+    made = harness()
+    made.engines |= {name: WrongEngine(name) for name in ("full", "mepic")}
+    page = page_of(run_fakes(made, tmp_path / "run", *ARMS))
+    assert "full scores 0 on all of them, so there is no score to lose." in page.text
+
+
 def test_no_p99_of_few_requests(run: Path) -> None:
     text = page_of(run).text
     assert "n < 100" in text
