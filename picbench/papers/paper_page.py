@@ -28,7 +28,8 @@ _TERMS = (
     "all of it is outside, and is undecided otherwise; a claim about several places is as good as "
     "its worst one, which is shown. Intervals of a claim cover with 95 % together (Bonferroni): "
     "scores are paired by row and resampled, times and blocks are paired by seed or repeat "
-    "(Student's t). The papers' claims are about other models, data and machines."
+    "(Student's t). Where both arms fill the pool, their peaks are the pool's, and undecided. The "
+    "papers' claims are about other models, data and machines."
 )
 
 

@@ -29,6 +29,9 @@ _ORDER: tuple[Verdict, ...] = ("fails", "undecided", "holds")
 
 VERDICTS = "verdicts.json"
 
+#: A pool is full when so much of it is held, in percent: one more request takes a few.
+FULL_POOL = 95.0
+
 
 @dataclass(frozen=True, slots=True)
 class ClaimVerdict:
@@ -143,8 +146,16 @@ def _run_cells(wanted: RunQuantity, data: ExperimentData) -> list[JudgedCell]:
             logs = bool(over or wanted.against) and not wanted.exponent
             value, interval = seed_interval(values, level, logs=logs)
             verdict = _bounds(wanted).judge(interval)
+            if over and wanted.metric.startswith("peak") and _both_full(data, label, arm, over):
+                verdict = "undecided"
             cells.append(JudgedCell(label, what, value, interval, verdict, len(values)))
     return cells
+
+
+def _both_full(data: ExperimentData, label: str, *arms: str) -> bool:
+    """Whether the pool cuts off the peaks of all arms, so that these tell nothing of demand."""
+    shares = [data.spread(label, arm, "peak_pct").mean for arm in arms]
+    return all(share is not None and share >= FULL_POOL for share in shares)
 
 
 def _first(names: str | Sequence[str], known: Sequence[str]) -> str:

@@ -94,6 +94,20 @@ def test_a_claim_is_as_good_as_its_worst_place() -> None:
     assert judged(claim(**value | {"arm": "none"}), found).verdict == "undecided"
 
 
+def test_peaks_that_the_pool_cuts_off_decide_nothing() -> None:
+    def full(share: float) -> Evidence:
+        held = {"a": (100.0, 99.0), "b": (100.0, share)}
+        arms = {
+            arm: PointArm({"peak_blocks": blocks, "peak_pct": pct})
+            for arm, (blocks, pct) in held.items()
+        }
+        return evidence(*(PointData("x", seed, {}, arms) for seed in (1, 2, 3)))
+
+    run = {"kind": "run", "experiment": "e", "metric": "peak_blocks", "arm": "a", "over": "b"}
+    assert judged(claim(**run, least=2), full(99.0)).verdict == "undecided"
+    assert judged(claim(**run, least=2), full(50.0)).verdict == "fails"
+
+
 def test_growth_and_exponents() -> None:
     found = evidence(
         *(point("short", seed, 100, x=1.0 * seed, y=1.0) for seed in (1, 2, 3)),
