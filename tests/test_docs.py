@@ -38,6 +38,7 @@ DOCUMENTS = (
     "docs/gpu.md",
     "docs/python.md",
     "docs/traffic.md",
+    "results/README.md",
     "docs/profile.md",
 )
 ADDING = "docs/adding-an-algorithm.md"
