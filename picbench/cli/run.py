@@ -12,7 +12,7 @@ import click
 
 from picbench.cli.completion import complete_algorithms, complete_datasets, complete_models
 from picbench.cli.guard import exit_code, interruptible, traced, with_flags
-from picbench.engines.config import COMPILE_ORDERS, DEFAULT_TIERS, PRESSURE
+from picbench.engines.config import COMPILE_ORDERS, DEFAULT_TIERS, PRESSURE, SHARED_DECODE
 
 if TYPE_CHECKING:
     from picbench.run.session import Services
@@ -191,6 +191,14 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Cache every key of a PIC engine without RoPE, as MEPIC and MiniPIC describe it. On CPU "
     "the keys of chunks are always cached so.",
+)
+@click.option(
+    "--shared-decode",
+    type=click.Choice(list(SHARED_DECODE)),
+    default="off",
+    show_default=True,
+    help="On a GPU, whether decoding steps read a chunk once for all requests that see it: where "
+    "that is expected to be faster (auto), or wherever two do (always, for checks).",
 )
 @click.option(
     "--context",

@@ -183,6 +183,7 @@ def _engine(config: RunConfig, workload: Workload, sizes: Sizes, arm: Arm) -> En
         tiers=config.tiers,
         on_pressure=config.on_pressure,
         compile_order=config.compile_order,
+        shared_decode=config.shared_decode,
         self_check=config.self_check and not arm.stock,
     )
 
@@ -206,6 +207,8 @@ def _fingerprint(
         del settings["drop"]
     if config.compile_order == "head":
         del settings["compile_order"]
+    if config.shared_decode == "off":
+        del settings["shared_decode"]
     if config.cache is None:
         del settings["cache"]
     if config.repeats == 1:

@@ -24,6 +24,7 @@ UNREAD = frozenset(
         "repeats",
         "same_engine",
         "self_check",
+        "shared_decode",
         "slo",
         "tensor_parallel",
         "tiers",

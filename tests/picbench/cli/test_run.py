@@ -255,6 +255,16 @@ def test_the_order_of_compiles_reaches_every_engine_and_the_manifest(
         assert noted["compile_order"] == "isps"
 
 
+def test_shared_decode_reaches_every_engine_and_the_manifest(
+    harness: Harness, tmp_path: Path
+) -> None:
+    run(harness, tmp_path / "run", "--algo", "mepic", "--shared-decode", "auto")
+    assert harness.servers["mepic"].config.shared_decode == "auto"
+    manifest = read(tmp_path / "run" / "manifest.json")
+    for noted in (manifest["config"], manifest["arms"]["mepic"]["settings"]):
+        assert noted["shared_decode"] == "auto"
+
+
 def test_engines_run_on_what_is_there_unless_told_otherwise(
     harness: Harness, tmp_path: Path
 ) -> None:
@@ -271,6 +281,7 @@ def test_engines_run_on_what_is_there_unless_told_otherwise(
         ("--eager",),
         ("--keys-without-rope",),
         ("--compile-order", "batch"),
+        ("--shared-decode", "always"),
     ],
 )
 def test_runs_on_other_devices_are_other_runs(
