@@ -1,5 +1,6 @@
 """Settings that hold before any library is imported."""
 
+import gc
 import os
 import sys
 from importlib.util import find_spec
@@ -13,6 +14,8 @@ from hypothesis import settings
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["OMP_WAIT_POLICY"] = "passive"
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+# A hub that cannot be reached is asked again and again, for 20 s.
+os.environ["HF_HUB_OFFLINE"] = "1"
 # No timing decides a test.
 settings.register_profile("picbench", deadline=None)
 settings.load_profile("picbench")
@@ -41,10 +44,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(seconds))
 
 
+def freeze(phase: str, found: dict[str, int]) -> None:
+    """Leave what outlives a full garbage collection out of the next ones.
+
+    An engine collects five times when it starts, each time a million objects of its libraries, and
+    lets go of all that is frozen when it ends.
+    """
+    if phase == "stop" and found["generation"] == 2:
+        gc.freeze()
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Let libraries warn about their own code, also at import; picbench's warnings are errors."""
+    """Let libraries warn about their own code, also at import; picbench's warnings are errors.
+
+    Garbage is collected faster.
+    """
+    gc.callbacks.append(freeze)
     for library in ("torch", "transformers", "vllm"):
         config.addinivalue_line("filterwarnings", f"ignore:::{library}")
+
+
+def pytest_unconfigure() -> None:
+    """Let pytest's last collection find everything again."""
+    gc.callbacks.remove(freeze)
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
