@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse, check_served
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
-from picbench.engines.planning.documents import upto
+from picbench.engines.planning.documents import ChunkContexts, pack_ids, preceding
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.request import (
     FAILED,
@@ -127,24 +127,25 @@ class RequestPreparer:
             return args
         return replace(args, documents=self._documents(segments))
 
-    def _documents(self, segments: _Tokenized) -> tuple[tuple[int, ...], ...]:
-        """The documents of all chunks up to the chunks' ends, as `RequestArgs` has them."""
+    def _documents(self, segments: _Tokenized) -> ChunkContexts:
+        """What stands before each chunk in its document."""
         chunks = [(s, tokens) for s, tokens in segments if isinstance(s, Chunk) and tokens]
         if all(chunk.document is None for chunk, _ in chunks):
-            return ()
-        return tuple(self._document(n, *chunk) for n, chunk in enumerate(chunks, start=1))
+            return ChunkContexts()
+        pairs = enumerate(chunks, start=1)
+        return ChunkContexts.of([self._context(n, *chunk) for n, chunk in pairs])
 
-    def _document(self, number: int, chunk: Chunk, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        document = chunk.document
+    def _context(self, number: int, chunk: Chunk, tokens: tuple[int, ...]) -> bytes:
+        document, found = chunk.document, None
         if document is None:
-            return ()
+            return b""
         if not isinstance(document, str):
-            found = upto(document, tokens)
+            packed, own = pack_ids(document), pack_ids(tokens)
+            if packed is not None and own is not None:
+                found = preceding(packed, own)
         elif chunk.text is not None and (at := document.rfind(chunk.text)) >= 0:
             # The text before the chunk is tokenized alone, so that the chunk keeps its tokens.
-            found = self._tokenizer.encode(document[:at]) + tokens
-        else:
-            found = None
+            found = pack_ids(self._tokenizer.encode(document[:at]))
         if found is None:
             raise ConfigError(
                 f"chunk {number} of the request is not in its document",
@@ -164,6 +165,7 @@ class RequestPreparer:
             stop_token_ids=[] if ignore_eos else self._tokenizer.stops,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,  # made for this request
         )
 
 

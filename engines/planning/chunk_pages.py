@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from picbench.engines.planning.keys import anchor_key, canonical_key
+from picbench.engines.planning.keys import Key, canonical_key
 from picbench.engines.planning.pages import GAP, ChunkView, Page, SlotKind
 from picbench.engines.planning.policy import LayoutConfig, Segment
 
@@ -30,15 +30,15 @@ class ChunkPages:
     def of(
         cls,
         segment: Segment,
-        before: tuple[int, ...],
+        root: Key,
+        first: int,
         layout: LayoutConfig,
-        position: int | None = None,
     ) -> "ChunkPages":
-        """The pages of a chunk that is compiled after the tokens in `before`.
+        """The pages of a chunk that is compiled from position `first` on.
 
-        With a `position` it is compiled there, and shared between requests that have it there.
+        `root` is the key of all that it is compiled after, and of a position that it is fixed at.
         """
-        pages = tuple(_canonical_pages(segment, before, layout, position))
+        pages = tuple(_canonical_pages(segment, root, first, layout))
         return cls(pages, len(segment.tokens), layout.block_size)
 
     def view(self, linked: tuple[int, ...], *, private: bool) -> ChunkView:
@@ -74,15 +74,13 @@ class PageCache:
     def find(
         self,
         segment: Segment,
-        before: tuple[int, ...],
+        root: Key,
+        first: int,
         layout: LayoutConfig,
-        position: int | None = None,
     ) -> ChunkPages:
         """The pages that `ChunkPages.of` makes of the same arguments."""
         added = None if segment.plain else (segment.lead, segment.trail, segment.placeholders)
-        # A document may be long, so the cache names it by its hash.
-        start = anchor_key(layout.scope, before) if before else None
-        name = (segment.tokens, added, start, position, layout.scope, layout.block_size)
+        name = (segment.tokens, added, root, layout.block_size)
         chunk = self._chunks.get(name)
         if chunk is not None:
             self._chunks.move_to_end(name)
@@ -91,7 +89,7 @@ class PageCache:
         while self._room < 0 and self._chunks:
             _, oldest = self._chunks.popitem(last=False)
             self._room += oldest.tokens
-        chunk = self._chunks[name] = ChunkPages.of(segment, before, layout, position)
+        chunk = self._chunks[name] = ChunkPages.of(segment, root, first, layout)
         return chunk
 
 
@@ -103,18 +101,17 @@ def used_pages(length: int, linked: Iterable[int], size: int) -> tuple[int, ...]
 
 
 def _canonical_pages(
-    segment: Segment, before: tuple[int, ...], layout: LayoutConfig, position: int | None
+    segment: Segment, root: Key, first: int, layout: LayoutConfig
 ) -> Iterator[Page]:
-    tokens, size = segment.tokens, layout.block_size
-    key = anchor_key(layout.scope, before, position)
+    tokens, size, key = segment.tokens, layout.block_size, root
     for begin in range(0, len(tokens), size):
         own = tokens[begin : begin + size]
         key = canonical_key(key, own)
-        first = len(before) + begin + (position or 0)
+        at = first + begin
         fill = size - len(own)
         yield Page(
             tokens=own + (tokens[-1],) * fill,
-            positions=(*range(first, first + len(own)), *(GAP,) * fill),
+            positions=(*range(at, at + len(own)), *(GAP,) * fill),
             kinds=segment.kinds(begin, len(own), SlotKind.CHUNK) + (SlotKind.PAD,) * fill,
             key=key,
             canonical=True,

@@ -12,6 +12,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 Key = bytes
 
@@ -37,12 +38,22 @@ def root_key(scope: str) -> Key:
 
 
 def anchor_key(scope: str, anchor: Sequence[int], position: int | None = None) -> Key:
-    """Start of a chunk's chain: the scope, and the tokens that the chunk is compiled after.
+    """Start of a chunk's chain: the scope, and the anchor that the chunk is compiled after.
+
+    What stands before it in its document follows (`context_hash`).
 
     A chunk that is compiled at a fixed `position` is another one elsewhere.
     """
     fields = [b"anchor", scope.encode(), _ints(anchor)]
     return _digest(*fields if position is None else [*fields, _ints([position])])
+
+
+def context_hash(root: Key) -> Any:
+    """The start of a hash over what stands before a chunk in its document, packed.
+
+    `root` is the key of what both are compiled after: the scope, and an anchor.
+    """
+    return hashlib.sha256(_framed(b"context", root))
 
 
 def canonical_key(parent: Key, tokens: Sequence[int]) -> Key:
@@ -76,9 +87,9 @@ def _ints(values: Sequence[int]) -> bytes:
 
 
 def _digest(*fields: bytes) -> Key:
+    return hashlib.sha256(_framed(*fields)).digest()
+
+
+def _framed(*fields: bytes) -> bytes:
     # Each field follows its length, so that no two different lists hash the same bytes.
-    hasher = hashlib.sha256()
-    for field in fields:
-        hasher.update(len(field).to_bytes(8, "little"))
-        hasher.update(field)
-    return hasher.digest()
+    return b"".join(part for field in fields for part in (len(field).to_bytes(8, "little"), field))

@@ -5,11 +5,12 @@ token, at which position, and which chunks must be compiled. Nothing here import
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from picbench.engines.planning.chunk_pages import ChunkPages, PageCache, used_pages
-from picbench.engines.planning.keys import ChunkEvent, Key, root_key
-from picbench.engines.planning.packing import AnchorText, ComputedToken, pack, pack_picked
+from picbench.engines.planning.documents import Context
+from picbench.engines.planning.keys import ChunkEvent, Key, anchor_key, root_key
+from picbench.engines.planning.packing import AnchorText, ComputedTokens, pack, pack_picked
 from picbench.engines.planning.pages import Page, PlacedChunk, SlotKind
 from picbench.engines.planning.placed_segments import (
     PlacedSegment,
@@ -118,7 +119,8 @@ class _Builder:
         self._mapped: list[PlacedChunk] = []
         self._copied: list[PlacedChunk] = []
         self._canonicals: dict[tuple[Key, tuple[int, ...]], Canonical] = {}
-        self._computed: list[ComputedToken] = []
+        self._computed = ComputedTokens()
+        self._anchors: dict[tuple[Anchor, int], tuple[AnchorText, Key]] = {}
         self._events: list[ChunkEvent] = []
         self._selections: set[DeviationSelection | QuestionSelection | None] = set()
         self._lengths: list[int] = []
@@ -168,10 +170,10 @@ class _Builder:
             slots += used * size + len(computed)
             held += used if policy.private else 0
             if used:
-                before = len(self._tokens_before(policy, segment))
-                needed = -(-before // size) + pages
+                before = self._before(policy, segment)
+                needed = before.blocks + pages
                 spare, compiled = max(spare, needed - used), max(compiled, needed)
-                end = (start if policy.fixed else before) + len(segment.tokens)
+                end = (start if policy.fixed else len(before)) + len(segment.tokens)
                 compile_end = max(compile_end, end)
             index += 1
         picks = self._picks()
@@ -191,25 +193,27 @@ class _Builder:
         self, segment: Segment, indices: Sequence[int], start: int, kind: SlotKind
     ) -> None:
         tokens = segment.tokens
-        if segment.plain:
-            self._computed += [ComputedToken(tokens[i], start + i, kind) for i in indices]
+        if not indices:
+            return
+        first, after = indices[0], indices[-1] + 1
+        if segment.plain and after - first == len(indices):
+            self._computed.add_run(tokens[first:after], start + first, kind)
             return
         filled = segment.filled
         for i in indices:
             own = SlotKind.PROMPT if i in filled else segment.kinds(i, 1, kind)[0]
-            self._computed.append(ComputedToken(filled.get(i, tokens[i]), start + i, own))
+            self._computed.add(filled.get(i, tokens[i]), start + i, own)
 
     def _add_chunk(self, segment: Segment, start: int, index: int) -> None:
         policy = self._plan_chunk(index, len(segment.tokens))
         computed, hidden = self._links(policy, segment, start)
         self._count(policy, segment, len(computed))
-        before = self._tokens_before(policy, segment)
-        at = start if policy.fixed else None
-        chunk = self._chunk_pages(segment, before, self._layout, at)
+        before = self._before(policy, segment)
+        root = self._root(policy, before, start)
+        first = start if policy.fixed else len(before)
+        chunk = self._chunk_pages(segment, root, first, self._layout)
         view = chunk.view(hidden, private=policy.private)
-        keys = tuple(self._prefix_keys) if policy.anchor is Anchor.PREFIX else ()
-        anchor = AnchorText(before, self._layout.block_size, self._layout.scope, keys)
-        canonical = Canonical(chunk.pages[-1].name, anchor, chunk.pages, view.used)
+        canonical = Canonical(chunk.pages[-1].name, before, chunk.pages, view.used)
         self._events.append(ChunkEvent(start, canonical.key, hidden))
         self._compute(segment, computed, start, SlotKind.LINKED)
         if canonical.used:
@@ -246,10 +250,16 @@ class _Builder:
         self, policy: ChunkPolicy, segment: Segment, start: int
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Indices of the chunk's tokens that are computed, and of those that are hidden."""
-        length, links = len(segment.tokens), {*policy.linked, *segment.dependent}
+        length, ends_prompt = len(segment.tokens), start + len(segment.tokens) == self._end
+        usual = policy.linked
+        if isinstance(usual, range) and usual.step == 1 and usual.start >= 0:
+            # Most algorithms link the first tokens of every chunk.
+            plain = not (segment.dependent or segment.slots or ends_prompt)
+            if plain and usual.stop <= length:
+                return tuple(usual), tuple(usual)
+        links = {*usual, *segment.dependent}
         if links and not (min(links) >= 0 and max(links) < length):
             raise ValueError(f"links {sorted(links)} leave a chunk of {length} tokens")
-        ends_prompt = start + length == self._end
         if not segment.slots:
             if ends_prompt:
                 links.add(length - 1)  # the prompt's last token is always computed
@@ -266,16 +276,31 @@ class _Builder:
             sorted(links - filled.keys() | placeholders)
         )
 
-    def _tokens_before(self, policy: ChunkPolicy, segment: Segment) -> tuple[int, ...]:
+    def _before(self, policy: ChunkPolicy, segment: Segment) -> AnchorText:
         """What a chunk is compiled after: the anchor, then its document so far."""
-        tokens = self._anchor_tokens(policy)
-        if self._layout.documents:
-            tokens += segment.context
-        if policy.fixed and tokens:
+        before, _ = self._anchor(policy)
+        if self._layout.documents and segment.context:
+            before = replace(before, context=segment.context)
+        if policy.fixed and len(before):
             raise ValueError("a chunk at a fixed position has neither anchor nor document")
-        return tokens
+        return before
 
-    def _anchor_tokens(self, policy: ChunkPolicy) -> tuple[int, ...]:
-        if policy.anchor is Anchor.NONE:
-            return ()
-        return self._lead if policy.anchor is Anchor.PREFIX else (self._layout.bos,) * policy.sinks
+    def _root(self, policy: ChunkPolicy, before: AnchorText, start: int) -> Key:
+        """The key of what a chunk is compiled after, and of the position that it is fixed at."""
+        if policy.fixed:
+            return anchor_key(self._layout.scope, (), start)
+        _, root = self._anchor(policy)
+        return Context.of(before.context).key_after(root) if before.context else root
+
+    def _anchor(self, policy: ChunkPolicy) -> tuple[AnchorText, Key]:
+        """The text of a policy's anchor, and its key."""
+        name = policy.anchor, policy.sinks
+        if name not in self._anchors:
+            scope, keys, tokens = self._layout.scope, tuple[Key, ...](), tuple[int, ...]()
+            if policy.anchor is Anchor.PREFIX:
+                tokens, keys = self._lead, tuple(self._prefix_keys)
+            elif policy.anchor is Anchor.BOS:
+                tokens = (self._layout.bos,) * policy.sinks
+            anchor = AnchorText(tokens, self._layout.block_size, scope, keys)
+            self._anchors[name] = anchor, anchor_key(scope, tokens)
+        return self._anchors[name]

@@ -5,23 +5,52 @@ Nothing here imports torch or vllm.
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
+from picbench.engines.planning.documents import Context
 from picbench.engines.planning.keys import ChunkEvent, Key, computed_key, root_key
 from picbench.engines.planning.pages import GAP, Page, SlotKind
 
 
-class ComputedToken(NamedTuple):
-    """A token that a request computes."""
+@dataclass(slots=True)
+class ComputedTokens:
+    """Tokens that a request computes: ids, logical positions and kinds, one list each."""
 
-    token: int
-    position: int
-    kind: SlotKind
+    ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    kinds: list[SlotKind] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def add(self, token: int, position: int, kind: SlotKind, count: int = 1) -> None:
+        """Add a token, `count` times in the same position."""
+        self.ids += [token] * count
+        self.positions += [position] * count
+        self.kinds += [kind] * count
+
+    def add_run(self, ids: Sequence[int], first: int, kind: SlotKind) -> None:
+        """Add tokens at consecutive positions from `first` on."""
+        self.ids += ids
+        self.positions += range(first, first + len(ids))
+        self.kinds += [kind] * len(ids)
+
+    def extend(self, others: "ComputedTokens") -> None:
+        """Add all of `others`."""
+        self.ids += others.ids
+        self.positions += others.positions
+        self.kinds += others.kinds
+
+    def pages(self, size: int) -> Iterator[Page]:
+        """Pages of `size` without keys."""
+        for begin in range(0, len(self), size):
+            page = slice(begin, begin + size)
+            ids, kinds = tuple(self.ids[page]), tuple(self.kinds[page])
+            yield Page(ids, tuple(self.positions[page]), kinds, None)
 
 
 def pack(
-    tokens: Sequence[ComputedToken],
+    tokens: ComputedTokens,
     size: int,
     scope: str,
     *,
@@ -33,44 +62,51 @@ def pack(
     `events` are the chunks among them, and the first pages have `prefix_keys`.
     """
     key, seen = root_key(scope), 0
-    ids, positions, kinds = zip(*tokens, strict=True) if tokens else ((), (), ())
-    for index, begin in enumerate(range(0, len(tokens), size)):
-        page = slice(begin, begin + size)
-        last = _last(positions[page])
-        upto = bisect_right(events, last, lo=seen, key=lambda event: event.start)
+    for index, page in enumerate(tokens.pages(size)):
+        upto = bisect_right(events, _last(page.positions), lo=seen, key=lambda event: event.start)
         if index < len(prefix_keys):
             key = prefix_keys[index]
         else:
-            key = computed_key(key, ids[page], positions[page], events[seen:upto])
+            key = computed_key(key, page.tokens, page.positions, events[seen:upto])
         seen = upto
-        full = begin + size <= len(tokens)
-        yield Page(ids[page], positions[page], kinds[page], key if full else None)
+        full = len(page.tokens) == size
+        yield Page(page.tokens, page.positions, page.kinds, key) if full else page
 
 
 @dataclass(frozen=True, slots=True)
 class AnchorText:
     """The tokens that a chunk is compiled after, whose KV is discarded.
 
-    They are an anchor, the text of the chunk's document before it, or both. Pages are made only for
-    a compile: a document may be long, and most requests find the chunk resident. The first
+    They are an `anchor`, the `context` of the chunk in its document, or both. Pages are made only
+    for a compile: a document may be long, and most requests find the chunk resident. The first
     pages have `prefix_keys`.
     """
 
-    tokens: tuple[int, ...]
+    anchor: tuple[int, ...]
     size: int
     scope: str
     prefix_keys: tuple[Key, ...] = ()
+    context: Context | tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens, in order."""
+        return (*self.anchor, *self.context)
+
+    def __len__(self) -> int:
+        return len(self.anchor) + len(self.context)
 
     @property
     def blocks(self) -> int:
         """The number of pages."""
-        return -(-len(self.tokens) // self.size)
+        return -(-len(self) // self.size)
 
     def pages(self) -> tuple[Page, ...]:
         """The pages; hidden slots fill the last one, so that the chunk begins with a block."""
-        tokens = [ComputedToken(t, i, SlotKind.PROMPT) for i, t in enumerate(self.tokens)]
-        fill = self.blocks * self.size - len(tokens)
-        tokens += [ComputedToken(self.tokens[-1], GAP, SlotKind.PAD)] * fill if tokens else []
+        ids, tokens = self.tokens, ComputedTokens()
+        tokens.add_run(ids, 0, SlotKind.PROMPT)
+        if ids:
+            tokens.add(ids[-1], GAP, SlotKind.PAD, self.blocks * self.size - len(ids))
         return tuple(pack(tokens, self.size, self.scope, prefix_keys=self.prefix_keys))
 
 
@@ -79,14 +115,12 @@ def _last(positions: Sequence[int]) -> int:
     return positions[-1] if positions[-1] != GAP else max(p for p in positions if p != GAP)
 
 
-def pack_picked(
-    count: int, token: int, tokens: Sequence[ComputedToken], size: int
-) -> Iterator[Page]:
+def pack_picked(count: int, token: int, tokens: ComputedTokens, size: int) -> Iterator[Page]:
     """Pack slots reserved for `count` picked tokens, and computed tokens, into pages without keys.
 
     In reserved slots, `token` stands for any other.
     """
-    every = [ComputedToken(token, GAP, SlotKind.LINKED)] * count + list(tokens)
-    for begin in range(0, len(every), size):
-        ids, positions, kinds = zip(*every[begin : begin + size], strict=True)
-        yield Page(ids, positions, kinds, None)
+    every = ComputedTokens()
+    every.add(token, GAP, SlotKind.LINKED, count)
+    every.extend(tokens)
+    return every.pages(size)

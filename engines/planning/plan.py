@@ -22,6 +22,7 @@ its position is not larger. Computed pages are in logical order and canonical on
 them, so no visible key has a larger compute index. Nothing here imports torch or vllm.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -70,7 +71,8 @@ class Canonical:
     @property
     def compile_end(self) -> int:
         """The position after those at which the chunk is compiled."""
-        return 1 + max(p for p in self.pages[-1].positions if p != GAP)
+        positions = self.pages[-1].positions  # they ascend, and gaps come last
+        return 1 + positions[bisect_left(positions, GAP) - 1]
 
     def resident(self, resident: Callable[[Key], bool]) -> bool:
         """Whether all blocks that a request needs are resident: a chunk is used whole or not."""

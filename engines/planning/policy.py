@@ -9,6 +9,7 @@ from enum import Enum, StrEnum
 from itertools import chain
 from math import floor
 
+from picbench.engines.planning.documents import Context
 from picbench.engines.planning.pages import SlotKind
 
 #: BOS tokens that a chunk is compiled after for LegoLink-0 (arXiv 2410.15332).
@@ -75,7 +76,7 @@ class Segment:
     trail: int = 0
     position: int | None = None
     slots: tuple[Slot, ...] = ()
-    context: tuple[int, ...] = ()
+    context: Context | tuple[int, ...] = ()
     dependent: tuple[int, ...] = ()
 
     @property

@@ -1,31 +1,37 @@
 """The documents of a request's chunks, as token ids that come from JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from picbench.engines.planning.documents import upto
+from picbench.engines.planning.documents import ChunkContexts, pack_ids, preceding
 from picbench.engines.vllm.frontend.lists import is_integer, is_list
 from picbench.engines.vllm.frontend.placements import Span
 from picbench.errors import ConfigError
 
 
-def read_documents(
-    given: Any, spans: Sequence[Span], prompt: Sequence[int]
-) -> tuple[tuple[int, ...], ...]:
-    """For each span its document up to the chunk's end, empty for none; nothing if none is given.
+def read_documents(given: Any, spans: Sequence[Span], prompt: Sequence[int]) -> ChunkContexts:
+    """What stands before each span in its document.
 
-    Raises ConfigError for documents that are no lists of token ids, too many or too few of them,
-    and for one that does not contain its chunk.
+    Documents come from users as lists of token ids, from another process as `ChunkContexts`. Raises
+    ConfigError for values that are neither, for too many or too few documents, and for one that
+    does not contain its chunk.
     """
     if given is None:
-        return ()
+        return ChunkContexts()
+    if isinstance(given, Mapping):
+        found = ChunkContexts.sent(given, len(spans))
+        if found is None:
+            raise ConfigError("documents are a mapping", hint="send a list of token ids a span")
+        return found
     if not is_list(given) or len(given) not in (0, len(spans)):
         raise ConfigError(
             f"documents has no entry for each of the {len(spans)} spans",
             hint="one list of token ids a span, null for a chunk without a document",
         )
     pairs = enumerate(zip(given, spans, strict=False))
-    return tuple(_document(n, document, prompt[slice(*span)]) for n, (document, span) in pairs)
+    return ChunkContexts.of(
+        [_context(n, document, prompt[slice(*span)]) for n, (document, span) in pairs]
+    )
 
 
 def documents_of_flat(flat: Any, name: str) -> list[Any] | None:
@@ -49,15 +55,19 @@ def documents_of_flat(flat: Any, name: str) -> list[Any] | None:
     return documents
 
 
-def _document(index: int, given: Any, chunk: Sequence[int]) -> tuple[int, ...]:
+def _context(index: int, given: Any, chunk: Sequence[int]) -> bytes:
     if given is None:
-        return ()
-    if not is_list(given) or not _are_ids(given):
+        return b""
+    document = pack_ids(given) if is_list(given) and _are_integers(given) else None
+    if document is None:
         raise ConfigError(
             f"documents[{index}] is no list of token ids",
             hint="the token ids of the text in which the chunk stands",
         )
-    found = upto(given, chunk) if given else ()
+    if not document:
+        return document
+    packed = pack_ids(chunk)
+    found = None if packed is None else preceding(document, packed)
     if found is None:
         raise ConfigError(
             f"documents[{index}] does not contain its chunk, spans[{index}]",
@@ -66,7 +76,6 @@ def _document(index: int, given: Any, chunk: Sequence[int]) -> tuple[int, ...]:
     return found
 
 
-def _are_ids(given: Sequence[Any]) -> bool:
+def _are_integers(given: Sequence[Any]) -> bool:
     # Documents are long and nearly always lists of int, which is seen fastest like this.
-    integers = set(map(type, given)) <= {int} or all(map(is_integer, given))
-    return integers and (not given or (min(given) >= 0 and max(given) < 1 << 31))
+    return set(map(type, given)) <= {int} or all(map(is_integer, given))

@@ -1,10 +1,13 @@
 """Checks on arrival whether a request can be served at all."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from picbench.engines.algorithms import Registry, Reuse, check_served
+from picbench.engines.planning.documents import ChunkContexts
 from picbench.engines.planning.layout import Footprint, measure
 from picbench.engines.vllm.frontend.request_args import (
     cut,
@@ -126,8 +129,7 @@ def check_request(config: Any, request: Any, registry: Registry, *, shorten: boo
         limits = Limits.of(config)
         layout = settings.layout(algorithm, request.cache_salt, limits.block_size)
         given = cut(request.prompt_token_ids, args, layout.pad_token)
-        if args.documents:
-            _check_ids(args.documents, config.model_config.get_vocab_size())
+        _check_ids(args.documents, config.model_config.get_vocab_size())
         try:
             segments = algorithm.arrange(given, layout)
             added = {token for segment in segments for token in segment.added}
@@ -152,12 +154,16 @@ def _check_vocabulary(config: Any, tokens: Collection[int], does: str) -> None:
         )
 
 
-def _check_ids(documents: Sequence[tuple[int, ...]], vocabulary: int) -> None:
+def _check_ids(documents: ChunkContexts, vocabulary: int) -> None:
     """Raise ConfigError for an id that the model does not have; vLLM checks only the prompt."""
-    for index, document in enumerate(documents):
-        if document and max(document) >= vocabulary:
+    ids = np.frombuffer(documents.ids, "<i4")
+    if not ids.size or ids.max() < vocabulary:
+        return
+    for index, (start, end) in enumerate(documents.places):
+        largest = ids[start:end].max(initial=0)
+        if largest >= vocabulary:
             raise ConfigError(
-                f"documents[{index}] has token id {max(document)}, the model has {vocabulary}",
+                f"documents[{index}] has token id {largest}, the model has {vocabulary}",
                 hint="send the ids of the served model's tokenizer",
             )
 

@@ -24,11 +24,12 @@ another process, msgspec makes that a mapping of the same fields again.
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from picbench.engines.algorithms import Algorithm, Registry
+from picbench.engines.planning.documents import ChunkContexts
 from picbench.engines.planning.policy import Segment, Slot
 from picbench.engines.vllm.frontend.chunk_documents import documents_of_flat, read_documents
 from picbench.engines.vllm.frontend.lists import rows_of_flat, rows_of_integers
@@ -61,9 +62,8 @@ class RequestArgs:
 
     `algorithm` is a valid spec; None means the engine's default. `tag` comes back with the
     request's cost. `positions` and `slots` say where tokens stand, if not one after the other.
-    `documents` has none or one for each span: the tokens of the chunk's document up to the chunk's
-    end, empty where the chunk has no document. `dependent` spans of chunks are recomputed under any
-    algorithm.
+    `documents` has what stands before the chunks in their documents. `dependent` spans of chunks
+    are recomputed under any algorithm.
     """
 
     spans: tuple[Span, ...]
@@ -71,7 +71,7 @@ class RequestArgs:
     tag: str | None = None
     positions: tuple[Position, ...] = ()
     slots: tuple[SlotSpan, ...] = ()
-    documents: tuple[tuple[int, ...], ...] = ()
+    documents: ChunkContexts = field(default_factory=ChunkContexts)
     dependent: tuple[Span, ...] = ()
 
 
@@ -175,26 +175,26 @@ def cut(tokens: Sequence[int], args: RequestArgs, placeholder: int) -> list[Segm
     A text ends where a later token of it has a position. `placeholder` is the token that chunks are
     compiled with in the place of what fills their slots.
     """
-    starts = dict(args.positions)
+    starts, contexts = dict(args.positions), args.documents.contexts()
+    tokens = tuple(tokens)
     segments: list[Segment] = []
     at = 0
     for index, (start, end) in enumerate((*args.spans, (len(tokens), len(tokens)))):
         cuts = sorted({at, start, *(token for token in starts if at < token < start)})
         for first, last in pairwise(cuts):
-            segments.append(Segment(tuple(tokens[first:last]), position=starts.get(first)))
+            segments.append(Segment(tokens[first:last], position=starts.get(first)))
         if start < end:
             slots = [slot for slot in args.slots if slot[0] == index]
             chunk = _chunk(tokens, (start, end), slots, placeholder, starts.get(start))
-            document = args.documents[index] if args.documents else ()
-            before = document[: start - end]
-            chunk = replace(chunk, context=before) if before else chunk
+            if contexts and contexts[index]:
+                chunk = replace(chunk, context=contexts[index])
             segments.append(_with_dependent(chunk, (start, end), slots, args.dependent))
         at = end
     return segments
 
 
 def _chunk(
-    tokens: Sequence[int],
+    tokens: tuple[int, ...],
     span: Span,
     slots: Sequence[SlotSpan],
     placeholder: int,
@@ -203,11 +203,11 @@ def _chunk(
     ids: tuple[int, ...] = ()
     places, at = [], span[0]
     for _, start, end, length in slots:
-        ids += tuple(tokens[at:start])
-        places.append(Slot(len(ids), length, tuple(tokens[start:end])))
+        ids += tokens[at:start]
+        places.append(Slot(len(ids), length, tokens[start:end]))
         ids += (placeholder,) * length
         at = end
-    ids += tuple(tokens[at : span[1]])
+    ids += tokens[at : span[1]]
     return Segment(ids, chunk=True, position=position, slots=tuple(places))
 
 

@@ -11,7 +11,7 @@ from picbench.engines.algorithms import parse
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.engine import Engine
 from picbench.engines.pace import Departure
-from picbench.engines.planning import chunk_pages, packing
+from picbench.engines.planning import layout, packing
 from picbench.engines.planning.keys import computed_key
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Canonical, Plan
@@ -255,8 +255,8 @@ def test_another_salt_hits_nothing(engine, inside, draw):
 
 
 def test_chunk_keys_without_salt_would_share(engine, inside, draw, monkeypatch):
-    unsalted = chunk_pages.anchor_key
-    monkeypatch.setattr(chunk_pages, "anchor_key", lambda scope, anchor: unsalted("", anchor))
+    unsalted = layout.anchor_key
+    monkeypatch.setattr(layout, "anchor_key", lambda scope, anchor: unsalted("", anchor))
     prompt = request(draw(60, 99), draw(60, 100), question=draw(20, 101), salt="a")
     serve(engine, prompt)
     (theirs,) = serve(engine, replace(prompt, salt="b"))

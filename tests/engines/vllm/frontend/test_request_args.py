@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from picbench.engines.algorithms import Registry
+from picbench.engines.planning.documents import ChunkContexts, Context
 from picbench.engines.planning.policy import Segment, Slot
 from picbench.engines.vllm.frontend import request_args
 from picbench.engines.vllm.frontend.request_args import RequestArgs, cut
@@ -76,10 +77,11 @@ def test_cut():
         Segment((6, 7)),
     ]
     assert cut(range(3), RequestArgs(()), 0) == [Segment((0, 1, 2))]
-    assert cut(range(8), RequestArgs(((2, 4), (4, 6)), documents=((), (9, 8, 4, 5))), 0) == [
+    documents = ChunkContexts.of([b"", Context.of((9, 8)).packed])
+    assert cut(range(8), RequestArgs(((2, 4), (4, 6)), documents=documents), 0) == [
         Segment((0, 1)),
         Segment((2, 3), chunk=True),
-        Segment((4, 5), chunk=True, context=(9, 8)),
+        Segment((4, 5), chunk=True, context=Context.of((9, 8))),
         Segment((6, 7)),
     ]
 
@@ -89,7 +91,7 @@ def test_documents_in_both_forms():
     nested = {"spans": [[1, 3], [3, 5], [6, 8]], "documents": [None, [3, 4, 3, 4, 5, 9], []]}
     flat = {"pic_spans": [1, 3, 3, 5, 6, 8], "pic_documents": [0, 6, 3, 4, 3, 4, 5, 9, 0]}
     args = read_args({"pic": nested}, 10)
-    assert args.documents == ((), (3, 4, 3, 4), ())
+    assert [tuple(context) for context in args.documents.contexts()] == [(), (3, 4), ()]
     assert read_args(flat, 10) == args
 
 
@@ -111,6 +113,26 @@ def test_bad_documents_are_named(documents, message):
     with pytest.raises(ConfigError) as caught:
         read_args({"pic": {"spans": [[1, 4], [4, 6]], "documents": documents}}, 10)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {},
+        {"ids": b"", "places": [[0, 0]]},
+        {"ids": b"\0\0\0", "places": [[0, 0], [0, 0]]},
+        {"ids": b"\0\0\0\x80", "places": [[0, 0], [0, 1]]},
+        {"ids": b"\0\0\0\0", "places": [[0, 0], [0, 2]]},
+        {"ids": b"\0\0\0\0", "places": [[0, 0], [1, 0]]},
+        {"ids": b"\0\0\0\0", "places": [[0, 0], [-1, 1]]},
+        {"ids": "", "places": [[0, 0], [0, 0]]},
+        {"ids": b"", "places": 5},
+        {"ids": b"", "places": [[0], [0, 0]]},
+    ],
+)
+def test_documents_that_no_process_sent(sent):
+    with pytest.raises(ConfigError, match="documents are a mapping"):
+        read_args({"pic": {"spans": [[1, 4], [4, 6]], "documents": sent}}, 10)
 
 
 @pytest.mark.parametrize("flat", [[3, 1, 2], [-1], [1.0, 2], "1", 5, [2, 1, 2, 3]])
