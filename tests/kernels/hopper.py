@@ -1,4 +1,4 @@
-"""Compiles kernels written in Gluon for Hopper, where there need be no GPU."""
+"""Compiles kernels for Hopper, where there need be no GPU."""
 
 import subprocess
 import sys
@@ -11,32 +11,45 @@ import sys
 from importlib import import_module
 import triton
 from triton.backends.compiler import GPUTarget
-from triton.experimental.gluon._runtime import GluonASTSource
+from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
-types, fixed = {types!r}, {fixed!r}
+types, fixed, options = {types!r}, {fixed!r}, {options!r}
 kernel = getattr(import_module({module!r}), {name!r})
 names = kernel.arg_names
 types |= {{name: "i32" for name in names if "stride" in name or name.endswith("_head")}}
 even = [name for name in names if name in types and (types[name][0] == "*" or "stride" in name)]
-source = GluonASTSource(
+source = (GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource)(
     kernel,
     {{name: types.get(name, "constexpr") for name in names}},
     {{(names.index(name),): value for name, value in fixed.items()}},
     {{(names.index(name),): [["tt.divisibility", 16]] for name in even}},
 )
-built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={{"num_warps": 4}})
-assert built.asm["ptx"].count("wgmma.mma_async") > 0
+built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+exact = "*fp32" in (types.get("key"), types.get("k"))
+assert exact or built.asm["ptx"].count("wgmma.mma_async") > 0
 print("shared", built.metadata.shared)
 """
 
 
-def compiled(module: str, name: str, types: Mapping[str, str], fixed: Mapping[str, object]) -> int:
+def compiled(
+    module: str,
+    name: str,
+    types: Mapping[str, str],
+    fixed: Mapping[str, object],
+    *,
+    warps: int = 4,
+    stages: int = 3,
+) -> int:
     """Bytes of shared memory of a module's kernel `name`, by a process of its own.
 
-    `types` are those of all arguments but strides, as Triton's signatures name them.
+    `types` are those of all arguments but strides, as Triton's signatures name them. Products of
+    keys in half precision must be wgmma's.
     """
     pytest.importorskip("triton")
-    script = _COMPILE.format(module=module, name=name, types=dict(types), fixed=dict(fixed))
+    options = {"num_warps": warps, "num_stages": stages}
+    named = {"module": module, "name": name, "options": options}
+    script = _COMPILE.format(types=dict(types), fixed=dict(fixed), **named)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False
     )

@@ -225,7 +225,8 @@ def checks(device: str, seed: int) -> Iterator[tuple[str, float]]:
                 drawn = case.scene(shape, seed, device, unrotated=bare, poison=True)
                 query = drawn.scene.queries(case.requests, seed)
                 out = torch.empty_like(query)
-                batch = shared_batch(drawn, GroupLaunch(), 8, FORCED, bare=bare)
+                launch = GroupLaunch.of(shape, unrotated=bare)
+                batch = shared_batch(drawn, launch, 8, FORCED, bare=bare)
                 arm = partial(batch.attend, query, drawn.scene.kv_cache, drawn.scene.scale, out)
                 name = f"{heads} {str(dtype)[6:]} {'without' if bare else 'with'} RoPE"
                 yield name, check(name, drawn, query, out, arm)

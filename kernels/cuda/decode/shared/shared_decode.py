@@ -35,6 +35,18 @@ class GroupLaunch:
     warps: int = 4
     overlap: bool = False
 
+    @classmethod
+    def of(cls, shape: HeadShape, *, unrotated: bool = False) -> "GroupLaunch":
+        """What fits a multiprocessor's registers and 227 KiB of shared memory, for these heads.
+
+        Keys that are rotated as they are read need room for a copy.
+        """
+        row_bytes = shape.head_size * shape.dtype.itemsize
+        if row_bytes <= 256:
+            return cls(stages=2 if unrotated else 3)
+        keys = 32 if row_bytes <= 512 else 16
+        return cls(keys=keys, stages=2, warps=4 if shape.dtype == torch.float32 else 8)
+
 
 class SharedDecodeBatch(DecodeBatch):
     """A `DecodeBatch` whose requests read shared cells together, where that pays.
@@ -57,7 +69,7 @@ class SharedDecodeBatch(DecodeBatch):
         launch: GroupLaunch | None = None,
     ) -> None:
         super().__init__(table, max_batch, shape, rope, gluon=gluon, splits=splits)
-        self.launch = launch or GroupLaunch()
+        self.launch = launch or GroupLaunch.of(shape, unrotated=table.unrotated)
         device = table.blocks.device
         ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
         self.shifts = torch.zeros(max_batch, table.rope_shift.shape[1], **ints)

@@ -1,6 +1,7 @@
 """Decode that reads shared cells once, against the float64 reference, over poisoned buffers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def batch_of(
         parts_bytes=1 << 20,
     )
     drawn.put(table, rows)
-    launch = GroupLaunch() if ON_GPU else GroupLaunch(resident=1)
+    launch = replace(GroupLaunch.of(shape, unrotated=unrotated), resident=2 if ON_GPU else 1)
     batch = SharedDecodeBatch(table, len(rows) + 1, shape, scene.rope, splits=2, launch=launch)
     if not ON_GPU:
         # The interpreter runs programs one after another, and the first one does all the work.
@@ -228,7 +229,7 @@ def test_a_graph_serves_groups_that_it_was_not_captured_with(
     scene, rows = drawn.scene, list(range(len(READS)))
     batch = batch_of(drawn, rows)
     table = batch.table
-    launch = GroupLaunch(overlap=overlap)
+    launch = replace(GroupLaunch.of(shape), overlap=overlap)
     batch = SharedDecodeBatch(table, len(rows), shape, rope, launch=launch)
     for row in rows:
         table.clear(row)
