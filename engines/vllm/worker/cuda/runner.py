@@ -98,6 +98,10 @@ class PicModelRunner(GPUModelRunner):
 
     def capture_model(self, *, profile_only: bool = False) -> int:
         """Capture both sets of graphs; returns their size in bytes."""
+        # Where all keys are cached without RoPE, every request of upstream's warm-up is a planned
+        # one, and its last step is still set.
+        self._state.begin_step([], [], [])
+        self.cudagraph_manager = self._stock_graphs
         size: int = super().capture_model(profile_only=profile_only)
         if profile_only or not self._state.graphs:
             return size

@@ -118,6 +118,33 @@ def test_kernels_are_compiled_once_there_is_a_cache(
     assert states[0]._attention.calls == states[1].calls == expected
 
 
+@pytest.mark.parametrize("left", ["stock", "planned"])
+def test_each_set_of_graphs_is_captured_once(monkeypatch: pytest.MonkeyPatch, left: str) -> None:
+    """Whichever served the last of the steps that warm up."""
+    captured: list[str] = []
+
+    def capture(self: Any, profile_only: bool = False) -> int:
+        captured.append(self.cudagraph_manager)
+        assert self.model_state._batch is None
+        return 1
+
+    monkeypatch.setattr(GPUModelRunner, "capture_model", capture)
+    attention = SimpleNamespace(
+        planner=SimpleNamespace(graphs=True), requests=PlannedRequests(2, None)
+    )
+    state = bare(PicModelState, _attention=attention, _batch="of the last step")
+    made = bare(
+        runner.PicModelRunner,
+        model_state=state,
+        cudagraph_manager=left,
+        _stock_graphs="stock",
+        _planned_graphs="planned",
+    )
+    assert made.capture_model() == 2
+    assert captured == ["stock", "planned"]
+    assert made.cudagraph_manager == "stock"
+
+
 def test_what_v2_reads_of_positions_is_logical(monkeypatch: pytest.MonkeyPatch, send: Any) -> None:
     """RoPE does, and the sampler draws by seed and position."""
     monkeypatch.setattr(DefaultModelState, "prepare_inputs", lambda *args: {})
