@@ -45,7 +45,16 @@ def save(base: Path, document: Mapping[str, Any], page: str) -> None:
 
 
 def update_summary(folder: Path, figures: Mapping[str, Any]) -> None:
-    """Put figures into the folder's ``summary.json`` beside those that it has."""
+    """Put figures into the folder's ``summary.json`` beside those that it has.
+
+    Several measurements may write below one key: each replaces its own figures there.
+    """
     path = folder / "summary.json"
     known = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    write_json(path, known | dict(figures))
+    for key, value in figures.items():
+        before = known.get(key)
+        if isinstance(before, Mapping) and isinstance(value, Mapping):
+            known[key] = {**before, **value}
+        else:
+            known[key] = value
+    write_json(path, known)

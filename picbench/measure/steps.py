@@ -168,6 +168,10 @@ def _measurements(output: Path, runs: Path, commit: str | None) -> Iterator[Chec
     where = ("--output", str(output), *_named(commit))
     for name, summary in _ON_ONE_GPU.items():
         yield CheckStep(name, summary, (_measure(name, *where),))
+    decode = _measure("decode-load", *where)
+    yield CheckStep("decode-load", "decoding of 64 requests that share chunks", (decode,))
+    sharing = (*decode, "--sharing")
+    yield CheckStep("decode-sharing", "decoding by how many requests share a chunk", (sharing,))
     warm = _measure("algorithms", "warm-chunks", *where)
     yield CheckStep("warm-chunks", "TTFT by what chunks were compiled after", (warm,))
     for name, settings in LOADS.items():

@@ -19,7 +19,7 @@ ON_GPU = click.option("--output", type=FOLDER, default=Path("results/gpu"), show
 SEED = click.option("--seed", type=int, default=0, show_default=True, help="For inputs and order.")
 
 
-class _Measurement(click.Command):
+class MeasureCommand(click.Command):
     """A measurement, with --debug; its errors name its own flags."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -35,7 +35,7 @@ class _Measurement(click.Command):
 class Measurements(click.Group):
     """A group of measurements."""
 
-    command_class = _Measurement
+    command_class = MeasureCommand
     group_class = type
 
 

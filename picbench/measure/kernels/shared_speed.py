@@ -63,7 +63,7 @@ def measure(
         document["cases"].append(time_case(case, rounds, seed))
         torch.cuda.empty_cache()
         save(output / "shared-decode", document, report(document))
-    update_summary(output, {"shared_decode_layer": _figures(document["cases"])})
+    update_summary(output, {"shared_decode": _figures(document["cases"])})
     return report(document)
 
 

@@ -40,6 +40,7 @@ STEPS = (
     "host-path",
     "host-tier",
     "load",
+    "decode-load",
     "rope-pad-ablation",
     "scaling",
     "agreement",

@@ -37,6 +37,8 @@ MEASUREMENTS = (
     "host-path",
     "host-tier",
     "rope-pad-ablation",
+    "decode-load",
+    "decode-sharing",
     "load-throughput",
     "load-memory",
     "load",

@@ -1,0 +1,1 @@
+"""Engines under load, measured in rounds that go on where they were stopped."""

@@ -1,0 +1,191 @@
+"""Decoding of many long requests that share chunks: with each chunk read once, and without.
+
+`load`: requests whose chunks are drawn from a small corpus, in a random order, in an engine without
+and in one with shared decode, and in stock vLLM; all engines are up at once with pools of the same
+size, and take turns. Stock vLLM serves as many of these requests as fit its pool, and as many of
+one common prefix as fit. `sharing`: the two engines of picbench alone, at each degree of sharing.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from picbench.engines.config import EngineConfig
+from picbench.measure.serving.decode_load_page import (
+    AUTO,
+    COMMON,
+    OFF,
+    PREFIX,
+    write_load,
+    write_sharing,
+)
+from picbench.measure.serving.decode_waves import DecodeScene, brief_wave, decode_wave
+from picbench.measure.serving.served_rounds import (
+    RoundsPlan,
+    ServedArm,
+    ServedCell,
+    estimate,
+    read_rounds,
+    run_rounds,
+)
+from picbench.output import provenance
+from picbench.workloads import models
+
+#: Tokens of a reply when engines are warmed up.
+_BRIEF = 16
+
+STOCK = "stock"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLoad:
+    """The scenes of a device: of the load, and of the degrees of sharing; pools are in blocks.
+
+    A prompt of `degrees` has as many chunks as the pool has room for, up to the load's.
+    """
+
+    scene: DecodeScene
+    pool: int
+    degrees: tuple[int, ...]
+    sharing_reply: int
+    sharing_pool: int
+
+    def at(self, degree: int) -> DecodeScene:
+        """The scene in which `degree` requests read each chunk."""
+        scene = replace(self.scene, reply=self.sharing_reply, even=True)
+        chunks = scene.chunks
+        while True:
+            corpus = scene.requests * chunks // degree
+            found = replace(scene, chunks=chunks, corpus=corpus)
+            if found.blocks <= self.sharing_pool or chunks == 1:
+                return found
+            chunks -= 1
+
+
+#: By device. On a GPU three engines with the load's pools fit 139 GiB, or two with the other ones.
+LOADS_OF: Mapping[str, DecodeLoad] = MappingProxyType(
+    {
+        "cuda": DecodeLoad(DecodeScene(), 12_000, (1, 2, 4, 8, 16, 32, 64), 64, 22_000),
+        "cpu": DecodeLoad(DecodeScene(4, 3, 6, 40, 9, 24), 200, (1, 2, 4), 24, 200),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRun:
+    """How to measure; `reply` is that of the load (0: the device's)."""
+
+    model: str
+    device: str
+    dtype: str
+    rounds: int
+    seconds: float
+    output: Path
+    reply: int = 0
+    commit: str | None = None
+
+    @property
+    def load(self) -> DecodeLoad:
+        """What is served."""
+        found = LOADS_OF[self.device]
+        return replace(found, scene=replace(found.scene, reply=self.reply or found.scene.reply))
+
+
+def measure(run: DecodeRun, say: Callable[[str], None], *, sharing: bool) -> tuple[str, bool]:
+    """Measure what is left of the load, or of the degrees of sharing: the page, and if it is all.
+
+    The page is empty before any round is done.
+    """
+    plan = sharing_plan(run) if sharing else load_plan(run)
+    found = run_rounds(plan, say)
+    whole = all(found.rounds(cell.name) >= plan.rounds for cell in plan.cells)
+    if not found.cells:
+        return "", whole
+    write = write_sharing if sharing else write_load
+    return write(found, run.output), whole
+
+
+def estimated(run: DecodeRun, *, sharing: bool) -> str:
+    """What is left."""
+    plan = sharing_plan(run) if sharing else load_plan(run)
+    return str(estimate(plan, read_rounds(plan)))
+
+
+def load_plan(run: DecodeRun) -> RoundsPlan:
+    """One cell: the load, in four arms."""
+    load = run.load
+    scene = load.scene
+    config = _config(run, scene, load.pool)
+    alone = replace(scene, requests=scene.plain_fit(load.pool))
+    common = replace(scene, requests=scene.common_fit(load.pool))
+    arms = {
+        OFF: _arm(OFF, scene),
+        AUTO: _arm(AUTO, scene),
+        PREFIX: _arm(STOCK, alone),
+        COMMON: _arm(STOCK, common, common=True),
+    }
+    facts = _facts(run) | {"scene": asdict(scene), "prompt": scene.prompt, "pool": load.pool}
+    engines = _ours(config) | {STOCK: replace(config, stock=True, algorithm="prefix")}
+    cells = [ServedCell("load", arms)]
+    return RoundsPlan(_path(run, "decode-load"), facts, engines, cells, run.rounds, run.seconds)
+
+
+def sharing_plan(run: DecodeRun) -> RoundsPlan:
+    """A cell for each degree of sharing, in two arms."""
+    load = run.load
+    scenes = {degree: load.at(degree) for degree in load.degrees}
+    longest = max(scenes.values(), key=lambda scene: scene.prompt)
+    rows = {str(degree): asdict(scene) for degree, scene in scenes.items()}
+    facts = _facts(run) | {"scenes": rows, "pool": load.sharing_pool}
+    return RoundsPlan(
+        _path(run, "decode-sharing"),
+        facts,
+        _ours(_config(run, longest, load.sharing_pool)),
+        list(_degrees(scenes)),
+        run.rounds,
+        run.seconds,
+    )
+
+
+def _degrees(scenes: Mapping[int, DecodeScene]) -> Iterator[ServedCell]:
+    for degree, scene in scenes.items():
+        arms = {name: _arm(name, scene) for name in (OFF, AUTO)}
+        yield ServedCell(str(degree), arms, scene.corpus + scene.requests * scene.chunks / 4)
+
+
+def _arm(engine: str, scene: DecodeScene, *, common: bool = False) -> ServedArm:
+    brief = replace(scene, reply=min(_BRIEF, scene.reply))
+    return ServedArm(
+        engine,
+        partial(decode_wave, scene=scene, common=common),
+        partial(brief_wave, scene=brief, common=common),
+    )
+
+
+def _config(run: DecodeRun, scene: DecodeScene, pool: int) -> EngineConfig:
+    return EngineConfig(
+        model=str(models.resolve(run.model).path),
+        device=run.device,
+        dtype=run.dtype,
+        context=scene.prompt + scene.reply,
+        batch_tokens=8192,
+        kv_blocks=pool,
+        max_requests=scene.requests,
+        tiers="",
+    )
+
+
+def _ours(config: EngineConfig) -> dict[str, EngineConfig]:
+    return {OFF: config, AUTO: replace(config, shared_decode="auto")}
+
+
+def _facts(run: DecodeRun) -> dict[str, Any]:
+    found = provenance.facts(*provenance.ENGINE, device=run.device, commit=run.commit)
+    return found | {"model": models.resolve(run.model).label, "dtype": run.dtype}
+
+
+def _path(run: DecodeRun, name: str) -> Path:
+    return run.output / f"{name}.json"

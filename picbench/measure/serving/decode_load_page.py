@@ -1,0 +1,183 @@
+"""Tables, the figure and the summary's figures of decoding under load."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from picbench.measure.report import spread, update_summary
+from picbench.measure.serving.served_rounds import CellFigures, RoundsFound
+from picbench.output import markdown
+from picbench.output.figures.sharing_figure import draw_sharing
+from picbench.statistics.paired import paired_ratio
+
+#: The arms: shared decode off and auto, stock vLLM, and stock vLLM with one common prefix.
+OFF, AUTO, PREFIX, COMMON = "off", "auto", "prefix", "common"
+
+_NAMES = {
+    OFF: "picbench, each request reads its chunks (198d84a's decode)",
+    AUTO: "picbench, shared decode",
+    PREFIX: "stock vLLM, prefix caching, as many as fit",
+    COMMON: "stock vLLM, one common prefix",
+}
+
+_COLUMNS: Mapping[str, tuple[str, int]] = {
+    "tokens_s": ("tokens/s in all", 0),
+    "decode_tokens_s": ("tokens/s, decode", 0),
+    "tpot_ms": ("time per token, ms", 2),
+    "tpot_p99_ms": ("its p99, ms", 2),
+    "ttft_ms": ("TTFT, ms", 0),
+}
+
+_RATES = ("tokens_s", "decode_tokens_s")
+
+
+def ratio(after: Sequence[float], before: Sequence[float]) -> str:
+    """The geometric mean of ratios, round by round, with 95 % by Student's t where it can be."""
+    found = paired_ratio(before, after)
+    if found.interval is None:
+        return f"{found.value:.3f} (n=1)"
+    low, high = found.interval.low, found.interval.high
+    return f"{found.value:.3f} ({low:.3f} - {high:.3f}, n={found.pairs})"
+
+
+def write_load(found: RoundsFound, output: Path) -> str:
+    """Write ``decode-load.md`` and the summary's figures; the page."""
+    figures = found.cells["load"]
+    page = render_load(found)
+    (output / "decode-load.md").write_text(page, encoding="utf-8")
+    summary: dict[str, Any] = {"shared_decode": load_figures(figures)}
+    update_summary(output, summary | {"jit_after_ready": len(found.compiled[AUTO])})
+    return page
+
+
+def load_figures(figures: CellFigures) -> dict[str, float]:
+    """The figures for ``summary.json``: ratios of tokens a second in all, milliseconds a token."""
+    ours = figures[AUTO]["tokens_s"]
+    return {
+        "engine_throughput_vs_198d84a": paired_ratio(figures[OFF]["tokens_s"], ours).value,
+        "engine_throughput_vs_prefix": paired_ratio(figures[PREFIX]["tokens_s"], ours).value,
+        "tpot_ms": median(figures[AUTO]["tpot_ms"]),
+    }
+
+
+def render_load(found: RoundsFound) -> str:
+    """The page of the load, in Markdown."""
+    facts, figures = found.facts, found.cells["load"]
+    scene = facts["scene"]
+    rows = [
+        (
+            _NAMES[arm],
+            f"{figures[arm]['in_flight'][0]:.0f}",
+            *(spread(figures[arm][key], digits) for key, (_, digits) in _COLUMNS.items()),
+        )
+        for arm in _NAMES
+    ]
+    ratios = [
+        (_NAMES[arm], *(ratio(figures[AUTO][key], figures[arm][key]) for key in _RATES))
+        for arm in (OFF, PREFIX, COMMON)
+    ]
+    lines = [
+        "# Decoding of long requests that share chunks",
+        "",
+        f"{_about(facts)} {scene['requests']} requests in flight, {scene['chunks']} of "
+        f"{scene['corpus']} chunks of {scene['length']} tokens in a random order and a question of "
+        f"{scene['question']} ({facts['prompt']:,} tokens), replies of {scene['reply']}; chunks "
+        f"are in the pool, of {facts['pool']:,} blocks in each engine. All engines are up at "
+        f"once; arms take turns, another one first in each round, "
+        f"n={found.rounds('load')}; median (lowest - highest). Decode is from the last first token "
+        "to the first end: there a step gives each request a token.",
+        "",
+        markdown.table(("", "requests", *(name for name, _ in _COLUMNS.values())), rows, right=1),
+        "",
+        "Shared decode over the others, tokens a second; geometric mean over rounds (95 %).",
+        "",
+        markdown.table(("over", "in all", "decode"), ratios, right=1),
+        "",
+        *_notes(found),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_sharing(found: RoundsFound, output: Path) -> str:
+    """Write ``decode-sharing.md`` and its figure; the page."""
+    page = render_sharing(found)
+    (output / "decode-sharing.md").write_text(page, encoding="utf-8")
+    lines = {
+        name: {
+            int(degree): figures[arm]["tpot_ms"]
+            for degree, figures in sorted(found.cells.items(), key=lambda item: int(item[0]))
+        }
+        for arm, name in ((OFF, "each request reads its chunks"), (AUTO, "shared decode"))
+    }
+    tokens = {int(d): _prompt(found.facts["scenes"][d]) for d in found.cells}
+    draw_sharing(lines, tokens, _about(found.facts), output / "decode-sharing")
+    return page
+
+
+def render_sharing(found: RoundsFound) -> str:
+    """The page of the degrees of sharing, in Markdown."""
+    rows = []
+    for degree in sorted(found.cells, key=int):
+        figures, scene = found.cells[degree], found.facts["scenes"][degree]
+        rows.append(
+            (
+                degree,
+                f"{scene['corpus']:,}",
+                f"{_prompt(scene):,}",
+                *(spread(figures[arm]["tpot_ms"], 2) for arm in (OFF, AUTO)),
+                ratio(figures[AUTO]["decode_tokens_s"], figures[OFF]["decode_tokens_s"]),
+            )
+        )
+    scene = next(iter(found.facts["scenes"].values()))
+    head = ("sharing", "corpus", "prompt tokens", "off, ms a token", "auto, ms a token", "speed-up")
+    lines = [
+        "# Decoding by how many requests share a chunk",
+        "",
+        f"{_about(found.facts)} {scene['requests']} requests decode together; each chunk of "
+        f"{scene['length']} tokens is in the prompts of as many of them as the first column says, "
+        "in an order of its own in each. Prompts are shorter where the corpus would not fit the "
+        f"pool of {found.facts['pool']:,} blocks. Both engines are up at once and take turns; "
+        "median (lowest - highest) of the rounds' medians; speed-up: tokens a second in decode, "
+        "shared over not, geometric mean over rounds (95 %).",
+        "",
+        markdown.table(head, rows, right=0),
+        "",
+        *_notes(found),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _prompt(scene: Mapping[str, int]) -> int:
+    return scene["chunks"] * scene["length"] + scene["question"]
+
+
+def _about(facts: Mapping[str, Any]) -> str:
+    return (
+        f"{facts['model']}, {facts['dtype']}: times, not answers, and log-probabilities of such "
+        f"weights would say nothing; {facts['gpu']}, driver {facts['driver']}, vLLM "
+        f"{facts['vllm']}, torch {facts['torch']}, commit {facts['commit']}."
+    )
+
+
+def _notes(found: RoundsFound) -> list[str]:
+    """What else happened: compiled chunks and lost requests spoil figures."""
+
+    def total(key: str) -> int:
+        return round(
+            sum(
+                sum(arm.get(key, ()))
+                for figures in found.cells.values()
+                for arm in figures.values()
+            )
+        )
+
+    kernels = "; ".join(
+        f"{name}: {', '.join(f'`{kernel}`' for kernel in compiled) or 'none'}"
+        for name, compiled in found.compiled.items()
+    )
+    return [
+        f"Chunk tokens compiled while measured: {total('compiled_tokens'):,}; requests that lost "
+        f"their blocks: {total('preemptions'):,}. Kernels compiled after engines were ready: "
+        f"{kernels}."
+    ]

@@ -1,0 +1,196 @@
+"""Requests that decode together: what an engine generates a second while all of them do."""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+
+from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Request, Result, Text
+from picbench.errors import InvalidRun
+from picbench.measure.engine.random_tokens import random_tokens
+
+#: Requests that are planned and submitted before each step, while there are any.
+AHEAD = 8
+
+#: Blocks of a request beside those of its prompt and its reply: last ones that are not full.
+_SPARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeScene:
+    """Requests in flight, over chunks of a corpus: `chunks` of `length` tokens, then a question.
+
+    Every request has its chunks in an order of its own and replies with `reply` tokens. Chunks are
+    drawn without regard to the others' if the corpus is not `even`; otherwise as many requests
+    read each chunk as read any other.
+    """
+
+    requests: int = 64
+    chunks: int = 64
+    corpus: int = 128
+    length: int = 504
+    question: int = 80
+    reply: int = 512
+    even: bool = False
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt."""
+        return self.chunks * self.length + self.question
+
+    @property
+    def sharing(self) -> float:
+        """Requests that read a chunk, on average."""
+        return self.requests * self.chunks / self.corpus
+
+    @property
+    def chunk_blocks(self) -> int:
+        """Blocks of a chunk."""
+        return -(-self.length // BLOCK_SIZE)
+
+    @property
+    def own_blocks(self) -> int:
+        """Blocks of a request that no other one sees: a linked one for each chunk, and its text."""
+        return self.chunks + -(-(self.question + self.reply) // BLOCK_SIZE) + _SPARE
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the corpus and of all requests."""
+        return self.corpus * self.chunk_blocks + self.requests * self.own_blocks
+
+    def plain_fit(self, pool: int) -> int:
+        """Requests that fit a pool at a time where they share nothing."""
+        return min(self.requests, pool // (-(-(self.prompt + self.reply) // BLOCK_SIZE) + _SPARE))
+
+    def common_fit(self, pool: int) -> int:
+        """Requests that fit a pool at a time where all chunks of all are one common prefix."""
+        prefix = self.chunks * self.length // BLOCK_SIZE + 1
+        own = -(-(self.question + self.reply) // BLOCK_SIZE) + _SPARE
+        return max(1, min(self.requests, (pool - prefix) // own))
+
+    def known(self) -> list[Chunk]:
+        """The corpus: the same chunks for every scene with as long ones."""
+        return [Chunk(tokens=random_tokens(self.length, f"chunk {i}")) for i in range(self.corpus)]
+
+    def draw(self, name: str, count: int, algorithm: str | None) -> list[Request]:
+        """`count` requests that belong to a name."""
+        dice, known = Random(name), self.known()
+        uses = Counter[int]()
+        found = []
+        for number in range(count):
+            if self.even:  # The least used ones, equal ones at random.
+                order = sorted(range(self.corpus), key=lambda i: (uses[i], dice.random()))
+                picked = dice.sample(order[: self.chunks], self.chunks)
+            else:
+                picked = dice.sample(range(self.corpus), self.chunks)
+            uses.update(picked)
+            asked = Text(tokens=random_tokens(self.question, f"{name} question {number}"))
+            found.append(Request([*(known[i] for i in picked), asked], algorithm))
+        return found
+
+    def cover(self, algorithm: str | None) -> list[Request]:
+        """Requests with all chunks of the corpus, so that they are compiled."""
+        known, asked = self.known(), Text(tokens=random_tokens(self.question, "cover"))
+        groups = (known[i : i + self.chunks] for i in range(0, self.corpus, self.chunks))
+        return [Request([*group, asked], algorithm) for group in groups]
+
+
+def decode_wave(engine: Engine, name: str, *, scene: DecodeScene, common: bool) -> dict[str, float]:
+    """Requests over chunks that are in the pool; see `decode_figures`.
+
+    Where they have one prefix in `common` instead, all have the same chunks in the same order.
+    """
+    requests = _prepared(engine, name, scene, common)
+    preempted = engine.preemptions
+    found = serve_wave(engine, requests, scene.reply)
+    figures = decode_figures(found, scene.reply)
+    compiled = sum(result.counts.compiled for result in found.results)
+    lost = engine.preemptions - preempted
+    return figures | {"compiled_tokens": compiled, "preemptions": lost}
+
+
+def brief_wave(engine: Engine, name: str, *, scene: DecodeScene, common: bool) -> dict[str, float]:
+    """The same to warm up, without figures."""
+    serve_wave(engine, _prepared(engine, name, scene, common), scene.reply)
+    return {}
+
+
+def _prepared(engine: Engine, name: str, scene: DecodeScene, common: bool) -> list[Request]:
+    """The requests, after what they share was served."""
+    if common:
+        known = scene.known()[: scene.chunks]
+        names = (f"{name} {i}" for i in range(scene.requests + 1))
+        texts = [Text(tokens=random_tokens(scene.question, each)) for each in names]
+        first, *requests = (Request([*known, text]) for text in texts)
+        engine.generate([first], max_tokens=1)
+        return requests
+    algorithm = None if engine.config.stock else "mepic"
+    if not engine.config.stock:
+        engine.generate(scene.cover(algorithm), max_tokens=1, concurrency=4)
+    return scene.draw(name, scene.requests, algorithm)
+
+
+@dataclass(frozen=True, slots=True)
+class WaveTimes:
+    """When requests were sent and steps ended, in Unix seconds, and the requests' results.
+
+    Of a request that was `sent` from the first time to the second, the arrival is in between.
+    """
+
+    began: float
+    steps: Sequence[float]
+    sent: Sequence[tuple[float, float]]
+    results: Sequence[Result]
+
+
+def serve_wave(engine: Engine, requests: Sequence[Request], reply: int) -> WaveTimes:
+    """Serve requests that all are there from the start. Raises InvalidRun for one that failed."""
+    began = time.time()
+    waiting = list(requests)
+    sent: dict[str, tuple[float, float]] = {}
+    results: dict[str, Result] = {}
+    steps = []
+    while len(results) < len(requests):
+        for request in waiting[:AHEAD]:
+            before = time.time()
+            tag = engine.submit(request, max_tokens=reply, ignore_eos=True)
+            sent[tag] = before, time.time()
+        del waiting[:AHEAD]
+        results |= engine.step()
+        steps.append(time.time())
+    for result in results.values():
+        if result.error is not None or len(result.tokens) != reply:
+            raise InvalidRun(f"a request got {len(result.tokens)} of {reply} tokens")
+    return WaveTimes(began, steps, [sent[tag] for tag in results], list(results.values()))
+
+
+def decode_figures(found: WaveTimes, reply: int) -> dict[str, float]:
+    """Tokens a second in all, and while all requests decode, when a step gives each a token.
+
+    That is from the last first token to the first end. Raises InvalidRun where there are fewer than
+    three steps in between.
+    """
+    pairs = list(zip(found.sent, found.results, strict=True))
+    begin = max(latest + result.timings.ttft for (_, latest), result in pairs)
+    end = min(earliest + result.timings.e2e for (earliest, _), result in pairs)
+    inside = [step for step in found.steps if begin <= step <= end]
+    if len(inside) < 4:
+        raise InvalidRun(
+            f"all requests decoded together for {len(inside)} steps", hint="raise `reply`"
+        )
+    gaps = [after - before for before, after in pairwise(inside)]
+    count = len(found.results)
+    return {
+        "in_flight": count,
+        "tokens_s": count * reply / (found.steps[-1] - found.began),
+        "decode_tokens_s": count * len(gaps) / (inside[-1] - inside[0]),
+        "tpot_ms": statistics.median(gaps) * 1e3,
+        "tpot_p99_ms": statistics.quantiles(gaps, n=100, method="inclusive")[-1] * 1e3,
+        "ttft_ms": statistics.median(r.timings.ttft for r in found.results) * 1e3,
+        "steps": len(gaps),
+    }

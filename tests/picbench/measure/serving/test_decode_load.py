@@ -1,0 +1,143 @@
+"""Decoding under load: scenes, figures of waves, pages; and waves in a real engine."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness_fakes import GPU_FACTS
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.request import Hits, Result, Timings, TokenCounts
+from picbench.engines.vllm.device import CPU, find
+from picbench.errors import InvalidRun
+from picbench.measure.report import update_summary
+from picbench.measure.serving.decode_load import LOADS_OF, DecodeRun, load_plan, sharing_plan
+from picbench.measure.serving.decode_load_page import (
+    AUTO,
+    COMMON,
+    OFF,
+    PREFIX,
+    render_load,
+    write_load,
+    write_sharing,
+)
+from picbench.measure.serving.decode_waves import (
+    DecodeScene,
+    WaveTimes,
+    brief_wave,
+    decode_figures,
+    decode_wave,
+)
+from picbench.measure.serving.served_rounds import RoundsFound
+
+SCENE = DecodeScene(4, 2, 4, 40, 9, 12)
+
+
+def result(ttft: float, e2e: float) -> Result:
+    return Result("", (1,) * 6, (), Timings(ttft, 0.0, None, e2e), TokenCounts(), Hits())
+
+
+def test_figures_are_of_the_time_in_which_all_decode() -> None:
+    steps = [10.0, 11.0, 12.0, 12.5, 13.0, 13.5, 14.0, 20.0]
+    sent = [(9.0, 9.1), (9.2, 9.4)]
+    times = WaveTimes(9.0, steps, sent, [result(1.0, 9.0), result(2.5, 4.9)])
+    found = decode_figures(times, 6)
+    # From 9.4 + 2.5 to 9.2 + 4.9: steps at 12, 12.5, ... 14.
+    assert (found["steps"], found["in_flight"]) == (4, 2)
+    assert found["decode_tokens_s"] == pytest.approx(2 * 4 / 2.0)
+    assert found["tpot_ms"] == pytest.approx(500.0)
+    assert found["tokens_s"] == pytest.approx(12 / 11.0)
+    with pytest.raises(InvalidRun, match="decoded together for 0 steps"):
+        decode_figures(replace(times, results=[result(1.0, 2.0), result(2.5, 4.9)]), 6)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4, 8, 16, 32, 64])
+def test_each_chunk_has_as_many_readers_as_the_degree_and_all_fit(degree: int) -> None:
+    load = LOADS_OF["cuda"]
+    scene = replace(load.at(degree), length=3)
+    assert load.at(degree).blocks <= load.sharing_pool
+    drawn = scene.draw("a", scene.requests, "mepic")
+    readers = Counter(segment.tokens for r in drawn for segment in r.segments[:-1])
+    assert set(readers.values()) == {degree}
+    assert all(len(set(r.segments[:-1])) == scene.chunks for r in drawn)
+    assert drawn != scene.draw("b", scene.requests, "mepic")
+
+
+def test_the_load_is_that_of_the_page(tmp_path: Path) -> None:
+    run = DecodeRun(
+        model="shape:tiny", device="cuda", dtype="bfloat16", rounds=3, seconds=0, output=tmp_path
+    )
+    plan = load_plan(replace(run, reply=100))
+    scene = LOADS_OF["cuda"].scene
+    assert (scene.prompt, scene.requests, scene.sharing) == (32_336, 64, 32.0)
+    assert scene.blocks <= plan.engines[OFF].kv_blocks == plan.engines["stock"].kv_blocks
+    assert plan.engines[AUTO] == replace(plan.engines[OFF], shared_decode="auto")
+    assert plan.engines["stock"].stock
+    assert (plan.facts["scene"]["reply"], LOADS_OF["cuda"].scene.reply) == (100, 512)
+    assert scene.plain_fit(12_000) == 5
+    assert scene.common_fit(12_000) == 64
+    assert len(sharing_plan(run).cells) == 7
+
+
+def found(cells: dict[str, dict[str, dict[str, list[float]]]], **facts: object) -> RoundsFound:
+    made = RoundsFound(GPU_FACTS | {"model": "M", "dtype": "bfloat16", "pool": 99} | facts)
+    made.cells, made.compiled = cells, {OFF: [], AUTO: ["k"]}
+    made.seconds = {cell: [1.0, 1.0] for cell in cells}
+    return made
+
+
+def figures(rate: float) -> dict[str, list[float]]:
+    values = [rate, rate * 1.1]
+    names = ("tokens_s", "decode_tokens_s", "tpot_ms", "tpot_p99_ms", "ttft_ms", "in_flight")
+    return dict.fromkeys(names, values) | {"preemptions": [0, 2], "compiled_tokens": [7, 0]}
+
+
+def test_the_load_s_page_and_figures(tmp_path: Path) -> None:
+    rates = {OFF: 10.0, AUTO: 40.0, PREFIX: 20.0, COMMON: 80.0}
+    scene = {"requests": 64, "chunks": 64, "corpus": 128, "length": 504, "question": 80, "reply": 9}
+    made = found({"load": {arm: figures(r) for arm, r in rates.items()}}, scene=scene, prompt=32336)
+    update_summary(tmp_path, {"shared_decode": {"layer_ms": 0.3}})
+    page = write_load(made, tmp_path)
+    assert page == render_load(made) == (tmp_path / "decode-load.md").read_text()
+    assert "198d84a's decode) | 10 | 10 (10 - 11)" in page
+    assert "| stock vLLM, one common prefix | 0.500 (0.500 - 0.500, n=2) |" in page
+    assert "compiled while measured: 28; requests that lost their blocks: 8" in page
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["jit_after_ready"] == 1
+    assert summary["shared_decode"] == pytest.approx(
+        {
+            "layer_ms": 0.3,
+            "engine_throughput_vs_198d84a": 4.0,
+            "engine_throughput_vs_prefix": 2.0,
+            "tpot_ms": 42.0,
+        }
+    )
+
+
+def test_the_page_and_the_figure_of_sharing(tmp_path: Path) -> None:
+    scene = {"requests": 4, "chunks": 2, "corpus": 8, "length": 504, "question": 80}
+    cells = {d: {OFF: figures(8.0), AUTO: figures(8.0 * int(d))} for d in ("2", "1", "16")}
+    made = found(cells, scenes=dict.fromkeys(cells, scene))
+    page = write_sharing(made, tmp_path)
+    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
+    assert rows[2:] == ["| 1", "| 2", "| 16"]
+    assert "| 8.40 (8.00 - 8.80) | 134.40 (128.00 - 140.80) | 16.000" in page
+    assert (tmp_path / "decode-sharing.svg").exists()
+
+
+@pytest.mark.engine
+def test_waves_in_an_engine(llama: Path) -> None:
+    if find("auto") is not CPU:
+        pytest.skip("this vLLM does not run on CPU")
+    config = EngineConfig(str(llama), device="cpu", dtype="float32", context=120, kv_blocks=60)
+    with Engine(replace(config, tiers="", max_requests=4)) as engine:
+        for common in (False, True):
+            assert brief_wave(engine, "0", scene=replace(SCENE, reply=2), common=common) == {}
+            found = decode_wave(engine, "1", scene=SCENE, common=common)
+            assert found["in_flight"] == 4
+            assert (found["compiled_tokens"], found["preemptions"]) == (0, 0)
+            assert found["steps"] <= SCENE.reply
+            assert found["decode_tokens_s"] > 0
