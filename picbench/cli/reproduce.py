@@ -1,7 +1,7 @@
 """`picbench reproduce` and `picbench figures`: a paper's figures, measured and redrawn."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,15 @@ import click
 from picbench.cli.guard import traced
 
 if TYPE_CHECKING:
+    from picbench.papers.accuracy.accuracy_run import AccuracyRun
     from picbench.papers.reproduction import Reproduction
     from picbench.run.session import Services
 
 _PAPERS = ("mepic", "epic", "cacheblend", "minipic")
+
+_ACCURACY = "accuracy"
+
+_ALL = (*_PAPERS, _ACCURACY)
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -25,8 +30,27 @@ _SCORES = click.option(
 )
 
 
+def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of ``accuracy``, which is about models and not about a paper."""
+    options = (
+        click.option(
+            "--models",
+            metavar="ID,ID",
+            help="accuracy: names on the hub, or folders [EPIC's three models].",
+        ),
+        click.option("--rows", type=click.IntRange(2), metavar="N", help="accuracy: of each set."),
+        click.option(
+            "--data", metavar="WHERE", help="accuracy: hub, bundled, DIR; see picbench run [hub]."
+        ),
+        click.option("--texts", metavar="DIR", help="accuracy: texts to hide needles in."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 @click.command()
-@click.argument("paper", metavar="PAPER", type=click.Choice(_PAPERS))
+@click.argument("paper", metavar="PAPER", type=click.Choice(_ALL))
 @click.option(
     "--figure",
     "figures",
@@ -53,6 +77,7 @@ _SCORES = click.option(
 @click.option("--requests", type=int, metavar="N", help="Requests of every point; fewer is faster.")
 @click.option("--seeds", type=int, metavar="N", help="Take only the first N seeds of the settings.")
 @click.option("--settings", metavar="FILE", help="Other loads, arms and claims, in YAML.")
+@_of_accuracy
 @_SCORES
 @click.option("--commit", metavar="NAME", help="What to call the code where this is no checkout.")
 @click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
@@ -71,8 +96,15 @@ def reproduce(
 
     Every point is a run directory, so the same command goes on where it was stopped. Prints
     DIR/README.md, which has verdicts, tables and figures.
+
+    accuracy is no paper: it scores trained models, whose weights you have, under the papers' arms
+    on six data sets.
     """
     with traced(debug):
+        of_accuracy = {name: options.pop(name) for name in ("models", "rows", "data", "texts")}
+        if paper == _ACCURACY:
+            return _accuracy(dry_run, **of_accuracy, **options)
+        _refuse(of_accuracy, f"`PAPER` {paper} has none; accuracy does")
         plan = _plan(paper, **options)
         if dry_run:
             return _print_estimates(plan)
@@ -80,7 +112,7 @@ def reproduce(
 
 
 @click.command()
-@click.argument("papers", metavar="PAPER...", nargs=-1, type=click.Choice((*_PAPERS, "all")))
+@click.argument("papers", metavar="PAPER...", nargs=-1, type=click.Choice((*_ALL, "all")))
 @click.option(
     "--data",
     type=_FOLDER,
@@ -100,13 +132,18 @@ def figures(
 ) -> int:
     """Redraw and judge papers from compact data, without running anything."""
     with traced(debug):
+        from picbench.papers.accuracy.accuracy_page import write_accuracy
+        from picbench.papers.accuracy.accuracy_settings import read_accuracy
         from picbench.papers.judging.claims_table import write_claims
         from picbench.papers.paper_page import counts_of, write_page
         from picbench.papers.paper_settings import read_settings
 
-        wanted = _PAPERS if not papers or "all" in papers else tuple(dict.fromkeys(papers))
+        wanted = _ALL if not papers or "all" in papers else tuple(dict.fromkeys(papers))
         for name in wanted:
-            verdicts = write_page(name, read_settings(name), data / name, scores)
+            if name == _ACCURACY:
+                verdicts = write_accuracy(read_accuracy(), data / name, scores)
+            else:
+                verdicts = write_page(name, read_settings(name), data / name, scores)
             click.echo(f"{data / name / 'README.md'}: {counts_of(verdicts)}")
         if claims is not None:
             titles = [(read_settings(name).paper, data / name) for name in _PAPERS]
@@ -144,29 +181,91 @@ def _plan(
     return Reproduction(paper, found, figures, device, folder, scores, commit)
 
 
+def _refuse(options: Mapping[str, Any], hint: str) -> None:
+    from picbench.errors import ConfigError
+
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(f"`{name}` {value}: not an option here", hint=hint)
+
+
+def _accuracy(
+    dry_run: bool,
+    *,
+    models: str | None,
+    rows: int | None,
+    data: str | None,
+    texts: str | None,
+    output: Path | None,
+    device: Any,
+    settings: str | None,
+    scores: Path | None,
+    commit: str | None,
+    figures: Sequence[str],
+    **others: Any,
+) -> int:
+    from picbench.papers.accuracy.accuracy_page import write_accuracy
+    from picbench.papers.accuracy.accuracy_run import AccuracyRun
+    from picbench.papers.accuracy.accuracy_settings import read_accuracy
+
+    chosen = None if tuple(figures) == ("all",) else figures[0]
+    _refuse({"figure": chosen, **others}, "accuracy has `models`, `rows` and `data`")
+    found = read_accuracy(Path(settings) if settings else None)
+    found = found.model_copy(update={"rows": rows} if rows else {})
+    names = [name.strip() for name in models.split(",")] if models else found.models
+    folder = output or Path("runs") / _ACCURACY
+    plan = AccuracyRun(found, names, device, folder, data, texts, commit)
+    if dry_run:
+        return _print_accuracy(plan)
+    plan.run()
+    write_accuracy(found, folder, scores)
+    click.echo((folder / "README.md").read_text(encoding="utf-8"), file=sys.stdout)
+    click.echo(folder / "README.md")
+    return 0
+
+
+def _print_accuracy(plan: "AccuracyRun") -> int:
+    from picbench.papers.estimates import START
+
+    rows = [
+        (one.model, f"{one.left} of {one.total} rows", one.tokens, one.seconds)
+        for one in plan.estimates(START[plan.device])
+    ]
+    _print_table("model", rows)
+    return 0
+
+
 def _print_estimates(plan: "Reproduction") -> int:
+    from picbench.papers.estimates import estimate
+
+    rows = [
+        (one.experiment, f"{one.left} of {one.total} {one.what}", one.tokens, one.seconds)
+        for one in estimate(plan)
+    ]
+    _print_table("experiment", rows)
+    return 0
+
+
+def _print_table(first: str, rows: Sequence[tuple[str, str, int, float]]) -> None:
+    """What is left: name, units, prompt tokens, seconds."""
     from rich.table import Table
 
     from picbench.output.result_table import print_all
-    from picbench.papers.estimates import estimate
     from picbench.run.progress import minutes
 
     table = Table()
-    table.add_column("experiment")
+    table.add_column(first)
     for heading in ("left", "prompt tokens", "time left\nmin:s"):
         table.add_column(heading, justify="right")
-    found = list(estimate(plan))
-    for one in found:
-        left = f"{one.left} of {one.total} {one.what}"
-        table.add_row(one.experiment, left, f"{one.tokens:,}", minutes(one.seconds))
+    for name, left, tokens, seconds in rows:
+        table.add_row(name, left, f"{tokens:,}", minutes(seconds))
     print_all(
         sys.stdout,
         "dry run: no engine was started, nothing was written",
         table,
-        f"in all about {minutes(sum(one.seconds for one in found))}, on two idle cores of an AMD "
+        f"in all about {minutes(sum(row[3] for row in rows))}, on two idle cores of an AMD "
         "EPYC or an H200; starts of engines included",
     )
-    return 0
 
 
 def _reproduce(services: "Services | None", plan: "Reproduction") -> int:

@@ -25,7 +25,7 @@ SPEEDS: Mapping[str, Mapping[str, float]] = {
 _ALONE: Mapping[str, float] = {"cpu": 2_700, "cuda": 38_000}
 
 #: Seconds until an engine answers: start, compilation, graphs.
-_START: Mapping[str, float] = {"cpu": 25, "cuda": 75}
+START: Mapping[str, float] = {"cpu": 25, "cuda": 75}
 
 #: Prompt tokens of a row under an arm, and tokens a second of all arms in one batch.
 _ROW, _BATCH = 1_500, {"cpu": 2_000, "cuda": 90_000}
@@ -78,7 +78,7 @@ def _load(experiment: str, found: Sequence[Point], plan: Reproduction) -> Estima
         len(left),
         len(found),
         sum(sizes[point.label][0] * len(point.arms) for point in left),
-        seconds + starts * engines * _START[plan.device],
+        seconds + starts * engines * START[plan.device],
     )
 
 
@@ -109,7 +109,7 @@ def _latency(
     tokens = sum(sizes) + QUESTION * len(sizes)
     serves = (settings.repeats + 1) * len(settings.arms)
     engines = 1 + any(arm in STOCK for arm in settings.arms)
-    seconds = tokens * serves * 1.2 / _ALONE[device] + (engines * _START[device] if missing else 0)
+    seconds = tokens * serves * 1.2 / _ALONE[device] + (engines * START[device] if missing else 0)
     total = len(settings.points)
     return Estimate(experiment, "points", len(missing), total, tokens * serves * 2, seconds)
 
@@ -124,5 +124,5 @@ def _scores(settings: ScoreSettings | None, plan: Reproduction) -> Estimate:
     left = max(0, total - done)
     arms = max(len(ARMS_OF.get(model, ())) for model in settings.models)
     tokens = left * arms * _ROW
-    seconds = tokens / _BATCH[plan.device] + (_START[plan.device] if left else 0)
+    seconds = tokens / _BATCH[plan.device] + (START[plan.device] if left else 0)
     return Estimate("scores", "rows", left, total, tokens, seconds)

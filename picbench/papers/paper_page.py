@@ -48,13 +48,13 @@ class PaperPage:
         published = read_published(self.settings.published)
         verdicts = judge_all(self.settings.claims, self.evidence)
         write_verdicts(verdicts, self.output)
-        _places_table(verdicts).write(self.output)
+        places_table(verdicts).write(self.output)
         lines = [
             f"# {self.settings.paper}: redrawn and judged",
             "",
             f"Printed values: {published.paper}; {published.label}. {published.content['note']}",
             "",
-            *_claims_section(verdicts),
+            *claims_section(verdicts),
         ]
         for name, figure in self.settings.figures.items():
             lines += self._figure(name, figure, published)
@@ -127,7 +127,8 @@ def counts_of(verdicts: Sequence[ClaimVerdict]) -> str:
     return f"{counts['holds']} hold, {counts['fails']} fail, {counts['undecided']} are undecided"
 
 
-def _claims_section(verdicts: Sequence[ClaimVerdict]) -> Iterator[str]:
+def claims_section(verdicts: Sequence[ClaimVerdict]) -> Iterator[str]:
+    """What was claimed, and what became of it."""
     yield "## Claims"
     yield ""
     yield f"Of {len(verdicts)} verdicts {counts_of(verdicts)}. {_TERMS}"
@@ -159,7 +160,8 @@ def ours(verdict: ClaimVerdict) -> str:
     return f"{verdict.ours} [{number(low)}, {number(high)}]"
 
 
-def _places_table(verdicts: Sequence[ClaimVerdict]) -> ReportTable:
+def places_table(verdicts: Sequence[ClaimVerdict]) -> ReportTable:
+    """Every claim at every place."""
     rows = [
         [
             verdict.claim,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -25,11 +25,17 @@ Device = Literal["cpu", "cuda"]
 _OF_RUNS = ("arms", "run", "kv_blocks")
 
 
-class _Strict(BaseModel):
+#: The kind of a settings file.
+Content = TypeVar("Content", bound=BaseModel)
+
+
+class StrictSettings(BaseModel):
+    """Settings without fields that nothing reads."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class LoadSettings(_Strict):
+class LoadSettings(StrictSettings):
     """Requests that arrive whether others are done or not, and the engines that serve them.
 
     `common` are settings of the requests of every point, `run` further settings of `picbench run`.
@@ -47,14 +53,14 @@ class LoadSettings(_Strict):
     points: dict[str, dict[str, Any]] = Field(min_length=1)
 
 
-class LatencyPoint(_Strict):
+class LatencyPoint(StrictSettings):
     """A prompt: so many chunks of so many tokens."""
 
     chunks: int = Field(ge=1)
     tokens: int = Field(ge=1)
 
 
-class LatencySettings(_Strict):
+class LatencySettings(StrictSettings):
     """Single requests of random tokens, all arms in turn in every repeat.
 
     `full` and `prefix` are stock vLLM. An arm's chunks are cached, those of ``ARM cold`` are not.
@@ -67,7 +73,7 @@ class LatencySettings(_Strict):
     points: dict[str, LatencyPoint] = Field(min_length=1)
 
 
-class ScoreSettings(_Strict):
+class ScoreSettings(StrictSettings):
     """Rows of data sets under the arms of `picbench measure algorithms`."""
 
     models: list[str] = Field(min_length=1)
@@ -75,7 +81,7 @@ class ScoreSettings(_Strict):
     datasets: list[str] = Field(min_length=1)
 
 
-class LoadExperiment(_Strict):
+class LoadExperiment(StrictSettings):
     """Loads that differ in one thing."""
 
     varies: str
@@ -83,7 +89,7 @@ class LoadExperiment(_Strict):
     cuda: LoadSettings | None = None
 
 
-class LatencyExperiment(_Strict):
+class LatencyExperiment(StrictSettings):
     """Prompts that differ in one thing."""
 
     varies: str
@@ -91,14 +97,14 @@ class LatencyExperiment(_Strict):
     cuda: LatencySettings | None = None
 
 
-class ScoreExperiment(_Strict):
+class ScoreExperiment(StrictSettings):
     """Accuracy of all arms."""
 
     cpu: ScoreSettings | None = None
     cuda: ScoreSettings | None = None
 
 
-class Drawing(_Strict):
+class Drawing(StrictSettings):
     """One panel, 85 mm wide, in a file of its own: one quantity of an experiment.
 
     `lines`: `metric` against the points of `experiment`, a line an arm. `scores`: the share of
@@ -120,7 +126,7 @@ class Drawing(_Strict):
     printed: str = ""
 
 
-class Figure(_Strict):
+class Figure(StrictSettings):
     """A figure or table of the paper: its experiment, and what is drawn of it."""
 
     title: str
@@ -128,7 +134,7 @@ class Figure(_Strict):
     drawings: list[Drawing] = Field(default_factory=list)
 
 
-class Settings(_Strict):
+class Settings(StrictSettings):
     """A paper. `speeds` are prompt tokens a second by device and arm, for estimates."""
 
     paper: str
@@ -169,8 +175,15 @@ def read_settings(paper: str, path: Path | None = None) -> Settings:
     if paper not in PAPERS:
         raise ConfigError(f"no paper is called {paper!r}", hint=closest(paper, PAPERS))
     path = path or FILES / f"{paper}.yaml"
+    settings = read_yaml(Settings, path)
+    _check_names(settings, path)
+    return settings
+
+
+def read_yaml(kind: type[Content], path: Path) -> Content:
+    """What a settings file says; ConfigError for a file that cannot be read or has mistakes."""
     try:
-        settings = Settings.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"`settings` {path}: {error.strerror}", hint="`settings=FILE`") from error
     except yaml.YAMLError as error:
@@ -179,8 +192,6 @@ def read_settings(paper: str, path: Path | None = None) -> Settings:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(f"`settings` {path}: {where}: {first['msg'].lower()}") from error
-    _check_names(settings, path)
-    return settings
 
 
 def points(settings: Settings, experiment: str, device: Device) -> Iterator[Point]:

@@ -76,11 +76,11 @@ def arms_of(model: str, *, drop: bool = False, only: Sequence[str] = ()) -> tupl
 
     Raises ConfigError for a model that has none, and for an algorithm that does not exist.
     """
-    if model not in ARMS_OF:
-        raise ConfigError(f"`model` {model}: not a testbed", hint=closest(model, ARMS_OF))
     if only:
         registry = Registry()
         return tuple(dict.fromkeys((FULL, *(registry.parse(spec).spec for spec in only))))
+    if model not in ARMS_OF:
+        raise ConfigError(f"`model` {model}: not a testbed", hint=closest(model, ARMS_OF))
     return DROP_ARMS if drop else ARMS_OF[model]
 
 

@@ -30,7 +30,7 @@ class Case:
     @property
     def name(self) -> str:
         """The name of the case's file, without its suffix."""
-        words = [self.model.replace(":", "-"), self.dataset]
+        words = [file_name(self.model), self.dataset]
         words += ["drop"] if self.drop else []
         words += [f"from-{self.first}"] if self.first else []
         return "-".join(words)
@@ -40,6 +40,11 @@ class Case:
         """What the cases of all data sets have in common, in words."""
         drop = ", lead passages left out" if self.drop else ""
         return f"{self.model}{drop}{f', rows from {self.first} on' if self.first else ''}"
+
+
+def file_name(model: str) -> str:
+    """A model's name in names of files."""
+    return model.replace(":", "-").replace("/", "--")
 
 
 @dataclass(slots=True)

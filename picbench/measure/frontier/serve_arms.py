@@ -6,7 +6,7 @@ windows the part of the case is written, so that a measurement which was stopped
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -37,6 +37,10 @@ class ServeSettings:
     `kv_blocks` is the pool of the engine, `max_requests` how many run at a time. After `seconds`
     no window is begun. `algo` replaces the arms of the model, but for `full`. With `drop`, lead
     passages are left out of prompts.
+
+    `name` is what files call the model, where that is not `model`. `data` says where the rows of a
+    data set are, unless they are bundled. Prompts with more than `longest` tokens, their reply
+    included, lose their middle; the engine has positions for twice as many, if the model has them.
     """
 
     model: str
@@ -52,12 +56,21 @@ class ServeSettings:
     max_requests: int = 64
     seed: int = 0
     seconds: float = 0.0
+    name: str = ""
+    data: Mapping[str, str] = field(default_factory=dict)
+    longest: int | None = None
 
     @property
     def cases(self) -> list[Case]:
         """The cases that are measured."""
         wanted = [d for d in self.datasets if not self.drop or d in DROP_DATASETS]
-        return [Case(self.model, dataset, self.drop, self.first) for dataset in wanted]
+        name = self.name or self.model
+        return [Case(name, dataset, self.drop, self.first) for dataset in wanted]
+
+    def reading(self, dataset: str) -> dict[str, Any]:
+        """Settings of a run that say how the rows of a data set are read."""
+        found: dict[str, Any] = {"model": self.model, "context": self.longest}
+        return found | ({"data": self.data[dataset]} if dataset in self.data else {})
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -72,7 +85,11 @@ def measure(settings: ServeSettings, commit: str | None, output: Path) -> bool:
     """
     facts = provenance.facts(*provenance.ENGINE, device=settings.device, commit=commit)
     facts |= {"dtype": settings.dtype, "eager": settings.eager, "seed": settings.seed}
-    workloads = [load_case(case, settings.arms, settings.rows) for case in settings.cases]
+    facts |= {} if settings.longest is None else {"longest": settings.longest}
+    workloads = [
+        load_case(case, settings.arms, settings.rows, settings.reading(case.dataset))
+        for case in settings.cases
+    ]
     pairs = zip(settings.cases, workloads, strict=True)
     begun = [(_begun(case, load, settings, facts, output), load) for case, load in pairs]
     missing = [(part, load) for part, load in begun if part.rows < part.wanted]
@@ -90,14 +107,16 @@ def measure(settings: ServeSettings, commit: str | None, output: Path) -> bool:
     return all(part.rows == part.wanted for part, _ in missing)
 
 
-def load_case(case: Case, arms: Sequence[str], rows: int) -> Workload:
-    """The first `rows` rows of a case; chunks have their documents.
+def load_case(
+    case: Case, arms: Sequence[str], rows: int, reading: Mapping[str, Any] | None = None
+) -> Workload:
+    """The first `rows` rows of a case; chunks have their documents. `reading`: see `ServeSettings`.
 
     Raises ConfigError if all of them are left out.
     """
     settings: dict[str, Any] = {"drop": "lead"} if case.drop else {}
     settings |= {"algo": tuple(arms), "dataset": case.dataset, "model": case.model, "limit": rows}
-    found = load_workload(parse_config(settings))
+    found = load_workload(parse_config(settings | dict(reading or {})))
     if len(found.samples) <= case.first:
         raise ConfigError(f"`first` {case.first}: {case.dataset} has no row after that")
     return replace(found, samples=found.samples[case.first :])
@@ -105,12 +124,15 @@ def load_case(case: Case, arms: Sequence[str], rows: int) -> Workload:
 
 def engine_config(settings: ServeSettings, workload: Workload) -> EngineConfig:
     """An engine for all arms: pads and documents may take as many positions as the model has."""
+    positions = workload.model.context
+    if settings.longest is not None:
+        positions = min(positions or 2 * settings.longest, 2 * settings.longest)
     return EngineConfig(
         model=str(workload.model.path),
         device=settings.device,
         dtype=settings.dtype,
         eager=settings.eager,
-        context=workload.model.context,
+        context=positions,
         kv_blocks=settings.kv_blocks,
         max_requests=settings.max_requests,
         tiers="",
@@ -121,13 +143,22 @@ def _begun(
     case: Case, load: Workload, settings: ServeSettings, facts: Mapping[str, Any], output: Path
 ) -> ScoredPart:
     """The part as it was left, or a new one."""
-    new = ScoredPart.begin(case, len(load.samples), facts, settings.arms)
+    new = ScoredPart.begin(case, len(load.samples), {**facts, **_rows_of(load)}, settings.arms)
     path = output / f"{case.name}.json"
     if not path.exists():
         return new
     found = ScoredPart.read(path)
     found.check_continues(new)
     return found
+
+
+def _rows_of(load: Workload) -> dict[str, Any]:
+    """Facts about rows that are not bundled."""
+    if load.synthetic:
+        return {}
+    origin = load.origin
+    where = f"{origin.repository}@{origin.revision[:12]}" if origin else "files"
+    return {"rows": where, "chat": load.chat, "cut": sum(s.truncated for s in load.samples)}
 
 
 def _serve_window(engine: Engine, part: ScoredPart, load: Workload, seed: int) -> None:

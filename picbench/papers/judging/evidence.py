@@ -33,9 +33,9 @@ class Evidence:
         """An experiment on all devices on which it was run."""
         return [data for (_, experiment), data in self.data.items() if experiment == name]
 
-    def datasets(self) -> list[str]:
-        """The data sets of which whole rows were scored."""
-        return list(dict.fromkeys(c.dataset for c in self.parts if c == Case(BASE, c.dataset)))
+    def datasets(self, model: str = BASE) -> list[str]:
+        """The data sets of which a model was scored on whole rows."""
+        return list(dict.fromkeys(c.dataset for c in self.parts if c == Case(model, c.dataset)))
 
     def part(self, arm: str, dataset: str) -> ScoredPart | None:
         """The rows of an arm (``MODEL/ARM`` of another model); None where it has none."""
@@ -47,3 +47,8 @@ class Evidence:
         """The arm's scores, row by row."""
         part = self.part(arm, dataset)
         return part.arms[arm.rpartition("/")[2]].score if part else None
+
+
+def model_of(arm: str) -> str:
+    """The model of an arm."""
+    return arm.rpartition("/")[0] or BASE

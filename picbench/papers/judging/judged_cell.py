@@ -70,12 +70,17 @@ def difference_interval(first: Sequence[float], second: Sequence[float], level: 
     return found
 
 
-def ratio_interval(first: Sequence[float], second: Sequence[float], level: float) -> Interval:
-    """Of the ratio of means on the same rows; the second mean is not zero in any resample."""
+def ratio_interval(
+    first: Sequence[float], second: Sequence[float], level: float
+) -> Interval | None:
+    """Of the ratio of means on the same rows; None where a resample has nothing to divide by."""
     rows = len(first)
     draw = np.random.default_rng(0)
     shares = draw.multinomial(rows, np.full(rows, 1 / rows), size=_RESAMPLES)
-    ratios = (shares @ np.asarray(first)) / (shares @ np.asarray(second))
+    divisors = shares @ np.asarray(second)
+    if not divisors.all():
+        return None
+    ratios = (shares @ np.asarray(first)) / divisors
     low, high = np.quantile(ratios, ((1 - level) / 2, (1 + level) / 2))
     # Sums in another order differ in their last place.
     return Interval(round(float(low), 9), round(float(high), 9), level)

@@ -11,7 +11,7 @@ from typing import Any
 from picbench.output.json_file import write_json
 from picbench.papers.experiments.experiment_data import ExperimentData
 from picbench.papers.judging.claim import Claim, NotMeasured, RunQuantity, ScoreQuantity
-from picbench.papers.judging.evidence import Evidence
+from picbench.papers.judging.evidence import BASE, Evidence, model_of
 from picbench.papers.judging.judged_cell import (
     Bounds,
     JudgedCell,
@@ -91,9 +91,9 @@ def _bounds(wanted: ScoreQuantity | RunQuantity) -> Bounds:
 def _judge_scores(claim: Claim, wanted: ScoreQuantity, evidence: Evidence) -> ClaimVerdict:
     places = [
         (dataset, first, second)
-        for dataset in wanted.datasets or evidence.datasets()
+        for dataset in _datasets(wanted, evidence)
         for first, second in pairwise(wanted.arms)
-        if evidence.part(first, dataset) and evidence.part(second, dataset)
+        if _comparable(evidence.rows(first, dataset), evidence.rows(second, dataset), wanted)
     ]
     level = level_of(len(places))
     cells = [_score_cell(wanted, evidence, *place, level) for place in places]
@@ -103,8 +103,30 @@ def _judge_scores(claim: Claim, wanted: ScoreQuantity, evidence: Evidence) -> Cl
         where = sorted({f"{f['gpu']}, {f['dtype']}, commit {f['commit'][:7]}" for f in facts})
         counts = sorted({cell.samples for cell in cells})
         rows = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
-        run = f"{evidence.scores}: {' and '.join(where)}; testbed weights, {rows} rows a set"
-    return _verdict(claim, cells, _bounds(wanted), run, "no scores of these arms")
+        weights = _weights(wanted.arms)
+        run = f"{evidence.scores}: {' and '.join(where)}; {weights}, {rows} rows a set"
+    measured = any(evidence.part(wanted.arms[0], d) for d in _datasets(wanted, evidence))
+    missing = "no score is above zero" if measured else "no scores of these arms"
+    return _verdict(claim, cells, _bounds(wanted), run, missing)
+
+
+def _datasets(wanted: ScoreQuantity, evidence: Evidence) -> Sequence[str]:
+    return wanted.datasets or evidence.datasets(model_of(wanted.arms[0]))
+
+
+def _comparable(
+    one: Sequence[float] | None, other: Sequence[float] | None, wanted: ScoreQuantity
+) -> bool:
+    """Whether there are two rows of both arms, and something to divide by where it is divided."""
+    if not one or not other or min(len(one), len(other)) < 2:
+        return False
+    return not wanted.ratio or any(other[: len(one)])
+
+
+def _weights(arms: Sequence[str]) -> str:
+    """Whose scores these are."""
+    found = [model for model in dict.fromkeys(map(model_of, arms)) if model != BASE]
+    return ", ".join(found) or "testbed weights"
 
 
 def _score_cell(
@@ -118,7 +140,10 @@ def _score_cell(
     one, other = evidence.rows(first, dataset) or [], evidence.rows(second, dataset) or []
     rows = min(len(one), len(other))
     one, other = one[:rows], other[:rows]
-    what = f"{first} {'over' if wanted.ratio else 'less'} {second}"
+    names = (first, second)
+    if model_of(first) == model_of(second):
+        names = (first.rpartition("/")[2], second.rpartition("/")[2])
+    what = (" over " if wanted.ratio else " less ").join(names)
     if wanted.ratio:
         value, interval = fmean(one) / fmean(other), ratio_interval(one, other, level)
     else:
@@ -249,8 +274,12 @@ def _places(cells: Sequence[JudgedCell]) -> str:
         places = [place for place, found in worst.items() if found == verdict]
         if places:
             texts.append(f"{verdict} at {', '.join(places)}")
-    single = any(cell.interval is None for cell in cells)
-    text = "; ".join(texts) + (" (a single run has no interval)" if single else "") + "."
+    without = [cell for cell in cells if cell.interval is None]
+    note = ""
+    if without:
+        few = any(cell.samples > 1 for cell in without)
+        note = " (too few rows score)" if few else " (a single run has no interval)"
+    text = "; ".join(texts) + note + "."
     return text[0].upper() + text[1:]
 
 

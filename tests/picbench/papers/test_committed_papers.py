@@ -1,10 +1,13 @@
 """What is committed of papers is what the program makes of the committed data."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from picbench.papers.accuracy.accuracy_page import write_accuracy
+from picbench.papers.accuracy.accuracy_settings import read_accuracy
 from picbench.papers.judging.claims_table import write_claims
 from picbench.papers.judging.evidence import Evidence
 from picbench.papers.judging.judgement import judge_all
@@ -24,6 +27,18 @@ def test_verdicts_are_current(paper: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert json.loads(json.dumps([one.document() for one in found])) == committed, "make claims"
 
 
+def test_the_page_about_trained_models_is_current(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    kept = RESULTS / "accuracy"
+    if (kept / "scores").exists():
+        shutil.copytree(kept / "scores", tmp_path / "scores")
+    write_accuracy(read_accuracy(), tmp_path, SCORES)
+    for name in ("README.md", "verdicts.json", "published-gaps.md"):
+        assert (tmp_path / name).read_text() == (kept / name).read_text(), "make claims"
+
+
 def test_the_readme_has_the_table_of_claims(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     copy = tmp_path / "README.md"
@@ -33,7 +48,7 @@ def test_the_readme_has_the_table_of_claims(tmp_path: Path) -> None:
     assert copy.read_text() == readme, "make claims"
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize("paper", (*PAPERS, "accuracy"))
 def test_every_picture_of_a_page_is_there(paper: str) -> None:
     page = (RESULTS / paper / "README.md").read_text()
     pictures = [line.rpartition("](")[2].rstrip(")") for line in page.split("\n") if "![" in line]

@@ -1,0 +1,164 @@
+"""Trained models under all arms: prompts of real architectures, estimates, one whole run."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from huggingface_hub import constants
+from tiny_llama import write_model
+
+from picbench.cli import main
+from picbench.measure.frontier import serve_arms
+from picbench.papers.accuracy.accuracy_run import AccuracyRun
+from picbench.papers.accuracy.accuracy_settings import read_accuracy
+from picbench.papers.accuracy.model_files import NamedModel, find_model, name_of
+from picbench.papers.paper_settings import FILES
+from picbench.workloads.models.build import VOCABULARY, write_tokenizer
+
+_SCALED = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1024,
+    "rope_theta": 500_000.0,
+}
+
+#: Architecture and configuration of models by their names on the hub.
+MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "mistralai/Mistral-7B-Instruct-v0.2": ("mistral", {"sliding_window": None}),
+    "meta-llama/Llama-3.1-8B-Instruct": ("llama", {"rope_parameters": _SCALED}),
+    "Qwen/Qwen2.5-7B-Instruct": ("qwen2", {}),
+    "01-ai/Yi-Coder-9B-Chat": (
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7}},
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that has none of the models yet, and a hub that may not be asked."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def put(name: str) -> Path:
+    """Write a tiny model of random weights under a model's real name."""
+    kind, fields = MODELS[name]
+    folder = Path(name)
+    folder.mkdir(parents=True)
+    write_tokenizer(folder)
+    sizes = {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 128}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": VOCABULARY}
+    return write_model(kind, folder, max_position_embeddings=8192, **(sizes | heads | fields))
+
+
+def settings(**changes: Any) -> Path:
+    content = yaml.safe_load((FILES / "accuracy.yaml").read_text())
+    path = Path("settings.yaml")
+    path.write_text(yaml.safe_dump(content | changes))
+    return path
+
+
+def plan(*names: str, **changes: Any) -> AccuracyRun:
+    return AccuracyRun(read_accuracy(settings(**changes)), names, "cpu", Path("out"), "bundled")
+
+
+def reproduce(*flags: str) -> Result:
+    return CliRunner().invoke(main, ("reproduce", "accuracy", *flags))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_prompts_of_every_architecture_fit_its_engine(name: str) -> None:
+    put(name)
+    run = plan(name, longest=1024, rows=2)
+    serving = run.serving(find_model(name))
+    [case] = [case for case in serving.cases if case.dataset == "needle"]
+    load = serve_arms.load_case(case, serving.arms, serving.rows, serving.reading(case.dataset))
+    assert [s.truncated for s in load.samples] == [True, True]
+    assert {s.prompt_tokens + s.max_tokens for s in load.samples} <= {1023, 1024}
+    assert all(chunk.before for chunk in load.samples[0].chunks[1:])
+    config = serve_arms.engine_config(serving, load)
+    assert (config.context, config.dtype, config.device) == (2048, "float32", "cpu")
+    assert Path(config.model) == Path(name).resolve()
+    assert case.name == f"{name.replace('/', '--')}-needle"
+
+
+@pytest.mark.engine
+def test_a_tiny_model_runs_from_its_name_to_its_page() -> None:
+    name = "mistralai/Mistral-7B-Instruct-v0.2"
+    put(name)
+    arms = {"arms": ["full", "naive", "mepic:pad=paper"], "drawn": ["naive"]}
+    engines = {"cpu": {"kv_blocks": 1024, "max_requests": 8, "dtype": "float32"}}
+    file = settings(datasets=["samsum"], longest=1024, engines=engines, **arms)
+    flags = ("--models", name, "--data", "bundled", "--settings", str(file), "--output", "out")
+    result = reproduce(*flags, "--rows", "2")
+    assert result.exit_code == 0, result.stderr
+    [path] = Path("out/scores").glob("*.json")
+    assert path.name == "mistralai--Mistral-7B-Instruct-v0.2-samsum.json"
+    scores = json.loads(path.read_text())["arms"]
+    assert {arm: len(rows["score"]) for arm, rows in scores.items()} == dict.fromkeys(
+        arms["arms"], 2
+    )
+    page = Path("out/README.md").read_text()
+    assert f"Measured: {name}." in page
+    assert f"{name}: LegoLink-2 loses at most 7 %" in page
+    dry = reproduce(*flags, "--rows", "2", "--dry-run")
+    assert "0 of 2 rows" in dry.stdout
+    again = reproduce(*flags, "--rows", "2", "--commit", "another")
+    assert again.exit_code == 2
+    assert "was measured with other settings" in again.stderr
+
+
+def test_a_model_that_is_not_there_is_one_line_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve_arms, "measure", lambda *given: pytest.fail("was measured"))
+    result = reproduce("--models", "testbed,mistralai/Mistral-7B-Instruct-v0.2")
+    assert result.exit_code == 2
+    [line] = result.stderr.splitlines()
+    assert "--models mistralai/Mistral-7B-Instruct-v0.2: not in the hub's cache" in line
+    assert "a folder with its files" in line
+
+
+def test_folders_have_their_own_names() -> None:
+    name = "Qwen/Qwen2.5-7B-Instruct"
+    folder = put(name)
+    assert find_model(name) == NamedModel(name, name)
+    assert name_of(str(folder.resolve())) == "Qwen2.5-7B-Instruct"
+    assert name_of("testbed") == "testbed"
+    result = reproduce("--models", f"{folder.resolve()},{folder.resolve()}")
+    assert "two are called Qwen2.5-7B-Instruct" in result.stderr
+
+
+def test_longbench_is_from_the_hub_and_needles_are_hidden_in_texts() -> None:
+    real, testbed = NamedModel("a/b", "a/b"), NamedModel("testbed", "testbed")
+    found = AccuracyRun(read_accuracy(), ["a/b"], "cuda", Path("out"))
+    assert found.serving(real).data == dict.fromkeys(found.settings.datasets, "hub") | {
+        "needle": "bundled"
+    }
+    assert set(found.serving(testbed).data.values()) == {"bundled"}
+    assert found.serving(testbed).longest is None
+    with_texts = AccuracyRun(found.settings, ["a/b"], "cuda", Path("out"), texts="essays")
+    assert with_texts.serving(real).data["needle"] == "essays"
+
+
+def test_estimates_need_no_model() -> None:
+    result = reproduce("--models", "a/b,testbed", "--device", "cuda", "--rows", "10", "--dry-run")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.count("60 of 60 rows") == 2
+    real, testbed = AccuracyRun(read_accuracy(), ["a/b", "testbed"], "cuda", Path()).estimates(0)
+    assert real.tokens > 5 * testbed.tokens
+    assert real.seconds > 600
+
+
+def test_options_of_papers_and_of_accuracy_are_told_apart() -> None:
+    assert "--seeds 3: not an option here" in reproduce("--seeds", "3").stderr
+    assert "--figure fig8: not an option here" in reproduce("--figure", "fig8").stderr
+    result = CliRunner().invoke(main, ("reproduce", "epic", "--rows", "3"))
+    assert "--rows 3: not an option here" in result.stderr
