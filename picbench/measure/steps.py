@@ -172,6 +172,8 @@ def _measurements(output: Path, runs: Path, commit: str | None) -> Iterator[Chec
     yield CheckStep("decode-load", "decoding of 64 requests that share chunks", (decode,))
     sharing = (*decode, "--sharing")
     yield CheckStep("decode-sharing", "decoding by how many requests share a chunk", (sharing,))
+    report = _measure("load-report", *where)
+    yield CheckStep("load-report", "loads of picbench and of stock vLLM, repeated", (report,))
     warm = _measure("algorithms", "warm-chunks", *where)
     yield CheckStep("warm-chunks", "TTFT by what chunks were compiled after", (warm,))
     for name, settings in LOADS.items():

@@ -9,7 +9,7 @@ import click
 
 from picbench.cli.measuring.measure_break_even import break_even
 from picbench.cli.measuring.measure_frontier import algorithms
-from picbench.cli.measuring.measure_serving import decode_load
+from picbench.cli.measuring.measure_serving import decode_load, load_report
 from picbench.cli.measuring.measurement import (
     COMMIT,
     DEVICE,
@@ -435,3 +435,4 @@ def compare(runs: tuple[Path, ...], files: tuple[Path, ...], output: Path) -> No
 measure.add_command(algorithms)
 measure.add_command(break_even)
 measure.add_command(decode_load)
+measure.add_command(load_report)

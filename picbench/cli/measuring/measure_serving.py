@@ -1,4 +1,4 @@
-"""`picbench measure decode-load`: many requests at once."""
+"""`picbench measure decode-load` and `load-report`: many requests at once."""
 
 from typing import Any
 
@@ -58,6 +58,40 @@ def decode_load(
         click.echo(measuring.estimated(run, sharing=sharing))
         return 0
     page, whole = measuring.measure(run, click.echo, sharing=sharing)
+    click.echo(page)
+    return 0 if whole else 4
+
+
+@click.command(name="load-report", cls=MeasureCommand)
+@ON_GPU
+@COMMIT
+@DEVICE
+@_MODEL
+@click.option(
+    "--only",
+    multiple=True,
+    metavar="GROUP",
+    help="share-nothing, 2wiki, mixed, cold, closed or rate; repeat the flag for more [all].",
+)
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
+@_SECONDS
+@_ESTIMATE
+def load_report(*, device: str, model: str | None, estimate: bool, **options: Any) -> int:
+    """Loads of mepic and of stock vLLM, each with a server of its own, several times.
+
+    Nothing shared, more requests than can be served, plain requests beside long prompts, cold
+    prompts, a closed loop over corpora, rates. Cells that are done are kept; another commit begins
+    anew. Exit 4 if cells are left.
+    """
+    from picbench.measure.serving import load_report as measuring
+
+    run = measuring.LoadRun(
+        model=_model(model, device), device=device, dtype=_dtype(device), **options
+    )
+    if estimate:
+        click.echo(measuring.estimated(run))
+        return 0
+    page, whole = measuring.measure(run, click.echo)
     click.echo(page)
     return 0 if whole else 4
 

@@ -46,8 +46,7 @@ def write_load(found: RoundsFound, output: Path) -> str:
     figures = found.cells["load"]
     page = render_load(found)
     (output / "decode-load.md").write_text(page, encoding="utf-8")
-    summary: dict[str, Any] = {"shared_decode": load_figures(figures)}
-    update_summary(output, summary | {"jit_after_ready": len(found.compiled[AUTO])})
+    update_summary(output, {"shared_decode": load_figures(figures)})
     return page
 
 

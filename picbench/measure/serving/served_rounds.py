@@ -116,7 +116,7 @@ def estimate(plan: RoundsPlan, found: RoundsFound) -> RoundsProgress:
     """What is left; a cell that was not measured takes what others took for their work."""
     done = sum(min(plan.rounds, found.rounds(cell.name)) for cell in plan.cells)
     total = plan.rounds * len(plan.cells)
-    if not found.seconds:
+    if not done:
         return RoundsProgress(done, total, None)
     left = sum(
         (plan.rounds - found.rounds(cell.name)) * _expected(cell, plan, found)
@@ -168,7 +168,7 @@ def _expected(cell: ServedCell, plan: RoundsPlan, found: RoundsFound) -> float:
     known = found.seconds.get(cell.name)
     if known:
         return max(known)
-    spent = sum(sum(seconds) for seconds in found.seconds.values())
+    spent = sum(sum(found.seconds.get(c.name, ())) for c in plan.cells)
     done = sum(c.work * found.rounds(c.name) for c in plan.cells)
     return cell.work * spent / done if done else 0.0
 

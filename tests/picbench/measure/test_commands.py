@@ -41,6 +41,7 @@ STEPS = (
     "host-tier",
     "load",
     "decode-load",
+    "load-report",
     "rope-pad-ablation",
     "scaling",
     "agreement",

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from harness_fakes import GPU_FACTS
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Hits, Result, Timings, TokenCounts
-from picbench.engines.vllm.device import CPU, find
 from picbench.errors import InvalidRun
 from picbench.measure.report import update_summary
 from picbench.measure.serving.decode_load import LOADS_OF, DecodeRun, load_plan, sharing_plan
@@ -106,7 +104,6 @@ def test_the_load_s_page_and_figures(tmp_path: Path) -> None:
     assert "| stock vLLM, one common prefix | 0.500 (0.500 - 0.500, n=2) |" in page
     assert "compiled while measured: 28; requests that lost their blocks: 8" in page
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["jit_after_ready"] == 1
     assert summary["shared_decode"] == pytest.approx(
         {
             "layer_ms": 0.3,
@@ -129,15 +126,11 @@ def test_the_page_and_the_figure_of_sharing(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-def test_waves_in_an_engine(llama: Path) -> None:
-    if find("auto") is not CPU:
-        pytest.skip("this vLLM does not run on CPU")
-    config = EngineConfig(str(llama), device="cpu", dtype="float32", context=120, kv_blocks=60)
-    with Engine(replace(config, tiers="", max_requests=4)) as engine:
-        for common in (False, True):
-            assert brief_wave(engine, "0", scene=replace(SCENE, reply=2), common=common) == {}
-            found = decode_wave(engine, "1", scene=SCENE, common=common)
-            assert found["in_flight"] == 4
-            assert (found["compiled_tokens"], found["preemptions"]) == (0, 0)
-            assert found["steps"] <= SCENE.reply
-            assert found["decode_tokens_s"] > 0
+def test_waves_in_an_engine(small_engine: Engine) -> None:
+    for common in (False, True):
+        assert brief_wave(small_engine, "0", scene=replace(SCENE, reply=2), common=common) == {}
+        found = decode_wave(small_engine, "1", scene=SCENE, common=common)
+        assert found["in_flight"] == 4
+        assert (found["compiled_tokens"], found["preemptions"]) == (0, 0)
+        assert found["steps"] <= SCENE.reply
+        assert found["decode_tokens_s"] > 0
