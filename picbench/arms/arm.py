@@ -4,8 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from picbench.arms.elsewhere.endpoint import Endpoint
-from picbench.engines import algorithms
-from picbench.engines.algorithms import Reuse
+from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError
 
 
@@ -42,7 +41,8 @@ def parse_arms(specs: Iterable[str], *, same_engine: bool = False) -> tuple[Arm,
     wanted = [spec.strip() for value in specs for spec in value.split(",")]
     if not any(wanted):
         raise ConfigError("`algo`: no algorithm given", hint="see picbench list algorithms")
-    arms = [_arm(spec, same_engine) for spec in wanted]
+    registry = Registry()
+    arms = [_arm(spec, same_engine, registry) for spec in wanted]
     _refuse_duplicates(arms)
     return tuple(arms)
 
@@ -55,11 +55,11 @@ def arms_elsewhere(endpoints: Mapping[str, Endpoint]) -> tuple[Arm, ...]:
     )
 
 
-def _arm(spec: str, same_engine: bool) -> Arm:
+def _arm(spec: str, same_engine: bool, registry: Registry) -> Arm:
     if not spec:
         raise ConfigError("`algo`: an empty name between commas", hint="write full,prefix,mepic")
     try:
-        algorithm = algorithms.parse(spec)
+        algorithm = registry.parse(spec)
     except ConfigError as error:
         raise ConfigError(f"`algo`: {error.message}", hint=error.hint) from error
     stock = algorithm.reuse is not Reuse.CHUNKS and not same_engine

@@ -81,12 +81,13 @@ def profile(
     with traced(debug):
         from functools import partial
 
-        from picbench.engines.algorithms import parse
+        from picbench.engines.algorithms import Registry
         from picbench.profile.profile_formats import FORMATS
         from picbench.profile.trace_profile import profile_trace
         from picbench.profile.traces.trace_reader import read_trace_file
 
-        arms = [parse(spec.strip()) for spec in algo.split(",")]
+        registry = Registry()
+        arms = [registry.parse(spec.strip()) for spec in algo.split(",")]
         found = profile_trace(
             trace,
             read_trace_file(Path(trace), partial(_encoder, model)),

@@ -10,8 +10,7 @@ import numpy as np
 from picbench.comparison.arm_comparison import ArmComparison, compare_arms
 from picbench.comparison.measured_arm import MeasuredArm, measured_arms
 from picbench.comparison.run_comparison import ComparisonSettings, RunComparison, adjusted
-from picbench.engines import algorithms
-from picbench.engines.algorithms import Reuse
+from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.output.run_directory import MEMORY, SUMMARY, WORKLOAD
 from picbench.output.run_reader import Run, Series
@@ -98,12 +97,13 @@ class RunContents:
 
     def reusing(self) -> list[str]:
         """The arms that reuse chunks; an algorithm that is not installed here counts as one."""
-        return [name for name in self.arms if self._reuses(name)]
+        registry = Registry()
+        return [name for name in self.arms if self._reuses(name, registry)]
 
-    def _reuses(self, name: str) -> bool:
+    def _reuses(self, name: str, registry: Registry) -> bool:
         try:
             spec = self.manifest["arms"][name]["algorithm"]
-            return algorithms.parse(spec).reuse is Reuse.CHUNKS
+            return registry.parse(spec).reuse is Reuse.CHUNKS
         except (ConfigError, KeyError):
             return name != BASELINE
 

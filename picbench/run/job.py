@@ -11,7 +11,7 @@ from pathlib import Path
 
 from picbench.arms.arm import Arm, arms_elsewhere, parse_arms
 from picbench.arms.elsewhere.endpoint import parse_endpoints
-from picbench.engines.algorithms import parse
+from picbench.engines.algorithms import Registry
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.engines.config import EngineConfig
 from picbench.engines.footprint import GpuFootprint
@@ -99,7 +99,8 @@ def prepare(
         config.cache, workload.samples, arrivals=workload.arrivals, preload=workload.preload
     )
     facts = summarise(workload.samples)
-    algorithms = [parse(arm.algorithm) for arm in ours]
+    registry = Registry()
+    algorithms = [registry.parse(arm.algorithm) for arm in ours]
     sizes = measure_sizes(
         workload.samples,
         algorithms,

@@ -24,8 +24,8 @@ def parse_tiers(text: str) -> list[TierSpec]:
     Raises ConfigError for unknown kinds and what cannot be parsed. What only a kind can check
     (paths, its own options) is checked by `open_tiers`.
     """
-    points = installed(GROUP)
     specs = [TierSpec.parse(item.strip()) for item in text.split(",") if item.strip()]
+    points = installed(GROUP) if specs else {}
     for spec in specs:
         if spec.kind not in points:
             spec.reject(f"unknown kind {spec.kind!r}", suggest(spec.kind, sorted(points)))

@@ -6,7 +6,7 @@ from typing import TextIO
 from rich.table import Table
 from rich.text import Text
 
-from picbench.engines.algorithms import Reuse, parse
+from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError
 from picbench.output.result_table import print_all, result_table
 from picbench.output.run_reader import Run
@@ -103,11 +103,13 @@ def _metric(arms: Mapping[str, ArmSummary]) -> str:
 
 def _reusing(run: Run) -> list[str]:
     """Arms that reuse chunks, as far as their algorithms are installed here."""
-    return [name for name, arm in run.manifest["arms"].items() if _reuses(arm["algorithm"])]
+    registry = Registry()
+    arms = run.manifest["arms"].items()
+    return [name for name, arm in arms if _reuses(arm["algorithm"], registry)]
 
 
-def _reuses(spec: str) -> bool:
+def _reuses(spec: str, registry: Registry) -> bool:
     try:
-        return parse(spec).reuse is Reuse.CHUNKS
+        return registry.parse(spec).reuse is Reuse.CHUNKS
     except ConfigError:
         return False

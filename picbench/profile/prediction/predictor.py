@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from statistics import mean, median
 
-from picbench.engines.algorithms import Algorithm, Reuse, parse
+from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridPoint, MeasuredGrid
 from picbench.profile.prediction.cost_model import (
     CostModel,
@@ -52,6 +52,7 @@ class GridPredictor:
     def __init__(self, grid: MeasuredGrid, block_bytes: int | None = None) -> None:
         self.grid = grid
         self._block_bytes = block_bytes or grid.facts.block_bytes
+        self._registry = Registry()
         self._ttft = {linked: fit(list(self._alone(linked))) for linked in (False, True)}
         self._seconds = {linked: fit(list(self._burst(linked))) for linked in (False, True)}
 
@@ -102,7 +103,7 @@ class GridPredictor:
                 continue
             for arm in self.grid.arms:
                 repeats = [cell.arms[arm] for cell in cells if arm in cell.arms]
-                if repeats and _links(parse(arm)) is linked:
+                if repeats and _links(self._registry.parse(arm)) is linked:
                     yield point, repeats
 
 

@@ -3,6 +3,8 @@
 import pytest
 
 from picbench.arms.arm import parse_arms
+from picbench.engines.algorithms import registry
+from picbench.engines.plugins import installed
 from picbench.errors import ConfigError
 
 
@@ -27,3 +29,13 @@ def test_an_engine_serves_what_its_arm_is_called_unless_prompts_are_reordered() 
 def test_a_default_spelled_out_is_the_same_arm() -> None:
     with pytest.raises(ConfigError, match="mepic is given twice"):
         parse_arms(["mepic", "mepic:pad=masked"])
+
+
+def test_packages_are_searched_once_for_all_arms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search takes milliseconds."""
+    searched: list[str] = []
+    monkeypatch.setattr(
+        registry, "installed", lambda group: searched.append(group) or installed(group)
+    )
+    assert len(parse_arms(["full,prefix,mepic", "epic:k=16"])) == 4
+    assert searched == [registry.GROUP]

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mixed_traffic import Mixes, ids
 
-from picbench.engines.algorithms import parse
+from picbench.engines.algorithms import Algorithm, parse
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import LayoutConfig, Segment
@@ -27,21 +27,21 @@ ARMS = (
 )
 
 
-def plan_of(request: TracedRequest, spec: str) -> Plan:
+def plan_of(request: TracedRequest, algorithm: Algorithm) -> Plan:
     segments = [Segment(ids(s), chunk=s.chunk) for s in request.segments]
-    return lay_out(segments, parse(spec).plan_chunk, LayoutConfig())
+    return lay_out(segments, algorithm.plan_chunk, LayoutConfig())
 
 
 class Planned:
     """A cache that never evicts, of the keys in plans."""
 
     def __init__(self, spec: str) -> None:
-        self._spec = spec
+        self._algorithm = parse(spec)
         self._keys: set[bytes] = set()
 
     def serve(self, request: TracedRequest) -> tuple[int, ...]:
         """Reused and compiled tokens, and blocks of each kind."""
-        plan, compiled = plan_of(request, self._spec), 0
+        plan, compiled = plan_of(request, self._algorithm), 0
         for chunk in plan.canonicals:
             if not chunk.resident(self._keys.__contains__):
                 compile_plan = chunk.compile_plan()
