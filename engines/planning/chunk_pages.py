@@ -56,12 +56,17 @@ class ChunkPages:
         return ChunkView.of(used, tuple(mapped), self.pages[0].positions[0])
 
 
+_Name = tuple[object, ...]
+
+
 class PageCache:
     """Pages of chunks, up to a number of tokens; the least recently used go first."""
 
     def __init__(self, tokens: int = 1 << 21) -> None:
         self._room = tokens
-        self._chunks: OrderedDict[tuple[object, ...], ChunkPages] = OrderedDict()
+        self._chunks: dict[_Name, ChunkPages] = {}
+        # Names in the order of use, by the object's id: hashing a name goes through its tokens.
+        self._names: OrderedDict[int, _Name] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -83,13 +88,14 @@ class PageCache:
         name = (segment.tokens, added, root, layout.block_size)
         chunk = self._chunks.get(name)
         if chunk is not None:
-            self._chunks.move_to_end(name)
+            self._names.move_to_end(id(chunk))
             return chunk
         self._room -= len(segment.tokens)
         while self._room < 0 and self._chunks:
-            _, oldest = self._chunks.popitem(last=False)
-            self._room += oldest.tokens
+            _, oldest = self._names.popitem(last=False)
+            self._room += self._chunks.pop(oldest).tokens
         chunk = self._chunks[name] = ChunkPages.of(segment, root, first, layout)
+        self._names[id(chunk)] = name
         return chunk
 
 

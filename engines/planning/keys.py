@@ -92,4 +92,7 @@ def _digest(*fields: bytes) -> Key:
 
 def _framed(*fields: bytes) -> bytes:
     # Each field follows its length, so that no two different lists hash the same bytes.
-    return b"".join(part for field in fields for part in (len(field).to_bytes(8, "little"), field))
+    parts: list[bytes] = []
+    for field in fields:
+        parts += len(field).to_bytes(8, "little"), field
+    return b"".join(parts)

@@ -5,7 +5,7 @@ token, at which position, and which chunks must be compiled. Nothing here import
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from picbench.engines.planning.chunk_pages import ChunkPages, PageCache, used_pages
 from picbench.engines.planning.documents import Context
@@ -120,7 +120,7 @@ class _Builder:
         self._copied: list[PlacedChunk] = []
         self._canonicals: dict[tuple[Key, tuple[int, ...]], Canonical] = {}
         self._computed = ComputedTokens()
-        self._anchors: dict[tuple[Anchor, int], tuple[AnchorText, Key]] = {}
+        self._anchors: dict[tuple[str, int], tuple[AnchorText, Key]] = {}
         self._events: list[ChunkEvent] = []
         self._selections: set[DeviationSelection | QuestionSelection | None] = set()
         self._lengths: list[int] = []
@@ -137,7 +137,7 @@ class _Builder:
         picks = self._picks()
         computed = self._pack(picks)
         full = [page for page in computed if page.key is not None]
-        covered = max((p for page in full for p in page.positions), default=-1)
+        covered = full[-1].positions[-1] if full else -1  # they ascend
         return Plan(
             placed=(*self._mapped, *self._copied),
             computed=tuple(computed),
@@ -170,7 +170,7 @@ class _Builder:
             slots += used * size + len(computed)
             held += used if policy.private else 0
             if used:
-                before = self._before(policy, segment)
+                before, _ = self._before(policy, segment)
                 needed = before.blocks + pages
                 spare, compiled = max(spare, needed - used), max(compiled, needed)
                 end = (start if policy.fixed else len(before)) + len(segment.tokens)
@@ -208,9 +208,12 @@ class _Builder:
         policy = self._plan_chunk(index, len(segment.tokens))
         computed, hidden = self._links(policy, segment, start)
         self._count(policy, segment, len(computed))
-        before = self._before(policy, segment)
-        root = self._root(policy, before, start)
-        first = start if policy.fixed else len(before)
+        before, root = self._before(policy, segment)
+        first = len(before)
+        if policy.fixed:
+            first, root = start, anchor_key(self._layout.scope, (), start)
+        elif before.context:
+            root = Context.of(before.context).key_after(root)
         chunk = self._chunk_pages(segment, root, first, self._layout)
         view = chunk.view(hidden, private=policy.private)
         canonical = Canonical(chunk.pages[-1].name, before, chunk.pages, view.used)
@@ -276,31 +279,21 @@ class _Builder:
             sorted(links - filled.keys() | placeholders)
         )
 
-    def _before(self, policy: ChunkPolicy, segment: Segment) -> AnchorText:
-        """What a chunk is compiled after: the anchor, then its document so far."""
-        before, _ = self._anchor(policy)
-        if self._layout.documents and segment.context:
-            before = replace(before, context=segment.context)
-        if policy.fixed and len(before):
+    def _before(self, policy: ChunkPolicy, segment: Segment) -> tuple[AnchorText, Key]:
+        """What a chunk is compiled after, the anchor and its document so far; the anchor's key."""
+        name = policy.anchor.value, policy.sinks
+        anchor, root = self._anchors.get(name) or self._make_anchor(policy)
+        context = segment.context if self._layout.documents else ()
+        if policy.fixed and (anchor.anchor or context):
             raise ValueError("a chunk at a fixed position has neither anchor nor document")
-        return before
+        return anchor.with_context(context) if context else anchor, root
 
-    def _root(self, policy: ChunkPolicy, before: AnchorText, start: int) -> Key:
-        """The key of what a chunk is compiled after, and of the position that it is fixed at."""
-        if policy.fixed:
-            return anchor_key(self._layout.scope, (), start)
-        _, root = self._anchor(policy)
-        return Context.of(before.context).key_after(root) if before.context else root
-
-    def _anchor(self, policy: ChunkPolicy) -> tuple[AnchorText, Key]:
-        """The text of a policy's anchor, and its key."""
-        name = policy.anchor, policy.sinks
-        if name not in self._anchors:
-            scope, keys, tokens = self._layout.scope, tuple[Key, ...](), tuple[int, ...]()
-            if policy.anchor is Anchor.PREFIX:
-                tokens, keys = self._lead, tuple(self._prefix_keys)
-            elif policy.anchor is Anchor.BOS:
-                tokens = (self._layout.bos,) * policy.sinks
-            anchor = AnchorText(tokens, self._layout.block_size, scope, keys)
-            self._anchors[name] = anchor, anchor_key(scope, tokens)
-        return self._anchors[name]
+    def _make_anchor(self, policy: ChunkPolicy) -> tuple[AnchorText, Key]:
+        scope, keys, tokens = self._layout.scope, tuple[Key, ...](), tuple[int, ...]()
+        if policy.anchor is Anchor.PREFIX:
+            tokens, keys = self._lead, tuple(self._prefix_keys)
+        elif policy.anchor is Anchor.BOS:
+            tokens = (self._layout.bos,) * policy.sinks
+        anchor = AnchorText(tokens, self._layout.block_size, scope, keys)
+        found = self._anchors[policy.anchor.value, policy.sinks] = anchor, anchor_key(scope, tokens)
+        return found

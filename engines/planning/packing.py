@@ -11,6 +11,8 @@ from picbench.engines.planning.documents import Context
 from picbench.engines.planning.keys import ChunkEvent, Key, computed_key, root_key
 from picbench.engines.planning.pages import GAP, Page, SlotKind
 
+_Numbers = tuple[int, ...]
+
 
 @dataclass(slots=True)
 class ComputedTokens:
@@ -41,12 +43,11 @@ class ComputedTokens:
         self.positions += others.positions
         self.kinds += others.kinds
 
-    def pages(self, size: int) -> Iterator[Page]:
-        """Pages of `size` without keys."""
+    def pages(self, size: int) -> Iterator[tuple[_Numbers, _Numbers, tuple[SlotKind, ...]]]:
+        """Ids, positions and kinds of `size` tokens at a time."""
         for begin in range(0, len(self), size):
             page = slice(begin, begin + size)
-            ids, kinds = tuple(self.ids[page]), tuple(self.kinds[page])
-            yield Page(ids, tuple(self.positions[page]), kinds, None)
+            yield tuple(self.ids[page]), tuple(self.positions[page]), tuple(self.kinds[page])
 
 
 def pack(
@@ -62,15 +63,14 @@ def pack(
     `events` are the chunks among them, and the first pages have `prefix_keys`.
     """
     key, seen = root_key(scope), 0
-    for index, page in enumerate(tokens.pages(size)):
-        upto = bisect_right(events, _last(page.positions), lo=seen, key=lambda event: event.start)
+    for index, (ids, positions, kinds) in enumerate(tokens.pages(size)):
+        upto = bisect_right(events, _last(positions), lo=seen, key=lambda event: event.start)
         if index < len(prefix_keys):
             key = prefix_keys[index]
-        else:
-            key = computed_key(key, page.tokens, page.positions, events[seen:upto])
+        elif len(ids) == size:
+            key = computed_key(key, ids, positions, events[seen:upto])
         seen = upto
-        full = len(page.tokens) == size
-        yield Page(page.tokens, page.positions, page.kinds, key) if full else page
+        yield Page(ids, positions, kinds, key if len(ids) == size else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,10 @@ class AnchorText:
     scope: str
     prefix_keys: tuple[Key, ...] = ()
     context: Context | tuple[int, ...] = ()
+
+    def with_context(self, context: Context | tuple[int, ...]) -> "AnchorText":
+        """The same anchor with a document's text after it."""
+        return AnchorText(self.anchor, self.size, self.scope, self.prefix_keys, context)
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -123,4 +127,4 @@ def pack_picked(count: int, token: int, tokens: ComputedTokens, size: int) -> It
     every = ComputedTokens()
     every.add(token, GAP, SlotKind.LINKED, count)
     every.extend(tokens)
-    return every.pages(size)
+    return (Page(ids, positions, kinds, None) for ids, positions, kinds in every.pages(size))

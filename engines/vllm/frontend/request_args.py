@@ -29,7 +29,7 @@ from itertools import pairwise
 from typing import Any
 
 from picbench.engines.algorithms import Algorithm, Registry
-from picbench.engines.planning.documents import ChunkContexts
+from picbench.engines.planning.documents import ChunkContexts, Context
 from picbench.engines.planning.policy import Segment, Slot
 from picbench.engines.vllm.frontend.chunk_documents import documents_of_flat, read_documents
 from picbench.engines.vllm.frontend.lists import rows_of_flat, rows_of_integers
@@ -185,21 +185,21 @@ def cut(tokens: Sequence[int], args: RequestArgs, placeholder: int) -> list[Segm
             segments.append(Segment(tokens[first:last], position=starts.get(first)))
         if start < end:
             slots = [slot for slot in args.slots if slot[0] == index]
-            chunk = _chunk(tokens, (start, end), slots, placeholder, starts.get(start))
-            if contexts and contexts[index]:
-                chunk = replace(chunk, context=contexts[index])
+            ids, places = _with_placeholders(tokens, (start, end), slots, placeholder)
+            context: Context | tuple[int, ...] = contexts[index] if contexts else ()
+            position = starts.get(start)
+            chunk = Segment(ids, chunk=True, position=position, slots=places, context=context)
             segments.append(_with_dependent(chunk, (start, end), slots, args.dependent))
         at = end
     return segments
 
 
-def _chunk(
-    tokens: tuple[int, ...],
-    span: Span,
-    slots: Sequence[SlotSpan],
-    placeholder: int,
-    position: int | None,
-) -> Segment:
+def _with_placeholders(
+    tokens: tuple[int, ...], span: Span, slots: Sequence[SlotSpan], placeholder: int
+) -> tuple[tuple[int, ...], tuple[Slot, ...]]:
+    """A chunk's tokens with placeholders where its slots are, and the slots."""
+    if not slots:
+        return tokens[slice(*span)], ()
     ids: tuple[int, ...] = ()
     places, at = [], span[0]
     for _, start, end, length in slots:
@@ -207,8 +207,7 @@ def _chunk(
         places.append(Slot(len(ids), length, tokens[start:end]))
         ids += (placeholder,) * length
         at = end
-    ids += tokens[at : span[1]]
-    return Segment(ids, chunk=True, position=position, slots=tuple(places))
+    return ids + tokens[at : span[1]], tuple(places)
 
 
 def _with_dependent(
