@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from picbench.cli.measuring.measurement import COMMIT, DEVICE, ON_GPU, MeasureCommand
+from picbench.engines.config import SHARED_DECODE
 
 _MODEL = click.option(
     "--model", show_default="shape:llama-3.1-8b, shape:tiny on a CPU", help="Who serves it."
@@ -72,6 +73,13 @@ def decode_load(
     multiple=True,
     metavar="GROUP",
     help="share-nothing, 2wiki, mixed, cold, closed or rate; repeat the flag for more [all].",
+)
+@click.option(
+    "--shared-decode",
+    type=click.Choice(SHARED_DECODE),
+    default="off",
+    show_default=True,
+    help="Of mepic's engine, as for picbench run.",
 )
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @_SECONDS

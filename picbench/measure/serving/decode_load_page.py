@@ -171,6 +171,12 @@ def _notes(found: RoundsFound) -> list[str]:
             )
         )
 
+    shares = [
+        share
+        for figures in found.cells.values()
+        for arm in figures.values()
+        for share in arm.get("tokens_a_step", ())
+    ]
     kernels = "; ".join(
         f"{name}: {', '.join(f'`{kernel}`' for kernel in compiled) or 'none'}"
         for name, compiled in found.compiled.items()
@@ -178,5 +184,5 @@ def _notes(found: RoundsFound) -> list[str]:
     return [
         f"Chunk tokens compiled while measured: {total('compiled_tokens'):,}; requests that lost "
         f"their blocks: {total('preemptions'):,}. Kernels compiled after engines were ready: "
-        f"{kernels}."
+        f"{kernels}. A step gives a request {min(shares):.2f} tokens or more."
     ]

@@ -172,25 +172,31 @@ def serve_wave(engine: Engine, requests: Sequence[Request], reply: int) -> WaveT
 def decode_figures(found: WaveTimes, reply: int) -> dict[str, float]:
     """Tokens a second in all, and while all requests decode, when a step gives each a token.
 
-    That is from the last first token to the first end. Raises InvalidRun where there are fewer than
-    three steps in between.
+    That is from the last first token to the first end. Steps that give no token are allowed for by
+    how many steps the last request to start took for its reply. Raises InvalidRun where there are
+    fewer than three steps in between.
     """
     pairs = list(zip(found.sent, found.results, strict=True))
-    begin = max(latest + result.timings.ttft for (_, latest), result in pairs)
+    begin, last = max(
+        (latest + result.timings.ttft, latest + result.timings.e2e) for (_, latest), result in pairs
+    )
     end = min(earliest + result.timings.e2e for (earliest, _), result in pairs)
     inside = [step for step in found.steps if begin <= step <= end]
     if len(inside) < 4:
         raise InvalidRun(
             f"all requests decoded together for {len(inside)} steps", hint="raise `reply`"
         )
+    taken = sum(begin < step <= last for step in found.steps)
+    share = min(1.0, (reply - 1) / max(1, taken))
     gaps = [after - before for before, after in pairwise(inside)]
     count = len(found.results)
     return {
         "in_flight": count,
         "tokens_s": count * reply / (found.steps[-1] - found.began),
-        "decode_tokens_s": count * len(gaps) / (inside[-1] - inside[0]),
-        "tpot_ms": statistics.median(gaps) * 1e3,
+        "decode_tokens_s": count * share * len(gaps) / (inside[-1] - inside[0]),
+        "tpot_ms": statistics.median(gaps) / share * 1e3,
         "tpot_p99_ms": statistics.quantiles(gaps, n=100, method="inclusive")[-1] * 1e3,
         "ttft_ms": statistics.median(r.timings.ttft for r in found.results) * 1e3,
         "steps": len(gaps),
+        "tokens_a_step": share,
     }

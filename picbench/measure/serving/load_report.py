@@ -4,6 +4,7 @@ Both are up at once with pools of the same size and the budgets that they have b
 turns; every cell is measured several times.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -125,6 +126,7 @@ class LoadRun:
     seconds: float
     output: Path
     only: Sequence[str] = ()
+    shared_decode: str = "off"
     commit: str | None = None
 
 
@@ -133,7 +135,10 @@ def measure(run: LoadRun, say: Callable[[str], None]) -> tuple[str, bool]:
 
     The page is empty before any cell is done.
     """
+    began = time.monotonic()
     plan = load_plan(run)
+    if run.seconds:  # Drawing requests takes seconds, too.
+        plan = replace(plan, seconds=max(1.0, run.seconds - (time.monotonic() - began)))
     found = run_rounds(plan, say)
     whole = all(found.rounds(cell.name) >= plan.rounds for cell in plan.cells)
     return (write_report(found, run.output) if found.cells else ""), whole
@@ -159,14 +164,17 @@ def load_plan(run: LoadRun) -> RoundsPlan:
         kv_blocks=sizes.pool,
         max_requests=sizes.running,
         tiers="",
+        shared_decode=run.shared_decode,
     )
     facts = provenance.facts(*provenance.ENGINE, device=run.device, commit=run.commit)
     facts |= {"model": models.resolve(run.model).label, "dtype": run.dtype, "pool": sizes.pool}
     facts |= {"running": sizes.running, "block_tokens": BLOCK_SIZE}
+    facts["shared_decode"] = run.shared_decode
+    stock = replace(config, stock=True, algorithm="prefix", shared_decode="off")
     return RoundsPlan(
         run.output / "load-report.json",
         facts,
-        {SUBJECT: config, PREFIX: replace(config, stock=True, algorithm="prefix")},
+        {SUBJECT: config, PREFIX: stock},
         [cell for group in run.only or GROUPS for cell in _CELLS[group](sizes, run)],
         run.rounds,
         run.seconds,

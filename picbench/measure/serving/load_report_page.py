@@ -116,7 +116,8 @@ def render_report(found: RoundsFound) -> str:
         "",
         f"{facts['model']}, {facts['dtype']}: times, not answers; {facts['gpu']}, driver "
         f"{facts['driver']}, vLLM {facts['vllm']}, torch {facts['torch']}, commit "
-        f"{facts['commit']}. `{SUBJECT}` is an engine of picbench, `{PREFIX}` stock vLLM with "
+        f"{facts['commit']}. `{SUBJECT}` is an engine of picbench (shared decode: "
+        f"{facts['shared_decode']}), `{PREFIX}` stock vLLM with "
         f"prefix caching; both are up at once with pools of {facts['pool']:,} blocks of "
         f"{facts['block_tokens']} tokens, at most {facts['running']} requests at a time and the "
         "token budget that they have by default, and take turns, another one first in each round. "

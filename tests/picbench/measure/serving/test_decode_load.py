@@ -41,6 +41,7 @@ def result(ttft: float, e2e: float) -> Result:
 def test_figures_are_of_the_time_in_which_all_decode() -> None:
     steps = [10.0, 11.0, 12.0, 12.5, 13.0, 13.5, 14.0, 20.0]
     sent = [(9.0, 9.1), (9.2, 9.4)]
+    # The last request to start has its five later tokens from 11.9 to 14.3: in five steps.
     times = WaveTimes(9.0, steps, sent, [result(1.0, 9.0), result(2.5, 4.9)])
     found = decode_figures(times, 6)
     # From 9.4 + 2.5 to 9.2 + 4.9: steps at 12, 12.5, ... 14.
@@ -48,6 +49,11 @@ def test_figures_are_of_the_time_in_which_all_decode() -> None:
     assert found["decode_tokens_s"] == pytest.approx(2 * 4 / 2.0)
     assert found["tpot_ms"] == pytest.approx(500.0)
     assert found["tokens_s"] == pytest.approx(12 / 11.0)
+    twice = sorted([*steps, *(step + 0.25 for step in steps[2:-1])])
+    empty = decode_figures(replace(times, steps=twice), 6)
+    assert empty["tokens_a_step"] == pytest.approx(0.5)
+    assert empty["decode_tokens_s"] == pytest.approx(found["decode_tokens_s"])
+    assert empty["tpot_ms"] == pytest.approx(found["tpot_ms"])
     with pytest.raises(InvalidRun, match="decoded together for 0 steps"):
         decode_figures(replace(times, results=[result(1.0, 2.0), result(2.5, 4.9)]), 6)
 
@@ -90,7 +96,8 @@ def found(cells: dict[str, dict[str, dict[str, list[float]]]], **facts: object) 
 def figures(rate: float) -> dict[str, list[float]]:
     values = [rate, rate * 1.1]
     names = ("tokens_s", "decode_tokens_s", "tpot_ms", "tpot_p99_ms", "ttft_ms", "in_flight")
-    return dict.fromkeys(names, values) | {"preemptions": [0, 2], "compiled_tokens": [7, 0]}
+    counts = {"preemptions": [0, 2], "compiled_tokens": [7, 0], "tokens_a_step": [1.0, 0.97]}
+    return dict.fromkeys(names, values) | counts
 
 
 def test_the_load_s_page_and_figures(tmp_path: Path) -> None:
@@ -103,6 +110,7 @@ def test_the_load_s_page_and_figures(tmp_path: Path) -> None:
     assert "198d84a's decode) | 10 | 10 (10 - 11)" in page
     assert "| stock vLLM, one common prefix | 0.500 (0.500 - 0.500, n=2) |" in page
     assert "compiled while measured: 28; requests that lost their blocks: 8" in page
+    assert "A step gives a request 0.97 tokens or more." in page
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["shared_decode"] == pytest.approx(
         {

@@ -58,6 +58,8 @@ def test_cells_are_those_of_the_groups_that_are_asked_for(tmp_path: Path) -> Non
         "share-nothing 500",
     ]
     assert some.engines["prefix"] == replace(some.engines["mepic"], stock=True, algorithm="prefix")
+    sharing = load_plan(replace(run(tmp_path, "cuda", "cold"), shared_decode="auto"))
+    assert [config.shared_decode for config in sharing.engines.values()] == ["auto", "off"]
     with pytest.raises(ConfigError, match="`only` rates: no such group"):
         load_plan(run(tmp_path, "cpu", "rates"))
 
@@ -86,7 +88,7 @@ def test_chunks_are_of_the_corpus_or_of_one_request_only() -> None:
 
 def found() -> RoundsFound:
     facts = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "pool": 99}
-    made = RoundsFound(facts | {"running": 256, "block_tokens": 16})
+    made = RoundsFound(facts | {"running": 256, "block_tokens": 16, "shared_decode": "off"})
     names = {name for _, _, columns in GROUPS.values() for name in columns}
     for cell, value in {"share-nothing 170": 9.0, "2wiki": 90.0, "rate 8": 8.0}.items():
         figures = {"mepic": dict.fromkeys(names, value), "prefix": dict.fromkeys(names, 6.0)}
