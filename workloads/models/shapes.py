@@ -1,7 +1,7 @@
 """Model shapes that need no download."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -56,6 +56,13 @@ TINY = Shape(
     theta=10_000.0,
     weights="random",
     spread=0.2,
+)
+
+TINY_64K = replace(
+    TINY,
+    name="tiny-64k",
+    summary="tiny with 64k positions: the host's time for long prompts",
+    positions=65_536,
 )
 
 #: Its heads divide over four GPUs; those of tiny and the testbed model do not.
@@ -120,5 +127,5 @@ YI_CODER_9B = Shape(
 )
 
 SHAPES: Mapping[str, Shape] = MappingProxyType(
-    {shape.name: shape for shape in (TINY, SMALL, LLAMA_8B, MISTRAL_7B, YI_CODER_9B)}
+    {shape.name: shape for shape in (TINY, TINY_64K, SMALL, LLAMA_8B, MISTRAL_7B, YI_CODER_9B)}
 )

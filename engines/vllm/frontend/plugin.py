@@ -87,7 +87,7 @@ def _checked(upstream: Callable[..., None]) -> Callable[..., None]:
 
 def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
     from picbench.engines.algorithms import Registry
-    from picbench.engines.vllm.frontend.limits import check_request
+    from picbench.engines.vllm.frontend import limits
 
     registry = Registry()
 
@@ -95,7 +95,7 @@ def _guarded(upstream: Callable[..., Any]) -> Callable[..., Any]:
     def process_inputs(self: Any, *args: Any, **kwargs: Any) -> Any:
         request = upstream(self, *args, **kwargs)
         try:
-            check_request(self.vllm_config, request, registry, shorten=True)
+            limits.check_request(self.vllm_config, request, registry, shorten=True)
         except PicBenchError as error:
             raise RequestError(error.message, hint=error.hint) from error
         return request

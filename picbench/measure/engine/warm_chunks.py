@@ -45,8 +45,8 @@ def ttft(engine: Engine, name: str, *, chunks: int) -> dict[str, float]:
     """Milliseconds to the first token by arm; the arms come in another order in each repeat."""
     order = random.Random(name)
     if engine.config.stock:
-        return {FULL: _served(engine, "prefix", _draw(chunks, name), name)}
-    known = _draw(chunks, "any")
+        return {FULL: _served(engine, "prefix", draw(chunks, name), name)}
+    known = draw(chunks, "any")
     order.shuffle(known)
     found = {}
     for arm in order.sample(ARMS, len(ARMS)):
@@ -56,7 +56,7 @@ def ttft(engine: Engine, name: str, *, chunks: int) -> dict[str, float]:
     return {arm: found[arm] for arm in ARMS}
 
 
-def _draw(count: int, name: str) -> list[Chunk]:
+def draw(count: int, name: str) -> list[Chunk]:
     """Chunks of documents that have `SECTIONS` of them, each with its document up to its end."""
     tokens = [random_tokens(CHUNK, f"{name} {n}") for n in range(count)]
     return [
@@ -65,10 +65,15 @@ def _draw(count: int, name: str) -> list[Chunk]:
     ]
 
 
-def _served(engine: Engine, algorithm: str, chunks: Sequence[Chunk], name: str) -> float:
+def ask(algorithm: str, chunks: Sequence[Chunk], name: str) -> Request:
+    """A request for chunks, with a question that no other name has."""
     head = Text(tokens=random_tokens(HEAD, "head"))
     question = Text(tokens=random_tokens(QUESTION, name))
-    request = Request([head, *chunks, question], algorithm)
+    return Request([head, *chunks, question], algorithm)
+
+
+def _served(engine: Engine, algorithm: str, chunks: Sequence[Chunk], name: str) -> float:
+    request = ask(algorithm, chunks, name)
     [result] = engine.generate([request], max_tokens=1, ignore_eos=True)
     return result.timings.ttft * 1e3
 

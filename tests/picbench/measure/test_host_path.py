@@ -3,7 +3,17 @@
 import pytest
 from harness_fakes import GPU_FACTS
 
-from picbench.measure.host_path import CUDA_PARTS, PARTS, PartTimes, _resolved, render, timing
+from picbench.measure.engine.warm_chunks import ARMS
+from picbench.measure.host_path import (
+    AROUND,
+    CUDA_PARTS,
+    PARTS,
+    PartTimes,
+    _resolved,
+    name_of,
+    render,
+    timing,
+)
 
 
 class Clock:
@@ -37,7 +47,10 @@ def test_a_part_does_not_count_in_the_one_that_calls_it() -> None:
         inner()
 
     times.timed("outer", run)()
-    assert times.take() == {"inner": 4.0, "outer": 1.0}
+    clock.spend(9.0)
+    times.timed("outer", run)()
+    assert (times.began["inner"], times.ended["outer"]) == (1.0, 19.0)
+    assert times.take() == {"inner": 8.0, "outer": 2.0}
     assert times.take() == {}
 
 
@@ -63,19 +76,28 @@ def test_methods_are_timed_for_a_while() -> None:
 
 
 def test_parts_are_methods_that_there_are() -> None:
-    for name in PARTS.values():
-        assert callable(_resolved(name))
-    assert not set(PARTS) & set(CUDA_PARTS)
+    for name in (*PARTS.values(), *AROUND.values()):
+        owner, attribute = name.rsplit(".", 1)
+        assert callable(getattr(_resolved(owner), attribute))
+    assert len({*PARTS, *CUDA_PARTS, *AROUND}) == len(PARTS) + len(CUDA_PARTS) + len(AROUND)
 
 
 def test_the_page() -> None:
+    other = ARMS[2]
     figures = {
         "request plan": [10.0, 12.0],
+        name_of(other, "request plan"): [20.0, 20.0],
         "request all parts": [14.0, 14.0],
+        "request until scheduled": [30.0, 30.0],
+        name_of(other, "request until scheduled"): [40.0, 42.0],
         "step plan": [0.0, 0.0],
         "step all parts": [50.0, 50.0],
         "step whole": [5000.0, 5000.0],
     }
     page = render({"picbench": figures}, GPU_FACTS | {"model": "M", "dtype": "d", "chunks": 64})
-    assert "| plan | 11.000 (10.000 - 12.000) | 0.0 (0.0 - 0.0) |" in page
+    assert "| part | " + " | ".join(f"`{arm}`" for arm in ARMS) + " |" in page
+    assert "| plan | 11.000 (10.000 - 12.000) | - | 20.000 (20.000 - 20.000) | - | - |" in page
+    assert "| until scheduled | 30.000 (30.000 - 30.000) | - | 41.000 (40.000 - 42.000) |" in page
+    assert "| plan | 0.0 (0.0 - 0.0) |" in page
+    assert "worker" not in page
     assert "a step that decodes is 1.0 %." in page

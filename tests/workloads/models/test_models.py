@@ -29,6 +29,7 @@ def test_names_and_descriptions() -> None:
         "testbed:block",
         "testbed:link",
         "shape:tiny",
+        "shape:tiny-64k",
         "shape:small",
         "shape:llama-3.1-8b",
         "shape:mistral-7b",
