@@ -19,6 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # No timing decides a test.
 settings.register_profile("picbench", deadline=None)
 settings.load_profile("picbench")
+FREEZE, UNFREEZE = gc.freeze, gc.unfreeze
 # What tests of several packages share.
 sys.path.insert(0, str(Path(__file__).parent))
 # This folder holds one of the package's name. Where `pytest` runs without its own directory in the
@@ -44,29 +45,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(seconds))
 
 
-def freeze(phase: str, found: dict[str, int]) -> None:
-    """Leave what outlives a full garbage collection out of the next ones.
+@pytest.fixture(scope="module", autouse=True)
+def libraries_are_no_garbage() -> None:
+    """Leave what outlives a file of tests out of garbage collections, if it has loaded vLLM.
 
-    An engine collects five times when it starts, each time a million objects of its libraries, and
-    lets go of all that is frozen when it ends.
+    An engine collects five times when it starts and twice when it ends, each time among a million
+    objects of its libraries. Those of an engine are collected as ever: nothing else is frozen.
     """
-    if phase == "stop" and found["generation"] == 2:
-        gc.freeze()
+    if "vllm" in sys.modules:
+        gc.collect()
+        FREEZE()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let libraries warn about their own code, also at import; picbench's warnings are errors.
 
-    Garbage is collected faster.
+    Engines, which let go of all that is frozen when they end, freeze nothing.
     """
-    gc.callbacks.append(freeze)
+    gc.freeze = gc.unfreeze = lambda: None
     for library in ("torch", "transformers", "vllm"):
         config.addinivalue_line("filterwarnings", f"ignore:::{library}")
 
 
 def pytest_unconfigure() -> None:
     """Let pytest's last collection find everything again."""
-    gc.callbacks.remove(freeze)
+    gc.freeze, gc.unfreeze = FREEZE, UNFREEZE
     gc.unfreeze()
 
 
