@@ -50,6 +50,12 @@ _ROWS = {
     "itl_p99_cold_ms": "their steps beside new chunks, ms: p99",
 }
 
+_RATIOS = {
+    "load_32k_vs_full": "A load takes {:.3f} of the prompt recomputed.",
+    "cold_vs_no_tier": "New chunks take {:.3f} of the time without a tier.",
+    "itl_p99_ratio": "The p99 of the others' steps is {:.3f} of that without a tier.",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class HostTierScene:
@@ -256,11 +262,15 @@ def measure(
     # All prompts of a measure and two more fit the tier.
     gib = 1 + (scene.arrivals + 2) * scene.prompt * 128 // (1 << 20)
     arms = {HOST: replace(config, tiers=f"host:{gib}GiB"), NONE: config}
-    found = run_interleaved(arms, measures(scene), repeats)
     facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
     facts |= {"model": found_model.label, "dtype": config.dtype, "repeats": repeats}
     facts |= asdict(scene) | {"prompt": scene.prompt, "tiers": arms[HOST].tiers}
-    return write(found, facts, output)
+
+    def keep(name: str, so_far: Found) -> None:
+        write(so_far, facts, output)
+
+    found = run_interleaved(arms, measures(scene), repeats, keep=keep)
+    return render(found, facts)
 
 
 def write(found: Found, facts: Mapping[str, Any], output: Path) -> str:
@@ -276,15 +286,19 @@ def ratios(found: Found) -> dict[str, float]:
     """The figures for ``summary.json``: ratios of medians.
 
     A load against recomputing the prompt, new chunks with a tier against without one, and p99 of
-    the others' steps with a tier against without one, the worse of loads and stores.
+    the others' steps with a tier against without one, the worse of loads and stores; those of which
+    all is measured.
     """
     host, none = ({k: statistics.median(v) for k, v in found[arm].items()} for arm in (HOST, NONE))
+    figures = {}
+    if "load_ms" in host:
+        figures["load_32k_vs_full"] = host["load_ms"] / none["full_ms"]
+    if "cold_ms" in host:
+        figures["cold_vs_no_tier"] = host["cold_ms"] / none["cold_ms"]
     beside_them = ("itl_p99_load_ms", "itl_p99_cold_ms")
-    return {
-        "load_32k_vs_full": host["load_ms"] / none["full_ms"],
-        "cold_vs_no_tier": host["cold_ms"] / none["cold_ms"],
-        "itl_p99_ratio": max(host[key] / none[key] for key in beside_them),
-    }
+    if host.keys() >= set(beside_them):
+        figures["itl_p99_ratio"] = max(host[key] / none[key] for key in beside_them)
+    return figures
 
 
 def render(found: Found, facts: Mapping[str, Any]) -> str:
@@ -310,8 +324,6 @@ def render(found: Found, facts: Mapping[str, Any]) -> str:
         "",
         markdown.table(("", "host tier", "no tier"), rows, right=1),
         "",
-        f"A load takes {figures['load_32k_vs_full']:.3f} of the prompt recomputed, new chunks "
-        f"{figures['cold_vs_no_tier']:.3f} of the time without a tier, and the p99 of the others' "
-        f"steps is {figures['itl_p99_ratio']:.3f} of that without a tier.",
+        *(sentence.format(figures[key]) for key, sentence in _RATIOS.items() if key in figures),
     ]
     return "\n".join(lines) + "\n"

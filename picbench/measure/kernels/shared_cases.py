@@ -179,11 +179,14 @@ def arms(drawn: SharedScene, query: Tensor, out: Tensor) -> tuple[Arms, SharedDe
 
 
 def check_arms(drawn: SharedScene, query: Tensor, out: Tensor, found: Arms) -> dict[str, float]:
-    """The error of each arm against float64. Raises InvalidRun where one is too large."""
+    """The error of each arm against float64. Raises InvalidRun where one is too large.
+
+    FlashAttention-3 has none: it knows no shifts, and reads the keys as they are.
+    """
     return {
         name: check(name, drawn, query, out, arm)
         for name, arm in found.items()
-        if not name.startswith("of ")
+        if name != "fa3" and not name.startswith("of ")
     }
 
 
