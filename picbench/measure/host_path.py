@@ -31,6 +31,7 @@ from picbench.workloads import models
 REPLY = 64
 
 _LINKER = "picbench.engines.vllm.scheduler.linker.Linker"
+_PLANNER = "picbench.engines.vllm.scheduler.planner.RequestPlanner"
 _CLIENT = "picbench.engines.vllm.transfer.tier_client.TierClient"
 _CUDA = "picbench.engines.vllm.worker.cuda.model_state.PicModelState"
 _REWRITE = "picbench.engines.vllm.scheduler.rewrite"
@@ -47,7 +48,8 @@ AROUND: Mapping[str, str] = {
 #: What is timed on both devices, and what besides on a GPU: a name for the part, and its method.
 PARTS: Mapping[str, str] = {
     "check": "picbench.engines.vllm.frontend.limits.check_request",
-    "plan": f"{_LINKER}.on_arrival",
+    "plan": f"{_PLANNER}.plan_early",
+    "plan: arrival": f"{_LINKER}.on_arrival",
     "plan: rewrite and slot map": f"{_REWRITE}.apply_plan",
     "request chunks": f"{_LINKER}.before_schedule",
     "schedule: chunks there?": f"{_LINKER}.can_schedule",

@@ -2,8 +2,8 @@
 
 vLLM ignores unknown `extra_args`, so an engine without picbench would serve a PIC request as an
 ordinary one, and an exception in the scheduler ends the engine. Requests are therefore checked
-before they are sent to the engine core. In engine cores the hashing of prompts with chunks is left
-to the scheduler; servers tell their clients why a request failed.
+before they are sent to the engine core. In engine cores prompts with chunks are planned where
+requests are received, and hashed by the scheduler; servers tell their clients why a request failed.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from picbench.engines.vllm.compat import (
     check_signature,
     check_version,
 )
+from picbench.engines.vllm.frontend.early_planning import plan_on_receipt
 from picbench.engines.vllm.frontend.hashing import defer_hashing
 from picbench.engines.vllm.frontend.reasons import tell_reasons
 from picbench.errors import ConfigError, PicBenchError
@@ -52,6 +53,7 @@ def register() -> None:
 
     check_version()
     defer_hashing()
+    plan_on_receipt()
     tell_reasons()
     if not _registered():
         check_signature(InputProcessor.process_inputs, _PARAMETERS)

@@ -17,29 +17,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from picbench.engines.algorithms import Algorithm, Registry, Reuse
+from picbench.engines.algorithms import Algorithm, Reuse
 from picbench.engines.chunk_cache.transfers import (
     ChunkLoad,
     CopyCommand,
     LoadCommand,
     TransferResults,
 )
-from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.keys import Key
-from picbench.engines.planning.layout import Footprint, lay_out
 from picbench.engines.planning.pages import SlotKind
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.request import Hits, TokenCounts
 from picbench.engines.vllm.faults import Faults
-from picbench.engines.vllm.frontend.hashing import hash_lead, hash_prompt
-from picbench.engines.vllm.frontend.limits import Limits
-from picbench.engines.vllm.frontend.request_args import RequestArgs, cut, request_args
+from picbench.engines.vllm.frontend.hashing import hash_prompt
+from picbench.engines.vllm.frontend.request_args import RequestArgs
 from picbench.engines.vllm.scheduler import rewrite
 from picbench.engines.vllm.scheduler.batch_barrier import BatchBarrier
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJob, ChunkJobs
+from picbench.engines.vllm.scheduler.planner import RequestPlanner, has_plan
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.settings import PicSettings
-from picbench.errors import ConfigError, EngineError
+from picbench.errors import EngineError
 
 if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -86,19 +84,22 @@ class Linker:
     """
 
     def __init__(
-        self, settings: PicSettings, limits: Limits, pool: Pool, jobs: ChunkJobs, faults: Faults
+        self,
+        settings: PicSettings,
+        planner: RequestPlanner,
+        pool: Pool,
+        jobs: ChunkJobs,
+        faults: Faults,
     ) -> None:
         self._settings = settings
-        self._registry = Registry()
         self._pool = pool
         self._jobs = jobs
         self._faults = faults
         self._store = jobs.store
-        self._limits = limits
-        self._block_size = limits.block_size
+        self._planner = planner
+        self._block_size = planner.block_size
         self._links: dict[str, Link] = {}
         self._isolated: set[str] = set()
-        self._pages = PageCache()
         self._costs: dict[str, PromptCost] = {}
         self._barrier = BatchBarrier() if settings.compile_order == "batch" else None
 
@@ -107,11 +108,11 @@ class Linker:
 
         Raises ConfigError if its arguments are wrong, or if it can never fit the engine.
         """
-        args = request_args(request, self._registry)
-        if args is None:
+        found = self._planner.read(request)
+        if found is None:
             return
-        algorithm = self._registry.parse(args.algorithm or self._settings.algorithm)
-        if algorithm.reuse is Reuse.CHUNKS and args.spans:
+        args, algorithm = found
+        if has_plan(args, algorithm):
             self._plan(request, args, algorithm)
             return
         hash_prompt(request)
@@ -315,26 +316,10 @@ class Linker:
         return not self._links and self._store.idle
 
     def _plan(self, request: "Request", args: RequestArgs, algorithm: Algorithm) -> None:
-        assert request.prompt_token_ids is not None
-        if request.skip_reading_prefix_cache:
-            raise ConfigError(
-                "a request with chunks cannot skip the cache",
-                hint="leave prompt_logprobs and skip_reading_prefix_cache off",
-            )
-        layout = self._settings.layout(algorithm, request.cache_salt, self._block_size)
-        segments = cut(request.prompt_token_ids, args, layout.pad_token)
-        keys = hash_lead(request, args.spans[0][0])
-        try:
-            segments = list(algorithm.arrange(segments, layout))
-            plan = lay_out(
-                segments, algorithm.plan_chunk, layout, prefix_keys=keys, cache=self._pages
-            )
-        except ValueError as error:
-            raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
-        need = self._limits.check(Footprint.of(plan), request.max_tokens)
-        rewrite.apply_plan(request, plan)
-        self._links[request.request_id] = Link(plan, need, args.tag)
-        self._store.lookup(plan.canonicals)
+        planned = self._planner.plan(request, args, algorithm)
+        rewrite.apply_plan(request, planned.plan)
+        self._links[request.request_id] = Link(planned.plan, planned.need, planned.tag)
+        self._store.lookup(planned.plan.canonicals)
 
     def _available(self, canonical: Canonical, link: Link) -> bool:
         if link.copies:

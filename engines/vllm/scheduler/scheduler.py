@@ -36,6 +36,7 @@ from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.scheduler.evictions import ChunkEvictions, listen
 from picbench.engines.vllm.scheduler.isolation import IsolatedLinker
 from picbench.engines.vllm.scheduler.linker import Linker
+from picbench.engines.vllm.scheduler.planner import RequestPlanner
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.settings import REJECTED, WORKERS, PicSettings
 from picbench.engines.vllm.transfer.connector import PicConnector
@@ -66,8 +67,8 @@ class PicScheduler(Scheduler):
         self.chunk_store = ChunkStore(pool, tiers=tiers, shared_tiers=shared)
         self.jobs = ChunkJobs(self.chunk_store, self._queue_ahead)
         self._faults = Faults(lambda request_id: self.linker.concerned(request_id))
-        limits = Limits.of(vllm_config)
-        self.linker = Linker(settings, limits, pool, self.jobs, self._faults)
+        self._planner = RequestPlanner(settings, Limits.of(vllm_config))
+        self.linker = Linker(settings, self._planner, pool, self.jobs, self._faults)
         self._hooks = IsolatedLinker(self.linker, self._faults)
         self._pool = pool
         self._rejects = settings.on_pressure == "reject"
@@ -76,6 +77,10 @@ class PicScheduler(Scheduler):
         listen(self.kv_cache_manager.block_pool, evictions)
         assert isinstance(self.connector, PicConnector)  # `check_config`
         self.connector.set_planner(self._hooks, self.chunk_store)
+
+    def plan_early(self, request: Request) -> None:
+        """Plan a request that was received, in whatever thread that is (`early_planning.py`)."""
+        self._planner.plan_early(request)
 
     def add_request(self, request: Request) -> None:
         """Plan a request on arrival."""
