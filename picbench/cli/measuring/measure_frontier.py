@@ -109,6 +109,22 @@ def page(parts: Path, output: Path) -> None:
     click.echo(algorithms_page.write(parts, output))
 
 
+@algorithms.command()
+@click.option(
+    "--parts",
+    type=FOLDER,
+    default=_PARTS,
+    show_default=True,
+    help="The output folder of picbench measure algorithms serve.",
+)
+@click.option("--output", type=FOLDER, default=_PARTS.parent, show_default=True)
+def depth(parts: Path, output: Path) -> None:
+    """Scores by depth of the needle, hops, and distance between chunks; needs no engine."""
+    from picbench.measure.depth import depth_page
+
+    click.echo(depth_page.write(parts, output))
+
+
 @algorithms.command(name="warm-chunks")
 @ON_GPU
 @COMMIT

@@ -54,12 +54,18 @@ class Panel:
 
 @contextmanager
 def canvas(
-    panel: Panel, base: Path, *, plot: float = 1.55, right: float = 0.12, above: float = 0.0
+    panel: Panel,
+    base: Path,
+    *,
+    plot: float = 1.55,
+    right: float = 0.12,
+    above: float = 0.0,
+    ticks: int = 1,
 ) -> Iterator["Figure"]:
     """A figure whose area for axes is `plot` inches high; written when the block ends.
 
-    `right` and `above` are inches beside and above it, for labels. Its subplots are made by
-    `axes_of`. Writes ``base.png``, ``base.pdf`` and ``base.svg``.
+    `right` and `above` are inches beside and above it, for labels; `ticks` is how many lines the
+    labels of ticks below it have. Writes ``base.png``, ``base.pdf`` and ``base.svg``.
     """
     with drawing():
         import matplotlib
@@ -67,7 +73,7 @@ def canvas(
 
         with matplotlib.rc_context(_SETTINGS):
             lines = textwrap.wrap(panel.note, _LETTERS)
-            below = 0.36 + 0.085 * len(lines)
+            below = 0.36 + 0.085 * len(lines) + 0.105 * (ticks - 1)
             height = plot + below + _TOP + above
             figure = Figure(figsize=(COLUMN, height))
             figure.subplots_adjust(

@@ -42,7 +42,8 @@ def draw_lines(
 
     `printed` are a paper's points, drawn hollow.
     """
-    with canvas(panel, base, right=_NAMES) as figure:
+    deepest = 1 + max((label.count("\n") for label in ticks.values()), default=0)
+    with canvas(panel, base, right=_NAMES, ticks=deepest) as figure:
         axis = figure.subplots()
         styles = arm_styles(list(lines))
         for name, spots in lines.items():

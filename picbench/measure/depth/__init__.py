@@ -1,0 +1,1 @@
+"""Where in a prompt the answer lies, and what that does to each algorithm's score."""
