@@ -3,17 +3,39 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from picbench.errors import DataError
 from picbench.measure.depth import depth_page
+from picbench.measure.depth.depth_cuts import CUTS
 
 RESULTS = Path(__file__).parents[4] / "results" / "testbed"
 
 
-def test_the_page_is_current(tmp_path: Path) -> None:
+def test_a_section_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them: all take half a minute."""
+    monkeypatch.setattr(depth_page, "CUTS", CUTS[-1:])
     page = depth_page.write(RESULTS / "algorithms", tmp_path)
-    assert page == (RESULTS / "depth.md").read_text(), "picbench measure algorithms depth"
-    names = {path.name for path in RESULTS.glob("depth*")}
-    assert {path.name for path in tmp_path.iterdir()} == names
+    [section] = [f"## {text}" for text in page.split("## ") if text.startswith(CUTS[-1].title)]
+    assert section in (RESULTS / "depth.md").read_text(), "picbench measure algorithms depth"
     found = json.loads((tmp_path / "depth.json").read_text())
-    whole = [sum(one["rows"] for one in cut["bins"]) for cut in found["cuts"].values()]
-    assert whole == [200, 510, 510, 510, 200, 200]
-    assert len(found["needle"]["score"]["naive"]) == 5
+    committed = json.loads((RESULTS / "depth.json").read_text())
+    assert found["cuts"] == {name: committed["cuts"][name] for name in found["cuts"]}
+    assert found["needle"] == committed["needle"]
+    for name in ("depth-needle", "depth-needle-heading"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+
+
+def test_every_row_is_in_a_bin() -> None:
+    found = json.loads((RESULTS / "depth.json").read_text())["cuts"]
+    whole = {name: sum(one["rows"] for one in cut["bins"]) for name, cut in found.items()}
+    assert list(whole) == [cut.name for cut in CUTS]
+    assert list(whole.values()) == [200, 510, 510, 510, 200, 200]
+
+
+def test_scores_without_an_arm_are_refused(tmp_path: Path) -> None:
+    part = json.loads((RESULTS / "algorithms" / "testbed-needle.json").read_text())
+    del part["arms"]["mepic"]
+    (tmp_path / "testbed-needle.json").write_text(json.dumps(part))
+    with pytest.raises(DataError, match="testbed-needle: no scores of mepic"):
+        depth_page.write(tmp_path, tmp_path)
