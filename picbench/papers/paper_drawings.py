@@ -33,7 +33,7 @@ def draw(
         return [
             name
             for data in evidence.experiment(drawing.metric)
-            for name in _draw_scores(drawing, evidence, data, folder)
+            for name in _draw_scores(drawing, evidence, data, published, folder)
         ]
     made = []
     for data in evidence.experiment(experiment):
@@ -51,7 +51,12 @@ def _note(data: ExperimentData) -> str:
         else f"Mean of {count} seeds, bars: sd."
     )
     commit = data.conditions["commit"]
-    return f"{_sentence(data.weights)}. {data.hardware}, commit {commit}. {how}"
+    return f"{_sentence(data.weights)}, {_inputs(data)}. {data.hardware}, commit {commit}. {how}"
+
+
+def _inputs(data: ExperimentData) -> str:
+    """What requests were made of."""
+    return "random tokens" if data.single_requests else "synthetic rows"
 
 
 def _sentence(text: str) -> str:
@@ -77,7 +82,7 @@ def _place(label: str, number: int) -> float:
         return float(number)
 
 
-def _draw_lines(drawing: Drawing, data: ExperimentData, _: Published, base: Path) -> None:
+def _draw_lines(drawing: Drawing, data: ExperimentData, published: Published, base: Path) -> None:
     places = {label: _place(label, number) for number, label in enumerate(data.labels)}
     lines = {
         arm: [
@@ -92,11 +97,15 @@ def _draw_lines(drawing: Drawing, data: ExperimentData, _: Published, base: Path
     panel = Panel(
         data.varies,
         drawing.label,
-        _note(data),
+        f"{_note(data)} {_hollow(drawing, published) if drawing.published else ''}".rstrip(),
         log_x=wide and min(places.values()) > 0,
         log_y=drawing.log,
     )
-    draw_lines(panel, {arm: spots for arm, spots in lines.items() if spots}, ticks, base)
+    printed = {
+        arm: [(places[label], value) for label, value in values.items() if label in places]
+        for arm, values in drawing.published.items()
+    }
+    draw_lines(panel, {arm: spots for arm, spots in lines.items() if spots}, ticks, base, printed)
 
 
 def _thousands(label: str) -> str:
@@ -145,7 +154,8 @@ def _draw_time(drawing: Drawing, data: ExperimentData, _: Published, base: Path)
         if point.seed == data.seeds[0]
     }
     note = (
-        f"{_sentence(data.weights)}. {data.hardware}, commit {data.conditions['commit']}. One seed."
+        f"{_sentence(data.weights)}, {_inputs(data)}. {data.hardware}, commit "
+        f"{data.conditions['commit']}. One seed."
     )
     draw_time(Panel("time, s", drawing.label, note), panels, base)
 
@@ -179,9 +189,14 @@ def _score_note(evidence: Evidence, datasets: Sequence[str]) -> str:
 
 
 def _draw_scores(
-    drawing: Drawing, evidence: Evidence, data: ExperimentData, folder: Path
+    drawing: Drawing,
+    evidence: Evidence,
+    data: ExperimentData,
+    published: Published,
+    folder: Path,
 ) -> list[str]:
     families: dict[str, list[Spot]] = {}
+    printed: dict[str, list[Spot]] = {}
     for arm in data.arms:
         ttft = _spot(data, drawing.at, arm, "ttft_ms", 0)
         kept = _kept(evidence, arm, drawing.dataset)
@@ -189,17 +204,27 @@ def _draw_scores(
             name, _, option = arm.partition(":")
             spot = _percent(kept, ttft.y, option or name)
             families.setdefault(name, []).append(spot)
+            if theirs := drawing.published.get(arm):
+                low, high = theirs["low"], theirs["high"]
+                printed.setdefault(name, []).append(Spot(ttft.y, (low + high) / 2, low, high))
     if not families:
         return []
     for name in _FAMILIES:
         families[name] = sorted(families.get(name, []), key=lambda s: _option(s.name))
         families[name] = _named_ends(name, families[name])
-    times = f"Time: {_note(data)} {drawing.at} random tokens.".replace(", bars: quartiles", "")
-    note = f"{_score_note(evidence, [drawing.dataset])} {times}"
+    times = f"Time: {drawing.at} {_inputs(data)}, {data.hardware}, commit "
+    times += f"{data.conditions['commit']}, median of {len(data.seeds)} repeats."
+    note = f"{drawing.dataset}-like. {_score_note(evidence, [drawing.dataset])} {times}"
+    note += f" {_hollow(drawing, published)}" if printed else ""
     panel = Panel("time to the first token, ms", drawing.label, note, log_x=True)
     name = f"{drawing.name}-{data.device}"
-    draw_scatter(panel, {n: s for n, s in families.items() if s}, _FAMILIES, folder / name)
+    draw_scatter(panel, {n: s for n, s in families.items() if s}, _FAMILIES, folder / name, printed)
     return [name]
+
+
+def _hollow(drawing: Drawing, published: Published) -> str:
+    """What hollow marks are: the paper's words, and what it measured on."""
+    return f"Hollow: {drawing.printed}; {published.label}."
 
 
 def _option(name: str) -> float:

@@ -111,7 +111,8 @@ class Drawing(StrictSettings):
     `against`'s score that arms keep, against `metric` of a latency experiment, at the point `at`.
     `kept`: the same against the share of chunk tokens that arms link. `dots`: a row a point, an arm
     a marker, with printed values. `time`: occupancy over time, a panel a point. `published` are
-    printed points by arm.
+    printed values by arm: by point in `lines`, in `scores` the ends (``low``, ``high``) of a range;
+    `printed` says what they are, or in `dots` which of the paper's metrics is meant.
     """
 
     name: str

@@ -154,7 +154,15 @@ def label_ends(
             fontsize=letters,
             color=colour,
             va="center",
+            path_effects=_outline(),
         )
+
+
+def _outline() -> list[Any]:
+    """White around letters, which keeps them readable on lines and bars."""
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=1.4, foreground="white")]
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
@@ -226,6 +234,8 @@ def label_points(
             color=colour,
             ha="left" if offset[0] > 0 else "right" if offset[0] < -1 else "center",
             va="center",
+            path_effects=_outline(),
+            zorder=5,
             arrowprops={"arrowstyle": "-", "lw": 0.3, "color": colour} if far else None,
         )
 

@@ -61,15 +61,24 @@ def draw_lines(
 
 
 def draw_scatter(
-    panel: Panel, families: Mapping[str, Sequence[Spot]], joined: Sequence[str], base: Path
+    panel: Panel,
+    families: Mapping[str, Sequence[Spot]],
+    joined: Sequence[str],
+    base: Path,
+    printed: Mapping[str, Sequence[Spot]] | None = None,
 ) -> None:
-    """Percents of families of arms; those in `joined` are joined by a line. Spots have names."""
+    """Percents of families of arms; those in `joined` are joined by a line. Spots have names.
+
+    `printed` are a paper's values by family, drawn hollow.
+    """
     with canvas(panel, base, plot=1.75) as figure:
         axis = figure.subplots()
         styles = arm_styles(list(families))
         for name, spots in families.items():
             colour, marker = styles[name]
             _errorbar(axis, spots, colour, marker, line=name in joined)
+            for theirs in (printed or {}).get(name, ()):
+                _errorbar(axis, [theirs], colour, marker, line=False, hollow=True)
         axis.margins(x=0.1)
         scale(axis, panel)
         lowest = min(spot.low for spots in families.values() for spot in spots)
@@ -80,6 +89,7 @@ def draw_scatter(
             for spot in spots
         ]
         drawn = [mark for name, spots in families.items() for mark in _ink(spots, name in joined)]
+        drawn += [mark for spots in (printed or {}).values() for mark in _ink(spots, line=False)]
         label_points(axis, named, drawn)
 
 
@@ -216,7 +226,13 @@ def _legend(
 
 
 def _errorbar(
-    axis: Any, spots: Sequence[Spot], colour: str, marker: str, *, line: bool = True
+    axis: Any,
+    spots: Sequence[Spot],
+    colour: str,
+    marker: str,
+    *,
+    line: bool = True,
+    hollow: bool = False,
 ) -> None:
     axis.errorbar(
         [spot.x for spot in spots],
@@ -227,6 +243,8 @@ def _errorbar(
         ],
         color=colour,
         marker=marker,
+        mfc="white" if hollow else colour,
+        mew=0.8,
         ls="-" if line else "",
         elinewidth=0.6,
         capsize=1.5,
