@@ -1,7 +1,7 @@
 """The page about trained models: verdicts, scores of every arm, published gaps beside ours."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -34,11 +34,12 @@ class ArmGap:
 
 @dataclass(frozen=True, slots=True)
 class ModelScores:
-    """A model's parts by data set, and where they are."""
+    """A model's parts by data set, where they are, and what its arms come to on each."""
 
     model: str
     parts: Mapping[str, ScoredPart]
     folder: str
+    gaps: Mapping[tuple[str, str], ArmGap] = field(default_factory=dict)
 
     @property
     def conditions(self) -> str:
@@ -59,16 +60,26 @@ class ModelScores:
 
     def gap(self, dataset: str, arm: str) -> ArmGap | None:
         """An arm on a data set; None where it has not two rows."""
-        part = self.parts.get(dataset)
-        if part is None or arm not in part.arms or part.rows < 2:
-            return None
-        rows, full = part.arms[arm], part.arms[_FULL].score
-        return ArmGap(
-            fmean(rows.score),
-            difference_of(rows.score, full),
-            _kept(rows.score, full),
-            sum(rows.linked) / sum(part.chunk),
-        )
+        return self.gaps.get((dataset, arm))
+
+
+def _gaps(parts: Mapping[str, ScoredPart], arms: Sequence[str]) -> dict[tuple[str, str], ArmGap]:
+    return {
+        (dataset, arm): _gap(part, arm)
+        for dataset, part in parts.items()
+        for arm in arms
+        if arm in part.arms and part.rows > 1
+    }
+
+
+def _gap(part: ScoredPart, arm: str) -> ArmGap:
+    rows, full = part.arms[arm], part.arms[_FULL].score
+    return ArmGap(
+        fmean(rows.score),
+        difference_of(rows.score, full),
+        _kept(rows.score, full),
+        sum(rows.linked) / sum(part.chunk),
+    )
 
 
 def _kept(scores: Sequence[float], full: Sequence[float]) -> RowInterval | None:
@@ -84,8 +95,11 @@ def write_accuracy(
     `scores` is a folder with the testbed's, which stand beside those of other models.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    found = read_models(settings, folder, scores)
-    verdicts = [verdict for one in found for verdict in _judge(settings, one)]
+    found = [
+        replace(one, gaps=_gaps(one.parts, settings.arms))
+        for one in read_models(settings, folder, scores)
+    ]
+    verdicts = [verdict for one in found for verdict in judge_model(settings, one)]
     write_verdicts(verdicts, folder)
     places_table(verdicts).write(folder)
     _scores_table(settings, found).write(folder)
@@ -94,7 +108,7 @@ def write_accuracy(
         lines += _model_section(settings, one, folder)
     gaps = gap_table(settings, found)
     gaps.write(folder)
-    lines += ["## Published gaps", "", *_GAPS, gaps.markdown(), *_AGAIN]
+    lines += ["## Published gaps", "", *_ABOUT_GAPS, gaps.markdown(), *_AGAIN]
     (folder / PAGE).write_text("\n".join(lines), encoding="utf-8")
     return verdicts
 
@@ -117,7 +131,8 @@ def read_models(settings: AccuracySettings, folder: Path, scores: Path | None) -
     return sorted(found.values(), key=lambda one: (one.model == BASE, one.model))
 
 
-def _judge(settings: AccuracySettings, one: ModelScores) -> list[ClaimVerdict]:
+def judge_model(settings: AccuracySettings, one: ModelScores) -> list[ClaimVerdict]:
+    """A verdict for each claim about a model."""
     parts = {part.case: part for part in one.parts.values()}
     claims = [of_model(claim, one.model) for claim in settings.claims]
     return judge_all(claims, Evidence({}, parts, one.folder))
@@ -136,6 +151,8 @@ def _head(found: Sequence[ModelScores]) -> Iterator[str]:
     trained = [one.model for one in found if one.model.partition(":")[0] != BASE]
     if trained:
         yield f"Measured: {', '.join(trained)}."
+    elif not found:
+        yield f"Nothing has been measured yet: `picbench reproduce {NAME} --models ID,ID`."
     else:
         yield (
             "**No trained model from elsewhere has been measured here.** What follows is the "
@@ -230,7 +247,7 @@ def _numbers(gap: ArmGap) -> Iterator[Cell]:
     yield gap.linked
 
 
-_GAPS = (
+_ABOUT_GAPS = (
     "Harnesses disagree about scores: full recompute by one model has 0.36 to 0.54 on 2WikiMQA. "
     "Only differences on the same rows compare, and these were measured on other prompts. In "
     "points of 100.",

@@ -78,9 +78,15 @@ class AccuracyRun:
             kv_blocks=size.kv_blocks,
             max_requests=size.max_requests,
             data=self._data(model),
-            # A testbed's prompts were made to fit it.
-            longest=None if model.trained_here else self.settings.longest,
+            longest=self._longest(model),
         )
+
+    def _longest(self, model: NamedModel) -> int | None:
+        """The longest prompt with its reply. Pads of some arms take an eighth of positions."""
+        if model.trained_here:
+            return None  # Bundled rows were made to fit it.
+        wanted = self.settings.longest
+        return wanted if model.positions is None else min(wanted, model.positions * 7 // 8)
 
     def _data(self, model: NamedModel) -> Mapping[str, str]:
         data = self.data or (BUNDLED if model.trained_here else HUB)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from picbench.errors import ConfigError
 from picbench.workloads import models
+from picbench.workloads.models.extras import engine_packages
 
 _CONFIG = "config.json"
 _ELSEWHERE = "`models` takes OWNER/NAME on the hub, a folder with its files, or testbed"
@@ -12,10 +13,14 @@ _ELSEWHERE = "`models` takes OWNER/NAME on the hub, a folder with its files, or 
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """A model: what files and tables call it, and what an engine loads."""
+    """A model: what files and tables call it, what an engine loads, how many tokens it can take.
+
+    `positions` is None where its configuration does not say so, or was not read.
+    """
 
     name: str
     spec: str
+    positions: int | None = None
 
     @property
     def trained_here(self) -> bool:
@@ -40,9 +45,22 @@ def find_model(spec: str) -> NamedModel:
     Raises ConfigError, which says what to do, where they cannot.
     """
     found = models.resolve(spec)
+    positions = found.context
     if isinstance(found.path, str):
         _check_hub(found.path)
-    return NamedModel(name_of(spec), spec)
+        positions = _positions(found.path)
+    return NamedModel(name_of(spec), spec, positions)
+
+
+def _positions(repository: str) -> int | None:
+    with engine_packages():
+        from transformers import AutoConfig
+    try:
+        config = AutoConfig.from_pretrained(repository)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"`models` {repository}: {reason}", hint=_ELSEWHERE) from error
+    return getattr(config, "max_position_embeddings", None)
 
 
 def _check_hub(repository: str) -> None:

@@ -20,6 +20,10 @@ CONFIDENCE = 0.95
 _RESAMPLES = 10_000
 
 
+#: With fewer rows resampling makes intervals too narrow to decide anything.
+FEWEST_ROWS = 20
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Where a quantity has to be."""

@@ -13,6 +13,7 @@ from picbench.papers.experiments.experiment_data import ExperimentData
 from picbench.papers.judging.claim import Claim, NotMeasured, RunQuantity, ScoreQuantity
 from picbench.papers.judging.evidence import BASE, Evidence, model_of
 from picbench.papers.judging.judged_cell import (
+    FEWEST_ROWS,
     Bounds,
     JudgedCell,
     Verdict,
@@ -105,6 +106,8 @@ def _judge_scores(claim: Claim, wanted: ScoreQuantity, evidence: Evidence) -> Cl
         rows = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
         weights = _weights(wanted.arms)
         run = f"{evidence.scores}: {' and '.join(where)}; {weights}, {rows} rows a set"
+        if counts[0] < FEWEST_ROWS:
+            run += f" (fewer than {FEWEST_ROWS} decide nothing)"
     measured = any(evidence.part(wanted.arms[0], d) for d in _datasets(wanted, evidence))
     missing = "no score is above zero" if measured else "no scores of these arms"
     return _verdict(claim, cells, _bounds(wanted), run, missing)
@@ -151,6 +154,8 @@ def _score_cell(
     bounds = _bounds(wanted)
     verdict = bounds.judge(interval)
     if verdict == "holds" and bounds.room(value) and unseen(one, other) > bounds.room(value):
+        verdict = "undecided"
+    if rows < FEWEST_ROWS:
         verdict = "undecided"
     return JudgedCell(dataset, what, value, interval, verdict, rows)
 

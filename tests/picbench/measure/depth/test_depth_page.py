@@ -8,13 +8,15 @@ import pytest
 from picbench.errors import DataError
 from picbench.measure.depth import depth_page
 from picbench.measure.depth.depth_cuts import CUTS
+from picbench.output.figures import paper_canvas
 
 RESULTS = Path(__file__).parents[4] / "results" / "testbed"
 
 
 def test_a_section_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of them: all take half a minute."""
+    """One of them, and one format: all take half a minute."""
     monkeypatch.setattr(depth_page, "CUTS", CUTS[-1:])
+    monkeypatch.setattr(paper_canvas, "FORMATS", ("svg",))
     page = depth_page.write(RESULTS / "algorithms", tmp_path)
     [section] = [f"## {text}" for text in page.split("## ") if text.startswith(CUTS[-1].title)]
     assert section in (RESULTS / "depth.md").read_text(), "picbench measure algorithms depth"
@@ -23,7 +25,7 @@ def test_a_section_is_current(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found["cuts"] == {name: committed["cuts"][name] for name in found["cuts"]}
     assert found["needle"] == committed["needle"]
     for name in ("depth-needle", "depth-needle-heading"):
-        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+        assert (tmp_path / f"{name}.svg").stat().st_size > 1000
 
 
 def test_every_row_is_in_a_bin() -> None:

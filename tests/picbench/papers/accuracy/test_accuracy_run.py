@@ -93,7 +93,7 @@ def test_prompts_of_every_architecture_fit_its_engine(name: str) -> None:
 def test_a_tiny_model_runs_from_its_name_to_its_page() -> None:
     name = "mistralai/Mistral-7B-Instruct-v0.2"
     put(name)
-    arms = {"arms": ["full", "naive", "mepic:pad=paper"], "drawn": ["naive"]}
+    arms = {"arms": ["full", "naive", "mepic:pad=paper"], "drawn": []}
     engines = {"cpu": {"kv_blocks": 1024, "max_requests": 8, "dtype": "float32"}}
     file = settings(datasets=["samsum"], longest=1024, engines=engines, **arms)
     flags = ("--models", name, "--data", "bundled", "--settings", str(file), "--output", "out")
@@ -129,7 +129,7 @@ def test_a_model_that_is_not_there_is_one_line_before_anything_runs(
 def test_folders_have_their_own_names() -> None:
     name = "Qwen/Qwen2.5-7B-Instruct"
     folder = put(name)
-    assert find_model(name) == NamedModel(name, name)
+    assert find_model(name) == NamedModel(name, name, positions=8192)
     assert name_of(str(folder.resolve())) == "Qwen2.5-7B-Instruct"
     assert name_of("testbed") == "testbed"
     result = reproduce("--models", f"{folder.resolve()},{folder.resolve()}")
@@ -144,6 +144,8 @@ def test_longbench_is_from_the_hub_and_needles_are_hidden_in_texts() -> None:
     }
     assert set(found.serving(testbed).data.values()) == {"bundled"}
     assert found.serving(testbed).longest is None
+    short = NamedModel("a/b", "a/b", positions=8192)
+    assert [found.serving(model).longest for model in (real, short)] == [15872, 7168]
     with_texts = AccuracyRun(found.settings, ["a/b"], "cuda", Path("out"), texts="essays")
     assert with_texts.serving(real).data["needle"] == "essays"
 

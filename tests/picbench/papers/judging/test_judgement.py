@@ -137,6 +137,16 @@ def test_scores_are_paired_by_row() -> None:
     assert (missing.verdict, missing.ours) == ("undecided", None)
 
 
+def test_a_few_rows_decide_nothing() -> None:
+    less = claim(kind="score", arms=["naive", "full"], least=-0.1)
+    scores = {"full": [1.0] * 20, "naive": [0.5, 0.4] * 10}
+    assert judged(less, scored(**scores)).verdict == "fails"
+    few = judged(less, scored(**{arm: rows[:19] for arm, rows in scores.items()}))
+    assert few.verdict == "undecided"
+    assert few.run is not None
+    assert "fewer than 20 decide nothing" in few.run
+
+
 def test_intervals_of_many_places_are_wider() -> None:
     assert level_of(1) == pytest.approx(0.95)
     assert level_of(10) == pytest.approx(0.995)
