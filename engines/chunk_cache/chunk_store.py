@@ -127,7 +127,7 @@ class ChunkStore:
 
     def is_copyable(self, canonical: Canonical) -> bool:
         """Whether a chunk can be copied from the pool: its blocks were computed before."""
-        return self.is_mappable(canonical) and not any(map(self._unfinished.get, canonical.keys))
+        return self.is_mappable(canonical) and not any(map(self._is_unfinished, canonical.keys))
 
     def prepare_compile(self, canonical: Canonical, owner: str) -> None:
         """The request `owner` is going to compute a missing chunk."""
@@ -186,7 +186,8 @@ class ChunkStore:
                 record.hits += 1
                 record.last_use = now
                 if len(record.pages) < record.size:
-                    self._own(record, filter(self._pool.resident, _names(canonical)))
+                    names = filter(self._pool.resident, _names(canonical))
+                    self._own(record, [n for n in names if not self._is_unfinished(n)])
                 self._pool.refresh(canonical.unused)
 
     def complete_transfers(self, results: TransferResults) -> None:
@@ -357,6 +358,15 @@ class ChunkStore:
         record.tokens = sum(page.real for page in canonical.pages)
         record.last_use = self.clock()
         self._own(record, _names(canonical))
+
+    def _is_unfinished(self, page: Key) -> bool:
+        """Whether a page is only now being computed.
+
+        The compile of another chunk that begins alike maps a page that a resident chunk owns, and
+        computes nothing of it. Were such a page unfinished, two chunks that begin alike could be
+        compiled for ever, each because of the other's compile, where steps are scheduled ahead.
+        """
+        return bool(self._unfinished.get(page)) and page not in self._owners
 
     def _in_use(self, record: ChunkRecord) -> bool:
         """Whether a request maps a chunk; a page shared with another chunk does not tell."""

@@ -252,6 +252,31 @@ def test_a_compile_that_is_given_up_twice_counts_once() -> None:
     assert not store.is_copyable(canonical(0))
 
 
+def test_compiling_one_chunk_takes_no_other_that_begins_alike_away() -> None:
+    """Else each of the two would be compiled again because the other one is."""
+    queue, store, _ = filled(0)
+    store.prepare_compile(canonical(1), "compile-1")
+    assert store.is_copyable(canonical(0))
+
+
+def test_a_page_that_is_computed_again_is_not_copied_meanwhile() -> None:
+    queue, store, _ = filled(0)
+    beginning = canonical(0).pages[0].name
+    queue.hold(canonical(0).pages[1].name)
+    evict(queue, store, beginning)
+    store.prepare_compile(canonical(1), "compile-1")
+    queue.insert([beginning])
+    assert store.is_mappable(canonical(0))
+    assert not store.is_copyable(canonical(0))
+    # A request that maps the chunk does not make its beginning a computed one.
+    store.touch([canonical(0)])
+    assert not store.is_copyable(canonical(0))
+    names = [page.name for page in canonical(1).pages]
+    queue.insert(names)
+    store.complete_compile(canonical(1), queue.block_ids(names), success=True, shared=True)
+    assert store.is_copyable(canonical(0))
+
+
 def told(store: ChunkStore, **results: set[Key]) -> None:
     store.complete_transfers(TransferResults(**results))
 
