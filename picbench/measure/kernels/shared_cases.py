@@ -108,9 +108,10 @@ CASES = (
 #: The kernel of groups launched in other ways than by default.
 LAUNCHES: Mapping[str, tuple[GroupLaunch, int]] = {
     "shared": (GroupLaunch(), 32),
-    "beside": (GroupLaunch(overlap=True), 32),
+    "in turn": (GroupLaunch(overlap=False), 32),
     "rows128": (GroupLaunch(rows=128, warps=8, resident=1), 32),
-    "stages2": (GroupLaunch(stages=2), 32),
+    "keys128": (GroupLaunch(keys=128, stages=2, resident=1), 32),
+    "keys32": (GroupLaunch(keys=32, stages=4), 32),
     "cells16": (GroupLaunch(), 16),
 }
 

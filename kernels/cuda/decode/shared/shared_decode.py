@@ -33,7 +33,7 @@ class GroupLaunch:
     keys: int = 64
     stages: int = 3
     warps: int = 4
-    overlap: bool = False
+    overlap: bool = True
 
     @classmethod
     def of(cls, shape: HeadShape, *, unrotated: bool = False) -> "GroupLaunch":
