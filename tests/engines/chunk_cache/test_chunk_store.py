@@ -254,7 +254,7 @@ def test_a_compile_that_is_given_up_twice_counts_once() -> None:
 
 def test_compiling_one_chunk_takes_no_other_that_begins_alike_away() -> None:
     """Else each of the two would be compiled again because the other one is."""
-    queue, store, _ = filled(0)
+    _, store, _ = filled(0)
     store.prepare_compile(canonical(1), "compile-1")
     assert store.is_copyable(canonical(0))
 
