@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from picbench.kernels.cuda.decode.split_kv import softmax_step
-from picbench.kernels.cuda.pairing import pair_of, pairs
+from picbench.kernels.cuda.pairing import pairs
 
 _LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
@@ -45,16 +45,6 @@ def _keys_of(  # type: ignore[no-untyped-def]
     seen = tl.load(at + CELL) >> (lane % 16)
     offset = tl.load(at + 2 * CELL) + lane % 16
     return tl.load(at), offset, (seen & 1) != 0
-
-
-@triton.jit
-def _halves(  # type: ignore[no-untyped-def]
-    query: tl.tensor, one: tl.tensor, other: tl.tensor, asks: tl.tensor
-):
-    """These dimensions of the queries at `query` [rows], and those that RoPE pairs with them."""
-    first = tl.load(query[:, None] + one[None, :], mask=asks[:, None], other=0.0)
-    second = tl.load(query[:, None] + other[None, :], mask=asks[:, None], other=0.0)
-    return first.to(tl.float32), second.to(tl.float32)
 
 
 @triton.jit
@@ -98,28 +88,25 @@ def _attend_readers(
     # A request that decodes in no step yet, or not in this one, has no query.
     asks = inside & (index >= 0)
     if tl.max(asks.to(tl.int32), 0) > 0:
+        pair, low, high = pairs(HEAD, ROTARY, NEOX)
+        rotary = pair < ROTARY // 2
         heads = kv_head * GROUP + member % GROUP
         q_at = query + index.to(tl.int64) * query_stride + heads * HEAD
-        dim = tl.arange(0, HEAD)
-        pair, low, high = pairs(HEAD, ROTARY, NEOX)
-        if UNROTATED:
-            column = pair
-            q, opposite = _halves(q_at, low, high, asks)
-            rotates = asks[:, None] & (pair < ROTARY // 2)[None, :]
-        else:
-            partner, column, leads = pair_of(dim, ROTARY, NEOX)
-            q, opposite = _halves(q_at, dim, partner, asks)
-            opposite = opposite * tl.where(leads, 1.0, -1.0)[None, :]
-            rotates = asks[:, None] & (dim < ROTARY)[None, :]
-        angle = cos_sin + (tl.abs(shift).to(tl.int64) * ROTARY)[:, None] + column[None, :]
+        q_low = tl.load(q_at[:, None] + low[None, :], mask=asks[:, None], other=0.0)
+        q_high = tl.load(q_at[:, None] + high[None, :], mask=asks[:, None], other=0.0)
+        q_low, q_high = q_low.to(tl.float32) * scale, q_high.to(tl.float32) * scale
+        angle = cos_sin + (tl.abs(shift).to(tl.int64) * ROTARY)[:, None] + pair[None, :]
+        rotates = asks[:, None] & rotary[None, :]
         cos = tl.load(angle, mask=rotates, other=1.0).to(tl.float32)
         sin = tl.load(angle + ROTARY // 2, mask=rotates, other=0.0).to(tl.float32)
         sin = tl.where(shift[:, None] < 0, -sin, sin)
         element = query.dtype.element_ty
-        # Whole heads, or their first halves and the second ones.
-        q_high = ((opposite * cos - q * sin) * scale).to(element)
-        q = ((q * cos + opposite * sin) * scale).to(element)
+        q_low, q_high = (
+            (q_low * cos + q_high * sin).to(element),
+            (q_high * cos - q_low * sin).to(element),
+        )
 
+        dim = tl.arange(0, HEAD)
         lane = tl.arange(0, KEYS)
         slot = kv_head * head_stride + (lane % 16) * slot_stride
         tiles = tl.cdiv(tl.load(group) * 16, KEYS)
@@ -129,20 +116,16 @@ def _attend_readers(
         block, offset, seen = _keys_of(group, 0, tiles, CELL, KEYS)
         for tile in range(0, tiles):
             row = block.to(tl.int64) * block_stride + slot
+            k_low = tl.load(key + row[None, :] + low[:, None], mask=seen[None, :], other=0.0)
+            k_high = tl.load(key + row[None, :] + high[:, None], mask=seen[None, :], other=0.0)
             v = tl.load(value + row[:, None] + dim[None, :], mask=seen[:, None], other=0.0)
             if UNROTATED:
-                k_low = tl.load(key + row[None, :] + low[:, None], mask=seen[None, :], other=0.0)
-                k_high = tl.load(key + row[None, :] + high[:, None], mask=seen[None, :], other=0.0)
                 angles = cos_sin + (offset.to(tl.int64) * ROTARY)[None, :] + pair[:, None]
-                rotated = (pair < ROTARY // 2)[:, None] & seen[None, :]
+                rotated = rotary[:, None] & seen[None, :]
                 k_low, k_high = _rotated(k_low, k_high, angles, rotated, ROTARY)
-                scores = tl.dot(q, k_low, input_precision=PRECISION)
-                scores = tl.dot(q_high, k_high, scores, input_precision=PRECISION)
-            else:
-                # Scores of hidden slots are replaced, whatever their keys hold.
-                k = tl.load(key + row[None, :] + dim[:, None])
-                scores = tl.dot(q, k, input_precision=PRECISION)
             next_block, next_offset, next_seen = _keys_of(group, tile + 1, tiles, CELL, KEYS)
+            scores = tl.dot(q_low, k_low, input_precision=PRECISION)
+            scores = tl.dot(q_high, k_high, scores, input_precision=PRECISION)
             row_max, row_sum, acc = softmax_step(scores, seen, v, row_max, row_sum, acc, PRECISION)
             block, offset, seen = next_block, next_offset, next_seen
 

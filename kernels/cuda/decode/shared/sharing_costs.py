@@ -19,15 +19,15 @@ class SharingCosts:
     `parts_gb_ms` GB of partial outputs that are written and read again in a ms. `launch_ms` is what
     the second kernel costs if it has nothing to do.
 
-    The defaults are an H200's: what its memory reaches (4.4 TB/s), and guesses from below for the
-    rest. `picbench measure shared-decode` prints what it found in their place.
+    The defaults are an H200's, the best of 13 cases (results/gpu/shared-decode.md), and its memory's
+    4.4 TB/s. `picbench measure shared-decode` prints what it found in their place.
     """
 
     own_gb_ms: float = 4.4
-    shared_gb_ms: float = 3.6
-    tflop_ms: float = 0.25
+    shared_gb_ms: float = 3.45
+    tflop_ms: float = 0.18
     parts_gb_ms: float = 3.0
-    launch_ms: float = 0.003
+    launch_ms: float = 0.004
 
     @classmethod
     def none(cls) -> "SharingCosts":
