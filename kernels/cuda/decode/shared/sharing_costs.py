@@ -19,8 +19,8 @@ class SharingCosts:
     `parts_gb_ms` GB of partial outputs that are written and read again in a ms. `launch_ms` is what
     the second kernel costs if it has nothing to do.
 
-    The defaults are an H200's, the best of 13 cases (results/gpu/shared-decode.md), and its memory's
-    4.4 TB/s. `picbench measure shared-decode` prints what it found in their place.
+    The defaults are an H200's: its memory's 4.4 TB/s, and the best of 13 cases
+    (results/gpu/shared-decode.md). `picbench measure shared-decode` prints what it found.
     """
 
     own_gb_ms: float = 4.4
