@@ -186,7 +186,7 @@ def cut(tokens: Sequence[int], args: RequestArgs, placeholder: int) -> list[Segm
         if start < end:
             slots = [slot for slot in args.slots if slot[0] == index]
             ids, places = _with_placeholders(tokens, (start, end), slots, placeholder)
-            context: Context | tuple[int, ...] = contexts[index] if contexts else ()
+            context: Context | tuple[int, ...] = (contexts and contexts[index]) or ()
             position = starts.get(start)
             chunk = Segment(ids, chunk=True, position=position, slots=places, context=context)
             segments.append(_with_dependent(chunk, (start, end), slots, args.dependent))

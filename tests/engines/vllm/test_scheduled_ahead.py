@@ -15,6 +15,7 @@ from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.vllm import settings
 from picbench.engines.vllm.scheduler.scheduler import PicAsyncScheduler
+from picbench.engines.vllm.worker.cpu import worker
 
 #: More steps than any of these requests needs.
 STEPS = 60
@@ -27,7 +28,8 @@ def ahead(pebble: Path) -> Iterator[Engine]:
         tiers="", model=str(pebble), dtype="float32", kv_blocks=200, context=512, batch_tokens=64
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(settings, "SCHEDULER", settings.ASYNC_SCHEDULER)
+        for module in (settings, worker):
+            patch.setattr(module, "SCHEDULER", settings.ASYNC_SCHEDULER)
         engine = Engine(config)
     with engine:
         core: Any = engine._running.engine.engine_core

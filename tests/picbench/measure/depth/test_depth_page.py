@@ -32,7 +32,7 @@ def test_every_row_is_in_a_bin() -> None:
     found = json.loads((RESULTS / "depth.json").read_text())["cuts"]
     whole = {name: sum(one["rows"] for one in cut["bins"]) for name, cut in found.items()}
     assert list(whole) == [cut.name for cut in CUTS]
-    assert list(whole.values()) == [200, 510, 510, 510, 200, 200]
+    assert list(whole.values()) == [200, 600, 600, 600, 200, 200]
 
 
 def test_scores_without_an_arm_are_refused(tmp_path: Path) -> None:
