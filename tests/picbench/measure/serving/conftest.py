@@ -10,9 +10,13 @@ from picbench.engines.engine import Engine
 from picbench.engines.vllm.device import CPU, find
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def small_engine(llama: Path) -> Iterator[Engine]:
-    """Four requests of 120 tokens at a time."""
+    """Four requests of 120 tokens at a time.
+
+    Not for all files: another one's tests may end an engine between them, and with it what vLLM
+    keeps for the whole process.
+    """
     if find("auto") is not CPU:
         pytest.skip("this vLLM does not run on CPU")
     config = EngineConfig(
