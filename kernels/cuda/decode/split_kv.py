@@ -49,7 +49,7 @@ def _load_blocks(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def softmax_step(  # type: ignore[no-untyped-def]
+def softmax_step(
     scores: tl.tensor,
     seen: tl.tensor,
     value: tl.tensor,
@@ -57,7 +57,7 @@ def softmax_step(  # type: ignore[no-untyped-def]
     row_sum: tl.tensor,
     acc: tl.tensor,
     PRECISION: tl.constexpr,
-):
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """One step of the online softmax; `scores` are in base 2."""
     scores = tl.where(seen[None, :], scores, float("-inf"))
     peak = tl.maximum(row_max, tl.max(scores, 1))
