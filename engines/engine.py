@@ -55,6 +55,7 @@ class Engine:
             raise ConfigError("stock vLLM has no self-check", hint="leave `self_check` off")
         self._launched: Launched | None = launch(config)
         self._submitted: dict[str, PreparedRequest] = {}
+        self._busy_s = 0.0
         if config.self_check:
             self._require_right_answers()
 
@@ -89,7 +90,9 @@ class Engine:
         """
         prepared = [self._prepare(r, max_tokens, logprobs, ignore_eos) for r in requests]
         pace = Pace(prepared, concurrency or len(prepared), arrivals)
+        began = time.monotonic()
         served = self._serve(prepared, pace)
+        self._busy_s = time.monotonic() - began
         return [
             make_result(p, *served[p.tag], self._report(p.tag), self._tokenizer) for p in prepared
         ]
@@ -170,6 +173,14 @@ class Engine:
     def memory(self) -> list[Snapshot]:
         """The block ledger since `measure`, one snapshot a scheduler step."""
         return self._running.ledger.snapshots
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which the last `generate` served its requests, from its start to the last end.
+
+        What the caller's side takes before, to tokenize and to check them, does not count.
+        """
+        return self._busy_s
 
     @property
     def moved(self) -> Mapping[str, tuple[int, int]]:

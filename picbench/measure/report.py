@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from picbench.output.json_file import write_json
+from picbench.output.json_file import locked, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,12 @@ def update_summary(folder: Path, figures: Mapping[str, Any]) -> None:
     Several measurements may write below one key: each replaces its own figures there.
     """
     path = folder / "summary.json"
-    known = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    for key, value in figures.items():
-        before = known.get(key)
-        if isinstance(before, Mapping) and isinstance(value, Mapping):
-            known[key] = {**before, **value}
-        else:
-            known[key] = value
-    write_json(path, known)
+    with locked(path):
+        known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        for key, value in figures.items():
+            before = known.get(key)
+            if isinstance(before, Mapping) and isinstance(value, Mapping):
+                known[key] = {**before, **value}
+            else:
+                known[key] = value
+        write_json(path, known)

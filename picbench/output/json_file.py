@@ -1,8 +1,12 @@
 """JSON: files that are replaced as a whole, and lines of files that grow."""
 
+import fcntl
+import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +28,19 @@ def write_json(
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process on this machine holds a file, and hold it.
+
+    For files that are read, changed and replaced. The lock is a file of its own, because a replaced
+    one is another file, and not beside it, because it stays.
+    """
+    name = hashlib.sha256(f"{os.getuid()} {path.absolute()}".encode()).hexdigest()[:16]
+    with Path(tempfile.gettempdir(), f"picbench-{name}.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def parse_line(text: bytes) -> Any:

@@ -29,7 +29,7 @@ _ESTIMATE = click.option(
 @_MODEL
 @click.option("--sharing", is_flag=True, help="Over degrees of sharing instead, with a figure.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--reply", type=click.IntRange(8), help="Tokens of a reply of the load [512].")
+@click.option("--reply", type=click.IntRange(8), help="Tokens of a reply [512; 32 for --sharing].")
 @_SECONDS
 @_ESTIMATE
 def decode_load(

@@ -23,12 +23,13 @@ from picbench.measure.serving.decode_load_page import (
     write_sharing,
 )
 from picbench.measure.serving.decode_waves import DecodeScene, brief_wave, decode_wave
+from picbench.measure.serving.load_costs import CostGuess
+from picbench.measure.serving.rounds_file import RoundsFound
 from picbench.measure.serving.served_rounds import (
     RoundsPlan,
     ServedArm,
     ServedCell,
     estimate,
-    read_rounds,
     run_rounds,
 )
 from picbench.output import provenance
@@ -44,7 +45,8 @@ STOCK = "stock"
 class DecodeLoad:
     """The scenes of a device: of the load, and of the degrees of sharing; pools are in blocks.
 
-    A prompt of `degrees` has as many chunks as the pool has room for, up to the load's.
+    A prompt of `degrees` has as many chunks as the pool has room for, up to the load's. `costs` is
+    what a first round may take.
     """
 
     scene: DecodeScene
@@ -52,6 +54,7 @@ class DecodeLoad:
     degrees: tuple[int, ...]
     sharing_reply: int
     sharing_pool: int
+    costs: CostGuess
 
     def at(self, degree: int) -> DecodeScene:
         """The scene in which `degree` requests read each chunk."""
@@ -68,15 +71,19 @@ class DecodeLoad:
 #: By device. On a GPU three engines with the load's pools fit 139 GiB, or two with the other ones.
 LOADS_OF: Mapping[str, DecodeLoad] = MappingProxyType(
     {
-        "cuda": DecodeLoad(DecodeScene(), 12_000, (1, 2, 4, 8, 16, 32, 64), 64, 22_000),
-        "cpu": DecodeLoad(DecodeScene(4, 3, 6, 40, 9, 24), 200, (1, 2, 4), 24, 200),
+        "cuda": DecodeLoad(
+            DecodeScene(), 12_000, (1, 2, 4, 8, 16, 32, 64), 32, 22_000, CostGuess(18_000, 0.035)
+        ),
+        "cpu": DecodeLoad(
+            DecodeScene(4, 3, 6, 40, 9, 24), 200, (1, 2, 4), 24, 200, CostGuess(3_000, 0.02)
+        ),
     }
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeRun:
-    """How to measure; `reply` is that of the load (0: the device's)."""
+    """How to measure; `reply` is that of every request (0: the device's)."""
 
     model: str
     device: str
@@ -91,7 +98,10 @@ class DecodeRun:
     def load(self) -> DecodeLoad:
         """What is served."""
         found = LOADS_OF[self.device]
-        return replace(found, scene=replace(found.scene, reply=self.reply or found.scene.reply))
+        if not self.reply:
+            return found
+        scene = replace(found.scene, reply=self.reply)
+        return replace(found, scene=scene, sharing_reply=self.reply)
 
 
 def measure(run: DecodeRun, say: Callable[[str], None], *, sharing: bool) -> tuple[str, bool]:
@@ -100,18 +110,20 @@ def measure(run: DecodeRun, say: Callable[[str], None], *, sharing: bool) -> tup
     The page is empty before any round is done.
     """
     plan = sharing_plan(run) if sharing else load_plan(run)
-    found = run_rounds(plan, say)
-    whole = all(found.rounds(cell.name) >= plan.rounds for cell in plan.cells)
-    if not found.cells:
-        return "", whole
     write = write_sharing if sharing else write_load
-    return write(found, run.output), whole
+
+    def keep(found: RoundsFound) -> None:
+        if found.cells:
+            write(found, run.output)
+
+    found = run_rounds(plan, say, keep)
+    return (write(found, run.output) if found.cells else ""), plan.done(found)
 
 
 def estimated(run: DecodeRun, *, sharing: bool) -> str:
     """What is left."""
     plan = sharing_plan(run) if sharing else load_plan(run)
-    return str(estimate(plan, read_rounds(plan)))
+    return str(estimate(plan, plan.read()))
 
 
 def load_plan(run: DecodeRun) -> RoundsPlan:
@@ -129,7 +141,7 @@ def load_plan(run: DecodeRun) -> RoundsPlan:
     }
     facts = _facts(run) | {"scene": asdict(scene), "prompt": scene.prompt, "pool": load.pool}
     engines = _ours(config) | {STOCK: replace(config, stock=True, algorithm="prefix")}
-    cells = [ServedCell("load", arms)]
+    cells = [ServedCell("load", arms, len(arms) * load.costs.wave(scene))]
     return RoundsPlan(_path(run, "decode-load"), facts, engines, cells, run.rounds, run.seconds)
 
 
@@ -144,16 +156,17 @@ def sharing_plan(run: DecodeRun) -> RoundsPlan:
         _path(run, "decode-sharing"),
         facts,
         _ours(_config(run, longest, load.sharing_pool)),
-        list(_degrees(scenes)),
+        list(_degrees(scenes, load.costs)),
         run.rounds,
         run.seconds,
     )
 
 
-def _degrees(scenes: Mapping[int, DecodeScene]) -> Iterator[ServedCell]:
+def _degrees(scenes: Mapping[int, DecodeScene], costs: CostGuess) -> Iterator[ServedCell]:
     for degree, scene in scenes.items():
-        arms = {name: _arm(name, scene) for name in (OFF, AUTO)}
-        yield ServedCell(str(degree), arms, scene.corpus + scene.requests * scene.chunks / 4)
+        # What steps that decode take is warmed up by those before, which compute the prompts.
+        arms = {name: replace(_arm(name, scene), warm_up=None) for name in (OFF, AUTO)}
+        yield ServedCell(str(degree), arms, len(arms) * costs.wave(scene))
 
 
 def _arm(engine: str, scene: DecodeScene, *, common: bool = False) -> ServedArm:

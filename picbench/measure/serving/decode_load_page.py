@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from picbench.measure.report import spread, update_summary
-from picbench.measure.serving.served_rounds import CellFigures, RoundsFound
+from picbench.measure.serving.rounds_file import CellFigures, RoundsFound
 from picbench.output import markdown
 from picbench.output.figures.sharing_figure import draw_sharing
 from picbench.statistics.paired import paired_ratio

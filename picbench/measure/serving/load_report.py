@@ -1,7 +1,7 @@
 """Loads of which each arm has a server of its own: picbench (mepic) and stock vLLM (prefix).
 
 Both are up at once with pools of the same size and the budgets that they have by default, and take
-turns; every cell is measured several times.
+turns; every cell is measured several times, those of more important groups first.
 """
 
 import time
@@ -18,6 +18,7 @@ from picbench.errors import ConfigError
 from picbench.inputs.traffic_file import parse_traffic
 from picbench.measure.engine.interleaved import Measure
 from picbench.measure.load_settings import LOADS, PREFIX, SUBJECT
+from picbench.measure.serving.load_costs import CostGuess
 from picbench.measure.serving.load_report_page import GROUPS, NEW, write_report
 from picbench.measure.serving.load_traffic import (
     LoadTraffic,
@@ -27,12 +28,12 @@ from picbench.measure.serving.load_traffic import (
     mixed_figures,
     stream_figures,
 )
+from picbench.measure.serving.rounds_file import RoundsFound
 from picbench.measure.serving.served_rounds import (
     RoundsPlan,
     ServedArm,
     ServedCell,
     estimate,
-    read_rounds,
     run_rounds,
 )
 from picbench.output import provenance
@@ -43,16 +44,18 @@ from picbench.workloads.traffic.chunk_source import build
 from picbench.workloads.traffic.draw import draw
 from picbench.workloads.traffic.settings import Traffic
 
-#: Seconds of arrivals at each rate, unless that is more requests than `LoadSizes.most`.
-_ARRIVING = 6.0
+#: Rounds of the long stream, whose spread is that of a thousand requests.
+_STREAMS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSizes:
     """What is served on a device; pools are in blocks.
 
-    Requests of the closed loops and of the rates are like `base`. `nothing` are tokens of chunks
-    that belong to one request only. `stream` are settings of `picbench traffic`.
+    Requests of the closed loops and of the rates are like `base`. Requests arrive for `arriving`
+    seconds at each of `rates`, and at each of `high_rates`, which only the subject is expected to
+    serve. `nothing` are tokens of chunks that belong to one request only. `stream` are settings of
+    `picbench traffic`. `costs` is what a first round may take.
     """
 
     pool: int
@@ -61,11 +64,13 @@ class LoadSizes:
     in_flight: tuple[int, ...]
     corpora: tuple[int, ...]
     rates: tuple[float, ...]
-    most: int
+    high_rates: tuple[float, ...]
+    arriving: float
     nothing: tuple[int, ...]
     cold: LoadTraffic
     mixed: MixedTraffic
     stream: Mapping[str, Any]
+    costs: CostGuess
 
     @property
     def context(self) -> int:
@@ -91,12 +96,14 @@ LOAD_SIZES: Mapping[str, LoadSizes] = MappingProxyType(
             base=LoadTraffic(64, 10, 170, 256, 64),
             in_flight=(1, 8, 64),
             corpora=(24, 256, 1024),
-            rates=(8, 16, 24, 32, 64, 96, 128),
-            most=256,
+            rates=(8, 16, 24, 32),
+            high_rates=(64, 96, 128),
+            arriving=6.0,
             nothing=(170, 500),
             cold=LoadTraffic(2, 64, 512, 0, 1),
             mixed=MixedTraffic(64, 512, 16, 3, 100, 500),
             stream=_STREAM,
+            costs=CostGuess(30_000, 0.01),
         ),
         "cpu": LoadSizes(
             pool=600,
@@ -105,11 +112,13 @@ LOAD_SIZES: Mapping[str, LoadSizes] = MappingProxyType(
             in_flight=(1, 4),
             corpora=(4, 8),
             rates=(20, 40),
-            most=6,
+            high_rates=(80,),
+            arriving=0.2,
             nothing=(40,),
             cold=LoadTraffic(2, 4, 40, 0, 1, reply=2),
             mixed=MixedTraffic(4, 40, 3, 2, 6, 40),
             stream=_STREAM | {"requests": 6, "pool": 24, "chunks": 8, "chunk_tokens": 20},
+            costs=CostGuess(3_000, 0.02),
         ),
     }
 )
@@ -139,15 +148,19 @@ def measure(run: LoadRun, say: Callable[[str], None]) -> tuple[str, bool]:
     plan = load_plan(run)
     if run.seconds:  # Drawing requests takes seconds, too.
         plan = replace(plan, seconds=max(1.0, run.seconds - (time.monotonic() - began)))
-    found = run_rounds(plan, say)
-    whole = all(found.rounds(cell.name) >= plan.rounds for cell in plan.cells)
-    return (write_report(found, run.output) if found.cells else ""), whole
+
+    def keep(found: RoundsFound) -> None:
+        if found.cells:
+            write_report(found, run.output)
+
+    found = run_rounds(plan, say, keep)
+    return (write_report(found, run.output) if found.cells else ""), plan.done(found)
 
 
 def estimated(run: LoadRun) -> str:
     """What is left."""
     plan = load_plan(run)
-    return str(estimate(plan, read_rounds(plan)))
+    return str(estimate(plan, plan.read()))
 
 
 def load_plan(run: LoadRun) -> RoundsPlan:
@@ -175,17 +188,23 @@ def load_plan(run: LoadRun) -> RoundsPlan:
         run.output / "load-report.json",
         facts,
         {SUBJECT: config, PREFIX: stock},
-        [cell for group in run.only or GROUPS for cell in _CELLS[group](sizes, run)],
+        list(_cells(sizes, run)),
         run.rounds,
         run.seconds,
     )
 
 
+def _cells(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
+    for rank, group in enumerate(GROUPS):
+        if not run.only or group in run.only:
+            for cell in _CELLS[group](sizes, run):
+                yield replace(cell, rank=rank)
+
+
 def _nothing(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
     for length in sizes.nothing:
         traffic = replace(sizes.base, length=length, corpus=0)
-        work = partial(load_figures, traffic=traffic)
-        yield _cell(f"share-nothing {length}", work, sizes, length / 170)
+        yield _loaded(f"share-nothing {length}", traffic, sizes, (SUBJECT, PREFIX))
 
 
 def _stream(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
@@ -198,7 +217,9 @@ def _stream(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
     assert stream.arrivals is not None
     requests = tuple(to_request(sample) for sample in stream.samples)
     work = partial(stream_figures, requests=requests, arrivals=tuple(stream.arrivals))
-    yield _cell("2wiki", work, sizes, 8.0)
+    tokens = sum(sample.prompt_tokens for sample in stream.samples)
+    cell = _cell("2wiki", work, sizes, sizes.costs.prompts(tokens, 0.3 * tokens))
+    yield replace(cell, most=_STREAMS)
 
 
 def _mixed(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
@@ -208,11 +229,12 @@ def _mixed(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
         NEW: ServedArm(SUBJECT, partial(work, new=True)),
         PREFIX: ServedArm(PREFIX, partial(work, new=True), sizes.brief),
     }
-    yield ServedCell("mixed", arms, 3.0)
+    yield ServedCell("mixed", arms, len(arms) * sizes.costs.mixed(sizes.mixed))
 
 
 def _cold(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
-    yield _cell("cold", partial(cold_figures, traffic=sizes.cold), sizes, 1.0)
+    seconds = 2 * sizes.costs.load(sizes.cold)
+    yield _cell("cold", partial(cold_figures, traffic=sizes.cold), sizes, seconds)
 
 
 def _closed(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
@@ -220,14 +242,14 @@ def _closed(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
         requests = sizes.base.requests if running > 1 else max(2, sizes.base.requests // 4)
         traffic = replace(sizes.base, corpus=corpus, running=running, requests=requests)
         name = f"closed {corpus} chunks, {running} in flight"
-        yield _cell(name, partial(load_figures, traffic=traffic), sizes, 1.0 + corpus / 256)
+        yield _loaded(name, traffic, sizes, (SUBJECT, PREFIX))
 
 
 def _rates(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
-    for rate in sizes.rates:
-        count = min(sizes.most, round(_ARRIVING * rate))
-        traffic = replace(sizes.base, requests=count, running=0, rate=rate)
-        yield _cell(f"rate {rate:g}", partial(load_figures, traffic=traffic), sizes, 2.0)
+    for rate in (*sizes.rates, *sizes.high_rates):
+        traffic = replace(sizes.base, requests=round(sizes.arriving * rate), running=0, rate=rate)
+        arms = (SUBJECT,) if rate in sizes.high_rates else (SUBJECT, PREFIX)
+        yield _loaded(f"rate {rate:g}", traffic, sizes, arms)
 
 
 #: Cells of each group.
@@ -243,7 +265,14 @@ _CELLS: Mapping[str, Callable[[LoadSizes, LoadRun], Iterator[ServedCell]]] = Map
 )
 
 
-def _cell(name: str, work: Measure, sizes: LoadSizes, amount: float) -> ServedCell:
+def _loaded(name: str, traffic: LoadTraffic, sizes: LoadSizes, arms: tuple[str, ...]) -> ServedCell:
+    """A cell of one load."""
+    seconds = sum(sizes.costs.load(traffic, reused=arm == SUBJECT) for arm in arms)
+    found = _cell(name, partial(load_figures, traffic=traffic), sizes, seconds)
+    return replace(found, arms={arm: found.arms[arm] for arm in arms})
+
+
+def _cell(name: str, work: Measure, sizes: LoadSizes, seconds: float) -> ServedCell:
     """A cell of both arms."""
     arms = {arm: ServedArm(arm, work, sizes.brief) for arm in (SUBJECT, PREFIX)}
-    return ServedCell(name, arms, amount)
+    return ServedCell(name, arms, seconds)

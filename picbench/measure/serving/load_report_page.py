@@ -9,7 +9,7 @@ from typing import Any
 from picbench.measure.load_settings import PREFIX, SUBJECT
 from picbench.measure.report import spread, update_summary
 from picbench.measure.serving.decode_load_page import ratio
-from picbench.measure.serving.served_rounds import CellFigures, RoundsFound
+from picbench.measure.serving.rounds_file import CellFigures, RoundsFound
 from picbench.output import markdown
 from picbench.statistics.paired import paired_ratio
 
@@ -104,7 +104,9 @@ def report_figures(found: RoundsFound) -> dict[str, Any]:
             "prefix_rps": median(theirs),
             "spread": (max(ours) - min(ours)) / median(ours),
         }
-    return figures | {"jit_after_ready": len(found.compiled[SUBJECT])}
+    if SUBJECT in found.compiled:
+        figures["jit_after_ready"] = len(found.compiled[SUBJECT])
+    return figures
 
 
 def render_report(found: RoundsFound) -> str:
@@ -135,6 +137,8 @@ def render_report(found: RoundsFound) -> str:
             f"Highest rate of which {_SERVED:.0%} is served, requests/s: {', '.join(knees)}.",
             "",
         ]
+    for cell, error in found.failures.items():
+        lines += [f"{cell} failed: {error.splitlines()[0]}", ""]
     return "\n".join(lines)
 
 
@@ -150,7 +154,8 @@ def _rows(
 ) -> Iterator[tuple[str, ...]]:
     key = next(iter(columns))
     for arm, values in figures.items():
-        over = "-" if arm == PREFIX else ratio(values[key], figures[PREFIX][key])
+        alone = arm == PREFIX or PREFIX not in figures
+        over = "-" if alone else ratio(values[key], figures[PREFIX][key])
         yield (
             cell,
             str(len(values[key])),
@@ -165,7 +170,8 @@ def _knee(found: RoundsFound, cells: Sequence[str], arm: str) -> str:
     served = [
         rate
         for rate, cell in rates.items()
-        if median(found.cells[cell][arm]["requests_s"]) >= _SERVED * rate
+        if arm in found.cells[cell]
+        and median(found.cells[cell][arm]["requests_s"]) >= _SERVED * rate
     ]
     return f"{max(served):g}" if served else f"below {min(rates):g}"
 

@@ -44,11 +44,11 @@ class LoadTraffic:
         return self._chunks("corpus", self.corpus)
 
     def arrivals(self, name: str) -> list[float] | None:
-        """Seconds, by a Poisson process; None in a closed loop."""
+        """Seconds, by a Poisson process of which the number is known; None in a closed loop."""
         if not self.rate:
             return None
-        dice, now = Random(f"{name} arrivals"), 0.0
-        return [now := now + dice.expovariate(self.rate) for _ in range(self.requests)]
+        dice, span = Random(f"{name} arrivals"), self.requests / self.rate
+        return sorted(dice.uniform(0.0, span) for _ in range(self.requests))
 
     def ask(self, chunks: Sequence[Chunk], name: str, algorithm: str | None) -> Request:
         """A request with these chunks."""
@@ -101,14 +101,13 @@ def _served(
     engine: Engine, requests: Sequence[Request], arrivals: Sequence[float] | None, running: int
 ) -> dict[str, float]:
     engine.measure()
-    began = time.perf_counter()
     results = engine.generate(
         requests,
         ignore_eos=True,
         concurrency=running or None,
         arrivals=arrivals,
     )
-    took = time.perf_counter() - began - (min(arrivals) if arrivals else 0.0)
+    took = engine.busy_s - (min(arrivals) if arrivals else 0.0)
     _require_answers(results)
     blocks = summarise(engine.memory)
     ttft = sorted(result.timings.ttft for result in results)

@@ -1,15 +1,17 @@
 """Rounds of measurements over engines that are up at once; what is measured stays in a file.
 
 A round serves every cell once, and in a cell all arms, of which another one is first in each round.
-Cells come in a random order, so that what a run got done before its time was over is even.
+Cells of one rank come in a random order, so that what a run got done before its time was over is
+even; those of a lower rank come first. Rounds beyond the first few come after these of all cells.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -18,11 +20,18 @@ from typing import Any
 from picbench.arms.server import Server, launch
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
+from picbench.errors import PicBenchError
 from picbench.measure.engine.interleaved import Measure
-from picbench.output.json_file import write_json
+from picbench.measure.serving.rounds_file import (
+    RoundsFound,
+    differing,
+    read_rounds,
+    write_rounds,
+)
+from picbench.output.json_file import locked
 
-#: Figures of a cell by arm and name, round by round.
-CellFigures = dict[str, dict[str, list[float]]]
+#: Rounds that all cells get before any cell gets more: the fewest that show a spread.
+_FEW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +48,17 @@ class ServedArm:
 
 @dataclass(frozen=True, slots=True)
 class ServedCell:
-    """What all arms serve in one round; `work` is about proportional to its time."""
+    """What all arms serve in one round.
+
+    `seconds` is about what a round takes, for as long as none was measured. Cells of a lower `rank`
+    come first. `most` is how many rounds are enough, if not all of the plan's.
+    """
 
     name: str
     arms: Mapping[str, ServedArm]
-    work: float = 1.0
+    seconds: float = 1.0
+    rank: int = 0
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,116 +76,125 @@ class RoundsPlan:
     rounds: int
     seconds: float = 0.0
 
+    def wanted(self, cell: ServedCell) -> int:
+        """Rounds of a cell."""
+        return min(self.rounds, cell.most or self.rounds)
 
-@dataclass(slots=True)
-class RoundsFound:
-    """What was measured: figures by cell, seconds of each round of it, kernels compiled since.
+    def read(self) -> RoundsFound:
+        """What the plan's file has."""
+        return read_rounds(self.path, self.facts)
 
-    `compiled` has the kernels, by engine, that were compiled after it said that it was ready.
-    """
-
-    facts: Mapping[str, Any]
-    cells: dict[str, CellFigures] = field(default_factory=dict)
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-    compiled: dict[str, list[str]] = field(default_factory=dict)
-
-    def rounds(self, cell: str) -> int:
-        """Rounds of a cell that are done."""
-        return len(self.seconds.get(cell, ()))
-
-    def note(self, cell: str, figures: Mapping[str, Mapping[str, float]], seconds: float) -> None:
-        """Add a round of a cell."""
-        known = self.cells.setdefault(cell, {})
-        for arm, values in figures.items():
-            for name, value in values.items():
-                known.setdefault(arm, {}).setdefault(name, []).append(value)
-        self.seconds.setdefault(cell, []).append(seconds)
+    def done(self, found: RoundsFound) -> bool:
+        """Whether nothing is left."""
+        return all(found.rounds(cell.name) >= self.wanted(cell) for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundsProgress:
     """Rounds of cells that are done, all of them, and what the rest may take, in seconds.
 
-    `left` is None before anything was measured.
+    `start` is what the engines took to start the last time, None if that is not known.
     """
 
     done: int
     total: int
-    left: float | None
+    left: float
+    start: float | None = None
 
     def __str__(self) -> str:
-        left = "not known before a first round" if self.left is None else f"{self.left:,.0f} s"
-        return f"{self.done} of {self.total} cells measured; left: {left}, and the engines' start"
-
-
-def read_rounds(plan: RoundsPlan) -> RoundsFound:
-    """What the plan's file has; nothing if there is none, or one with other facts."""
-    if plan.path.exists():
-        known = json.loads(plan.path.read_bytes())
-        if known["provenance"] == json.loads(json.dumps(plan.facts)):
-            return RoundsFound(plan.facts, known["cells"], known["seconds"], known["compiled"])
-    return RoundsFound(plan.facts)
+        start = "" if self.start is None else f" ({self.start:,.0f} s)"
+        left = f"about {self.left:,.0f} s, and the engines' start{start}"
+        return f"{self.done} of {self.total} cells measured; left: {left}"
 
 
 def estimate(plan: RoundsPlan, found: RoundsFound) -> RoundsProgress:
-    """What is left; a cell that was not measured takes what others took for their work."""
-    done = sum(min(plan.rounds, found.rounds(cell.name)) for cell in plan.cells)
-    total = plan.rounds * len(plan.cells)
-    if not done:
-        return RoundsProgress(done, total, None)
+    """What is left; for a cell that was not measured its own guess, corrected by the others'."""
+    done = sum(min(plan.wanted(cell), found.rounds(cell.name)) for cell in plan.cells)
+    total = sum(plan.wanted(cell) for cell in plan.cells)
     left = sum(
-        (plan.rounds - found.rounds(cell.name)) * _expected(cell, plan, found)
+        max(0, plan.wanted(cell) - found.rounds(cell.name)) * _expected(cell, plan, found)
         for cell in plan.cells
-        if found.rounds(cell.name) < plan.rounds
     )
-    return RoundsProgress(done, total, left)
+    return RoundsProgress(done, total, left, found.starts[-1] if found.starts else None)
 
 
-def run_rounds(plan: RoundsPlan, say: Callable[[str], None]) -> RoundsFound:
+def run_rounds(
+    plan: RoundsPlan,
+    say: Callable[[str], None],
+    keep: Callable[[RoundsFound], None] = lambda _: None,
+) -> RoundsFound:
     """Measure what is left, as long as there is time, and write it cell by cell.
 
-    Raises the error of an engine that cannot start or fails; what was measured before is written.
+    `keep` is called after each cell, by one process at a time. Cells that fail are said, and not
+    tried again before the next run. Raises the error of an engine that cannot start; what was
+    measured before is written.
     """
-    found = read_rounds(plan)
+    found = plan.read()
+    if other := differing(plan.path, plan.facts):
+        say(f"{plan.path.name} was measured with another {', '.join(other)}: begun anew")
     say(str(estimate(plan, found)))
     left = list(_left(plan, found))
     if not left:
         return found
     began = time.monotonic()
+    found.failures.clear()
     with _started(plan) as engines:
-        say(f"engines are up, {time.monotonic() - began:,.0f} s")
+        found.starts.append(round(time.monotonic() - began, 1))
+        say(f"engines are up, {found.starts[-1]:,.0f} s")
         warm = set[tuple[str, str]]()
         for number, cell in left:
             before = time.monotonic() - began
-            if plan.seconds and before + _expected(cell, plan, found) > plan.seconds:
-                break
-            _warm_up(cell, engines, warm)
-            started = time.monotonic()
-            figures = _serve(cell, number, engines)
-            found.note(cell.name, figures, time.monotonic() - started)
-            _note_compiled(found, engines)
-            _save(plan, found)
-            say(f"{cell.name}, round {number}: {time.monotonic() - began:,.0f} s")
+            late = plan.seconds and before + _expected(cell, plan, found) > plan.seconds
+            if late or cell.name in found.failures:
+                continue
+            outcome = _try(cell, number, engines, warm, found)
+            _save(plan, found, keep)
+            say(f"{cell.name}, round {number}: {outcome}, {time.monotonic() - began:,.0f} s")
     say(str(estimate(plan, found)))
     return found
 
 
-def _left(plan: RoundsPlan, found: RoundsFound) -> Iterator[tuple[int, ServedCell]]:
-    """Number of the round, from 1, and cell."""
-    for number in range(1, plan.rounds + 1):
-        for cell in Random(number).sample(plan.cells, len(plan.cells)):
-            if found.rounds(cell.name) < number:
-                yield number, cell
+def _left(plan: RoundsPlan, found: RoundsFound) -> list[tuple[int, ServedCell]]:
+    """Number of the round, from 1, and cell, in the order in which they are measured."""
+    left = [
+        (number, cell)
+        for number in range(1, plan.rounds + 1)
+        for cell in Random(number).sample(plan.cells, len(plan.cells))
+        if found.rounds(cell.name) < number <= plan.wanted(cell)
+    ]
+    return sorted(left, key=lambda each: (each[0] > _FEW, each[1].rank, each[0]))
 
 
 def _expected(cell: ServedCell, plan: RoundsPlan, found: RoundsFound) -> float:
-    """Seconds that a round of a cell takes; 0 before anything was measured."""
+    """Seconds that a round of a cell takes."""
     known = found.seconds.get(cell.name)
     if known:
         return max(known)
     spent = sum(sum(found.seconds.get(c.name, ())) for c in plan.cells)
-    done = sum(c.work * found.rounds(c.name) for c in plan.cells)
-    return cell.work * spent / done if done else 0.0
+    guessed = sum(c.seconds * found.rounds(c.name) for c in plan.cells)
+    return cell.seconds * (spent / guessed if guessed else 1.0)
+
+
+def _try(
+    cell: ServedCell,
+    number: int,
+    engines: Mapping[str, Server],
+    warm: set[tuple[str, str]],
+    found: RoundsFound,
+) -> str:
+    """Measure a cell; how it went."""
+    try:
+        _warm_up(cell, engines, warm)
+        started = time.monotonic()
+        figures = _serve(cell, number, engines)
+        found.note(cell.name, figures, time.monotonic() - started)
+        for name, engine in engines.items():
+            found.note_compiled(name, engine.call(_compiled))
+    except PicBenchError as error:
+        log = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        found.failures[cell.name] = f"{error}{log}"
+        return f"failed, {error}"
+    return "done"
 
 
 def _warm_up(cell: ServedCell, engines: Mapping[str, Server], warm: set[tuple[str, str]]) -> None:
@@ -197,12 +221,6 @@ def _apply(measure: Measure, name: str, engine: Engine) -> Mapping[str, float]:
     return measure(engine, name)
 
 
-def _note_compiled(found: RoundsFound, engines: Mapping[str, Server]) -> None:
-    for name, engine in engines.items():
-        known = found.compiled.get(name, [])
-        found.compiled[name] = sorted({*known, *engine.call(_compiled)})
-
-
 def _compiled(engine: Engine) -> list[str]:
     return engine.compilations
 
@@ -211,22 +229,19 @@ def _watch(engine: Engine) -> None:
     engine.watch_compilations()
 
 
-def _save(plan: RoundsPlan, found: RoundsFound) -> None:
-    plan.path.parent.mkdir(parents=True, exist_ok=True)
-    document = {
-        "schema": 1,
-        "provenance": found.facts,
-        "cells": found.cells,
-        "seconds": found.seconds,
-        "compiled": found.compiled,
-    }
-    write_json(plan.path, document)
+def _save(plan: RoundsPlan, found: RoundsFound, keep: Callable[[RoundsFound], None]) -> None:
+    """Write what was found beside what other processes have measured meanwhile."""
+    with locked(plan.path):
+        found.adopt(plan.read(), {cell.name for cell in plan.cells})
+        write_rounds(plan.path, found)
+        keep(found)
 
 
 @contextmanager
 def _started(plan: RoundsPlan) -> Iterator[Mapping[str, Server]]:
     engines: dict[str, Server] = {}
     used = {arm.engine for cell in plan.cells for arm in cell.arms.values()}
+    end = "kill"
     with TemporaryDirectory(prefix="picbench-") as logs:
         try:
             for name, config in plan.engines.items():
@@ -236,8 +251,8 @@ def _started(plan: RoundsPlan) -> Iterator[Mapping[str, Server]]:
                 engine.ready()
                 engine.call(_watch)
             yield engines
-            for engine in engines.values():
-                engine.close()
+            end = "close"
         finally:
-            for engine in engines.values():
-                engine.kill()
+            # Each takes seconds to end.
+            with ThreadPoolExecutor() as threads:
+                list(threads.map(methodcaller(end), engines.values()))

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
@@ -10,7 +11,7 @@ from harness_fakes import make_snapshot
 
 from picbench.engines.ledger import KINDS
 from picbench.errors import ConfigError
-from picbench.output.json_file import write_json
+from picbench.output.json_file import locked, write_json
 from picbench.output.run_directory import RunDirectory
 from picbench.output.sample_row import SampleRow
 from picbench.output.store.batch_log import SAMPLES
@@ -47,6 +48,22 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_json_has_no_nan(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "x.json", {"a": float("nan")})
+
+
+def test_a_file_is_held_by_one_at_a_time(tmp_path: Path) -> None:
+    path, order = tmp_path / "x.json", list[str]()
+
+    def other() -> None:
+        with locked(path):
+            order.append("other")
+
+    with locked(path):
+        thread = Thread(target=other)
+        thread.start()
+        order.append("first")
+    thread.join()
+    assert order == ["first", "other"]
+    assert not any(tmp_path.iterdir())
 
 
 def test_memory_has_a_column_for_every_kind(directory: RunDirectory) -> None:

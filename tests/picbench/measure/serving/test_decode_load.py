@@ -29,7 +29,7 @@ from picbench.measure.serving.decode_waves import (
     decode_figures,
     decode_wave,
 )
-from picbench.measure.serving.served_rounds import RoundsFound
+from picbench.measure.serving.rounds_file import RoundsFound
 
 SCENE = DecodeScene(4, 2, 4, 40, 9, 12)
 

@@ -22,7 +22,7 @@ from picbench.measure.serving.load_traffic import (
     mixed_figures,
     stream_figures,
 )
-from picbench.measure.serving.served_rounds import RoundsFound
+from picbench.measure.serving.rounds_file import RoundsFound
 
 TRAFFIC = LoadTraffic(4, 2, 20, 4, 2, reply=4)
 
@@ -49,13 +49,16 @@ def test_cells_are_those_of_the_groups_that_are_asked_for(tmp_path: Path) -> Non
         "mixed": 1,
         "cold": 1,
         "closed": 4,
-        "rate": 2,
+        "rate": 3,
     }
+    assert all(cell.seconds > 0 for cell in plan.cells)
+    [fast] = (cell for cell in plan.cells if cell.name == "rate 80")
+    assert list(fast.arms) == ["mepic"]
     some = load_plan(run(tmp_path, "cuda", "cold", "share-nothing"))
-    assert [cell.name for cell in some.cells] == [
-        "cold",
-        "share-nothing 170",
-        "share-nothing 500",
+    assert [(cell.name, cell.rank) for cell in some.cells] == [
+        ("share-nothing 170", 0),
+        ("share-nothing 500", 0),
+        ("cold", 3),
     ]
     assert some.engines["prefix"] == replace(some.engines["mepic"], stock=True, algorithm="prefix")
     sharing = load_plan(replace(run(tmp_path, "cuda", "cold"), shared_decode="auto"))
@@ -70,6 +73,7 @@ def test_the_stream_is_that_of_the_other_load(tmp_path: Path) -> None:
     [cell] = load_plan(run(tmp_path, "cpu", "2wiki")).cells
     given = cell.arms["mepic"].measure.keywords  # type: ignore[attr-defined]
     assert len(given["requests"]) == len(given["arrivals"]) == 6
+    assert cell.most == 3
     assert sum(isinstance(s, Chunk) for s in given["requests"][0].segments) == 8
 
 
@@ -84,6 +88,7 @@ def test_chunks_are_of_the_corpus_or_of_one_request_only() -> None:
     assert arrivals is not None
     assert arrivals == sorted(arrivals)
     assert arrivals[-1] == pytest.approx(200.0, rel=0.1)
+    assert arrivals != replace(TRAFFIC, rate=10.0, requests=2000).arrivals("b")
 
 
 def found() -> RoundsFound:
@@ -97,6 +102,8 @@ def found() -> RoundsFound:
     made.note("2wiki", {"mepic": {"requests_s": 99.0}, "prefix": {"requests_s": 5.0}}, 1)
     arms = ("mepic", NEW, "prefix")
     made.note("mixed", {arm: dict.fromkeys(names, 2.0) for arm in arms}, 1)
+    made.note("rate 64", {"mepic": dict.fromkeys(names, 40.0)}, 1)
+    made.failures = {"rate 96": "arm mepic: gone\nits log"}
     made.compiled = {"mepic": ["k"], "prefix": []}
     return made
 
@@ -109,6 +116,8 @@ def test_the_page_and_the_summary(tmp_path: Path) -> None:
     assert f"| mixed | 1 | {NEW} | 2.0 (2.0 - 2.0)" in page
     assert "is served, requests/s: mepic 8, prefix below 8." in page
     assert "compiled after engines were ready: mepic: 1, prefix: 0." in page
+    assert "| rate 64 | 1 | mepic | 40.00 (40.00 - 40.00)" in page
+    assert page.endswith("rate 96 failed: arm mepic: gone\n")
     assert "Closed loop" not in page
     assert json.loads((tmp_path / "summary.json").read_text()) == {
         "share_nothing": {"chunk_170": pytest.approx(1.5)},
