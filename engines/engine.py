@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -132,11 +133,15 @@ class Engine:
             self._running.engine.abort_request([tag])
             self._report(tag)
 
-    def warm_up(self) -> None:
-        """Run a few requests and drop their KV, so that first-use costs are not measured."""
+    def warm_up(self, algorithm: str | None = None) -> None:
+        """Run a few requests and drop their KV, so that first-use costs are not measured.
+
+        Without an `algorithm` it is the engine's own.
+        """
         running, stock = self._running, self.config.stock
         longest = min(running.context, running.pool * BLOCK_SIZE // 2) - 2
-        for request in warm_up_requests(longest, self._device, chunks=not stock):
+        for plain in warm_up_requests(longest, self._device, chunks=not stock):
+            request = replace(plain, algorithm=algorithm)
             with suppress(ConfigError):
                 for _ in range(2):
                     self.generate([request], max_tokens=2, ignore_eos=True)

@@ -20,6 +20,8 @@ _ACCURACY = "accuracy"
 
 _ALL = (*_PAPERS, _ACCURACY)
 
+_DRY = "dry run: no engine was started, nothing was written"
+
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 
 #: Where scores row by row lie in a checkout.
@@ -79,6 +81,11 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--settings", metavar="FILE", help="Other loads, arms and claims, in YAML.")
 @_of_accuracy
 @_SCORES
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0),
+    help="Begin nothing that would end later; the same command goes on.",
+)
 @click.option("--commit", metavar="NAME", help="What to call the code where this is no checkout.")
 @click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
 @click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
@@ -107,7 +114,7 @@ def reproduce(
         _refuse(of_accuracy, f"`PAPER` {paper} has none; accuracy does")
         plan = _plan(paper, **options)
         if dry_run:
-            return _print_estimates(plan)
+            return _print_estimates(plan, _DRY)
         return _reproduce(services, plan)
 
 
@@ -162,6 +169,7 @@ def _plan(
     seeds: int | None,
     settings: str | None,
     scores: Path | None,
+    seconds: float | None,
     commit: str | None,
 ) -> "Reproduction":
     from picbench.errors import ConfigError
@@ -178,7 +186,7 @@ def _plan(
             )
     found = changed(found, model=model, requests=requests, seeds=seeds)
     folder = output or Path("runs") / paper
-    return Reproduction(paper, found, figures, device, folder, scores, commit)
+    return Reproduction(paper, found, figures, device, folder, scores, commit, seconds or 0.0)
 
 
 def _refuse(options: Mapping[str, Any], hint: str) -> None:
@@ -225,28 +233,28 @@ def _accuracy(
 
 
 def _print_accuracy(plan: "AccuracyRun") -> int:
-    from picbench.papers.estimates import START
+    from picbench.papers.budget import START
 
     rows = [
         (one.model, f"{one.left} of {one.total} rows", one.tokens, one.seconds)
         for one in plan.estimates(START[plan.device])
     ]
-    _print_table("model", rows)
+    _print_table("model", rows, _DRY)
     return 0
 
 
-def _print_estimates(plan: "Reproduction") -> int:
+def _print_estimates(plan: "Reproduction", heading: str) -> int:
     from picbench.papers.estimates import estimate
 
     rows = [
         (one.experiment, f"{one.left} of {one.total} {one.what}", one.tokens, one.seconds)
         for one in estimate(plan)
     ]
-    _print_table("experiment", rows)
+    _print_table("experiment", rows, heading)
     return 0
 
 
-def _print_table(first: str, rows: Sequence[tuple[str, str, int, float]]) -> None:
+def _print_table(first: str, rows: Sequence[tuple[str, str, int, float]], heading: str) -> None:
     """What is left: name, units, prompt tokens, seconds."""
     from rich.table import Table
 
@@ -261,7 +269,7 @@ def _print_table(first: str, rows: Sequence[tuple[str, str, int, float]]) -> Non
         table.add_row(name, left, f"{tokens:,}", minutes(seconds))
     print_all(
         sys.stdout,
-        "dry run: no engine was started, nothing was written",
+        heading,
         table,
         f"in all about {minutes(sum(row[3] for row in rows))}, on two idle cores of an AMD "
         "EPYC or an H200; starts of engines included",
@@ -273,9 +281,11 @@ def _reproduce(services: "Services | None", plan: "Reproduction") -> int:
     from picbench.run.progress import open_progress
     from picbench.run.session import Services
 
-    plan.run(services or Services(), open_progress)
+    whole = plan.run(services or Services(), open_progress)
     write_page(plan.name, plan.settings, plan.output, plan.scores)
     page = plan.output / "README.md"
     click.echo(page.read_text(encoding="utf-8"), file=sys.stdout)
+    if not whole:
+        _print_estimates(plan, "time is over; the same command goes on, with what is left here")
     click.echo(page)
     return 0

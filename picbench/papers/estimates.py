@@ -1,7 +1,7 @@
 """How long a paper's experiments will take, before anything runs."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,23 +9,18 @@ from tempfile import TemporaryDirectory
 from picbench.inputs.traffic_file import write_traffic
 from picbench.measure.frontier.arm_sets import ARMS_OF
 from picbench.output.run_directory import MANIFEST
-from picbench.papers.experiments.latency_experiment import QUESTION, STOCK
-from picbench.papers.paper_settings import LatencySettings, Point, ScoreSettings, points
+from picbench.papers.budget import (
+    QUESTION,
+    START,
+    expected_arm,
+    expected_load,
+    latency_serves,
+)
+from picbench.papers.experiments.point_store import StoredPoint
+from picbench.papers.paper_settings import Point, ScoreSettings, points
 from picbench.papers.reproduction import Reproduction
 from picbench.workloads import models
-
-#: Prompt tokens a second. CPU: two cores of an AMD EPYC, testbed model, README's demo. CUDA: H200,
-#: Llama-3.1-8B's shape, results/gpu/load.md and context.md. Others are taken as `other`.
-SPEEDS: Mapping[str, Mapping[str, float]] = {
-    "cpu": {"full": 3_400, "prefix": 3_800, "other": 9_600},
-    "cuda": {"full": 45_000, "prefix": 47_000, "epic": 72_000, "mepic": 98_000, "other": 60_000},
-}
-
-#: Tokens a second of one request at a time, of which nothing is cached.
-_ALONE: Mapping[str, float] = {"cpu": 2_700, "cuda": 38_000}
-
-#: Seconds until an engine answers: start, compilation, graphs.
-START: Mapping[str, float] = {"cpu": 25, "cuda": 75}
+from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 #: Prompt tokens of a row under an arm, and tokens a second of all arms in one batch.
 _ROW, _BATCH = 1_500, {"cpu": 2_000, "cuda": 90_000}
@@ -44,74 +39,92 @@ class Estimate:
 
 
 def estimate(plan: Reproduction) -> Iterator[Estimate]:
-    """An estimate for each experiment that the figures need, in their order."""
+    """An estimate for each experiment that the figures need, in their order.
+
+    Engines start once for all experiments that are served by the same ones, which counts as a part
+    of the first of these.
+    """
+    kinds: set[object] = set()
     for experiment in plan.experiments:
         if experiment in plan.settings.loads:
             found = list(points(plan.settings, experiment, plan.device))
-            yield _load(experiment, found, plan)
+            yield _load(experiment, found, plan, kinds)
         elif experiment in plan.settings.latencies:
-            latency = plan.latency(experiment)
-            settings = getattr(plan.settings.latencies[experiment], plan.device)
-            missing = list(latency.missing) if latency else []
-            yield _latency(experiment, settings, missing, plan.device)
+            yield _latency(experiment, plan, kinds)
         else:
             yield _scores(plan.score_settings(), plan)
 
 
-def _load(experiment: str, found: Sequence[Point], plan: Reproduction) -> Estimate:
-    left = [point for point in found if not _complete(plan.output / "runs" / point.name)]
-    sizes: dict[str, tuple[int, float]] = {}
+def _load(
+    experiment: str, found: Sequence[Point], plan: Reproduction, kinds: set[object]
+) -> Estimate:
+    left = [point for point in found if not _complete(plan, point)]
+    sizes: dict[str, TrafficFacts] = {}
     with TemporaryDirectory(prefix="picbench-") as folder:
         for point in left:
             if point.label not in sizes:
                 sizes[point.label] = _size(point, Path(folder))
-    speeds = SPEEDS[plan.device]
-    seconds = 0.0
-    for point in left:
-        tokens, arriving = sizes[point.label]
-        seconds += sum(max(tokens / _speed(speeds, arm), arriving) for arm in point.arms)
-    starts = len({(point.arms, repr(sorted(point.run.items()))) for point in left})
-    engines = max((len(point.arms) for point in left), default=0)
+    wanted = {_engines(point) for point in left}
+    starts = len(wanted - kinds) * START[plan.device]
+    kinds |= wanted
+    engines = max((len(point.arms) for point in left), default=0) if plan.device == "cpu" else 1
+    seconds = sum(expected_load(point, sizes[point.label]) for point in left)
     return Estimate(
         experiment,
         "runs",
         len(left),
         len(found),
-        sum(sizes[point.label][0] * len(point.arms) for point in left),
-        seconds + starts * engines * START[plan.device],
+        int(sum(_tokens(sizes[point.label]) * len(point.arms) for point in left)),
+        seconds * _factor(plan, experiment) + starts * engines,
     )
 
 
-def _size(point: Point, folder: Path) -> tuple[int, float]:
-    """Prompt tokens of a point's requests, and seconds until the last one arrives."""
+def _engines(point: Point) -> object:
+    """What points are served by the same engines; on a GPU arms take turns."""
+    arms = () if point.device == "cuda" else point.arms
+    return arms, repr(sorted(point.run.items()))
+
+
+def _factor(plan: Reproduction, experiment: str) -> float:
+    """By how much the points of an experiment that are measured took longer than expected."""
+    expected = took = 0.0
+    for name in sorted(plan.store.folder.glob(f"{plan.device}-{experiment}-*.json")):
+        stored = StoredPoint.read(name)
+        served = TrafficFacts(**{"users": 1, **stored.point.facts})  # type: ignore[arg-type]
+        for arm, found in stored.point.arms.items():
+            expected += expected_arm(arm, served, plan.device)
+            took += found.metrics["makespan_s"] or 0.0
+    return took / expected if expected else 1.0
+
+
+def _tokens(facts: TrafficFacts) -> float:
+    return facts.mean_tokens * facts.requests
+
+
+def _size(point: Point, folder: Path) -> TrafficFacts:
     model = models.resolve(point.run["model"])
-    facts = write_traffic(folder / "requests.jsonl", point.traffic, model).facts
-    arriving = facts.requests / facts.rate if facts.rate else 0.0
-    return int(facts.mean_tokens * facts.requests), arriving
+    return write_traffic(folder / "requests.jsonl", point.traffic, model).facts
 
 
-def _speed(speeds: Mapping[str, float], arm: str) -> float:
-    return speeds.get(arm.partition(":")[0], speeds["other"])
-
-
-def _complete(directory: Path) -> bool:
-    path = directory / MANIFEST
+def _complete(plan: Reproduction, point: Point) -> bool:
+    if plan.store.has(point.name):
+        return True
+    path = plan.output / "runs" / point.name / MANIFEST
     return path.exists() and json.loads(path.read_bytes())["status"] == "complete"
 
 
-def _latency(
-    experiment: str, settings: LatencySettings | None, missing: Sequence[str], device: str
-) -> Estimate:
-    if settings is None:
+def _latency(experiment: str, plan: Reproduction, kinds: set[object]) -> Estimate:
+    run = plan.latency(experiment)
+    if run is None:
         return Estimate(experiment, "points", 0, 0, 0, 0.0)
-    # A warm arm compiles its chunks first, which takes about as long as full recompute.
-    sizes = [settings.points[label].chunks * settings.points[label].tokens for label in missing]
-    tokens = sum(sizes) + QUESTION * len(sizes)
-    serves = (settings.repeats + 1) * len(settings.arms)
-    engines = 1 + any(arm in STOCK for arm in settings.arms)
-    seconds = tokens * serves * 1.2 / _ALONE[device] + (engines * START[device] if missing else 0)
-    total = len(settings.points)
-    return Estimate(experiment, "points", len(missing), total, tokens * serves * 2, seconds)
+    missing, settings = run.missing, run.settings
+    tokens = sum(point.chunks * point.tokens + QUESTION for point in missing.values())
+    seconds = sum(run.expected(label) for label in missing)
+    if missing and run.engine_kind not in kinds:
+        kinds.add(run.engine_kind)
+        seconds += START[plan.device]
+    total, served = len(settings.points), 2 * tokens * latency_serves(settings)
+    return Estimate(experiment, "points", len(missing), total, served, seconds)
 
 
 def _scores(settings: ScoreSettings | None, plan: Reproduction) -> Estimate:

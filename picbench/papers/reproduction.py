@@ -1,27 +1,23 @@
 """From a paper's figures to the experiments that they need, and from these to compact data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from picbench.measure.frontier import serve_arms
-from picbench.output.run_reader import read_run
+from picbench.papers.budget import Budget
 from picbench.papers.experiments.experiment_data import ExperimentData
-from picbench.papers.experiments.latency_experiment import LatencyRun
-from picbench.papers.experiments.load_experiment import (
-    Display,
-    PlannedRun,
-    compact,
-    conditions,
-    plan_runs,
-    run_missing,
-)
+from picbench.papers.experiments.latency_experiment import LatencyRun, measure_latencies
+from picbench.papers.experiments.load_data import joined_conditions, without_series
+from picbench.papers.experiments.load_experiment import Display, LoadPlan, PlannedRun
+from picbench.papers.experiments.point_store import PointStore
 from picbench.papers.paper_settings import Device, LatencySettings, ScoreSettings, Settings, points
 from picbench.papers.published import read_published
 from picbench.run.session import Services
 
-#: Folders below the output: compact data, and scores row by row.
-DATA, SCORES = "data", "scores"
+#: Folders below the output: compact data, scores row by row, and points of loads as they are
+#: measured, which are all that a command needs to go on elsewhere.
+DATA, SCORES, POINTS = "data", "scores", "points"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +25,8 @@ class Reproduction:
     """A paper's experiments on a device, for some of its figures (``all``: for all of them).
 
     `scores` says where scores were measured already; None has them measured below `output`.
-    `commit` names the code where a checkout cannot.
+    `commit` names the code where a checkout cannot. `seconds` are what may be spent (0: no limit);
+    no part is begun that would take longer.
     """
 
     name: str
@@ -39,6 +36,7 @@ class Reproduction:
     output: Path
     scores: Path | None = None
     commit: str | None = None
+    seconds: float = 0.0
 
     @property
     def experiments(self) -> list[str]:
@@ -55,12 +53,16 @@ class Reproduction:
         """Where scores row by row are, or will be."""
         return self.scores or self.output / SCORES
 
+    @property
+    def store(self) -> PointStore:
+        """The points of loads that are measured."""
+        return PointStore(self.output / POINTS)
+
     def plan_loads(self, services: Services) -> dict[str, list[PlannedRun]]:
         """All runs of loads; those that are complete have no job."""
+        plan = self._load_plan(services)
         return {
-            experiment: plan_runs(
-                list(points(self.settings, experiment, self.device)), self.output, services
-            )
+            experiment: plan.plan(list(points(self.settings, experiment, self.device)))
             for experiment in self.experiments
             if experiment in self.settings.loads
         }
@@ -87,40 +89,50 @@ class Reproduction:
         found: ScoreSettings | None = getattr(self.settings.scores, self.device)
         return found
 
-    def run(self, services: Services, display: Display) -> None:
-        """Measure what is missing and write compact data, experiment by experiment.
+    def run(self, services: Services, display: Display) -> bool:
+        """Measure what is missing, as long as there is time, and write compact data.
 
-        Raises ConfigError before an engine starts where something is wrong.
+        Single requests come first, then loads, one seed of all points after another, then scores.
+        Returns whether there was time for all. Raises ConfigError before an engine starts where
+        something is wrong.
         """
         read_published(self.settings.published)
         loads, latencies = self.plan_loads(services), self.latencies()
-        for experiment, planned in loads.items():
-            run_missing(planned, self.output, services, display)
-            self._keep_loads(experiment, planned)
-        for experiment, latency in latencies.items():
-            latency.measure(self.commit)
-            varies = self.settings.latencies[experiment].varies
-            latency.data(self.name, experiment, varies).write(self.output / DATA)
-        if (wanted := self.score_settings()) is not None:
+        budget = Budget(self.seconds)
+        measure_latencies(latencies, self.device, self.commit, budget)
+        self._keep_latencies(latencies)
+        plan = self._load_plan(services)
+        try:
+            if not budget.stopped:
+                plan.run([run for planned in loads.values() for run in planned], display, budget)
+        finally:
+            for experiment, planned in loads.items():
+                self._keep_loads(experiment, planned, plan)
+        if not budget.stopped and (wanted := self.score_settings()) is not None:
             self._measure_scores(wanted)
+        return not budget.stopped
 
-    def _keep_loads(self, experiment: str, planned: Sequence[PlannedRun]) -> None:
-        if not planned:
+    def _load_plan(self, services: Services) -> LoadPlan:
+        return LoadPlan(self.output, services, self.store, self.commit)
+
+    def _keep_latencies(self, latencies: Mapping[str, LatencyRun]) -> None:
+        for experiment, latency in latencies.items():
+            varies = self.settings.latencies[experiment].varies
+            data = latency.data(self.name, experiment, varies)
+            if data.points:
+                data.write(self.output / DATA)
+
+    def _keep_loads(self, experiment: str, planned: Sequence[PlannedRun], plan: LoadPlan) -> None:
+        found = [stored for run in planned if (stored := plan.stored(run)) is not None]
+        if not found:
             return
-        first = planned[0].point.seed
-        runs = [read_run(run.directory) for run in planned]
-        found = [
-            compact(run, data, series=run.point.seed == first)
-            for run, data in zip(planned, runs, strict=True)
-        ]
-        facts = conditions(runs[0])
-        if self.commit:
-            facts = {
-                name: str(text).replace(facts["commit"], self.commit[:7])
-                for name, text in facts.items()
-            }
+        points_of = [stored.point for stored in found]
+        first = min(point.seed for point in points_of)
+        # Occupancy over time is drawn of one seed.
+        kept = [one if one.seed == first else without_series(one) for one in points_of]
         varies = self.settings.loads[experiment].varies
-        data = ExperimentData(self.name, experiment, self.device, varies, facts, found)
+        facts = joined_conditions([stored.conditions for stored in found])
+        data = ExperimentData(self.name, experiment, self.device, varies, facts, kept)
         data.write(self.output / DATA)
 
     def _measure_scores(self, wanted: ScoreSettings) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from picbench.arms.arm import Arm, arms_elsewhere, parse_arms
 from picbench.arms.elsewhere.endpoint import parse_endpoints
+from picbench.arms.shared_engines import shareable
 from picbench.engines.algorithms import Registry
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.engines.config import EngineConfig
@@ -51,7 +52,8 @@ class Job:
 
     `fingerprint` is the SHA-256, in hex, of what decides the numbers: settings, arms, sizes and
     requests. `objectives` are those of latency, if there are any. `notes` say what picbench chose
-    where nothing was given, a choice that changes numbers a line.
+    where nothing was given, a choice that changes numbers a line. Arms of a job
+    `in_turn` have engines together: caches are an arm's own only while it is its turn.
     """
 
     config: RunConfig
@@ -63,6 +65,7 @@ class Job:
     output: Path
     objectives: Objectives | None = None
     notes: tuple[str, ...] = ()
+    in_turn: bool = False
 
     def engine(self, arm: Arm) -> EngineConfig:
         """The settings of the engine of an arm here: the same for all but for the algorithm."""
@@ -83,10 +86,13 @@ def prepare(
     config: RunConfig,
     load: Callable[[RunConfig], Workload],
     memory: Callable[[int], int | None],
+    *,
+    in_turn: bool = False,
 ) -> Job:
     """Check all that can be checked before an engine starts; ConfigError for what is wrong.
 
     `memory` gives the bytes of each of so many GPUs, None where engines use none (`gpu_memory`).
+    Arms `in_turn` have their engines from SharedEngines.
     """
     ours = parse_arms(config.algo, same_engine=config.same_engine)
     arms = (*ours, *_parse_elsewhere(config, [arm.name for arm in ours]))
@@ -112,6 +118,8 @@ def prepare(
     notes: tuple[str, ...] = ()
     if config.device != "cpu" and (found := memory(config.tensor_parallel)):
         engines = [_engine(config, workload, sizes, arm) for arm in ours]
+        if in_turn:
+            engines = [*dict.fromkeys(map(shareable, engines))]
         pool, notes = _share_gpu(
             engines,
             found,
@@ -123,7 +131,9 @@ def prepare(
     fingerprint = _fingerprint(config, arms, workload, sizes, facts)
     output = _output(config, workload.dataset, fingerprint)
     check_same(output, fingerprint, config.published())
-    return Job(config, arms, workload, facts, sizes, fingerprint, output, objectives, notes)
+    return Job(
+        config, arms, workload, facts, sizes, fingerprint, output, objectives, notes, in_turn
+    )
 
 
 def _parse_elsewhere(config: RunConfig, taken: Sequence[str]) -> tuple[Arm, ...]:

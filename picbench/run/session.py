@@ -13,7 +13,7 @@ from picbench.arms.arm_server import ArmServer
 from picbench.arms.elsewhere.endpoint import Endpoint
 from picbench.arms.elsewhere.prompt_text import PromptText
 from picbench.arms.fleet import Fleet, open_fleet
-from picbench.arms.server import Server, launch
+from picbench.arms.server import launch
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import MemoryUse
 from picbench.errors import ConfigError, EngineError, InvalidRun
@@ -48,7 +48,10 @@ from picbench.workloads.models import load_tokenizer
 from picbench.workloads.sample import Sample
 
 #: Starts the engine of an arm: its name, its settings, the file for its output.
-Launch = Callable[[str, EngineConfig, Path], Server]
+Launch = Callable[[str, EngineConfig, Path], ArmServer]
+
+#: Whether there is time for a job.
+Allowed = Callable[[Job], bool]
 
 
 def _run_files(path: Path) -> Iterator[str]:
@@ -130,14 +133,23 @@ def _finished(run: Run, progress: Progress) -> Finished:
     return Finished(run.path, arms, sum(arm.failed for arm in arms.values()))
 
 
+def _always(job: Job) -> bool:
+    return True
+
+
 def execute_all(
-    jobs: Sequence[Job], launch: Launch, progress: Progress, logs: Path
+    jobs: Sequence[Job],
+    launch: Launch,
+    progress: Progress,
+    logs: Path,
+    allowed: Allowed = _always,
 ) -> Iterator[Finished]:
     """Run jobs one after another, each from a cold cache and into a directory of its own.
 
     The engines start once, so the jobs must agree on their settings (ConfigError); their output
     goes to `logs`. A run that was stopped goes on, as in `execute`. One with a failed request ends
-    them all with EngineError: an engine that is gone would fail those that follow.
+    them all with EngineError: an engine that is gone would fail those that follow. The first one
+    that is not `allowed` ends them too, without an error.
     """
     _check_alike(jobs)
     logs.mkdir(parents=True, exist_ok=True)
@@ -146,6 +158,8 @@ def execute_all(
         _say_notes(fleet, progress)
         before = 0
         for job in jobs:
+            if not allowed(job):
+                return
             for server in fleet.servers.values():
                 server.reset()
             progress.say(f"{job.output.name}")

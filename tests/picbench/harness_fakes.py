@@ -114,7 +114,7 @@ class FakeEngine:
     def reset(self) -> None:
         self.calls.append("reset")
 
-    def warm_up(self) -> None:
+    def warm_up(self, algorithm: str | None = None) -> None:
         self.calls.append("warm_up")
 
     def describe(self) -> Mapping[str, object]:

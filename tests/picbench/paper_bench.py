@@ -9,7 +9,7 @@ from harness_fakes import FakeEngine, FakeServer, no_gpu
 from picbench.arms.messages import GroupResult
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
-from picbench.engines.request import Request
+from picbench.engines.request import Request, Result
 from picbench.run.session import Services
 
 POOL = 100
@@ -23,14 +23,22 @@ LEDGERS = {
 
 @dataclass
 class LedgerEngine(FakeEngine):
-    """Returns the ledger of its arm."""
+    """Returns the ledger of its arm, or that of the arm whose requests it served last."""
+
+    def generate(
+        self,
+        requests: Sequence[Request],
+        *,
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> list[Result]:
+        self.algorithm = requests[0].algorithm or self.algorithm
+        return super().generate(requests, concurrency=concurrency, arrivals=arrivals)
 
     @property
     def memory(self) -> Sequence[Snapshot]:
-        return [
-            Snapshot(step, step / 2, POOL, _full(held))
-            for step, held in enumerate(LEDGERS[self.algorithm])
-        ]
+        [ledger] = (LEDGERS[arm] for arm in LEDGERS if self.algorithm.startswith(arm))
+        return [Snapshot(step, step / 2, POOL, _full(held)) for step, held in enumerate(ledger)]
 
 
 def _full(held: dict[str, float]) -> dict[str, float]:

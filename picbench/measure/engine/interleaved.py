@@ -22,25 +22,33 @@ Measure = Callable[[Engine, str], Mapping[str, float]]
 Found = dict[str, dict[str, list[float]]]
 
 
+def _always(label: str) -> bool:
+    return True
+
+
 def run_interleaved(
     arms: Mapping[str, EngineConfig],
     measures: Mapping[str, Measure],
-    repeats: int,
+    repeats: int | Mapping[str, int],
     *,
     warm_up: bool = True,
     keep: Callable[[str, Found], None] | None = None,
+    go_on: Callable[[str], bool] = _always,
 ) -> Found:
-    """All measurements of all arms, measure by measure.
+    """All measurements of all arms, measure by measure; `repeats` of each, or by its name.
 
     Before the repeats of each there is one that is not kept, unless they need no `warm_up`. `keep`
-    is called after each measure with its name and all that was found so far. Raises the error of an
-    engine that cannot start or fails.
+    is called after each measure with its name and all that was found so far. The first measure for
+    which `go_on` says no ends them all. Raises the error of an engine that cannot start or fails.
     """
     found: Found = {name: {} for name in arms}
     with _started(arms) as engines:
         for label, measure in measures.items():
+            if not go_on(label):
+                break
             print(label, flush=True)
-            for repeat in range(0 if warm_up else 1, repeats + 1):
+            count = repeats if isinstance(repeats, int) else repeats[label]
+            for repeat in range(0 if warm_up else 1, count + 1):
                 for name, engine in engines.items():
                     figures = engine.call(partial(_apply, measure, f"{label} {repeat}"))
                     if repeat:

@@ -130,7 +130,7 @@ class ExperimentData:
             found = json.loads(path.read_bytes())
             if found["schema"] != SCHEMA:
                 raise DataError(f"{path}: schema {found['schema']}, not {SCHEMA}")
-            points = [_point(row) for row in found["points"]]
+            points = [read_point(row) for row in found["points"]]
             return cls(
                 found["paper"],
                 found["experiment"],
@@ -143,7 +143,8 @@ class ExperimentData:
             raise DataError(f"{path}: not an experiment's data: {error!r}") from error
 
 
-def _point(row: Mapping[str, Any]) -> PointData:
+def read_point(row: Mapping[str, Any]) -> PointData:
+    """A point from what `asdict` made of it."""
     arms = {
         name: PointArm(
             arm["metrics"],

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
@@ -15,12 +16,10 @@ from picbench.measure.engine.interleaved import Found, run_interleaved
 from picbench.measure.engine.random_tokens import random_tokens
 from picbench.output import provenance
 from picbench.output.json_file import write_json
+from picbench.papers.budget import QUESTION, START, Budget, expected_latency
 from picbench.papers.experiments.experiment_data import ExperimentData, PointArm, PointData
 from picbench.papers.paper_settings import Device, LatencyPoint, LatencySettings
 from picbench.workloads import models
-
-#: Tokens of the question, which no request shares with another.
-QUESTION = 32
 
 #: Arms of stock vLLM.
 STOCK = ("full", "prefix")
@@ -38,7 +37,7 @@ Figures = dict[str, dict[str, list[float]]]
 
 
 class LatencyRun:
-    """Measures the points of an experiment that are not in its file yet, and keeps each in it."""
+    """An experiment's file: which points are measured, and which are to be."""
 
     def __init__(self, settings: LatencySettings, device: Device, path: Path) -> None:
         self._settings = settings
@@ -55,23 +54,36 @@ class LatencyRun:
         points = self._settings.points.items()
         return {label: point for label, point in points if label not in self._done}
 
-    def measure(self, commit: str | None) -> None:
-        """Start the engines and measure what is missing. Raises the error of one that fails."""
-        missing = self.missing
-        if not missing:
-            return
-        self._facts = provenance.facts(*provenance.ENGINE, device=self._device, commit=commit)
-        arms = self._settings.arms
-        measures = {
-            label: partial(serve_point, label=label, arms=tuple(arms), point=point)
-            for label, point in missing.items()
-        }
-        run_interleaved(
-            engines(self._settings, self._device),
-            measures,
-            self._settings.repeats,
-            keep=self._keep,
-        )
+    @property
+    def engine_kind(self) -> tuple[str, str]:
+        """What engines are the same for: a model, and a type."""
+        return self._settings.model, self._settings.dtype
+
+    @property
+    def settings(self) -> LatencySettings:
+        """What is measured."""
+        return self._settings
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Note what measures from now on."""
+        self._facts = dict(facts)
+
+    def keep(self, name: str, label: str, found: Found) -> None:
+        """Take a point's figures, which were measured as `name`, into the file."""
+        figures: Figures = {arm: {} for arm in self._settings.arms}
+        for engine in found.values():
+            for key, values in engine.items():
+                point, arm, metric = key.split(_BETWEEN)
+                if point == name:
+                    figures[arm][metric] = [round(value, 3) for value in values]
+        self._done[label] = figures
+        document = {"settings": self._identity, "facts": self._facts, "points": self._done}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._path, document, indent=None)
+
+    def expected(self, label: str) -> float:
+        """Seconds that a point may take."""
+        return expected_latency(self._settings, self._settings.points[label], self._device)
 
     def data(self, paper: str, experiment: str, varies: str) -> ExperimentData:
         """What was measured, a point's repeat a point."""
@@ -111,22 +123,69 @@ class LatencyRun:
         kept = self._settings.model_dump(mode="json")
         return kept | {"device": self._device, "points": None}
 
-    def _keep(self, label: str, found: Found) -> None:
-        figures: Figures = {arm: {} for arm in self._settings.arms}
-        for engine in found.values():
-            for key, values in engine.items():
-                point, arm, metric = key.split(_BETWEEN)
-                if point == label:
-                    figures[arm][metric] = [round(value, 3) for value in values]
-        self._done[label] = figures
-        document = {"settings": self._identity, "facts": self._facts, "points": self._done}
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self._path, document, indent=None)
+
+def measure_latencies(
+    runs: Mapping[str, LatencyRun], device: Device, commit: str | None, budget: Budget
+) -> None:
+    """Measure what is missing in several experiments, as long as the budget lasts.
+
+    Those with the same model and type are measured on engines that start once. Raises the error of
+    an engine that fails.
+    """
+    kinds = dict.fromkeys(run.engine_kind for run in runs.values() if run.missing)
+    for kind in kinds:
+        alike = {name: run for name, run in runs.items() if run.engine_kind == kind}
+        _measure_alike(alike, device, commit, budget)
 
 
-def engines(settings: LatencySettings, device: Device) -> dict[str, EngineConfig]:
-    """The engines that the arms need: one of picbench's, and stock vLLM if an arm is its."""
-    longest = max(point.chunks * point.tokens for point in settings.points.values())
+def _measure_alike(
+    runs: Mapping[str, LatencyRun], device: Device, commit: str | None, budget: Budget
+) -> None:
+    missing = {
+        f"{experiment}: {label}": (run, label)
+        for experiment, run in runs.items()
+        for label in run.missing
+    }
+    first, place = next(iter(missing.values()))
+    if not budget.allows(first.expected(place), START[device]):
+        return
+    facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
+    for run, _ in missing.values():
+        run.begin(facts)
+    began = [0.0]
+
+    def go_on(name: str) -> bool:
+        run, label = missing[name]
+        began.append(monotonic())
+        return budget.allows(run.expected(label))
+
+    def keep(name: str, found: Found) -> None:
+        run, label = missing[name]
+        run.keep(name, label, found)
+        budget.note(run.expected(label), monotonic() - began[-1])
+
+    measures = {
+        name: partial(
+            serve_point,
+            label=name,
+            arms=tuple(run.settings.arms),
+            point=run.settings.points[label],
+        )
+        for name, (run, label) in missing.items()
+    }
+    repeats = {name: run.settings.repeats for name, (run, _) in missing.items()}
+    started = engines([run.settings for run in runs.values()], device)
+    run_interleaved(started, measures, repeats, keep=keep, go_on=go_on)
+
+
+def engines(experiments: Sequence[LatencySettings], device: Device) -> dict[str, EngineConfig]:
+    """The engines that experiments with the same model and type need.
+
+    One of picbench's, and stock vLLM if an arm is its.
+    """
+    settings = experiments[0]
+    points = [point for found in experiments for point in found.points.values()]
+    longest = max(point.chunks * point.tokens for point in points)
     context = longest + QUESTION + 2 * BLOCK_SIZE
     ours = EngineConfig(
         model=str(models.resolve(settings.model).path),
@@ -139,7 +198,7 @@ def engines(settings: LatencySettings, device: Device) -> dict[str, EngineConfig
         tiers="",
     )
     found = {"picbench": ours}
-    if any(arm in STOCK for arm in settings.arms):
+    if any(arm in STOCK for found in experiments for arm in found.arms):
         found["stock"] = replace(ours, stock=True, algorithm="prefix")
     return found
 

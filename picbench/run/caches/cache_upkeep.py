@@ -49,7 +49,12 @@ class CacheUpkeep:
         return [arm.name for arm in self._job.arms if arm.reuse is not Reuse.NOTHING]
 
     def begin(self) -> None:
-        """Bring the empty caches of engines that have just started into the state."""
+        """Bring the empty caches of engines that have just started into the state.
+
+        Those that arms share are brought into it at each arm's turn.
+        """
+        if self._job.in_turn:
+            return
         if self._job.workload.preload:
             count = len(self._job.workload.preload)
             self._progress.say(f"preloading {count} chunks into each arm")
@@ -63,7 +68,8 @@ class CacheUpkeep:
         """Bring an arm's cache into the state before a round. EngineError if its engine is gone."""
         if self.cold:
             self._servers[arm].reset()
-        if not number or number % self.rounds:
+        first = self._job.in_turn and not number
+        if not first and (not number or number % self.rounds):
             return
         self._servers[arm].reset()
         self.declared.begin(arm)

@@ -46,7 +46,7 @@ def test_one_command_makes_every_table_and_figure(
     assert "testbed weights, synthetic rows" in page
     assert "Ascend 910B" in page
     assert "squad-like" in page
-    assert bench.order.count("launch mepic") == 2
+    assert bench.order.count("launch mepic") == 1
     assert bench.runs == 2 * 2 * 2
 
 
@@ -125,6 +125,53 @@ def test_complete_points_are_not_measured_again(
     assert again.order == []
 
 
+def test_points_outlive_their_run_directories(
+    bench: Bench, settings_file: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    assert reproduce(bench, settings_file, output, "--figure", "fig8").exit_code == 0
+    data = (output / "data" / "cpu-chunks.json").read_bytes()
+    shutil.rmtree(output / "runs")
+    again = Bench()
+    assert reproduce(again, settings_file, output, "--figure", "fig8").exit_code == 0
+    assert again.order == []
+    assert (output / "data" / "cpu-chunks.json").read_bytes() == data
+
+
+def test_nothing_is_begun_that_would_end_too_late(
+    bench: Bench, settings_file: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    result = reproduce(bench, settings_file, output, "--figure", "fig8", "--seconds", "1")
+    assert result.exit_code == 0, result.stderr
+    assert bench.order == []
+    assert "time is over" in result.stderr
+    assert "4 of 4 runs" in result.stdout
+    assert (output / "README.md").exists()
+
+
+def test_on_a_gpu_arms_take_turns_on_one_engine(
+    bench: Bench, settings_file: Path, tmp_path: Path
+) -> None:
+    content = yaml.safe_load(settings_file.read_text())
+    for load in content["loads"].values():
+        load["cuda"] = load["cpu"]
+        load["cuda"]["common"]["cached"] = 1.0
+    settings_file.write_text(yaml.safe_dump(content, sort_keys=False))
+    output = tmp_path / "out"
+    result = reproduce(bench, settings_file, output, "--device", "cuda")
+    assert result.exit_code == 0, result.stderr
+    assert [call for call in bench.order if call.startswith("launch")] == ["launch picbench"]
+    served = [call for call in bench.order if call in ("picbench", "reset picbench")]
+    # Each of 8 runs: chunks are preloaded right before an arm's turn.
+    turns = [part.count("picbench") for part in " ".join(served).split("reset picbench")]
+    assert [turn for turn in turns if turn] == [2] * 8 * 2
+    data = json.loads((output / "data" / "cuda-chunks.json").read_text())
+    assert "turns" in data["conditions"]["caption"]
+    [mepic, epic] = data["points"][0]["arms"].values()
+    assert (mepic["metrics"]["peak_blocks"], epic["metrics"]["peak_blocks"]) == (8, 40)
+
+
 def test_a_point_that_was_stopped_goes_on(
     bench: Bench, settings_file: Path, tmp_path: Path
 ) -> None:
@@ -163,6 +210,7 @@ def test_a_point_that_began_with_other_code_is_measured_anew(
     manifest = json.loads(path.read_text())
     manifest["provenance"]["packages"]["numpy"] = "0.1"
     path.write_text(json.dumps(manifest | {"status": "running"}))
+    (output / "points" / "cpu-chunks-4-seed2.json").unlink()
     again = Bench()
     assert reproduce(again, settings_file, output, "--figure", "fig8").exit_code == 0
     assert again.runs == 1

@@ -1,0 +1,117 @@
+"""Arms that take turns on engines."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from picbench.arms.messages import GroupResult
+from picbench.arms.shared_engines import SharedEngines
+from picbench.engines.config import EngineConfig
+from picbench.engines.request import Request, Text
+
+PROMPT = Request([Text(tokens=(1, 2))])
+
+
+@dataclass
+class Recorder:
+    """Notes what it is asked."""
+
+    name: str
+    calls: list[str] = field(default_factory=list)
+
+    def ready(self) -> Mapping[str, object]:
+        self.calls.append("ready")
+        return {"device": "cpu"}
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        concurrency: int | None,
+        arrivals: Sequence[float] | None = None,
+    ) -> GroupResult:
+        self.calls += [f"{request.algorithm} {request.salt}" for request in requests]
+        return GroupResult((), 0.0)
+
+    def reset(self) -> None:
+        self.calls.append("reset")
+
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        return function(self)
+
+    def warm_up(self, algorithm: str) -> None:
+        self.calls.append(f"warm up {algorithm}")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+
+@pytest.fixture
+def started() -> dict[str, Recorder]:
+    return {}
+
+
+@pytest.fixture
+def shared(started: dict[str, Recorder]) -> SharedEngines:
+    def start(name: str, config: EngineConfig, log: Path) -> Recorder:
+        return started.setdefault(name, Recorder(name))
+
+    return SharedEngines(start)
+
+
+def config(algorithm: str, *, stock: bool = False, order: str = "head") -> EngineConfig:
+    return EngineConfig("m", algorithm=algorithm, stock=stock, compile_order=order)
+
+
+def test_an_arm_finds_the_caches_empty_after_another(
+    shared: SharedEngines, started: dict[str, Recorder]
+) -> None:
+    log = Path("arm.log")
+    with shared:
+        mepic, epic = (shared.launch(n, config(n), log) for n in ("mepic", "epic:k=16"))
+        assert mepic.ready()["shared"] is True
+        epic.ready()
+        for arm in (mepic, mepic, epic):
+            arm.run([PROMPT], None)
+        mepic.close()
+    assert started["picbench"].calls == [
+        *("ready", "warm up mepic", "warm up epic:k=16"),
+        *("reset", "mepic None", "mepic None", "reset", "epic:k=16 None", "close"),
+    ]
+
+
+def test_in_stock_vllm_full_recompute_is_a_tenant_a_request(
+    shared: SharedEngines, started: dict[str, Recorder]
+) -> None:
+    full, prefix = (shared.launch(n, config(n, stock=True), Path("l")) for n in ("full", "prefix"))
+    full.run([PROMPT, PROMPT], None)
+    prefix.run([PROMPT], None)
+    assert started["stock"].calls == [
+        *("reset", "None request 1", "None request 2", "reset", "None None")
+    ]
+
+
+def test_engines_that_nobody_needs_are_closed(
+    shared: SharedEngines, started: dict[str, Recorder]
+) -> None:
+    stock = config("prefix", stock=True, order="isps")
+    shared.launch("mepic", config("mepic", order="isps"), Path("l"))
+    shared.launch("prefix", stock, Path("l"))
+    shared.retain([config("mepic"), config("full", stock=True)])
+    assert started["picbench"].calls == ["close"]
+    assert started["stock"].calls == []
+
+
+def test_an_engine_that_was_killed_is_started_again(
+    shared: SharedEngines, started: dict[str, Recorder]
+) -> None:
+    shared.launch("mepic", config("mepic"), Path("l")).kill()
+    first = started.pop("picbench")
+    shared.launch("mepic", config("mepic"), Path("l"))
+    assert first.calls == ["kill"]
+    assert "picbench" in started
