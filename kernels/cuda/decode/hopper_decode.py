@@ -22,22 +22,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from picbench.kernels.cuda.async_copy import copy
-from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS
-from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.cuda.decode.hopper_tiles import BLOCKS, KEYS, SLOTS, copy_tile, tile_blocks
 
-_BLOCKS, _SLOTS = gl.constexpr(TILE_BLOCKS), gl.constexpr(BLOCK_SIZE)
-_KEYS = gl.constexpr(TILE_BLOCKS * BLOCK_SIZE)
 _LN2 = gl.constexpr(0.6931471805599453)
-
-
-@gluon.jit
-def _blocks_of(  # type: ignore[no-untyped-def]
-    blocks: gl.tensor, bits: gl.tensor, tile: gl.tensor, last: gl.tensor, layout: gl.constexpr
-):
-    """The cache blocks of a tile and the visible slots of each; none after the last tile."""
-    at = gl.minimum(tile, last - 1) * _BLOCKS + gl.arange(0, _BLOCKS, layout=layout)
-    return gl.load(blocks + at), gl.where(tile < last, gl.load(bits + at), 0)
 
 
 @gluon.jit
@@ -51,21 +38,8 @@ def _load_tile(
     SIZE: gl.constexpr,
     SPREAD: gl.constexpr,
 ) -> None:
-    """Begins to copy the keys or values of a tile; hidden slots become zeros, even if NaN.
-
-    SPREAD is a layout of [blocks, slots, dimensions] in which a warp copies one block.
-    """
-    flat: gl.constexpr = gl.BlockedLayout(
-        SPREAD.size_per_thread[1:], SPREAD.threads_per_warp[1:], [_BLOCKS, 1], [1, 0]
-    )
-    lanes: gl.constexpr = gl.SliceLayout(1, flat)
-    slot = gl.arange(0, _SLOTS, layout=gl.SliceLayout(0, gl.SliceLayout(2, SPREAD)))[None, :]
-    dim = gl.arange(0, SIZE, layout=gl.SliceLayout(0, flat))[None, :]
-    row = (block.to(gl.int64) * block_stride)[:, None] + slot * slot_stride
-    shown = ((bits[:, None] >> slot) & 1) != 0
-    row = gl.convert_layout(row.reshape([_KEYS]), lanes, assert_trivial=True)
-    shown = gl.convert_layout(shown.reshape([_KEYS]), lanes, assert_trivial=True)
-    copy(smem, base + gl.multiple_of(row, 8)[:, None] + dim, mask=shown[:, None])
+    """`copy_tile` as a group of copies, which a program waits for together."""
+    copy_tile(smem, base, block, bits, block_stride, slot_stride, SIZE, SPREAD)
     async_copy.commit_group()
 
 
@@ -74,9 +48,9 @@ def _load_seen(  # type: ignore[no-untyped-def]
     bits: gl.tensor, tile: gl.tensor, last: gl.tensor, layout: gl.constexpr
 ):
     """Which keys of a tile are visible; after the last tile, those of the last."""
-    lane = gl.arange(0, _KEYS, layout=layout)
-    seen = gl.load(bits + gl.minimum(tile, last - 1) * _BLOCKS + lane // _SLOTS)
-    return ((seen >> (lane % _SLOTS)) & 1) != 0
+    lane = gl.arange(0, KEYS, layout=layout)
+    seen = gl.load(bits + gl.minimum(tile, last - 1) * BLOCKS + lane // SLOTS)
+    return ((seen >> (lane % SLOTS)) & 1) != 0
 
 
 @gluon.jit
@@ -180,22 +154,22 @@ def decode_transposed(
     block_layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, spread))
     paired: gl.constexpr = gl.BlockedLayout([1, half // 16], [2, 16], [4, 1], [1, 0])
     joint: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    tile_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([_KEYS, SIZE], dtype)
+    tile_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([KEYS, SIZE], dtype)
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, SIZE], dtype)
-    p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, _KEYS], dtype)
-    k_smem = gl.allocate_shared_memory(dtype, [2, _KEYS, SIZE], tile_layout)
-    v_smem = gl.allocate_shared_memory(dtype, [2, _KEYS, SIZE], tile_layout)
+    p_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, KEYS], dtype)
+    k_smem = gl.allocate_shared_memory(dtype, [2, KEYS, SIZE], tile_layout)
+    v_smem = gl.allocate_shared_memory(dtype, [2, KEYS, SIZE], tile_layout)
     q_smem = gl.allocate_shared_memory(dtype, [COLUMNS, SIZE], q_layout)
-    p_smem = gl.allocate_shared_memory(dtype, [COLUMNS, _KEYS], p_layout)
+    p_smem = gl.allocate_shared_memory(dtype, [COLUMNS, KEYS], p_layout)
 
     blocks += request.to(gl.int64) * list_stride
     seen_bits += request.to(gl.int64) * list_stride
     rope_shift += gl.load(table_rows + request).to(gl.int64) * shift_stride
     key += kv_head * head_stride
     value += kv_head * head_stride
-    block, bits = _blocks_of(blocks, seen_bits, first, last, block_layout)
-    block_1, bits_1 = _blocks_of(blocks, seen_bits, first + 1, last, block_layout)
-    block_2, bits_2 = _blocks_of(blocks, seen_bits, first + 2, last, block_layout)
+    block, bits = tile_blocks(blocks, seen_bits, first, last, block_layout)
+    block_1, bits_1 = tile_blocks(blocks, seen_bits, first + 1, last, block_layout)
+    block_2, bits_2 = tile_blocks(blocks, seen_bits, first + 2, last, block_layout)
     _load_tile(k_smem.index(0), key, block, bits, block_stride, slot_stride, SIZE, spread)
     _load_tile(v_smem.index(0), value, block, bits, block_stride, slot_stride, SIZE, spread)
     _load_tile(k_smem.index(1), key, block_1, bits_1, block_stride, slot_stride, SIZE, spread)
@@ -215,9 +189,9 @@ def decode_transposed(
 
     seen = _load_seen(seen_bits, first, last, gl.SliceLayout(1, joint))
     col_max = gl.full([COLUMNS], float("-inf"), gl.float32, gl.SliceLayout(0, joint))
-    col_sum = gl.zeros([_KEYS, COLUMNS], gl.float32, joint)
+    col_sum = gl.zeros([KEYS, COLUMNS], gl.float32, joint)
     acc = gl.zeros([SIZE, COLUMNS], gl.float32, joint)
-    zero = gl.zeros([_KEYS, COLUMNS], gl.float32, joint)
+    zero = gl.zeros([KEYS, COLUMNS], gl.float32, joint)
     for tile in range(first, last):
         stage = (tile - first) & 1
         # In flight, in this order: values of this tile, keys of the next.
@@ -230,7 +204,7 @@ def decode_transposed(
         )
         next_seen = _load_seen(seen_bits, tile + 1, last, gl.SliceLayout(1, joint))
         block_1, bits_1 = block_2, bits_2
-        block_2, bits_2 = _blocks_of(blocks, seen_bits, tile + 3, last, block_layout)
+        block_2, bits_2 = tile_blocks(blocks, seen_bits, tile + 3, last, block_layout)
         scores = warpgroup_mma_wait(0, [product]) * scale
         scores = gl.where(seen[:, None], scores, float("-inf"))
         peak = gl.maximum(col_max, gl.max(scores, 0))

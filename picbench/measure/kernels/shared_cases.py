@@ -11,12 +11,9 @@ from torch import Tensor
 from picbench.errors import InvalidRun
 from picbench.kernels.cuda.decode.attention import DecodeBatch, read_tiles
 from picbench.kernels.cuda.decode.request_table import RequestTable
+from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch
 from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
-from picbench.kernels.cuda.decode.shared.shared_decode import (
-    GroupLaunch,
-    SharedDecodeBatch,
-    read_groups,
-)
+from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
 from picbench.kernels.cuda.prefill import flash
@@ -109,9 +106,8 @@ CASES = (
 LAUNCHES: Mapping[str, tuple[GroupLaunch, int]] = {
     "shared": (GroupLaunch(), 32),
     "in turn": (GroupLaunch(overlap=False), 32),
-    "rows128": (GroupLaunch(rows=128, warps=8, resident=1), 32),
-    "keys128": (GroupLaunch(keys=128, stages=2, resident=1), 32),
-    "keys32": (GroupLaunch(keys=32, stages=4), 32),
+    "triton": (GroupLaunch(gluon=False), 32),
+    "buffers5": (GroupLaunch(buffers=5), 32),
     "cells16": (GroupLaunch(), 16),
 }
 
@@ -170,7 +166,7 @@ def arms(drawn: SharedScene, query: Tensor, out: Tensor) -> tuple[Arms, SharedDe
     batch = shared_batch(drawn, GroupLaunch(), 32, FORCED)
 
     def groups() -> None:
-        read_groups(query, cache, batch, scale)
+        batch.read_groups(query, cache, scale)
         batch.counter.zero_()
 
     found["of groups"] = groups

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from picbench.kernels.cuda.decode.shared.key_cells import CELL_BLOCKS
 
-#: Query rows that one program multiplies with a tile of keys, where so many read it.
+#: Query rows that one product multiplies with a tile of keys, where so many read it.
 ROWS = 64
 #: And where few do: the fewest rows of a product of Triton's.
 FEW_ROWS = 16
-#: Programs that serve the readers of one row of `GroupRows`, where there are so many.
-PASSES = 2
+#: Products that serve the readers of one row of `GroupRows`, where there are so many: 48 readers of
+#: four heads. Of 64 requests that each draw half of the chunks, more than that almost never share one.
+PASSES = 3
 
 
 @dataclass(frozen=True, slots=True)

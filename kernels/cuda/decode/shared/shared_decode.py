@@ -1,6 +1,5 @@
 """Decode of planned requests that reads the blocks which several of them see once."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +8,8 @@ from torch import Tensor
 
 from picbench.kernels.cuda.decode.attention import LOG2E, DecodeBatch, read_tiles
 from picbench.kernels.cuda.decode.shared.group_attention import attend_groups
-from picbench.kernels.cuda.decode.shared.group_rows import FEW_ROWS, ROWS
+from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch, covers
+from picbench.kernels.cuda.decode.shared.group_rows import FEW_ROWS
 from picbench.kernels.cuda.decode.shared.merge_groups import merge_groups
 from picbench.kernels.cuda.decode.shared.private_tiles import TILES, look_up_private_tiles
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
@@ -18,34 +18,6 @@ from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
-
-
-@dataclass(frozen=True, slots=True)
-class GroupLaunch:
-    """How the kernel of groups is launched; `resident` programs a multiprocessor.
-
-    `keys` are those of a tile, `rows` the query rows of a product where so many read a cell. With
-    `overlap` it runs beside the kernel of single requests, on a stream of its own.
-    """
-
-    resident: int = 2
-    rows: int = ROWS
-    keys: int = 64
-    stages: int = 3
-    warps: int = 4
-    overlap: bool = True
-
-    @classmethod
-    def of(cls, shape: HeadShape, *, unrotated: bool = False) -> "GroupLaunch":
-        """What fits a multiprocessor's registers and 227 KiB of shared memory, for these heads.
-
-        Keys that are rotated as they are read need room for a copy.
-        """
-        row_bytes = shape.head_size * shape.dtype.itemsize
-        if row_bytes <= 256:
-            return cls(stages=2 if unrotated else 3)
-        keys = 32 if row_bytes <= 512 else 16
-        return cls(keys=keys, stages=2, warps=4 if shape.dtype == torch.float32 else 8)
 
 
 class SharedDecodeBatch(DecodeBatch):
@@ -70,6 +42,8 @@ class SharedDecodeBatch(DecodeBatch):
     ) -> None:
         super().__init__(table, max_batch, shape, rope, gluon=gluon, splits=splits)
         self.launch = launch or GroupLaunch.of(shape, unrotated=table.unrotated)
+        #: Whether the Gluon kernel of groups serves.
+        self.gluon_groups = gluon and self.launch.gluon and covers(shape, rope, table)
         device = table.blocks.device
         ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
         self.shifts = torch.zeros(max_batch, table.rope_shift.shape[1], **ints)
@@ -80,7 +54,8 @@ class SharedDecodeBatch(DecodeBatch):
         size = (max(1, table.max_parts), shape.num_heads)
         self.parts = torch.empty(*size, shape.head_size, dtype=shape.dtype, device=device)
         self.part_lse = torch.empty(size, dtype=torch.float32, device=device)
-        self.programs = self.launch.resident * multiprocessors(device)
+        resident = 1 if self.gluon_groups else self.launch.resident
+        self.programs = resident * multiprocessors(device)
         self._side = torch.cuda.Stream(device) if self._overlaps(device) else None  # type: ignore[no-untyped-call]
 
     def _overlaps(self, device: torch.device) -> bool:
@@ -130,17 +105,90 @@ class SharedDecodeBatch(DecodeBatch):
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> Tensor:
         """`decode` of this batch: groups, then what each request reads alone, merged."""
         if self._side is None:
-            read_groups(query, kv_cache, self, scale)
+            self.read_groups(query, kv_cache, scale)
             read_tiles(query, kv_cache, self, scale)
         else:
             here = torch.cuda.current_stream()
             self._side.wait_stream(here)
             with torch.cuda.stream(self._side):
-                read_groups(query, kv_cache, self, scale)
+                self.read_groups(query, kv_cache, scale)
             read_tiles(query, kv_cache, self, scale)
             here.wait_stream(self._side)
         self.merge(out[: self.size])
         return out
+
+    def read_groups(self, query: Tensor, kv_cache: Tensor, scale: float) -> None:
+        """Attention of every group of readers over its cell, into `parts`."""
+        if self.gluon_groups:
+            self._launch_gluon(query, kv_cache, scale)
+        else:
+            self._launch_triton(query, kv_cache, scale)
+
+    def _launch_gluon(self, query: Tensor, kv_cache: Tensor, scale: float) -> None:
+        from picbench.kernels.cuda.decode.shared.hopper_groups import attend_groups_hopper
+
+        shape, table = self.shape, self.table
+        key, value = key_value(kv_cache)
+        attend_groups_hopper[(self.programs,)](
+            query,
+            key,
+            value,
+            table.groups,
+            table.control,
+            self.place,
+            self.rope.cos_sin_cache,
+            self.parts,
+            self.part_lse,
+            scale * LOG2E,
+            query.stride(0),
+            key.stride(0),
+            key.stride(1),
+            key.stride(2),
+            WIDTH=table.layout.width,
+            HEADS=shape.num_heads,
+            HEAD=shape.head_size,
+            GROUP=shape.group,
+            CELL=table.layout.cell_blocks,
+            READERS=table.layout.readers,
+            STAGES=self.launch.buffers,
+            num_warps=4,
+        )
+
+    def _launch_triton(self, query: Tensor, kv_cache: Tensor, scale: float) -> None:
+        shape, table, launch = self.shape, self.table, self.launch
+        key, value = key_value(kv_cache)
+        attend_groups[(self.programs,)](
+            query,
+            key,
+            value,
+            table.groups,
+            table.control,
+            self.counter,
+            self.place,
+            self.rope.cos_sin_cache,
+            self.parts,
+            self.part_lse,
+            scale * LOG2E,
+            query.stride(0),
+            key.stride(0),
+            key.stride(1),
+            key.stride(2),
+            WIDTH=table.layout.width,
+            HEADS=shape.num_heads,
+            HEAD=shape.head_size,
+            GROUP=shape.group,
+            ROWS=launch.rows,
+            FEW=FEW_ROWS,
+            CELL=table.layout.cell_blocks,
+            READERS=table.layout.readers,
+            ROTARY=self.rope.rotary_dim,
+            NEOX=self.rope.is_neox,
+            KEYS=launch.keys,
+            UNROTATED=table.unrotated,
+            PRECISION=precision(shape.dtype),
+            num_warps=launch.warps,
+            num_stages=launch.stages,
+        )
 
     def merge(self, out: Tensor) -> None:
         """Joins what groups and requests computed into `out` [requests, num_heads, head_size]."""
@@ -168,46 +216,3 @@ class SharedDecodeBatch(DecodeBatch):
             TILE=16,
             num_warps=2,
         )
-
-
-def serves_groups(shape: HeadShape) -> bool:
-    """Whether the kernel of groups serves such heads: products have 16 rows and columns or more."""
-    return shape.group <= FEW_ROWS and shape.head_size >= 32
-
-
-def read_groups(query: Tensor, kv_cache: Tensor, batch: SharedDecodeBatch, scale: float) -> None:
-    """Attention of every group of readers over its cell, into `batch.parts`."""
-    shape, table, launch = batch.shape, batch.table, batch.launch
-    key, value = key_value(kv_cache)
-    attend_groups[(batch.programs,)](
-        query,
-        key,
-        value,
-        table.groups,
-        table.control,
-        batch.counter,
-        batch.place,
-        batch.rope.cos_sin_cache,
-        batch.parts,
-        batch.part_lse,
-        scale * LOG2E,
-        query.stride(0),
-        key.stride(0),
-        key.stride(1),
-        key.stride(2),
-        WIDTH=table.layout.width,
-        HEADS=shape.num_heads,
-        HEAD=shape.head_size,
-        GROUP=shape.group,
-        ROWS=launch.rows,
-        FEW=FEW_ROWS,
-        CELL=table.layout.cell_blocks,
-        READERS=table.layout.readers,
-        ROTARY=batch.rope.rotary_dim,
-        NEOX=batch.rope.is_neox,
-        KEYS=launch.keys,
-        UNROTATED=table.unrotated,
-        PRECISION=precision(shape.dtype),
-        num_warps=launch.warps,
-        num_stages=launch.stages,
-    )
