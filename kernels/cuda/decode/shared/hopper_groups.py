@@ -87,12 +87,24 @@ def _load_cells(
 
 
 @gluon.jit
-def _readers_of(  # type: ignore[no-untyped-def]
+def _cell_of(  # type: ignore[no-untyped-def]
     groups: gl.tensor,
-    place: gl.tensor,
     unit: gl.tensor,
     units: gl.tensor,
-    SIDE_OF: gl.constexpr,
+    WIDTH: gl.constexpr,
+    KV_HEADS: gl.constexpr,
+):
+    """The readers and the tiles of a unit, those of the last one after it."""
+    group = groups + (gl.minimum(unit, units - 1) // KV_HEADS).to(gl.int64) * WIDTH
+    return gl.load(group + 1), gl.cdiv(gl.load(group) * 16, KEYS)
+
+
+@gluon.jit
+def _readers_of(  # type: ignore[no-untyped-def]
+    groups: gl.tensor,
+    unit: gl.tensor,
+    units: gl.tensor,
+    side: gl.tensor,
     WIDTH: gl.constexpr,
     KV_HEADS: gl.constexpr,
     GROUP: gl.constexpr,
@@ -100,17 +112,16 @@ def _readers_of(  # type: ignore[no-untyped-def]
     READERS: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):
-    """Of each row [SIDE] of a unit: the request that asks, -1 without one, its shift and part."""
+    """Of each row [SIDE] of one side of a unit: the row of its request, -1 for none; shift, part."""
     per_side: gl.constexpr = SIDE // GROUP
     group = groups + (gl.minimum(unit, units - 1) // KV_HEADS).to(gl.int64) * WIDTH
     member = gl.arange(0, SIDE, layout=LAYOUT)
-    reader = SIDE_OF * per_side + member // GROUP
+    reader = side * per_side + member // GROUP
     inside = (member < per_side * GROUP) & (reader < gl.load(group + 1))
     at = group + 2 + 3 * CELL + reader
-    row = gl.load(at, mask=inside, other=0)
+    row = gl.load(at, mask=inside, other=-1)
     shift = gl.load(at + READERS, mask=inside, other=0)
-    part = gl.load(at + 2 * READERS, mask=inside, other=0)
-    return gl.load(place + row, mask=inside, other=-1), shift, part
+    return row, shift, gl.load(at + 2 * READERS, mask=inside, other=0)
 
 
 @gluon.jit
@@ -256,24 +267,27 @@ def _store_parts(
     HEADS: gl.constexpr,
     HEAD: gl.constexpr,
     GROUP: gl.constexpr,
-    WHOLE: gl.constexpr,
+    PAIRED: gl.constexpr,
 ) -> None:
     """Stores a side's outputs and log-sum-exps, by way of the buffer of its queries.
 
     From there a thread stores 16 bytes at a time; the product left four in each.
     """
+    half: gl.constexpr = HEAD // 2
     some = row_sum > 0.0
     nonzero = gl.where(some, row_sum, 1.0)
     logs = gl.where(some, (row_max + gl.log2(nonzero)) * _LN2, float("-inf"))
     share = gl.convert_layout(1.0 / nonzero, gl.SliceLayout(1, acc.type.layout))
     q_smem.store((acc * share[:, None]).to(q_smem.dtype))
-    rows: gl.constexpr = gl.SliceLayout(1, WHOLE)
+    rows: gl.constexpr = gl.SliceLayout(1, PAIRED)
     member = gl.arange(0, SIDE, layout=rows)
     to = part.to(gl.int64) * HEADS + kv_head * GROUP + member % GROUP
     gl.store(part_lse + to, gl.convert_layout(logs, rows), mask=index >= 0)
-    dim = gl.arange(0, HEAD, layout=gl.SliceLayout(0, WHOLE))[None, :]
+    dim = gl.arange(0, half, layout=gl.SliceLayout(0, PAIRED))[None, :]
     at = parts + gl.multiple_of(to * HEAD, 8)[:, None] + dim
-    gl.store(at, q_smem.load(WHOLE), mask=(index >= 0)[:, None])
+    asks = (index >= 0)[:, None]
+    gl.store(at, q_smem.slice(0, half, dim=1).load(PAIRED), mask=asks)
+    gl.store(at + half, q_smem.slice(half, half, dim=1).load(PAIRED), mask=asks)
 
 
 @gluon.jit
@@ -290,7 +304,7 @@ def _attend_cells(
     q_smem: gl.shared_memory_descriptor,
     keys: gl.tuple,
     values: gl.tuple,
-    SIDE_OF: gl.constexpr,
+    MEMBER: gl.constexpr,
     WIDTH: gl.constexpr,
     HEADS: gl.constexpr,
     HEAD: gl.constexpr,
@@ -299,44 +313,53 @@ def _attend_cells(
     READERS: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> None:
-    """One warp group over all cells of the program, with the readers of side SIDE_OF."""
+    """Warp group MEMBER over all cells of the program.
+
+    A cell's sides go to the warp groups whose turn it is. One that has none prepares the queries of
+    the next cell while the others attend to this one.
+    """
     k_ready, k_free = keys[1], keys[2]
     v_ready, v_free = values[1], values[2]
     kv_heads: gl.constexpr = HEADS // GROUP
     half: gl.constexpr = HEAD // 2
+    per_side: gl.constexpr = SIDE // GROUP
     paired: gl.constexpr = gl.BlockedLayout([1, 8], [256 // half, half // 8], [4, 1], [1, 0])
-    whole: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HEAD, HEAD // 8], [4, 1], [1, 0])
-    q_own = q_smem.index(SIDE_OF)
+    layout: gl.constexpr = gl.SliceLayout(1, paired)
+    q_own = q_smem.index(MEMBER)
     first = gl.program_id(0)
     step = gl.num_programs(0)
     done = 0
+    side = MEMBER + 0 * first
     if first < units:
-        index, shift, unused = _readers_of(
-            groups, place, first, units, SIDE_OF, WIDTH, kv_heads, GROUP, CELL, READERS,
-            gl.SliceLayout(1, paired),
-        )  # fmt: skip
+        readers, tiles = _cell_of(groups, first, units, WIDTH, kv_heads)
+        row, shift, part = _readers_of(
+            groups, first, units, side, WIDTH, kv_heads, GROUP, CELL, READERS, layout
+        )
+        index = gl.load(place + row, mask=row >= 0, other=-1)
         for unit in range(first, units, step):
             group = groups + (unit // kv_heads).to(gl.int64) * WIDTH
             kv_head = unit % kv_heads
-            readers = gl.load(group + 1)
-            tiles = gl.cdiv(gl.load(group) * 16, KEYS)
-            if SIDE_OF * (SIDE // GROUP) < readers:
+            # What the next cell's queries depend on is on its way while this one is attended to.
+            next_side = (side + SIDES - gl.cdiv(readers, per_side) % SIDES) % SIDES
+            next_readers, next_tiles = _cell_of(groups, unit + step, units, WIDTH, kv_heads)
+            next_row, next_shift, next_part = _readers_of(
+                groups, unit + step, units, next_side, WIDTH, kv_heads, GROUP, CELL, READERS, layout
+            )
+            if side * per_side < readers:
                 _rotate_queries(
                     query, cos_sin, index, shift, kv_head, scale, query_stride, q_own, HEAD, GROUP,
                     paired,
                 )  # fmt: skip
-                asks, unneeded, part = _readers_of(
-                    groups, place, unit, units, SIDE_OF, WIDTH, kv_heads, GROUP, CELL, READERS,
-                    gl.SliceLayout(1, whole),
-                )  # fmt: skip
+                next_index = gl.load(place + next_row, mask=next_row >= 0, other=-1)
                 acc, row_max, row_sum = _attend_cell(
                     group + 2 + CELL, tiles, done, q_own, keys, values, HEAD, STAGES
                 )
                 _store_parts(
-                    acc, row_max, row_sum, asks, part, kv_head, parts, part_lse, q_own, HEADS,
-                    HEAD, GROUP, whole,
+                    acc, row_max, row_sum, index, part, kv_head, parts, part_lse, q_own, HEADS,
+                    HEAD, GROUP, paired,
                 )  # fmt: skip
             else:
+                next_index = gl.load(place + next_row, mask=next_row >= 0, other=-1)
                 # The buffers are released for all warp groups.
                 for tile in range(done, done + tiles):
                     stage = tile % STAGES
@@ -346,10 +369,8 @@ def _attend_cells(
                     mbarrier.wait(v_ready.index(stage), phase)
                     mbarrier.arrive(v_free.index(stage), count=1)
             done += tiles
-            index, shift, unused = _readers_of(
-                groups, place, unit + step, units, SIDE_OF, WIDTH, kv_heads, GROUP, CELL, READERS,
-                gl.SliceLayout(1, paired),
-            )  # fmt: skip
+            index, shift, part = next_index, next_shift, next_part
+            readers, tiles, side = next_readers, next_tiles, next_side
 
 
 @gluon.jit
