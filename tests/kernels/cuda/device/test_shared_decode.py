@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
 from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch
+from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
 from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
