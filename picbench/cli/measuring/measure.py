@@ -9,7 +9,7 @@ import click
 
 from picbench.cli.measuring.measure_break_even import break_even
 from picbench.cli.measuring.measure_frontier import algorithms
-from picbench.cli.measuring.measure_serving import decode_load, load_report
+from picbench.cli.measuring.measure_serving import decode_load, load_report, scaling
 from picbench.cli.measuring.measurement import (
     COMMIT,
     DEVICE,
@@ -366,30 +366,6 @@ def rope_pad_ablation(output: Path, commit: str | None, **settings: Any) -> None
 @measure.command()
 @ON_GPU
 @COMMIT
-@DEVICE
-@MODEL
-@_REPEATS
-@click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="GPUs.")
-@click.option("--concurrency", type=click.IntRange(1), default=64, show_default=True)
-def scaling(
-    output: Path,
-    commit: str | None,
-    device: str,
-    model: str,
-    repeats: int,
-    workers: int,
-    concurrency: int,
-) -> None:
-    """Throughput of an engine on several GPUs against one."""
-    from picbench.measure.engine import scaling as measuring
-
-    measuring.measure(model, device, workers, concurrency, repeats, commit, output)
-    click.echo((output / f"scaling-{workers}.md").read_text(encoding="utf-8"))
-
-
-@measure.command()
-@ON_GPU
-@COMMIT
 @click.option("--throughput", type=FOLDER, help="Run directory.")
 @click.option("--memory", type=FOLDER, help="Run directory.")
 def load(output: Path, commit: str | None, throughput: Path | None, memory: Path | None) -> None:
@@ -436,3 +412,4 @@ measure.add_command(algorithms)
 measure.add_command(break_even)
 measure.add_command(decode_load)
 measure.add_command(load_report)
+measure.add_command(scaling)

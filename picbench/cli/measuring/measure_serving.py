@@ -1,4 +1,4 @@
-"""`picbench measure decode-load` and `load-report`: many requests at once."""
+"""`picbench measure decode-load`, `load-report` and `scaling`: many requests at once."""
 
 from typing import Any
 
@@ -94,6 +94,33 @@ def load_report(*, device: str, model: str | None, estimate: bool, **options: An
     from picbench.measure.serving import load_report as measuring
 
     run = measuring.LoadRun(
+        model=_model(model, device), device=device, dtype=_dtype(device), **options
+    )
+    if estimate:
+        click.echo(measuring.estimated(run))
+        return 0
+    page, whole = measuring.measure(run, click.echo)
+    click.echo(page)
+    return 0 if whole else 4
+
+
+@click.command(cls=MeasureCommand)
+@ON_GPU
+@COMMIT
+@DEVICE
+@_MODEL
+@click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="GPUs.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@_SECONDS
+@_ESTIMATE
+def scaling(*, device: str, model: str | None, estimate: bool, **options: Any) -> int:
+    """Throughput of an engine on several GPUs against one, and of stock vLLM.
+
+    Rounds that are done are kept; another commit begins anew. Exit 4 if rounds are left.
+    """
+    from picbench.measure.serving import scaling as measuring
+
+    run = measuring.ScalingRun(
         model=_model(model, device), device=device, dtype=_dtype(device), **options
     )
     if estimate:

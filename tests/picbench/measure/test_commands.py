@@ -19,9 +19,9 @@ from picbench.measure.engine import (
     decode_cost,
     oracle_check,
     rope_pad_ablation,
-    scaling,
     storm,
 )
+from picbench.measure.serving import scaling
 from picbench.measure.steps import CheckStep
 from picbench.output import provenance
 
@@ -85,7 +85,7 @@ def note(monkeypatch: pytest.MonkeyPatch) -> Note:
 
         def called(*arguments: Any) -> None:
             calls.append(arguments)
-            for page in ("context", "scaling-2", "scaling-4", "load"):
+            for page in ("context", "load"):
                 (arguments[-1] / f"{page}.md").write_text(f"page {page}\n")
 
         monkeypatch.setattr(module, name, called)
@@ -156,12 +156,20 @@ def test_context_gets_its_flags_and_shows_its_page(note: Note, tmp_path: Path) -
     assert calls == [("m", "cpu", 5, 8, None, tmp_path)]
 
 
-def test_scaling_gets_its_flags_and_shows_its_page(note: Note, tmp_path: Path) -> None:
-    calls = note(scaling, "measure")
-    flags = ("--workers", "4", "--concurrency", "9", "--model", "m", "--commit", "c")
+def test_scaling_gets_its_flags_and_shows_its_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measured(run: scaling.ScalingRun, say: Callable[[str], None]) -> tuple[str, bool]:
+        assert (run.model, run.device, run.workers, run.rounds) == ("m", "cpu", 4, 9)
+        assert (run.dtype, run.commit, run.path) == ("float32", "c", tmp_path / "scaling-4.json")
+        return "the page", run.seconds == 0
+
+    monkeypatch.setattr(scaling, "measure", measured)
+    flags = ("--workers", "4", "--rounds", "9", "--model", "m", "--commit", "c", "--device", "cpu")
     result = invoke("scaling", *flags, "--output", str(tmp_path))
-    assert result.stdout == "page scaling-4\n\n"
-    assert calls == [("m", "cuda", 4, 9, 3, "c", tmp_path)]
+    assert (result.exit_code, result.stdout) == (0, "the page\n")
+    result = invoke("scaling", *flags, "--output", str(tmp_path), "--seconds", "5")
+    assert result.exit_code == 4
 
 
 def test_the_ablation_gets_its_flags_and_shows_its_page(

@@ -1,0 +1,202 @@
+"""Throughput of one engine on several GPUs against one, beside stock vLLM's.
+
+Requests of several lengths decode together, over chunks that are in the pool; stock vLLM's have one
+common prefix of the same length, so that it computes as little anew. All engines are up at once and
+take turns. Besides, a trained model replies on one GPU and on several, as engines are served: with
+graphs, scheduling ahead.
+"""
+
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.measure.serving.decode_waves import DecodeScene, brief_wave, decode_wave
+from picbench.measure.serving.load_costs import CostGuess
+from picbench.measure.serving.rounds_file import RoundsFound
+from picbench.measure.serving.scaling_page import (
+    OURS,
+    REPLIES,
+    STOCK,
+    arm_name,
+    write_scaling,
+)
+from picbench.measure.serving.served_rounds import (
+    RoundsPlan,
+    ServedArm,
+    ServedCell,
+    estimate,
+    run_rounds,
+)
+from picbench.output import provenance
+from picbench.workloads import models
+
+#: Tokens of a reply when engines are warmed up.
+_BRIEF = 16
+
+#: Models whose replies are compared: the trained one's heads can be divided by two only.
+_TRAINED, _OTHERWISE = "testbed", "shape:small"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingSizes:
+    """Requests of a device, of each length that is given in chunks; pools are in blocks.
+
+    `replies` is what the trained model is asked.
+    """
+
+    scene: DecodeScene
+    lengths: tuple[int, ...]
+    pool: int
+    replies: DecodeScene
+    replies_pool: int
+    costs: CostGuess
+
+    def at(self, chunks: int) -> DecodeScene:
+        """Requests of so many chunks, of twice as many."""
+        return replace(self.scene, chunks=chunks, corpus=2 * chunks)
+
+
+_REPLIES = DecodeScene(8, 8, 16, 56, 24, 32)
+
+#: By device. On a GPU two engines with such pools and half of two others fit 139 GiB.
+SCALING_SIZES: Mapping[str, ScalingSizes] = MappingProxyType(
+    {
+        "cuda": ScalingSizes(
+            scene=DecodeScene(reply=128),
+            lengths=(16, 32, 64),
+            pool=10_000,
+            replies=_REPLIES,
+            replies_pool=1_000,
+            costs=CostGuess(18_000, 0.03),
+        ),
+        "cpu": ScalingSizes(
+            scene=DecodeScene(4, 3, 6, 40, 9, 12),
+            lengths=(2, 3),
+            pool=200,
+            replies=replace(_REPLIES, requests=2, chunks=2, corpus=4, reply=8),
+            replies_pool=100,
+            costs=CostGuess(2_000, 0.05),
+        ),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalingRun:
+    """How to measure one GPU against `workers`."""
+
+    model: str
+    device: str
+    dtype: str
+    workers: int
+    rounds: int
+    seconds: float
+    output: Path
+    commit: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file of what is measured."""
+        return self.output / f"scaling-{self.workers}.json"
+
+
+def measure(run: ScalingRun, say: Callable[[str], None]) -> tuple[str, bool]:
+    """Measure what is left: the page of all that is measured, and whether nothing is left.
+
+    The page is empty before any length is done.
+    """
+    plan = scaling_plan(run)
+    page = ""
+
+    def keep(found: RoundsFound) -> None:
+        nonlocal page
+        if found.cells.keys() - {REPLIES}:
+            page = write_scaling(found, run.path)
+
+    found = run_rounds(plan, say, keep)
+    keep(found)
+    return page, plan.done(found)
+
+
+def estimated(run: ScalingRun) -> str:
+    """What is left."""
+    plan = scaling_plan(run)
+    return str(estimate(plan, plan.read()))
+
+
+def scaling_plan(run: ScalingRun) -> RoundsPlan:
+    """A cell for each length, in four arms, and one for the replies."""
+    sizes = SCALING_SIZES[run.device]
+    scenes = {scene.prompt: scene for scene in map(sizes.at, sizes.lengths)}
+    found = models.resolve(run.model)
+    facts = provenance.facts(*provenance.ENGINE, device=run.device, commit=run.commit)
+    facts |= {"model": found.label, "dtype": run.dtype, "pool": sizes.pool, "workers": run.workers}
+    facts["scenes"] = {str(prompt): asdict(scene) for prompt, scene in scenes.items()}
+    longest = max(scenes.values(), key=lambda scene: scene.prompt)
+    ours = _config(run, str(found.path), longest, sizes.pool)
+    asked = models.resolve(_TRAINED if run.workers == 2 else _OTHERWISE)
+    replies = _config(run, str(asked.path), sizes.replies, sizes.replies_pool)
+    facts["replies"] = {"model": asked.label, "dtype": "float32", **asdict(sizes.replies)}
+    engines = {
+        **_sides(OURS, ours, run.workers),
+        **_sides(STOCK, replace(ours, stock=True, algorithm="prefix"), run.workers),
+        **_sides(REPLIES, replace(replies, dtype="float32"), run.workers),
+    }
+    cells = [*_lengths(scenes, run, sizes), _replies(run, sizes)]
+    return RoundsPlan(run.path, facts, engines, cells, run.rounds, run.seconds)
+
+
+def _lengths(
+    scenes: Mapping[int, DecodeScene], run: ScalingRun, sizes: ScalingSizes
+) -> Iterator[ServedCell]:
+    for prompt, scene in scenes.items():
+        arms = {}
+        for who in (OURS, STOCK):
+            brief = replace(scene, reply=min(_BRIEF, scene.reply))
+            common = who == STOCK
+            work = partial(decode_wave, scene=scene, common=common)
+            warm_up = partial(brief_wave, scene=brief, common=common)
+            for gpus in (1, run.workers):
+                name = arm_name(who, gpus)
+                arms[name] = ServedArm(name, work, warm_up)
+        yield ServedCell(str(prompt), arms, len(arms) * sizes.costs.wave(scene))
+
+
+def _replies(run: ScalingRun, sizes: ScalingSizes) -> ServedCell:
+    work = partial(reply_sums, scene=sizes.replies)
+    names = [arm_name(REPLIES, gpus) for gpus in (1, run.workers)]
+    arms = {name: ServedArm(name, work) for name in names}
+    return ServedCell(REPLIES, arms, 2 * sizes.costs.wave(sizes.replies), rank=1, most=1)
+
+
+def reply_sums(engine: Engine, name: str, *, scene: DecodeScene) -> dict[str, float]:
+    """A checksum of the tokens of each reply, which another engine is to give, too."""
+    requests = scene.draw(name, scene.requests, "mepic")
+    results = engine.generate(requests, max_tokens=scene.reply, ignore_eos=True)
+    return {
+        str(number): float(zlib.crc32(array("q", result.tokens).tobytes()))
+        for number, result in enumerate(results)
+    }
+
+
+def _sides(who: str, config: EngineConfig, workers: int) -> dict[str, EngineConfig]:
+    return {arm_name(who, gpus): replace(config, tensor_parallel=gpus) for gpus in (1, workers)}
+
+
+def _config(run: ScalingRun, model: str, scene: DecodeScene, pool: int) -> EngineConfig:
+    return EngineConfig(
+        model=model,
+        device=run.device,
+        dtype=run.dtype,
+        context=scene.prompt + scene.reply,
+        batch_tokens=8192,
+        kv_blocks=pool,
+        max_requests=scene.requests,
+        tiers="",
+    )

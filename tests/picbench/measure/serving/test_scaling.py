@@ -1,0 +1,106 @@
+"""Several GPUs against one, and stock vLLM: the engines, the page, and replies of a real one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness_fakes import GPU_FACTS
+
+from picbench.engines.engine import Engine
+from picbench.measure.serving.decode_waves import DecodeScene
+from picbench.measure.serving.rounds_file import RoundsFound
+from picbench.measure.serving.scaling import (
+    SCALING_SIZES,
+    ScalingRun,
+    estimated,
+    reply_sums,
+    scaling_plan,
+)
+from picbench.measure.serving.scaling_page import render_scaling, scaling_figures, write_scaling
+
+
+def run(tmp_path: Path, workers: int = 2) -> ScalingRun:
+    return ScalingRun(
+        model="shape:tiny",
+        device="cuda",
+        dtype="bfloat16",
+        workers=workers,
+        rounds=3,
+        seconds=0,
+        output=tmp_path,
+        commit="c",
+    )
+
+
+def test_engines_differ_in_nothing_but_their_gpus(tmp_path: Path) -> None:
+    plan = scaling_plan(run(tmp_path))
+    engines = plan.engines
+    assert [cell.name for cell in plan.cells] == ["8144", "16208", "32336", "replies"]
+    for who in ("mepic", "stock", "replies"):
+        one, two = engines[f"{who} x1"], engines[f"{who} x2"]
+        assert (one.tensor_parallel, two.tensor_parallel) == (1, 2)
+        assert replace(two, tensor_parallel=1) == one
+    assert engines["stock x1"] == replace(engines["mepic x1"], stock=True, algorithm="prefix")
+    assert not any(config.eager for config in engines.values())
+    assert engines["replies x2"].dtype == "float32"
+    assert set(plan.cells[0].arms) == {"mepic x1", "mepic x2", "stock x1", "stock x2"}
+    assert engines["replies x2"].model != scaling_plan(run(tmp_path, 4)).engines["replies x4"].model
+    assert estimated(run(tmp_path)).startswith("0 of 10 cells measured; left: about ")
+
+
+def test_all_requests_fit_the_pools() -> None:
+    for sizes in SCALING_SIZES.values():
+        for chunks in sizes.lengths:
+            scene = sizes.at(chunks)
+            assert scene.blocks <= sizes.pool
+            assert scene.common_fit(sizes.pool) == scene.requests
+        assert sizes.replies.blocks <= sizes.replies_pool
+
+
+def found() -> RoundsFound:
+    scene = {"requests": 64, "length": 504, "question": 80, "reply": 128}
+    facts = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "pool": 99, "workers": 2}
+    facts |= {"scenes": {"9000": scene, "800": scene}}
+    made = RoundsFound(facts | {"replies": {"model": "R", "dtype": "float32", "reply": 8}})
+    # Two GPUs over one: 1.5 and 1.2 of ours, 1.6 and 1.0 of stock vLLM's.
+    for length, ours, stock in (("9000", 1.5, 1.6), ("800", 1.2, 1.0)):
+        rates = {"mepic x1": 10.0, "mepic x2": 10 * ours, "stock x1": 5.0, "stock x2": 5 * stock}
+        for factor in (1.0, 2.0):
+            figures = {
+                arm: {"tokens_s": rate * factor, "tpot_ms": 9.0, "ttft_ms": 8.0}
+                for arm, rate in rates.items()
+            }
+            made.note(length, figures, 1.0)
+    made.note("replies", {"replies x1": {"0": 5, "1": 6}, "replies x2": {"0": 5, "1": 7}}, 1)
+    return made
+
+
+def test_the_page_and_the_summary(tmp_path: Path) -> None:
+    page = write_scaling(found(), tmp_path / "scaling-2.json")
+    assert page == render_scaling(found()) == (tmp_path / "scaling-2.md").read_text()
+    assert "| 800 | mepic x2 | 2 | 18 (12 - 24) | 9.00" in page
+    assert page.index("| 800 | stock x2 |") < page.index("| 9,000 | mepic x1 |")
+    assert "| 9,000 | 1.500 (1.500 - 1.500, n=2) | 1.600" in page
+    assert "| 0.937 (0.937 - 0.937, n=2) |" in page
+    assert "R in float32, as it is served, on 2 GPUs and on one: 1 of 2 replies of 8" in page
+    assert json.loads((tmp_path / "summary.json").read_text()) == {
+        "tp2_scaling": pytest.approx(1.5),
+        "tp2_vs_stock_tp2": pytest.approx(1.5 / 1.6),
+    }
+
+
+def test_what_is_measured_of_some_lengths_has_a_page() -> None:
+    some = found()
+    del some.cells["9000"], some.cells["replies"]
+    assert scaling_figures(some)["tp2_vs_stock_tp2"] == pytest.approx(1.2)
+    assert "replies of 8" not in render_scaling(some)
+
+
+@pytest.mark.engine
+def test_replies_of_an_engine_have_the_same_sums_again(small_engine: Engine) -> None:
+    scene = DecodeScene(2, 2, 4, 20, 9, 6)
+    sums = reply_sums(small_engine, "a", scene=scene)
+    assert list(sums) == ["0", "1"]
+    assert reply_sums(small_engine, "a", scene=scene) == sums
+    assert reply_sums(small_engine, "b", scene=scene) != sums
