@@ -95,9 +95,13 @@ class RequestPreparer:
             if algorithm.spec != self._algorithm.spec:
                 raise _not_stock(algorithm.spec)
         else:
-            params.extra_args = {ARGS: marked_args(args, tokens, algorithm, BLOCK_SIZE)}
+            args = marked_args(args, tokens, algorithm, BLOCK_SIZE)
+            params.extra_args = {ARGS: args}
         prepared = PreparedRequest(tag, tokens, params, request.salt)
         check_request(running.engine.vllm_config, prepared, self._registry)
+        if not self._config.stock:
+            # vLLM's frontend, which is in this process, checks it as it is submitted.
+            params.extra_args = {ARGS: replace(args, checked=True)}
         return prepared
 
     def canonical(self, request: Request, running: Launched) -> "Canonical | None":

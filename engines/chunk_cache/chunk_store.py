@@ -149,7 +149,7 @@ class ChunkStore:
         """
         record = self._record(canonical.key)
         if record.owner is not None:
-            self._unfinished -= Counter(_names(canonical))
+            self._finish_pages(_names(canonical))
         record.owner = None
         if success and self._tiers:
             blocks = blocks[canonical.anchor.blocks :]
@@ -358,6 +358,15 @@ class ChunkStore:
         record.tokens = sum(page.real for page in canonical.pages)
         record.last_use = self.clock()
         self._own(record, _names(canonical))
+
+    def _finish_pages(self, names: Iterable[Key]) -> None:
+        """One chunk less has these pages compiled; all the others' stay as they are."""
+        for name in names:
+            left = self._unfinished[name] - 1
+            if left > 0:
+                self._unfinished[name] = left
+            else:
+                self._unfinished.pop(name, None)
 
     def _is_unfinished(self, page: Key) -> bool:
         """Whether a page is only now being computed.

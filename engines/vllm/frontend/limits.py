@@ -100,6 +100,8 @@ def check_request(config: Any, request: Any, registry: Registry, *, shorten: boo
     vLLM's servers give chat requests without `max_tokens` the whole context.
     """
     args = request_args(request, registry)
+    if args is not None and args.checked:
+        return
     settings = PicSettings.given(config.additional_config)
     if settings is not None:
         algorithm = registry.parse((args and args.algorithm) or settings.algorithm)

@@ -63,7 +63,8 @@ class RequestArgs:
     `algorithm` is a valid spec; None means the engine's default. `tag` comes back with the
     request's cost. `positions` and `slots` say where tokens stand, if not one after the other.
     `documents` has what stands before the chunks in their documents. `dependent` spans of chunks
-    are recomputed under any algorithm.
+    are recomputed under any algorithm. `checked` requests were checked already by who sends them,
+    in the same process; no arguments that a client sends can say so.
     """
 
     spans: tuple[Span, ...]
@@ -73,6 +74,7 @@ class RequestArgs:
     slots: tuple[SlotSpan, ...] = ()
     documents: ChunkContexts = field(default_factory=ChunkContexts)
     dependent: tuple[Span, ...] = ()
+    checked: bool = False
 
 
 def request_args(request: Any, registry: Registry) -> RequestArgs | None:

@@ -14,7 +14,7 @@ from picbench.engines.pace import Departure
 from picbench.engines.planning.layout import Footprint
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm import compat
-from picbench.engines.vllm.frontend import plugin
+from picbench.engines.vllm.frontend import limits, plugin
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.launch import launch
 from picbench.engines.vllm.scheduler.scheduler import _checked
@@ -341,6 +341,19 @@ class TestGuard:
         prepared.sampling_params.extra_args = {"pic": {"spans": [[4, 2]]}}
         with pytest.raises(ValueError, match=r"spans\[0\]"):
             engine._submit(Departure(prepared, time.time(), 0.0))
+
+    def test_a_request_is_checked_once(self, engine, draw, monkeypatch):
+        measured: list[Any] = []
+        upstream = limits.measure
+
+        def measure(*arguments: Any) -> Footprint:
+            measured.append(arguments)
+            return upstream(*arguments)
+
+        monkeypatch.setattr(limits, "measure", measure)
+        asked = Request([Chunk(tokens=draw(20, 1)), Text(tokens=draw(4, 2))])
+        engine.abort(engine.submit(asked, max_tokens=1))
+        assert len(measured) == 1
 
     def test_registering_twice_guards_once(self):
         from vllm.v1.engine.input_processor import InputProcessor

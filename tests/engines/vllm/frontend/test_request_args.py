@@ -69,6 +69,13 @@ def test_other_bad_arguments():
         read_args({"pic": {"spans": [[0, 4]], "tag": [1]}}, 10)
 
 
+def test_clients_cannot_say_that_a_request_was_checked():
+    sent = {"pic": {"spans": [[0, 4]], "checked": True}}
+    found = request_args.read_args(sent, range(9), Registry())
+    assert found == RequestArgs(((0, 4),))
+    assert not found.checked
+
+
 def test_cut():
     assert cut(range(8), RequestArgs(((2, 4), (4, 6))), 0) == [
         Segment((0, 1)),
