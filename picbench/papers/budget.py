@@ -35,7 +35,7 @@ QUESTION = 32
 _LEAST, _MOST = 0.2, 5.0
 
 
-class Budget:
+class TimeBudget:
     """Seconds that may be spent (0: no limit), against what work is expected to take.
 
     Expectations are corrected by how long earlier work took. `clock` gives seconds.

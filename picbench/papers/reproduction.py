@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from picbench.measure.frontier import serve_arms
-from picbench.papers.budget import Budget
+from picbench.papers.budget import TimeBudget
 from picbench.papers.experiments.experiment_data import ExperimentData
 from picbench.papers.experiments.latency_experiment import LatencyRun, measure_latencies
 from picbench.papers.experiments.load_data import joined_conditions, without_series
@@ -98,7 +98,7 @@ class Reproduction:
         """
         read_published(self.settings.published)
         loads, latencies = self.plan_loads(services), self.latencies()
-        budget = Budget(self.seconds)
+        budget = TimeBudget(self.seconds)
         measure_latencies(latencies, self.device, self.commit, budget)
         self._keep_latencies(latencies)
         plan = self._load_plan(services)

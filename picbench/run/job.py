@@ -52,8 +52,8 @@ class Job:
 
     `fingerprint` is the SHA-256, in hex, of what decides the numbers: settings, arms, sizes and
     requests. `objectives` are those of latency, if there are any. `notes` say what picbench chose
-    where nothing was given, a choice that changes numbers a line. Arms of a job
-    `in_turn` have engines together: caches are an arm's own only while it is its turn.
+    where nothing was given, a choice that changes numbers a line. With `shared`
+    arms take turns on engines, and caches are an arm's own only as long as that.
     """
 
     config: RunConfig
@@ -65,7 +65,7 @@ class Job:
     output: Path
     objectives: Objectives | None = None
     notes: tuple[str, ...] = ()
-    in_turn: bool = False
+    shared: bool = False
 
     def engine(self, arm: Arm) -> EngineConfig:
         """The settings of the engine of an arm here: the same for all but for the algorithm."""
@@ -87,12 +87,12 @@ def prepare(
     load: Callable[[RunConfig], Workload],
     memory: Callable[[int], int | None],
     *,
-    in_turn: bool = False,
+    shared: bool = False,
 ) -> Job:
     """Check all that can be checked before an engine starts; ConfigError for what is wrong.
 
     `memory` gives the bytes of each of so many GPUs, None where engines use none (`gpu_memory`).
-    Arms `in_turn` have their engines from SharedEngines.
+    With `shared` arms have their engines from SharedEngines.
     """
     ours = parse_arms(config.algo, same_engine=config.same_engine)
     arms = (*ours, *_parse_elsewhere(config, [arm.name for arm in ours]))
@@ -118,7 +118,7 @@ def prepare(
     notes: tuple[str, ...] = ()
     if config.device != "cpu" and (found := memory(config.tensor_parallel)):
         engines = [_engine(config, workload, sizes, arm) for arm in ours]
-        if in_turn:
+        if shared:
             engines = [*dict.fromkeys(map(shareable, engines))]
         pool, notes = _share_gpu(
             engines,
@@ -131,9 +131,7 @@ def prepare(
     fingerprint = _fingerprint(config, arms, workload, sizes, facts)
     output = _output(config, workload.dataset, fingerprint)
     check_same(output, fingerprint, config.published())
-    return Job(
-        config, arms, workload, facts, sizes, fingerprint, output, objectives, notes, in_turn
-    )
+    return Job(config, arms, workload, facts, sizes, fingerprint, output, objectives, notes, shared)
 
 
 def _parse_elsewhere(config: RunConfig, taken: Sequence[str]) -> tuple[Arm, ...]:

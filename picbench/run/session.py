@@ -394,7 +394,8 @@ def _start_engines(
     for note in job.notes:
         progress.say(note)
     ours = [arm.name for arm in job.arms if arm.endpoint is None]
-    progress.say(f"starting {len(ours)} engines: {', '.join(ours)}")
+    what = "arms in turn" if job.shared else "engines"
+    progress.say(f"starting {len(ours)} {what}: {', '.join(ours)}")
     with ExitStack() as stack:
         for arm in job.arms:
             if arm.endpoint is not None:

@@ -16,7 +16,7 @@ from picbench.measure.engine.interleaved import Found, run_interleaved
 from picbench.measure.engine.random_tokens import random_tokens
 from picbench.output import provenance
 from picbench.output.json_file import write_json
-from picbench.papers.budget import QUESTION, START, Budget, expected_latency
+from picbench.papers.budget import QUESTION, START, TimeBudget, expected_latency
 from picbench.papers.experiments.experiment_data import ExperimentData, PointArm, PointData
 from picbench.papers.paper_settings import Device, LatencyPoint, LatencySettings
 from picbench.workloads import models
@@ -125,7 +125,7 @@ class LatencyRun:
 
 
 def measure_latencies(
-    runs: Mapping[str, LatencyRun], device: Device, commit: str | None, budget: Budget
+    runs: Mapping[str, LatencyRun], device: Device, commit: str | None, budget: TimeBudget
 ) -> None:
     """Measure what is missing in several experiments, as long as the budget lasts.
 
@@ -139,7 +139,7 @@ def measure_latencies(
 
 
 def _measure_alike(
-    runs: Mapping[str, LatencyRun], device: Device, commit: str | None, budget: Budget
+    runs: Mapping[str, LatencyRun], device: Device, commit: str | None, budget: TimeBudget
 ) -> None:
     missing = {
         f"{experiment}: {label}": (run, label)

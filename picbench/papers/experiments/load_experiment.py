@@ -14,7 +14,7 @@ from picbench.errors import ConfigError
 from picbench.inputs.traffic_file import write_traffic
 from picbench.output.run_directory import MANIFEST
 from picbench.output.run_reader import read_run
-from picbench.papers.budget import START, Budget, expected_load
+from picbench.papers.budget import START, TimeBudget, expected_load
 from picbench.papers.experiments.load_data import compact, conditions
 from picbench.papers.experiments.point_store import PointStore, StoredPoint
 from picbench.papers.paper_settings import Point
@@ -70,7 +70,7 @@ class LoadPlan:
         """
         return [self._plan(point) for point in points]
 
-    def run(self, planned: Sequence[PlannedRun], display: Display, budget: Budget) -> None:
+    def run(self, planned: Sequence[PlannedRun], display: Display, budget: TimeBudget) -> None:
         """Measure what is missing, as long as the budget lasts, and keep each point.
 
         Runs on the same engines come after each other, and of these one seed after another.
@@ -80,13 +80,13 @@ class LoadPlan:
             return
         with (
             display(sum(run.job.requests for run in left if run.job)) as progress,
-            SharedEngines(self.services.launch) as shared,
+            SharedEngines(self.services.launch) as engines,
         ):
             served = 0
             for group in _groups(left):
-                shared.retain(config for run in group for config in _configs(run))
+                engines.retain(config for run in group for config in _configs(run))
                 later = LaterProgress(progress, served)
-                if not self._run_group(group, shared, later, budget):
+                if not self._run_group(group, engines, later, budget):
                     progress.say("time is over; the same command goes on from here")
                     return
                 served += sum(run.job.requests for run in group if run.job)
@@ -106,26 +106,26 @@ class LoadPlan:
     def _run_group(
         self,
         group: Sequence[PlannedRun],
-        shared: SharedEngines,
+        engines: SharedEngines,
         progress: Progress,
-        budget: Budget,
+        budget: TimeBudget,
     ) -> bool:
         """Serve runs on the same engines; whether there was time for all of them."""
         first = group[0]
         if not budget.allows(first.expected, START[first.point.device]):
             return False
-        if not _in_turn(first):
+        if not _is_shared(first):
             return self._serve(group, self.services.launch, progress, budget)
         served = 0
         for run in group:
             later = LaterProgress(progress, served)
-            if not self._serve([run], shared.launch, later, budget):
+            if not self._serve([run], engines.launch, later, budget):
                 return False
             served += run.job.requests if run.job else 0
         return True
 
     def _serve(
-        self, runs: Sequence[PlannedRun], launch: Launch, progress: Progress, budget: Budget
+        self, runs: Sequence[PlannedRun], launch: Launch, progress: Progress, budget: TimeBudget
     ) -> bool:
         """Serve runs on engines that start once; whether there was time for all of them."""
         jobs = [run.job for run in runs if run.job]
@@ -157,8 +157,8 @@ class LoadPlan:
         job = None
         if stored is None and not _is_complete(directory, wanted, written.fingerprint):
             config = parse_config(wanted)
-            services, in_turn = self.services, point.device == "cuda"
-            job = prepare(config, services.load, services.memory, in_turn=in_turn)
+            services, shared = self.services, point.device == "cuda"
+            job = prepare(config, services.load, services.memory, shared=shared)
         return PlannedRun(point, written.facts, identity, directory, job, stored)
 
 
@@ -170,15 +170,15 @@ def _groups(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
     found: dict[str, list[PlannedRun]] = {}
     for run in runs:
         configs = _configs(run)
-        if _in_turn(run):
+        if _is_shared(run):
             ours = dict.fromkeys(shareable(config) for config in configs if not config.stock)
             configs = [*ours] or configs
         found.setdefault(repr(configs), []).append(run)
     return [sorted(group, key=lambda run: run.point.seed) for group in found.values()]
 
 
-def _in_turn(run: PlannedRun) -> bool:
-    return run.job is not None and run.job.in_turn
+def _is_shared(run: PlannedRun) -> bool:
+    return run.job is not None and run.job.shared
 
 
 def _configs(run: PlannedRun) -> list[EngineConfig]:

@@ -53,7 +53,7 @@ class CacheUpkeep:
 
         Those that arms share are brought into it at each arm's turn.
         """
-        if self._job.in_turn:
+        if self._job.shared:
             return
         if self._job.workload.preload:
             count = len(self._job.workload.preload)
@@ -68,7 +68,7 @@ class CacheUpkeep:
         """Bring an arm's cache into the state before a round. EngineError if its engine is gone."""
         if self.cold:
             self._servers[arm].reset()
-        first = self._job.in_turn and not number
+        first = self._job.shared and not number
         if not first and (not number or number % self.rounds):
             return
         self._servers[arm].reset()
