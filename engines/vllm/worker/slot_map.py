@@ -8,6 +8,7 @@ positions. The message is sent once, in the request's sampling parameters.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -82,14 +83,14 @@ class SlotMap:
 
         0 for computed slots and for hidden ones. `positions` are those of `positions()`.
         """
-        cached_at = self.cached_at()
-        reread = (positions != GAP) & (cached_at != GAP)
-        shifts: Positions = (positions - cached_at) * reread
-        return shifts
+        shifts = self.cached_at()
+        reread = (positions < GAP) & (shifts < GAP)
+        np.subtract(positions, shifts, out=shifts)
+        return np.multiply(shifts, reread, out=shifts)
 
 
 def _expand(runs: Runs) -> Positions:
-    first, counts = np.array(runs, np.int32).reshape(-1, 2).T
+    first, counts = np.fromiter(chain(*runs), np.int32, 2 * len(runs)).reshape(-1, 2).T
     starts = np.cumsum(counts, dtype=np.int32) - counts
     values: Positions = np.repeat(first - starts, counts)
     # This lets runs of gaps ascend from GAP.

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from picbench.kernels.cuda.device import upload
+from picbench.kernels.cuda.device import upload_all
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.cuda.prefill.gather_rotated import PAGE, gather
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder, runs
@@ -28,7 +28,7 @@ from picbench.kernels.cuda.prefill.paged.key_tiles import KeyTiles
 from picbench.kernels.cuda.prefill.paged.paged_prefill import PagedPrefill
 from picbench.kernels.cuda.prefill.paged.tile_schedule import QueryTile, query_tiles
 from picbench.kernels.cuda.prefill.query_tile import ROWS, tokens_of
-from picbench.kernels.cuda.prefill.tiled import TiledPrefill, tile_work
+from picbench.kernels.cuda.prefill.tiled import TiledPrefill, schedule_tiles, tile_work
 from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE
@@ -195,19 +195,25 @@ class _LinkStep:
 
 
 def _gathered(step: _LinkStep) -> GatheredPrefill:
-    requests, seen, pages, shape = step.requests, step.seen, step.pages, step.shape
-    device = step.block_table.device
-    slots, rope_shift = _slots(requests, pages, step.block_table)
+    pages, shape, device = step.pages, step.shape, step.block_table.device
     tokens = sum(pages) * PAGE
     kv_heads = step.workspace.heads(tokens, shape.num_kv_heads, shape.head_size, shape.dtype)
+    copied = _copied(step)
     work: flash.Runs | TiledPrefill
     if step.by_runs < step.by_tiles:
-        work = _sequences(requests, seen, pages, device).scheduled(
-            shape.with_kv_heads(kv_heads), PAGE
-        )
+        queries = _sequences(step.requests, step.seen, pages)
+        *found, bounds, lengths, first_pages = upload_all([*copied, *queries], device)
+        every = torch.arange(max(pages), dtype=torch.int32, device=device)
+        table = (first_pages.unsqueeze(1) + every).clamp(max=sum(pages) - 1)
+        longest = int(np.diff(queries[0]).max()), int(queries[1].max())
+        runs_of = flash.Runs(bounds, lengths, table, *longest)
+        work = runs_of.scheduled(shape.with_kv_heads(kv_heads), PAGE)
     else:
-        work = _tiles(requests, seen, pages, shape, kv_heads, device)
-    return GatheredPrefill(slots, rope_shift, work, step.rope, shape, step.workspace, kv_heads)
+        tiles = schedule_tiles(_tiles(step), np.concatenate(step.seen), kv_heads)
+        *found, rows, seen, counts = upload_all([*copied, *tiles.arrays], device)
+        work = TiledPrefill.of(rows, seen, counts, tiles.splits, shape, kv_heads)
+    slots = _look_up(step.block_table, *found[:3])
+    return GatheredPrefill(slots, found[3], work, step.rope, shape, step.workspace, kv_heads)
 
 
 def _paged(step: _LinkStep) -> PagedPrefill | None:
@@ -238,32 +244,40 @@ def _query_tiles(
         base += len(own.rope_shift)
 
 
-def _slots(
-    requests: Sequence[LinkRequest], pages: Sequence[int], block_table: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Cache slot (-1: none) and RoPE shift of each key of the copy [pages * PAGE]."""
-    total = sum(pages) * PAGE
-    host = np.zeros((3, total), np.int32)
-    host[0] = -1
-    at = 0
-    for request, count in zip(requests, pages, strict=True):
-        used = min(count * PAGE, len(request.order.slots))
-        host[0, at : at + used] = request.order.slots[:used]
-        host[1, at : at + used] = request.order.rope_shift[:used]
-        host[2, at : at + count * PAGE] = request.index
-        at += count * PAGE
-    order, rope_shift, index = upload(host, block_table.device)
-    blocks = block_table[index.long(), order.clamp(min=0).long() // BLOCK_SIZE].long()
-    slots = blocks * BLOCK_SIZE + order % BLOCK_SIZE
-    return torch.where(order < 0, -1, slots), rope_shift.contiguous()
+def _copied(step: _LinkStep) -> list[Ints]:
+    """What is copied, key by key [pages * PAGE] in four arrays.
+
+    They are the place of the key's block in the flattened block table, the number of slots before
+    it in that block, the slots of a block, and the RoPE shift. Where there is no key the second is
+    -1 and the third 0, so that `_look_up` finds slot -1.
+    """
+    total, width = sum(step.pages) * PAGE, step.block_table.shape[1]
+    at, offset, size, shift = (np.zeros(total, np.int32) for _ in range(4))
+    offset -= 1
+    begin = 0
+    for request, count in zip(step.requests, step.pages, strict=True):
+        own, order = slice(begin, begin + count * PAGE), request.order
+        slots = order.slots[: count * PAGE]
+        some = slice(begin, begin + len(slots))
+        at[own] = request.index * width
+        at[some] += slots // BLOCK_SIZE
+        offset[some] = slots % BLOCK_SIZE
+        size[some] = BLOCK_SIZE
+        shift[some] = order.rope_shift[: len(slots)]
+        begin += count * PAGE
+    return [at, offset, size, shift]
+
+
+def _look_up(block_table: Tensor, at: Tensor, offset: Tensor, size: Tensor) -> Tensor:
+    """Cache slots of what `_copied` lists, as int64."""
+    blocks = block_table.flatten()[at]
+    return torch.addcmul(offset, blocks, size).long()
 
 
 def _sequences(
-    requests: Sequence[LinkRequest],
-    seen: Sequence[Ints],
-    pages: Sequence[int],
-    device: torch.device,
-) -> flash.Runs:
+    requests: Sequence[LinkRequest], seen: Sequence[Ints], pages: Sequence[int]
+) -> tuple[Ints, Ints, Ints]:
+    """`starts` and `lengths` of `flash.Runs`, and the first page of each sequence."""
     starts, lengths, bases = [np.zeros(1, np.int32)], [], []
     base = 0
     for request, counts, count in zip(requests, seen, pages, strict=True):
@@ -273,35 +287,17 @@ def _sequences(
         bases.append(np.full(len(ends), base, np.int32))
         base += count
     bounds = np.concatenate(starts).astype(np.int32)
-    lengths_all, base_all = np.concatenate(lengths), np.concatenate(bases)
-    packed = np.concatenate([bounds, lengths_all, base_all])
-    on_device = upload(packed, device)
-    n = len(lengths_all)
-    first_page = on_device[2 * n + 1 :].unsqueeze(1)
-    table = first_page + torch.arange(max(pages), dtype=torch.int32, device=device)
-    return flash.Runs(
-        starts=on_device[: n + 1],
-        lengths=on_device[n + 1 : 2 * n + 1],
-        table=table.clamp(max=sum(pages) - 1),
-        longest_query=int(np.diff(bounds).max()),
-        longest_key=int(lengths_all.max()),
-    )
+    return bounds, np.concatenate(lengths), np.concatenate(bases)
 
 
-def _tiles(
-    requests: Sequence[LinkRequest],
-    seen: Sequence[Ints],
-    pages: Sequence[int],
-    shape: HeadShape,
-    kv_heads: int,
-    device: torch.device,
-) -> TiledPrefill:
-    work, base = [], 0
-    for request, counts, count in zip(requests, seen, pages, strict=True):
-        first = request.start - requests[0].start
-        work.append(tile_work(counts, first, base * PAGE, tokens_of(shape.group)))
+def _tiles(step: _LinkStep) -> Ints:
+    """Rows of `tile_work` of all requests."""
+    work, base, tokens = [], 0, tokens_of(step.shape.group)
+    for request, counts, count in zip(step.requests, step.seen, step.pages, strict=True):
+        first = request.start - step.requests[0].start
+        work.append(tile_work(counts, first, base * PAGE, tokens))
         base += count
-    return TiledPrefill.of(np.concatenate(work), np.concatenate(seen), shape, kv_heads, device)
+    return np.concatenate(work)
 
 
 def _run_keys(seen: Sequence[Ints], group: int) -> float:

@@ -9,6 +9,7 @@ Where query tiles are too few to fill the device, their keys are split and `merg
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from picbench.kernels.cuda.device import precision, upload
+from picbench.kernels.cuda.device import precision
 from picbench.kernels.cuda.merge import merge_splits
 from picbench.kernels.cuda.prefill.query_tile import tokens_of
 from picbench.kernels.cuda.visible_blocks import Ints
@@ -50,26 +51,19 @@ class TiledPrefill:
 
     @classmethod
     def of(
-        cls, tiles: Ints, seen: Ints, shape: HeadShape, kv_heads: int, device: torch.device
+        cls,
+        work: Tensor,
+        seen: Tensor,
+        split_counts: Tensor,
+        splits: int,
+        shape: HeadShape,
+        kv_heads: int,
     ) -> "TiledPrefill":
-        """Query tiles from the rows of `tile_work`, served `kv_heads` KV heads at a time."""
-        work, splits = split_work(tiles, kv_heads)
-        # The longest first: the last programs to start are then the shortest.
-        order = np.argsort(work[:, 3] - work[:, 5], kind="stable")
-        counts = np.zeros(len(seen), np.int32)
-        for row in work:
-            own = slice(row[0], row[0] + row[1])
-            counts[own] = np.maximum(counts[own], row[6] + 1)
-        outputs = len(seen) * splits if splits > 1 else 0
-        heads = kv_heads * shape.group
-        return cls(
-            upload(work[order], device),
-            upload(seen, device),
-            splits,
-            upload(counts, device),
-            torch.empty(outputs, heads, shape.head_size, dtype=torch.float32, device=device),
-            torch.empty(outputs, heads, dtype=torch.float32, device=device),
-        )
+        """The arrays of a `TileSplits` on the device, served `kv_heads` KV heads at a time."""
+        size = len(seen) * splits if splits > 1 else 0, kv_heads * shape.group
+        floats: dict[str, Any] = {"dtype": torch.float32, "device": work.device}
+        partial, lse = torch.empty(*size, shape.head_size, **floats), torch.empty(size, **floats)
+        return cls(work, seen, splits, split_counts, partial, lse)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
         """Attention of `query` [queries, heads, size] over [..., keys, kv_heads, size].
@@ -108,6 +102,33 @@ class TiledPrefill:
         )
         if self.splits > 1:
             merge_splits(self.partial, self.lse, self.split_counts, out, self.splits)
+
+
+@dataclass(frozen=True, slots=True)
+class TileSplits:
+    """A step's query tiles before they are on the device: `TiledPrefill` says what they are."""
+
+    work: Ints
+    seen: Ints
+    split_counts: Ints
+    splits: int
+
+    @property
+    def arrays(self) -> tuple[Ints, Ints, Ints]:
+        """What the device gets."""
+        return self.work, self.seen, self.split_counts
+
+
+def schedule_tiles(tiles: Ints, seen: Ints, kv_heads: int) -> TileSplits:
+    """Splits the rows of `tile_work`, whose queries see seen[i] keys."""
+    work, splits = split_work(tiles, kv_heads)
+    # The longest first: the last programs to start are then the shortest.
+    order = np.argsort(work[:, 3] - work[:, 5], kind="stable")
+    counts = np.zeros(len(seen), np.int32)
+    for row in work.tolist():
+        own = counts[row[0] : row[0] + row[1]]
+        np.maximum(own, row[6] + 1, out=own)
+    return TileSplits(work[order], seen, counts, splits)
 
 
 def tile_work(seen: Ints, first: int, first_key: int, tokens: int) -> Ints:

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.cuda.metadata import AttentionCalls
-from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
+from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch
 from picbench.kernels.rope import RopeTable, rotate
 
 

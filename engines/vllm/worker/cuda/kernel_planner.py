@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from picbench.engines.vllm.worker.cuda.metadata import AttentionCalls, PlannedAttention
-from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch, PlannedRequest
+from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch, PlannedRequest
 from picbench.kernels.cuda.decode.attention import DecodeBatch
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
+from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch
 from picbench.kernels.cuda.device import upload
 
 

@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
 from picbench.engines.vllm.worker.cuda.backend import SplittingBuilder
 from picbench.engines.vllm.worker.cuda.metadata import PlannedStep, Planner
-from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
+from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch
 from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.engines.vllm.worker.token_picker import TokenPicker, pickable
 from picbench.errors import EngineError

@@ -19,7 +19,7 @@ from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.worker.attention_layers import check_layers
 from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_backend
 from picbench.engines.vllm.worker.cuda.model_state import PicModelState
-from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch
+from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch
 from picbench.engines.vllm.worker.cuda.planned_sampling import PlannedSampling
 from picbench.engines.vllm.worker.token_picker import TokenPicker
 from picbench.errors import ConfigError

@@ -14,7 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
-from picbench.kernels.cuda.device import gluon_serves, multiprocessors, upload
+from picbench.kernels.cuda.device import gluon_serves, multiprocessors, upload_all
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge_splits
 from picbench.kernels.cuda.prefill.paged.key_tiles import KEYS, KeyTiles
@@ -79,7 +79,7 @@ class PagedPrefill:
         names = ("slots", "kpos", "rope_shift", "shown")
         joined = [np.concatenate([getattr(one, name) for one in keys]) for name in names]
         seen = np.where(qpos == GAP, -1, qpos)
-        work, key_tiles, counts, at, slots, kpos, rope_shift, shown = _upload(
+        work, key_tiles, counts, at, slots, kpos, rope_shift, shown = upload_all(
             [schedule.work, schedule.key_tiles, schedule.splits, seen, *joined], device
         )
         _look_up_slots(slots, keys, tables)
@@ -167,17 +167,3 @@ def _look_up_slots(slots: Tensor, keys: Sequence[KeyTiles], tables: Sequence[Ten
         blocks = table[own.clamp(min=0).long() // BLOCK_SIZE]
         own.copy_(torch.where(own < 0, -1, blocks * BLOCK_SIZE + own % BLOCK_SIZE))
         start += len(one.rope_shift)
-
-
-def _upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """The arrays on the device, by one copy; each begins at a multiple of 16 bytes."""
-    padded = [-(-array.size // 4) * 4 for array in arrays]
-    host = np.zeros(sum(padded), np.int32)
-    begins = np.cumsum([0, *padded])
-    for array, begin in zip(arrays, begins, strict=False):
-        host[begin : begin + array.size] = array.ravel()
-    there = upload(host, device)
-    return [
-        there[begin : begin + array.size].view(array.shape)
-        for array, begin in zip(arrays, begins, strict=False)
-    ]

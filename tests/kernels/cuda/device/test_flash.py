@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from picbench.kernels.cuda.device import upload_all
 from picbench.kernels.cuda.merge import merge, merge_reference
 from picbench.kernels.cuda.prefill import flash, logical_order
 from picbench.kernels.cuda.prefill.gather_rotated import PAGE
 from picbench.kernels.cuda.prefill.query_tile import tokens_of
-from picbench.kernels.cuda.prefill.tiled import TiledPrefill, tile_work
+from picbench.kernels.cuda.prefill.tiled import TiledPrefill, schedule_tiles, tile_work
 from picbench.kernels.shape import HeadShape
 from picbench.measure.kernels.per_chunk_flash import SegmentBatch, decode_segments, segments_of
 from picbench.measure.kernels.scene import draw, plain, planned, relative_error, rope_table
@@ -54,7 +55,9 @@ def test_tiles_equal_flash(shape: HeadShape, tolerance: float) -> None:
     table = torch.arange(3, dtype=torch.int32, device="cuda").expand(len(lengths), -1)
     sequences = flash.Runs(starts, lengths, table.contiguous(), 133, 316)
     rows = tile_work(seen.astype(np.int32), 0, 0, tokens_of(shape.group))
-    tiles = TiledPrefill.of(rows, seen.astype(np.int32), shape, shape.num_kv_heads, query.device)
+    work = schedule_tiles(rows, seen.astype(np.int32), shape.num_kv_heads)
+    there = upload_all(work.arrays, query.device)
+    tiles = TiledPrefill.of(*there, work.splits, shape, shape.num_kv_heads)
     found, expected = torch.empty_like(query), torch.empty_like(query)
     tiles.attend(query, key, value, 0.1, found)
     sequences.attend(query, key, value, 0.1, expected)

@@ -85,3 +85,17 @@ def test_a_workspace_gives_no_more_than_it_has() -> None:
     assert partial.sum() == 6
     with pytest.raises(ConfigError, match="36 bytes, not 32"):
         workspace.floats((9,))
+
+
+@given(
+    pieces=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6), st.integers(0, 2)), max_size=8)
+)
+def test_slots_are_in_the_order_of_a_stable_sort(pieces: list[tuple[int, int, int]]) -> None:
+    """Whether or not runs overlap."""
+    slots = [s for at, n, gaps in pieces for s in (*range(at, at + n), *(GAP,) * gaps)]
+    kpos = torch.tensor(slots, dtype=torch.int32)
+    wanted = sorted((i for i, at in enumerate(slots) if at != GAP), key=slots.__getitem__)
+    order = LogicalOrder.of(kpos, kpos + 1)
+    assert order.slots.tolist() == wanted
+    assert order.positions.tolist() == [slots[i] for i in wanted]
+    assert order.slots.dtype == np.int32

@@ -94,11 +94,14 @@ def test_requests_with_the_same_blocks_read_them_together(send: Any, bare: bool)
     there = [*range(30, 46), *range(30), 46]
     requests.add("here", send(here, 25, [(0, 16, 8)]), len(here), [5, 1])
     requests.add("there", send(there, 47, [(0, 16, 30)]), len(there), [5, 2, 3])
+    assert groups.covered() == []
+    requests.batch(["here", "there"], [25, 47], [1, 1])
     assert sorted((row, shift) for row, _, _, shift in groups.covered()) == [(0, 30), (1, 8)]
     requests.remove("here")
     assert groups.covered() == []
     # A preempted request may come back with other blocks, under which it shares nothing.
     requests.add("here", send(here, 25, [(0, 16, 8)]), len(here), [6, 1])
+    requests.batch(["here", "there"], [25, 48], [1, 1])
     assert groups.covered() == []
     for name in ("here", "there"):
         requests.remove(name)

@@ -7,7 +7,8 @@ from torch import Tensor
 from picbench.engines.planning.pages import GAP
 from picbench.engines.planning.policy import Deviation, Picks
 from picbench.engines.vllm.worker.arrangement import Pickable
-from picbench.engines.vllm.worker.cuda.planned_requests import PlannedBatch, PlannedRequests
+from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch
+from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
 from picbench.errors import EngineError
 from picbench.kernels.cuda.visible_blocks import CanonicalBlocks
 
@@ -27,7 +28,7 @@ class FakeTable:
         self.canonical[row] = canonical.ids.tolist(), canonical.chunk_shift.tolist()
 
     def clear(self, row: int) -> None:
-        del self.canonical[row]
+        self.canonical.pop(row, None)
 
 
 #: A chunk of two hidden and two visible slots at 6 and 7, then computed slots.
@@ -54,8 +55,22 @@ def step(requests: PlannedRequests, *rows: tuple[str, int, int]) -> PlannedBatch
     return batch
 
 
-def test_rows_are_written_once(requests: PlannedRequests, table: FakeTable) -> None:
+def decode(requests: PlannedRequests, *names: str) -> None:
+    """A step in which these requests compute one token after their prompts."""
+    step(requests, *((name, 10_000, 1) for name in names))
+
+
+def test_rows_are_written_when_their_requests_first_decode(
+    requests: PlannedRequests, table: FakeTable
+) -> None:
+    step(requests, ("planned", 0, 4), ("plain", 4, 1))
+    step(requests, ("planned", 4, 1))
+    assert not table.written
+    step(requests, ("planned", 7, 1))
     assert list(table.written.values()) == [(POSITIONS, [0, 0, 4, 4, 0, 0, 0, 0])]
+    table.written.clear()
+    step(requests, ("planned", 8, 1))
+    assert not table.written
 
 
 def test_plain_steps_have_no_batch(requests: PlannedRequests) -> None:
@@ -124,9 +139,11 @@ def test_the_table_is_told_which_blocks_are_canonical(send: Any, bare: bool) -> 
     positions = [*range(40, 56), *range(56, 63), *[GAP] * 9, *range(3)]
     params = send(positions, 63, [(0, 32, 40)])
     requests.add("planned", params, len(positions), [7, 9, 4])
+    decode(requests, "planned")
     row = min(table.written)
     assert table.canonical[row] == ([7, 9], [40] * 23 + [0] * 9)
     requests.add("unknown blocks", params, len(positions))
+    decode(requests, "unknown blocks")
     assert [ids for ids, _ in table.canonical.values()] == [[7, 9], []]
     requests.remove("planned")
     assert row not in table.canonical
@@ -166,8 +183,10 @@ def test_no_request_without_rope_runs_as_a_plain_one(table: FakeTable, send: Any
 def test_keys_without_rope_make_every_request_planned(table: FakeTable, send: Any) -> None:
     requests = PlannedRequests(2, table, keys_without_rope=True)
     requests.add("plain", send(None, max_tokens=2), 3)
+    decode(requests, "plain")
     assert list(table.written.values()) == [([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])]
     requests.add("planned", send(POSITIONS, 9, SHIFTS, max_tokens=1), 8)
+    decode(requests, "planned")
     kpos, shifts = table.written[min(table.written)]
     assert kpos == [*POSITIONS, 9]
     assert shifts == [0, 0, 6, 7, 0, 1, 2, 8, 9]
@@ -187,6 +206,7 @@ def test_picked_requests_are_arranged_anew(table: FakeTable, send: Any, bare: bo
     pickable = Pickable.of(requests.slot_maps["picks"], TOKENS)
     requests.arrange("picks", pickable.arrange(np.array([1, 3])))
     kpos = [2, GAP, 4, GAP, 0, 1, 3, 5, 6, 7]
+    decode(requests, "picks")
     if bare:
         assert table.written[1] == ([*kpos, 8, 9], [2, 0, 4, 0, 0, 1, 3, 5, 6, 7, 8, 9])
     else:
