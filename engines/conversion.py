@@ -30,7 +30,7 @@ from picbench.engines.vllm.frontend.placements import (
     read_slots,
 )
 from picbench.engines.vllm.frontend.request_args import ARGS, RequestArgs, cut, marked_args
-from picbench.engines.vllm.launch import Launched
+from picbench.engines.vllm.launch import Frontend
 from picbench.engines.vllm.settings import REJECTED, PicSettings
 from picbench.errors import ConfigError, EngineError
 
@@ -75,7 +75,7 @@ class RequestPreparer:
     def prepare(
         self,
         request: Request,
-        running: Launched,
+        running: Frontend,
         max_tokens: int,
         logprobs: int | None,
         ignore_eos: bool,
@@ -104,7 +104,7 @@ class RequestPreparer:
             params.extra_args = {ARGS: replace(args, checked=True)}
         return prepared
 
-    def canonical(self, request: Request, running: Launched) -> "Canonical | None":
+    def canonical(self, request: Request, running: Frontend) -> "Canonical | None":
         """The first chunk of a request, as the engine's default algorithm compiles it.
 
         None if that algorithm recomputes all of it: such a chunk has no KV of its own.
@@ -202,7 +202,7 @@ def make_result(
     )
 
 
-def _check_fits(prompt: int, limit: int, running: Launched) -> None:
+def _check_fits(prompt: int, limit: int, running: Frontend) -> None:
     if not prompt:
         raise ConfigError("a request has no tokens", hint="add a Text or a Chunk")
     length = f"a prompt of {prompt} tokens and {limit} new ones"

@@ -1,10 +1,10 @@
-"""Starts vLLM in this process, with picbench in it or without."""
+"""Starts vLLM, with picbench in it or without; its engine core in this process or in its own."""
 
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 
-#: The scheduler must run in this process. A plan may have more slots than the model has positions,
-#: although no logical position exceeds them.
+#: Whether the engine core, with the scheduler, has a process of its own.
+_APART = "VLLM_ENABLE_V1_MULTIPROCESSING"
+
+#: A plan may have more slots than the model has positions, although no logical position exceeds
+#: them.
 _ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -42,8 +44,8 @@ _EAGER = {"TORCHDYNAMO_DISABLE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """A running vLLM engine.
+class Frontend:
+    """vLLM's engine as its callers see it, wherever the engine core is.
 
     `config` has what picbench chose where nothing was given, and `notes` says why, a choice that
     changes numbers a line. `context` is the longest prompt plus output in logical tokens,
@@ -51,12 +53,18 @@ class Launched:
     """
 
     engine: "LLMEngine"
-    ledger: BlockLedger
     context: int
     capacity: int
     pool: int
     config: EngineConfig
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched(Frontend):
+    """A running vLLM engine whose core is in this process."""
+
+    ledger: BlockLedger
 
     @property
     def scheduler(self) -> Any:
@@ -66,6 +74,21 @@ class Launched:
 
 def launch(config: EngineConfig) -> Launched:
     """Start an engine. Raises ConfigError if it cannot start with these settings."""
+    found = _launch(config, apart=False)
+    scheduler = found.engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+    own = {field.name: getattr(found, field.name) for field in fields(found)}
+    return Launched(**own, ledger=BlockLedger(scheduler))
+
+
+def launch_apart(config: EngineConfig) -> Frontend:
+    """Start an engine whose core has a process of its own, as served ones have.
+
+    Nothing of the core can be called from here. Raises ConfigError as `launch`.
+    """
+    return _launch(config, apart=True)
+
+
+def _launch(config: EngineConfig, *, apart: bool) -> Frontend:
     if not config.stock:
         check_version()
         check_plug_in()
@@ -90,9 +113,8 @@ def launch(config: EngineConfig) -> Launched:
     ratio = arguments["block_size"] // BLOCK_SIZE
     arguments |= {"max_model_len": capacity, "num_gpu_blocks_override": pool // ratio + 1}
     arguments["max_num_batched_tokens"] = batch_tokens(config, context)
-    engine = _start(arguments, environment(device, config.tensor_parallel))
-    scheduler = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
-    return Launched(engine, BlockLedger(scheduler), context, capacity, pool, config, notes)
+    variables = {**environment(device, config.tensor_parallel), _APART: str(int(apart))}
+    return Frontend(_start(arguments, variables), context, capacity, pool, config, notes)
 
 
 def _choose(

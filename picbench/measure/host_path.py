@@ -22,8 +22,8 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk
 from picbench.measure.engine.interleaved import Found, run_interleaved
-from picbench.measure.engine.warm_chunks import ARMS, CHUNK, HEAD, QUESTION, SECTIONS, ask, draw
 from picbench.measure.report import save, spread
+from picbench.measure.warm.warm_chunks import ARMS, CHUNK, HEAD, QUESTION, SECTIONS, ask, draw
 from picbench.output import markdown, provenance
 from picbench.workloads import models
 

@@ -1,5 +1,6 @@
 """`picbench measure algorithms`: all algorithms in one engine, on the testbed's data sets."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,13 +133,19 @@ def depth(parts: Path, output: Path) -> None:
 @MODEL
 @click.option("--repeats", type=click.IntRange(2), default=9, show_default=True)
 @click.option("--chunks", type=click.IntRange(2), default=64, show_default=True)
-def warm_chunks(
-    output: Path, commit: str | None, device: str, model: str, repeats: int, chunks: int
-) -> None:
-    """TTFT of 32k tokens of warm chunks, by what the chunks were compiled after."""
-    from picbench.measure.engine import warm_chunks as measuring
+@click.option(
+    "--busy-cores",
+    "busy",
+    type=click.IntRange(0),
+    default=max(1, (os.cpu_count() or 2) // 2),
+    show_default="half of them",
+    help="Measure everything also while so many cores are busy; 0 leaves that out.",
+)
+def warm_chunks(output: Path, commit: str | None, **options: Any) -> None:
+    """TTFT of 32k tokens of warm chunks as served, beside a prefix hit; on an H200 3 minutes."""
+    from picbench.measure.warm import warm_chunks as measuring
 
-    measuring.measure(model, device, repeats, chunks, commit, output)
+    measuring.measure(measuring.WarmSettings(**options), commit, output)
     click.echo((output / "warm-chunks.md").read_text(encoding="utf-8"))
 
 

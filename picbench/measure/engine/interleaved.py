@@ -18,6 +18,9 @@ from picbench.engines.engine import Engine
 #: engine's process, so it must be a function of a module.
 Measure = Callable[[Engine, str], Mapping[str, float]]
 
+#: Starts the process of an arm: its name, its engine's settings, its log.
+Begin = Callable[[str, EngineConfig, Path], Server]
+
 #: Figures by arm and name, repeat by repeat.
 Found = dict[str, dict[str, list[float]]]
 
@@ -42,7 +45,7 @@ def run_interleaved(
     which `go_on` says no ends them all. Raises the error of an engine that cannot start or fails.
     """
     found: Found = {name: {} for name in arms}
-    with _started(arms) as engines:
+    with started(arms) as engines:
         for label, measure in measures.items():
             if not go_on(label):
                 break
@@ -59,12 +62,15 @@ def run_interleaved(
 
 
 @contextmanager
-def _started(arms: Mapping[str, EngineConfig]) -> Iterator[Mapping[str, Server]]:
+def started(
+    arms: Mapping[str, EngineConfig], begin: Begin | None = None
+) -> Iterator[Mapping[str, Server]]:
+    """Engines, each in a process of its own; they end when the context does."""
     engines: dict[str, Server] = {}
     with TemporaryDirectory(prefix="picbench-") as logs:
         try:
             for name, config in arms.items():
-                engines[name] = launch(name, config, Path(logs) / f"{name}.log")
+                engines[name] = (begin or launch)(name, config, Path(logs) / f"{name}.log")
             for name, engine in engines.items():
                 print(name, engine.ready(), flush=True)
             yield engines

@@ -3,7 +3,6 @@
 import pytest
 from harness_fakes import GPU_FACTS
 
-from picbench.measure.engine.warm_chunks import ARMS
 from picbench.measure.host_path import (
     AROUND,
     CUDA_PARTS,
@@ -14,6 +13,7 @@ from picbench.measure.host_path import (
     render,
     timing,
 )
+from picbench.measure.warm.warm_chunks import ARMS
 
 
 class Clock:

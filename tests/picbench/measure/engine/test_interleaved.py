@@ -95,7 +95,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     def started(arms: Mapping[str, Any]) -> Iterator[Mapping[str, LocalArm]]:
         yield {name: LocalArm(name, found) for name in arms}
 
-    monkeypatch.setattr(interleaved, "_started", started)
+    monkeypatch.setattr(interleaved, "started", started)
     return found
 
 

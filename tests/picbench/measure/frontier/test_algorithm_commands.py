@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from picbench.cli import main
-from picbench.measure.engine import warm_chunks
 from picbench.measure.frontier import algorithms_page, alone, serve_arms
 from picbench.measure.frontier.serve_arms import ServeSettings
+from picbench.measure.warm import warm_chunks
 from picbench.workloads.testbed import DATASETS
 
 
@@ -83,6 +83,7 @@ def test_warm_chunks_get_their_flags_and_show_their_page(
 
     monkeypatch.setattr(warm_chunks, "measure", called)
     flags = ["--model", "m", "--device", "cpu", "--repeats", "7", "--chunks", "4"]
+    flags += ["--busy-cores", "3"]
     result = invoke("warm-chunks", *flags, "--output", str(tmp_path))
     assert result.stdout == "page\n"
-    assert asked == [("m", "cpu", 7, 4, None, tmp_path)]
+    assert asked == [(warm_chunks.WarmSettings("m", "cpu", 7, 4, 3), None, tmp_path)]

@@ -1,0 +1,1 @@
+"""TTFT of chunks that are cached, measured on engines as they are served."""
