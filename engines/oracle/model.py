@@ -87,6 +87,17 @@ class Oracle:
         layer = self._forward(rows.rows, cache=True).past_key_values.layers[FULL_LAYERS - 1]
         return rows.pick((layer.keys if rule.deviation == "k" else layer.values)[0])
 
+    def attention(self, segments: Sequence[GivenSegment], rule: Rule, asking: int) -> torch.Tensor:
+        """What the last `asking` tokens of the prompt attend to, averaged over them.
+
+        [layers, heads, tokens of the prompt]: of each token in the way in which they see it.
+        """
+        rows = expand(segments, (), rule)
+        seen = [i for i, row in enumerate(rows) if row.compiled is None or row.reused]
+        order = sorted(seen, key=lambda i: rows[i].position)
+        layers = self._forward(rows, cache=False, attentions=True).attentions
+        return torch.stack([layer[0][:, -asking:].mean(1)[:, order] for layer in layers])
+
     def _next(
         self,
         segments: Sequence[GivenSegment],

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from time import monotonic
 
-from picbench.papers.paper_settings import LatencyPoint, LatencySettings, Point
+from picbench.papers.paper_settings import AttentionSettings, LatencyPoint, LatencySettings, Point
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 #: Prompt tokens a second. CPU: two cores of an AMD EPYC, testbed model, README's demo. CUDA: H200,
@@ -94,6 +94,11 @@ def expected_latency(settings: LatencySettings, point: LatencyPoint, device: str
     """
     tokens = point.chunks * point.tokens + QUESTION
     return tokens * latency_serves(settings) * 1.2 / ALONE[device]
+
+
+def expected_attention(settings: AttentionSettings) -> float:
+    """Seconds of attention on the CPU, of two cores of an AMD EPYC."""
+    return 5.0 * settings.rows * len(settings.arms)
 
 
 def latency_serves(settings: LatencySettings) -> int:

@@ -13,6 +13,7 @@ from picbench.papers.budget import (
     QUESTION,
     START,
     expected_arm,
+    expected_attention,
     expected_load,
     latency_serves,
 )
@@ -51,8 +52,21 @@ def estimate(plan: Reproduction) -> Iterator[Estimate]:
             yield _load(experiment, found, plan, kinds)
         elif experiment in plan.settings.latencies:
             yield _latency(experiment, plan, kinds)
+        elif experiment in plan.settings.attentions:
+            yield _attention(experiment, plan)
         else:
             yield _scores(plan.score_settings(), plan)
+
+
+def _attention(experiment: str, plan: Reproduction) -> Estimate:
+    """Attention; that of one pass counts as a part of the first experiment."""
+    settings, left = plan.settings.attentions[experiment].cpu, plan.missing_attention
+    if plan.device != "cpu":
+        return Estimate(experiment, "rows", 0, 0, 0, 0.0)
+    rows = settings.rows if experiment in left else 0
+    seconds = expected_attention(settings) if experiment == next(iter(left), None) else 0.0
+    tokens = rows * len(settings.arms) * _ROW
+    return Estimate(experiment, "rows", rows, settings.rows, tokens, seconds)
 
 
 def _load(

@@ -48,7 +48,7 @@ def _note(data: ExperimentData) -> str:
     how = (
         f"Median of {count} repeats, bars: quartiles."
         if data.single_requests
-        else f"Mean of {count} seeds, bars: sd."
+        else f"Mean of {count} {data.repeats}, bars: sd."
     )
     commit = data.conditions["commit"]
     return f"{_sentence(data.weights)}, {_inputs(data)}. {data.hardware}, commit {commit}. {how}"

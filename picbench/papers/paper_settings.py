@@ -104,6 +104,26 @@ class ScoreExperiment(StrictSettings):
     cuda: ScoreSettings | None = None
 
 
+class AttentionSettings(StrictSettings):
+    """Rows of a data set under arms that the oracle knows: full, naive, epic.
+
+    `tokens` are the first ones of each chunk that are looked at.
+    """
+
+    dataset: str
+    rows: int = Field(ge=2)
+    arms: list[str] = Field(min_length=1)
+    tokens: int = Field(ge=4)
+
+
+class AttentionExperiment(StrictSettings):
+    """Where questions look: by layer, or by the place of a token in its chunk."""
+
+    varies: str
+    by: Literal["layer", "token"]
+    cpu: AttentionSettings
+
+
 class Drawing(StrictSettings):
     """One panel, 85 mm wide, in a file of its own: one quantity of an experiment.
 
@@ -135,6 +155,10 @@ class Figure(StrictSettings):
     drawings: list[Drawing] = Field(default_factory=list)
 
 
+#: Any experiment.
+Experiment = LoadExperiment | LatencyExperiment | AttentionExperiment | ScoreExperiment
+
+
 class Settings(StrictSettings):
     """A paper. `speeds` are prompt tokens a second by device and arm, for estimates."""
 
@@ -142,15 +166,16 @@ class Settings(StrictSettings):
     published: str
     loads: dict[str, LoadExperiment] = Field(default_factory=dict)
     latencies: dict[str, LatencyExperiment] = Field(default_factory=dict)
+    attentions: dict[str, AttentionExperiment] = Field(default_factory=dict)
     scores: ScoreExperiment | None = None
     figures: dict[str, Figure]
     claims: list[Claim] = Field(default_factory=list)
 
     @property
-    def experiments(self) -> Mapping[str, "LoadExperiment | LatencyExperiment | ScoreExperiment"]:
+    def experiments(self) -> Mapping[str, Experiment]:
         """All experiments by name."""
         scores = {"scores": self.scores} if self.scores else {}
-        return {**self.loads, **self.latencies, **scores}
+        return {**self.loads, **self.latencies, **self.attentions, **scores}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from picbench.measure.frontier import serve_arms
-from picbench.papers.budget import TimeBudget
+from picbench.papers.budget import TimeBudget, expected_attention
+from picbench.papers.experiments.attention_experiment import measure_attention
 from picbench.papers.experiments.experiment_data import ExperimentData
 from picbench.papers.experiments.latency_experiment import LatencyRun, measure_latencies
 from picbench.papers.experiments.load_data import joined_conditions, without_series
 from picbench.papers.experiments.load_experiment import Display, LoadPlan, PlannedRun
 from picbench.papers.experiments.point_store import PointStore
-from picbench.papers.paper_settings import Device, LatencySettings, ScoreSettings, Settings, points
+from picbench.papers.paper_settings import (
+    AttentionExperiment,
+    Device,
+    LatencySettings,
+    ScoreSettings,
+    Settings,
+    points,
+)
 from picbench.papers.published import read_published
 from picbench.run.session import Services
 
@@ -101,6 +109,7 @@ class Reproduction:
         budget = TimeBudget(self.seconds)
         measure_latencies(latencies, self.device, self.commit, budget)
         self._keep_latencies(latencies)
+        self._measure_attention(budget)
         plan = self._load_plan(services)
         try:
             if not budget.stopped:
@@ -111,6 +120,28 @@ class Reproduction:
         if not budget.stopped and (wanted := self.score_settings()) is not None:
             self._measure_scores(wanted)
         return not budget.stopped
+
+    @property
+    def missing_attention(self) -> dict[str, AttentionExperiment]:
+        """Attention that is to be measured, on the CPU whatever the device."""
+        folder = self.output / DATA
+        return {
+            name: found
+            for name, found in self.settings.attentions.items()
+            if name in self.experiments and not (folder / f"cpu-{name}.json").exists()
+        }
+
+    def _measure_attention(self, budget: TimeBudget) -> None:
+        """One pass over the rows for all experiments with the same settings."""
+        if self.device != "cpu":
+            return
+        left = self.missing_attention
+        while left and budget.allows(expected_attention(next(iter(left.values())).cpu)):
+            settings = next(iter(left.values())).cpu
+            alike = {name: one for name, one in left.items() if one.cpu == settings}
+            for data in measure_attention(alike, settings, self.name, self.commit, print):
+                data.write(self.output / DATA)
+            left = {name: one for name, one in left.items() if name not in alike}
 
     def _load_plan(self, services: Services) -> LoadPlan:
         return LoadPlan(self.output, services, self.store, self.commit)

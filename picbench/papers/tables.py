@@ -25,6 +25,10 @@ _COLUMNS: Mapping[str, tuple[str, int]] = {
     "resident_pct": ("peak resident %", 1),
     "peak_mib": ("peak and workspace MiB", 1),
     "score": ("score", 3),
+    "share": ("attention over an even share", 2),
+    "first_share": ("first token, over an even share", 2),
+    "sinks_share": ("first four tokens", 2),
+    "top_head_share": ("first four, head with most", 2),
 }
 
 
@@ -55,7 +59,7 @@ def experiment_table(data: ExperimentData) -> ReportTable:
         f"{data.experiment} on {data.device}: what each arm did",
         (data.varies, "arm", *(title for title, _ in shown.values())),
         rows,
-        (f"Mean ± standard deviation over {len(data.seeds)} seeds. {data.caption}",),
+        (f"Mean ± standard deviation over {len(data.seeds)} {data.repeats}. {data.caption}",),
     )
 
 

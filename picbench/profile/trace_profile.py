@@ -6,6 +6,7 @@ from itertools import islice
 
 from picbench.engines.algorithms import Algorithm
 from picbench.errors import DataError
+from picbench.profile.prediction.request_sizes import RequestSizes
 from picbench.profile.reuse.arm_simulation import ArmSimulation
 from picbench.profile.reuse.held_blocks import HeldBlocks
 from picbench.profile.reuse.reuse_counts import ReuseTotals
@@ -57,13 +58,15 @@ class TrafficSums:
 class ArmProfile:
     """What an arm reuses: with a pool that never evicts, and with the pool that was given.
 
-    `peak_blocks` are held by `running` requests at a time, in a pool that never evicts.
+    `peak_blocks` are held by `running` requests at a time, in a pool that never evicts. `sizes` are
+    those of the requests that are counted.
     """
 
     algorithm: Algorithm
     unbounded: ReuseTotals
     limited: ReuseTotals | None
     peak_blocks: int
+    sizes: RequestSizes = field(default_factory=RequestSizes, repr=False, compare=False)
 
     @property
     def counted(self) -> ReuseTotals:
@@ -118,17 +121,22 @@ class _Arm:
         self._unbounded = ArmSimulation(algorithm, exact=exact)
         self._limited = ArmSimulation(algorithm, exact=exact, blocks=pool) if pool else None
         self._held = HeldBlocks(running)
+        self._sizes = RequestSizes()
 
     def serve(self, request: TracedRequest) -> None:
         found = self._unbounded.serve(request)
         if found is not None:
             self._held.add(found)
         if self._limited is not None:
-            self._limited.serve(request)
+            found = self._limited.serve(request)
+        if found is not None:
+            chunks = sum(segment.chunk for segment in request.segments)
+            self._sizes.add(found.prompt, found.computed, chunks, request.output)
 
     def profile(self) -> ArmProfile:
         limited = self._limited.close() if self._limited else None
-        return ArmProfile(self._algorithm, self._unbounded.close(), limited, self._held.peak)
+        unbounded, peak = self._unbounded.close(), self._held.peak
+        return ArmProfile(self._algorithm, unbounded, limited, peak, self._sizes)
 
 
 def _first(requests: Iterator[TracedRequest], count: int | None) -> Iterator[TracedRequest]:

@@ -9,6 +9,7 @@ import click
 
 from picbench.cli.measuring.measure_break_even import break_even
 from picbench.cli.measuring.measure_frontier import algorithms
+from picbench.cli.measuring.measure_profile import profile_check
 from picbench.cli.measuring.measure_serving import decode_load, load_report, scaling
 from picbench.cli.measuring.measurement import (
     COMMIT,
@@ -410,6 +411,7 @@ def compare(runs: tuple[Path, ...], files: tuple[Path, ...], output: Path) -> No
 
 measure.add_command(algorithms)
 measure.add_command(break_even)
+measure.add_command(profile_check)
 measure.add_command(decode_load)
 measure.add_command(load_report)
 measure.add_command(scaling)

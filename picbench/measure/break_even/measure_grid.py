@@ -113,8 +113,8 @@ def measure_grid(run: GridRun, say: Callable[[str], None]) -> GridProgress:
     if not left:
         return estimate(run, grid)
     began = time.monotonic()
-    with _engines(run) as (engines, block_bytes):
-        facts = _facts(run, block_bytes)
+    with open_engines(run) as (engines, block_bytes):
+        facts = grid_facts(run, block_bytes)
         grid = _joined(grid, facts, run.path)
         longest = 0.0
         for number, traffic in enumerate(left, 1):
@@ -150,7 +150,7 @@ def _measure(
 
 
 @contextmanager
-def _engines(run: GridRun) -> Iterator[tuple[Mapping[str, tuple[Server, bool]], int]]:
+def open_engines(run: GridRun) -> Iterator[tuple[Mapping[str, tuple[Server, bool]], int]]:
     """The engine of each arm and whether it is stock, and the bytes of a KV block."""
     settings = run.settings
     config = EngineConfig(
@@ -187,7 +187,8 @@ def _engines(run: GridRun) -> Iterator[tuple[Mapping[str, tuple[Server, bool]], 
                 server.kill()
 
 
-def _facts(run: GridRun, block_bytes: int) -> GridFacts:
+def grid_facts(run: GridRun, block_bytes: int) -> GridFacts:
+    """What is measured here, and on what."""
     found = provenance.facts(*provenance.ENGINE, device=run.device, commit=run.commit)
     versions = {name: str(found[name]) for name in ("driver", "torch", "vllm", "commit")}
     return GridFacts(

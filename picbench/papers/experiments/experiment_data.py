@@ -95,6 +95,11 @@ class ExperimentData:
         return "chunk_tokens" in self.points[0].facts
 
     @property
+    def repeats(self) -> str:
+        """What `seed` counts: seeds, or rows of a data set."""
+        return str(self.conditions.get("repeats", "seeds"))
+
+    @property
     def caption(self) -> str:
         """What ran where, in a sentence."""
         return str(self.conditions["caption"])

@@ -9,9 +9,12 @@ out one point of the grid after another (`leave_one_out`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
+
+from picbench.profile.prediction.request_sizes import RequestSizes
 
 #: Costs that are fitted, and how many requests more than that are needed at least.
 _COSTS, _SPARE = 6, 2
@@ -52,6 +55,11 @@ class CostModel:
     def predict(self, shape: RequestShape) -> float:
         """The value for a request."""
         return float(np.dot(self.costs, shape.costs()))
+
+    def predict_each(self, sizes: RequestSizes, *, reply: bool) -> "np.ndarray[Any, Any]":
+        """The value for each request, with the cost of its `reply` or without."""
+        found: np.ndarray[Any, Any] = sizes.costs(reply=reply) @ np.array(self.costs)
+        return found
 
     def covers(self, shape: RequestShape) -> bool:
         """Whether the request is within what was measured, in every respect."""

@@ -4,6 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import mean, median
+from typing import Any
+
+import numpy as np
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridPoint, MeasuredGrid
@@ -20,12 +23,12 @@ from picbench.profile.trace_profile import ArmProfile, TraceProfile
 
 @dataclass(frozen=True, slots=True)
 class ArmPrediction:
-    """An arm's figures for the mean request of a trace.
+    """An arm's figures for the requests of a trace.
 
-    `ttft_s` is that of a request alone, `requests_s` the most that the engine answers. At the
-    trace's own rate requests also wait: `loaded_ttft_s` by the formula of a queue, infinite where
-    more come than are answered, None without times. `kv_gib` is held by the running requests. None
-    is what the grid does not have. `inside` says whether the request is within the grid.
+    `ttft_s` is the median of requests alone, `requests_s` the most that the engine answers. At the
+    trace's own rate requests also wait: `loaded_ttft_s` adds the mean wait of a queue, infinite
+    where more come than are answered, None without times. `kv_gib` is held by the running requests.
+    None is what the grid does not have. `inside` says whether the mean request is within the grid.
     """
 
     ttft_s: float | None
@@ -69,12 +72,13 @@ class GridPredictor:
         )
         kind = _links(arm.algorithm) and traffic.chunks > 0
         ttft, seconds = self._ttft[kind], self._seconds[kind]
-        service = seconds.predict(shape) if seconds else None
-        alone = ttft.predict(replace(shape, output=0.0)) if ttft else None
+        each = seconds.predict_each(arm.sizes, reply=True) if seconds else None
+        service = None if each is None else float(each.mean())
+        alone = float(np.median(ttft.predict_each(arm.sizes, reply=False))) if ttft else None
         return ArmPrediction(
             ttft_s=alone,
             requests_s=1 / service if service else None,
-            loaded_ttft_s=_loaded(alone, service, traffic.rate),
+            loaded_ttft_s=_loaded(alone, each, traffic.rate),
             kv_gib=arm.peak_blocks * self._block_bytes / 2**30,
             inside=_covers(ttft, replace(shape, output=0.0)) and _covers(seconds, shape),
         )
@@ -129,9 +133,12 @@ def _covers(model: CostModel | None, shape: RequestShape) -> bool:
     return model is not None and model.covers(shape)
 
 
-def _loaded(alone: float | None, service: float | None, rate: float | None) -> float | None:
-    """TTFT with the mean wait of a queue with random arrivals and equal service times (M/D/1)."""
-    if alone is None or service is None or rate is None:
+def _loaded(alone: float | None, each: Any, rate: float | None) -> float | None:
+    """TTFT with the mean wait of a queue with random arrivals (M/G/1, Pollaczek-Khinchine).
+
+    `each` are the service times.
+    """
+    if alone is None or each is None or rate is None:
         return None
-    used = rate * service
-    return inf if used >= 1 else alone + service * used / (2 * (1 - used))
+    used = rate * float(each.mean())
+    return inf if used >= 1 else alone + rate * float((each**2).mean()) / (2 * (1 - used))

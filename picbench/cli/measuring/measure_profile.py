@@ -1,0 +1,53 @@
+"""`picbench measure profile`: what a grid predicts of traces, against engines that serve them."""
+
+from pathlib import Path
+
+import click
+
+from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, MeasureCommand
+
+
+@click.command(name="profile", cls=MeasureCommand)
+@click.option("--grid", required=True, metavar="NAME|FILE", help="See picbench profile.")
+@click.option("--output", type=FOLDER, default=Path("runs/profile"), show_default=True)
+@COMMIT
+@DEVICE
+@click.option(
+    "--model", show_default="shape:llama-3.1-8b, the testbed on a CPU", help="Who serves it."
+)
+@click.option("--dtype", type=click.Choice(("float32", "bfloat16")), help="[bfloat16; float32]")
+@click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--caveat", default="", metavar="TEXT", help="What readers must know of the figures.")
+def profile_check(
+    *,
+    grid: str,
+    output: Path,
+    commit: str | None,
+    device: str,
+    model: str | None,
+    dtype: str | None,
+    repeats: int,
+    caveat: str,
+) -> int:
+    """Serve three traces that no grid has, and compare with what picbench profile predicts."""
+    from picbench.errors import ConfigError
+    from picbench.grid.measured_grid import choose_grid
+    from picbench.measure.break_even.measure_grid import GridRun
+    from picbench.measure.break_even.profile_check import check_profile
+
+    measured = choose_grid(grid)
+    if measured is None:
+        raise ConfigError(f"`grid` {grid}: nothing to check", hint="name a grid.json")
+    on_cpu = device == "cpu"
+    run = GridRun(
+        model=model or ("testbed" if on_cpu else "shape:llama-3.1-8b"),
+        device=device,
+        dtype=dtype or ("float32" if on_cpu else "bfloat16"),
+        seconds=0.0,
+        output=output,
+        commit=commit,
+        caveat=caveat,
+    )
+    check_profile(run, measured, repeats, click.echo)
+    click.echo(output / "profile.md")
+    return 0
