@@ -103,7 +103,7 @@ LOAD_SIZES: Mapping[str, LoadSizes] = MappingProxyType(
             cold=LoadTraffic(2, 64, 512, 0, 1),
             mixed=MixedTraffic(64, 512, 16, 3, 100, 500),
             stream=_STREAM,
-            costs=CostGuess(30_000, 0.01),
+            costs=CostGuess(42_000, 0.006),
         ),
         "cpu": LoadSizes(
             pool=600,
