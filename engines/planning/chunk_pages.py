@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from picbench.engines.planning.keys import Key, canonical_key
-from picbench.engines.planning.pages import GAP, ChunkView, Page, SlotKind
+from picbench.engines.planning.pages import GAP, ChunkView, Page, SlotKind, names_of
 from picbench.engines.planning.policy import LayoutConfig, Segment
 
 #: Views that are kept of a chunk; an algorithm has one or two of each.
@@ -25,6 +25,9 @@ class ChunkPages:
     tokens: int
     size: int
     _views: dict[tuple[tuple[int, ...], bool], ChunkView] = field(default_factory=dict)
+    _names: dict[tuple[int, ...], tuple[tuple[Key, ...], tuple[Key, ...]]] = field(
+        default_factory=dict
+    )
 
     @classmethod
     def of(
@@ -49,6 +52,15 @@ class ChunkPages:
                 self._views.clear()
             view = self._views[linked, private] = self._make_view(frozenset(linked), private)
         return view
+
+    def names(self, used: tuple[int, ...]) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
+        """Keys of the pages that a request uses, and of the others."""
+        found = self._names.get(used)
+        if found is None:
+            if len(self._names) >= _VIEWS:
+                self._names.clear()
+            found = self._names[used] = names_of(self.pages, used)
+        return found
 
     def _make_view(self, linked: frozenset[int], private: bool) -> ChunkView:
         used = used_pages(self.tokens, linked, self.size)

@@ -216,7 +216,8 @@ class _Builder:
             root = Context.of(before.context).key_after(root)
         chunk = self._chunk_pages(segment, root, first, self._layout)
         view = chunk.view(hidden, private=policy.private)
-        canonical = Canonical(chunk.pages[-1].name, before, chunk.pages, view.used)
+        names = chunk.names(view.used)
+        canonical = Canonical(chunk.pages[-1].name, before, chunk.pages, view.used, *names)
         self._events.append(ChunkEvent(start, canonical.key, hidden))
         self._compute(segment, computed, start, SlotKind.LINKED)
         if canonical.used:
@@ -259,7 +260,8 @@ class _Builder:
             # Most algorithms link the first tokens of every chunk.
             plain = not (segment.dependent or segment.slots or ends_prompt)
             if plain and usual.stop <= length:
-                return tuple(usual), tuple(usual)
+                linked = tuple(usual)
+                return linked, linked
         links = {*usual, *segment.dependent}
         if links and not (min(links) >= 0 and max(links) < length):
             raise ValueError(f"links {sorted(links)} leave a chunk of {length} tokens")

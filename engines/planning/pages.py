@@ -3,7 +3,7 @@
 A page is the content of one KV block. Nothing here imports torch or vllm.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain, groupby
@@ -105,6 +105,14 @@ class PlacedChunk(NamedTuple):
 
     view: ChunkView
     start: int
+
+
+def names_of(
+    pages: Sequence[Page], used: tuple[int, ...]
+) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
+    """Keys of the pages with these indices, and of the others."""
+    spare = [] if len(used) == len(pages) else sorted(set(range(len(pages))).difference(used))
+    return tuple(pages[i].name for i in used), tuple(pages[i].name for i in spare)
 
 
 def kind_runs(pages: Iterable[Page]) -> Iterator[tuple[SlotKind, int]]:

@@ -24,9 +24,10 @@ them, so no visible key has a larger compute index. Nothing here imports torch o
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, groupby, repeat, takewhile
+from typing import Self
 
 from picbench.engines.planning.keys import ChunkEvent, Key, computed_key
 from picbench.engines.planning.packing import AnchorText
@@ -36,6 +37,7 @@ from picbench.engines.planning.pages import (
     PlacedChunk,
     SlotKind,
     kind_runs,
+    names_of,
     position_runs,
 )
 from picbench.engines.planning.policy import Picks
@@ -46,27 +48,23 @@ class Canonical:
     """A chunk's canonical KV: compiled, looked up and evicted as a whole.
 
     `key` is that of its last page, which covers all of its tokens. `anchor` is in view while it is
-    compiled and does not belong to it. `used` are the indices of the
-    pages that a request maps or copies.
+    compiled and does not belong to it. `used` are the indices of the pages that a request maps or
+    copies, `keys` those of the blocks that it needs resident, and `unused` those of the others, of
+    which all tokens are linked.
     """
 
     key: Key
     anchor: AnchorText
     pages: tuple[Page, ...]
     used: tuple[int, ...]
+    keys: tuple[Key, ...] = field(repr=False)
+    unused: tuple[Key, ...] = field(repr=False)
 
-    @property
-    def keys(self) -> tuple[Key, ...]:
-        """Keys of the blocks that a request needs resident."""
-        return tuple(self.pages[index].name for index in self.used)
-
-    @property
-    def unused(self) -> tuple[Key, ...]:
-        """Keys of the blocks that a request does not need: all their tokens are linked."""
-        if len(self.used) == len(self.pages):
-            return ()
-        spare = sorted(set(range(len(self.pages))).difference(self.used))
-        return tuple(self.pages[index].name for index in spare)
+    @classmethod
+    def of(cls, anchor: AnchorText, pages: tuple[Page, ...], used: tuple[int, ...]) -> Self:
+        """A chunk's canonical KV with the keys that follow from its pages."""
+        needed, spare = names_of(pages, used)
+        return cls(pages[-1].name, anchor, pages, used, needed, spare)
 
     @property
     def compile_end(self) -> int:

@@ -23,7 +23,7 @@ another process, msgspec makes that a mapping of the same fields again.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -179,6 +179,8 @@ def cut(tokens: Sequence[int], args: RequestArgs, placeholder: int) -> list[Segm
     """
     starts, contexts = dict(args.positions), args.documents.contexts()
     tokens = tuple(tokens)
+    if not (starts or contexts or args.slots or args.dependent):
+        return list(_spans_and_text(tokens, args.spans))
     segments: list[Segment] = []
     at = 0
     for index, (start, end) in enumerate((*args.spans, (len(tokens), len(tokens)))):
@@ -194,6 +196,18 @@ def cut(tokens: Sequence[int], args: RequestArgs, placeholder: int) -> list[Segm
             segments.append(_with_dependent(chunk, (start, end), slots, args.dependent))
         at = end
     return segments
+
+
+def _spans_and_text(tokens: tuple[int, ...], spans: Sequence[Span]) -> Iterator[Segment]:
+    """`cut` where nothing is told of chunks but their spans, as of most prompts."""
+    at = 0
+    for start, end in spans:
+        if at < start:
+            yield Segment(tokens[at:start])
+        yield Segment(tokens[start:end], chunk=True)
+        at = end
+    if at < len(tokens):
+        yield Segment(tokens[at:])
 
 
 def _with_placeholders(

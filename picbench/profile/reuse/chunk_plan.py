@@ -142,7 +142,7 @@ class ChunkPlanner:
         used = tuple(_used(blocks, segment.length, linked, hidden))
         pages = tuple(Page((), (), (), name, canonical=True) for name in names)
         anchor = AnchorText((), BLOCK_SIZE, "")
-        return ChunkUse(Canonical(names[-1], anchor, pages, used), blocks, segment.length)
+        return ChunkUse(Canonical.of(anchor, pages, used), blocks, segment.length)
 
 
 def _used(blocks: Sequence[int], length: int, linked: int, hidden: int) -> list[int]:

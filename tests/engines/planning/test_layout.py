@@ -1,5 +1,7 @@
 """Plans: every token once, hits first, keys that name content."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.keys import is_canonical
 from picbench.engines.planning.layout import Footprint, lay_out, measure
 from picbench.engines.planning.pages import GAP, SlotKind
-from picbench.engines.planning.plan import Plan
+from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Pad, Segment
 
 SIZE = 16
@@ -355,3 +357,19 @@ def test_empty_prompt_and_stray_links_are_refused():
 def _all_keys(plan: Plan) -> set[bytes]:
     keys = {page.key for page in plan.pages if page.key}
     return keys | {page.key for c in plan.canonicals for page in c.pages if page.key}
+
+
+@pytest.mark.parametrize("linked", [(), range(4), range(4, 8), (1,), range(10)])
+def test_canonical_blocks_are_needed_or_not(linked: Sequence[int]) -> None:
+    """As a request sees them, also when the pages come from the cache."""
+    cache = PageCache()
+    prompt = [Segment((1, 2)), Segment(tuple(range(10, 20)), chunk=True), Segment((3,))]
+    policy, config = ChunkPolicy(linked=linked), LayoutConfig(block_size=4)
+    for _ in range(2):
+        plan = lay_out(prompt, lambda index, length: policy, config, cache=cache)
+        for found in plan.canonicals:
+            assert found.keys == tuple(found.pages[i].key for i in found.used)
+            others = [p.key for i, p in enumerate(found.pages) if i not in found.used]
+            assert found.unused == tuple(others)
+            assert found == Canonical.of(found.anchor, found.pages, found.used)
+        assert len(plan.canonicals) == (len(linked) < 10)

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from picbench.engines.algorithms import Registry
 from picbench.engines.planning.documents import ChunkContexts, Context
@@ -304,3 +306,15 @@ def test_pooling_requests_and_embedded_prompts_have_no_arguments(missing):
     asked = request({"pic": {"spans": [[1, 4]]}})
     setattr(asked, missing, None)
     assert request_args.request_args(asked, Registry()) is None
+
+
+@given(cuts=st.lists(st.integers(0, 40), max_size=8, unique=True), extra=st.integers(0, 3))
+def test_prompts_of_which_only_spans_are_known_are_cut_like_any_other(
+    cuts: list[int], extra: int
+) -> None:
+    ends = iter(sorted(cuts))
+    spans = tuple(zip(ends, ends, strict=False))
+    tokens = list(range(100, 140 + extra))
+    # An empty span of dependent tokens changes nothing but the way.
+    marked = RequestArgs(spans, dependent=((5, 5),))
+    assert cut(tokens, RequestArgs(spans), 0) == cut(tokens, marked, 0)
