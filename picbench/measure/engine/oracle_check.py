@@ -20,6 +20,9 @@ LENGTHS = {"A": 150, "B": 35, "C": 81, "D": 400}
 ORDERS = ("ABCD", "DCBA", "ABA", "C")
 _OPTIONS: Mapping[str, Any] = {"max_tokens": 6, "logprobs": 8, "ignore_eos": True}
 
+#: Tokens of a prefix that is long enough to be read once for several plain requests.
+PREFIX = 560
+
 #: Tokens before a chunk in its document: more than any prompt of C alone has, so that its keys are
 #: re-rotated backwards.
 BEFORE = {"A": 0, "B": 150, "C": 200, "D": 30}
@@ -86,6 +89,17 @@ def added_cases(vocabulary: int, bos: int | None) -> Iterator[OracleCase]:
         yield OracleCase(f"{algorithm} placed", Request(placed, algorithm=algorithm), rule)
 
 
+def alike_cases(vocabulary: int) -> Iterator[OracleCase]:
+    """Plain prompts with one prefix, which requests that decode together may read once."""
+    from picbench.engines.oracle import full
+
+    draw = partial(random_tokens, vocabulary=vocabulary)
+    prefix = draw(PREFIX, "prefix")
+    for number in range(3):
+        own = draw(17 + 20 * number, f"alike {number}")
+        yield OracleCase(f"plain alike {number}", Request([Text(tokens=prefix + own)]), full())
+
+
 def check(
     config: EngineConfig,
     tolerance: float,
@@ -95,7 +109,7 @@ def check(
 ) -> bool:
     """Serve all cases, print a line for each, and return whether all are the oracle's.
 
-    With `added` these are those of `added_cases`, too. Each is served three times: cold, with
+    With `added` these are those of `added_cases` and `alike_cases`, too. Each is served three times: cold, with
     nothing cached; after other cases, whose chunks it shares; and warm, all cases together, when no
     chunk may be compiled any more. Where tokens are picked, the oracle replays the engine's picks;
     in float32 it must pick the same ones by itself.
@@ -108,6 +122,7 @@ def check(
     found = list(cases(model.vocab_size, orders))
     if added:
         found += added_cases(model.vocab_size, model.bos_token_id)
+        found += alike_cases(model.vocab_size)
     # First, so that a model that neither knows is refused in the engine's words.
     served = _serve(config, [case.request for case in found])
     oracle = Oracle(config.model)

@@ -3,7 +3,7 @@
 `load`: requests whose chunks are drawn from a small corpus, in a random order, in an engine without
 and in one with shared decode, and in stock vLLM; all engines are up at once with pools of the same
 size, and take turns. Stock vLLM serves as many of these requests as fit its pool, and as many of
-one common prefix as fit. `sharing`: the two engines of picbench alone, at each degree of sharing.
+one common prefix as fit; these the engine with shared decode serves as well. `sharing`: the two engines of picbench alone, at each degree of sharing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +18,7 @@ from picbench.measure.serving.decode_load_page import (
     AUTO,
     COMMON,
     OFF,
+    OWN_COMMON,
     PREFIX,
     write_load,
     write_sharing,
@@ -127,7 +128,7 @@ def estimated(run: DecodeRun, *, sharing: bool) -> str:
 
 
 def load_plan(run: DecodeRun) -> RoundsPlan:
-    """One cell: the load, in four arms."""
+    """One cell: the load, in all arms."""
     load = run.load
     scene = load.scene
     config = _config(run, scene, load.pool)
@@ -138,6 +139,7 @@ def load_plan(run: DecodeRun) -> RoundsPlan:
         AUTO: _arm(AUTO, scene),
         PREFIX: _arm(STOCK, alone),
         COMMON: _arm(STOCK, common, common=True),
+        OWN_COMMON: _arm(AUTO, common, common=True),
     }
     facts = _facts(run) | {"scene": asdict(scene), "prompt": scene.prompt, "pool": load.pool}
     engines = _ours(config) | {STOCK: replace(config, stock=True, algorithm="prefix")}

@@ -11,14 +11,17 @@ from picbench.output import markdown
 from picbench.output.figures.sharing_figure import draw_sharing
 from picbench.statistics.paired import paired_ratio
 
-#: The arms: shared decode off and auto, stock vLLM, and stock vLLM with one common prefix.
+#: The arms: shared decode off and auto, stock vLLM; and with one common prefix, which prefix caching
+#: finds, stock vLLM and the engine with shared decode.
 OFF, AUTO, PREFIX, COMMON = "off", "auto", "prefix", "common"
+OWN_COMMON = "own-common"
 
 _NAMES = {
     OFF: "picbench, each request reads its chunks (198d84a's decode)",
     AUTO: "picbench, shared decode",
     PREFIX: "stock vLLM, prefix caching, as many as fit",
     COMMON: "stock vLLM, one common prefix",
+    OWN_COMMON: "picbench, shared decode, one common prefix and no chunks",
 }
 
 _COLUMNS: Mapping[str, tuple[str, int]] = {
@@ -71,10 +74,12 @@ def render_load(found: RoundsFound) -> str:
             *(spread(figures[arm][key], digits) for key, (_, digits) in _COLUMNS.items()),
         )
         for arm in _NAMES
+        if arm in figures
     ]
     ratios = [
         (_NAMES[arm], *(ratio(figures[AUTO][key], figures[arm][key]) for key in _RATES))
-        for arm in (OFF, PREFIX, COMMON)
+        for arm in (OFF, PREFIX, COMMON, OWN_COMMON)
+        if arm in figures
     ]
     lines = [
         "# Decoding of long requests that share chunks",

@@ -122,15 +122,17 @@ def brief_wave(engine: Engine, name: str, *, scene: DecodeScene, common: bool) -
 
 def _prepared(engine: Engine, name: str, scene: DecodeScene, common: bool) -> list[Request]:
     """The requests, after what they share was served."""
+    stock = engine.config.stock
     if common:
         known = scene.known()[: scene.chunks]
         names = (f"{name} {i}" for i in range(scene.requests + 1))
         texts = [Text(tokens=random_tokens(scene.question, each)) for each in names]
-        first, *requests = (Request([*known, text]) for text in texts)
+        plain = None if stock else "prefix"
+        first, *requests = (Request([*known, text], plain) for text in texts)
         engine.generate([first], max_tokens=1)
         return requests
-    algorithm = None if engine.config.stock else "mepic"
-    if not engine.config.stock:
+    algorithm = None if stock else "mepic"
+    if not stock:
         engine.generate(scene.cover(algorithm), max_tokens=1, concurrency=4)
     return scene.draw(name, scene.requests, algorithm)
 

@@ -15,6 +15,7 @@ from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
 from picbench.engines.vllm.worker.cuda.metadata import Planner
+from picbench.engines.vllm.worker.cuda.plain_prefixes import PlainPrefixes
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
 from picbench.engines.vllm.worker.key_check import check_keys
 from picbench.engines.vllm.worker.model_pass import ModelPass
@@ -24,6 +25,7 @@ from picbench.engines.vllm.worker.token_picker import FindPrompt, TokenPicker
 from picbench.errors import ConfigError
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.group_launch import serves_groups
+from picbench.kernels.cuda.decode.shared.key_cells import CELL_BLOCKS
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
 from picbench.kernels.cuda.support import describe, require
@@ -71,7 +73,11 @@ class RunnerAttention:
         planner = _kernels(vllm_config, rope, shape, device, settings)
         kernels = describe(shape, rope, planner.table)
         logger.info_once("picbench: %s (%d MiB)", kernels, planner.nbytes >> 20)
-        requests = PlannedRequests(most, planner.table, keys_without_rope=bare)
+        shared = isinstance(planner.table, SharedRequestTable)
+        prefixes = PlainPrefixes(CELL_BLOCKS) if shared else None
+        requests = PlannedRequests(
+            most, planner.table, keys_without_rope=bare, prefixes=prefixes
+        )
         return cls(requests, planner, rope, picker)
 
     def pick(self, slot_maps: Mapping[str, SlotMap], find: FindPrompt) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.arrangement import Arrangement
+from picbench.engines.vllm.worker.cuda.plain_prefixes import PlainPrefixes
 from picbench.engines.vllm.worker.cuda.planned_batch import (
     PlannedBatch,
     PlannedRequest,
@@ -44,16 +45,23 @@ class PlannedRequests:
     `table` holds up to `most` of them on the device; None if no kernel reads it. With
     `keys_without_rope` all keys are cached without RoPE; then the keys of requests without a plan
     have to be rotated as well, and these requests are treated as planned ones. `slot_maps` are
-    those of requests whose linked tokens are picked here.
+    those of requests whose linked tokens are picked here. With `prefixes` requests without a plan
+    that begin alike decode as planned ones where that pays.
 
     A request's row of the table is written when it first decodes. Steps before that do not read it,
     and until the first of them is queued the GPU may wait for the host.
     """
 
     def __init__(
-        self, most: int, table: DeviceTable | None, *, keys_without_rope: bool = False
+        self,
+        most: int,
+        table: DeviceTable | None,
+        *,
+        keys_without_rope: bool = False,
+        prefixes: PlainPrefixes | None = None,
     ) -> None:
         self._table = table
+        self._prefixes = None if keys_without_rope else prefixes
         self._keys_without_rope = keys_without_rope
         self._free = list(range(most))
         self._known: dict[str, PlannedRequest] = {}
@@ -73,6 +81,8 @@ class PlannedRequests:
         slot_map = SlotMap.sent(params)
         if slot_map is None:
             if not self._keys_without_rope:
+                if self._prefixes is not None:
+                    self._prefixes.add(request_id, prompt, params.max_tokens, blocks)
                 return
             slot_map = SlotMap.plain(prompt)
         if not self._free:
@@ -106,6 +116,26 @@ class PlannedRequests:
         self._known[request_id] = request
         self._unwritten.add(request_id)
 
+    def _join_plain(
+        self, request_ids: Sequence[str], computed: Sequence[int], scheduled: Sequence[int]
+    ) -> None:
+        """Plan those that share a prefix and decode in this step, while rows are left."""
+        if self._prefixes is None or not (waiting := self._prefixes.waiting):
+            return
+        for request_id, before, count in zip(request_ids, computed, scheduled, strict=True):
+            if request_id not in waiting or count != 1 or not self._free:
+                continue
+            if (plain := self._prefixes.take(request_id, before)) is None:
+                continue
+            kpos = np.arange(plain.prompt, dtype=np.int32)
+            none = np.zeros(plain.prompt, np.int32)
+            row = self._free.pop()
+            self._known[request_id] = PlannedRequest(row, kpos, none, plain.prompt, False)
+            self._slots[request_id] = plain.prompt + plain.max_tokens
+            moved = none[: len(plain.blocks) * BLOCK_SIZE]
+            self._canonical[request_id] = plain.blocks, moved
+            self._unwritten.add(request_id)
+
     def _runs_as_plain(self, request: PlannedRequest, params: Any) -> bool:
         continues = request.end == len(request.kpos) or params.max_tokens == 1
         return not self._keys_without_rope and continues and request.ordinary
@@ -126,6 +156,8 @@ class PlannedRequests:
 
     def remove(self, request_id: str) -> None:
         """Remove a request; unknown ones are ignored."""
+        if self._prefixes is not None:
+            self._prefixes.remove(request_id)
         request = self._known.pop(request_id, None)
         self._slots.pop(request_id, None)
         self._canonical.pop(request_id, None)
@@ -143,6 +175,7 @@ class PlannedRequests:
 
         None if no request in it is planned.
         """
+        self._join_plain(request_ids, computed, scheduled)
         known = tuple(self._known.get(request_id) for request_id in request_ids)
         if not any(known):
             return None

@@ -11,6 +11,7 @@ from picbench.engines.vllm.worker.cuda.kernel_planner import (
     LinkCall,
     rows_and_lengths,
 )
+from picbench.engines.vllm.worker.cuda.plain_prefixes import PlainPrefixes
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
@@ -83,6 +84,45 @@ def test_what_pads_a_graph_has_no_keys(pair: Pair) -> None:
     rows = [pair[0].batch([name], [0], [1]).requests[0].row for name in "yx"]  # type: ignore[union-attr]
     found = rows_and_lengths(batch, 5, plain_row=4).tolist()
     assert found == [[rows[0], 4, rows[1], 0, 0], [31, 8, 28, -1, -1]]
+
+
+def test_plain_requests_that_begin_alike_decode_as_planned_ones(send: Any) -> None:
+    """Where they decode, and no other step: what they compute of their prompts is vLLM's."""
+    table = SharedRequestTable(4, 80, "cpu", SHAPE, costs=SharingCosts.none())
+    groups = table.groups_of
+    requests = PlannedRequests(3, table, prefixes=PlainPrefixes(2))
+    for name, last in (("one", 7), ("two", 8), ("other", 9)):
+        blocks = [1, 2, 3, 4, last] if name != "other" else [5, 6, 10, 11, last]
+        requests.add(name, send(None), 70, blocks)
+    step = ["one", "two", "other"]
+    assert requests.batch(step, [69, 64, 69], [1, 6, 1]) is None
+    batch = requests.batch(step, [70, 70, 70], [1, 1, 1])
+    assert batch is not None
+    assert batch.planned == [True, True, False]
+    assert batch.decodes
+    assert batch.positions().tolist() == [70, 70, 70]
+    assert {shift for *_, shift in groups.covered()} == {0}
+    assert sum(row[0] for row in groups.group_rows()) == 4
+    requests.remove("one")
+    batch = requests.batch(["two", "other"], [71, 71], [1, 1])
+    assert batch is not None
+    assert batch.planned == [True, False]
+    assert groups.covered() == []
+    requests.remove("two")
+    assert requests.batch(["other"], [72], [1]) is None
+    assert groups.empty
+
+
+def test_no_more_of_them_are_planned_than_there_are_rows(send: Any) -> None:
+    table = SharedRequestTable(2, 80, "cpu", SHAPE, costs=SharingCosts.none())
+    requests = PlannedRequests(1, table, prefixes=PlainPrefixes(2))
+    for name in "ab":
+        requests.add(name, send(None), 70, [1, 2, 3, 4])
+    batch = requests.batch(["a", "b"], [70, 70], [1, 1])
+    assert batch is not None
+    assert batch.planned == [True, False]
+    requests.remove("a")
+    assert requests.batch(["b"], [71], [1]) is None
 
 
 @pytest.mark.parametrize("bare", [False, True])
