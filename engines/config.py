@@ -53,9 +53,10 @@ class EngineConfig:
     first ("isps"). The last two are MiniPIC's batch mode and interleaved span prefill (arXiv
     2606.13126). Answers are the same.
 
-    `shared_decode` (CUDA) says whether a decoding step reads the blocks of a chunk once for all
-    requests that see them: never ("off"), where that is expected to be faster ("auto"), or wherever
-    two requests see the same ones ("always", for checks).
+    `shared_decode` (CUDA) says whether a decoding step reads the blocks of a chunk, or of a prefix
+    that plain requests have in common, once for all requests that see them: never ("off"), where
+    that is expected to be faster ("auto"), or wherever two requests see the same ones ("always",
+    for checks).
 
     With `self_check` the engine compares ways to the same answers before it serves any, and does
     not start if they differ (`Engine.self_check`).
@@ -78,7 +79,7 @@ class EngineConfig:
     tiers: str | None = None
     on_pressure: str = "wait"
     compile_order: str = "head"
-    shared_decode: str = "off"
+    shared_decode: str = "auto"
     self_check: bool = False
 
 

@@ -33,7 +33,7 @@ SHARED_PARTS = 128 << 20
 
 #: Integers of a row that says who reads which blocks together, by query heads a KV head
 #: (`GroupRows`): of the blocks, and of each reader.
-_GROUP_BLOCKS, _GROUP_READERS, _READER = 3 * 32 + 2, 128, 3
+_GROUP_BLOCKS, _GROUP_READERS, _READER = 3 * 32 + 2, 192, 3
 
 #: Splits of a request's keys in decoding, at most (`choose_splits`).
 _SPLITS = 64
@@ -141,8 +141,11 @@ def _workspace(config: EngineConfig, model: Mapping[str, Any], context: int) -> 
     batch = 4 * rows * (2 * tiles * _TILE + 2)
     heads = int(model["num_attention_heads"]) // config.tensor_parallel
     partial = 4 * rows * _SPLITS * heads * (head_size(model) + 1)
-    shared = _shared(config, model, heads, tiles, shifts) if config.shared_decode != "off" else 0
-    return LINK_WORKSPACE + table + batch + partial + shared
+    decode = batch + partial
+    if config.shared_decode != "off":
+        # A `SharedDecodeBatch` is a second `DecodeBatch`.
+        decode += decode + _shared(config, model, heads, tiles, shifts)
+    return LINK_WORKSPACE + table + decode
 
 
 def _shared(

@@ -59,7 +59,7 @@ class PicSettings:
     on_pressure: str = "wait"
     compile_order: str = "head"
     positions: int | None = None
-    shared_decode: str = "off"
+    shared_decode: str = "auto"
 
     @classmethod
     def read(cls, additional_config: Any) -> "PicSettings | None":

@@ -195,7 +195,7 @@ if TYPE_CHECKING:
 @click.option(
     "--shared-decode",
     type=click.Choice(list(SHARED_DECODE)),
-    default="off",
+    default="auto",
     show_default=True,
     help="On a GPU, whether decoding steps read a chunk once for all requests that see it: where "
     "that is expected to be faster (auto), or wherever two do (always, for checks).",

@@ -44,7 +44,7 @@ class RunConfig(BaseModel):
     tensor_parallel: int = Field(1, ge=1)
     eager: bool = False
     keys_without_rope: bool = False
-    shared_decode: Literal["off", "auto", "always"] = "off"
+    shared_decode: Literal["off", "auto", "always"] = "auto"
     context: int | None = Field(None, ge=16)
     prompts: str | None = None
     output: str | None = None

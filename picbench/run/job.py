@@ -216,7 +216,7 @@ def _fingerprint(
         del settings["drop"]
     if config.compile_order == "head":
         del settings["compile_order"]
-    if config.shared_decode == "off":
+    if config.shared_decode == "auto":
         del settings["shared_decode"]
     if config.cache is None:
         del settings["cache"]

@@ -74,6 +74,11 @@ class RequestTable:
             visible = VisibleBlocks.of(kpos.numpy(), rope_shift.numpy(), self.tile_blocks)
             self._write_tiles(row, visible, rope_shift)
 
+    @property
+    def shares(self) -> bool:
+        """Whether a step is faster if requests that decode read blocks together."""
+        return False
+
     def clear(self, row: int) -> None:
         """The request of a row has ended; the row is not read until it is written again."""
 

@@ -77,7 +77,7 @@ def decode_load(
 @click.option(
     "--shared-decode",
     type=click.Choice(SHARED_DECODE),
-    default="off",
+    default="auto",
     show_default=True,
     help="Of mepic's engine, as for picbench run.",
 )

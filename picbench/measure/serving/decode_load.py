@@ -190,6 +190,7 @@ def _config(run: DecodeRun, scene: DecodeScene, pool: int) -> EngineConfig:
         kv_blocks=pool,
         max_requests=scene.requests,
         tiers="",
+        shared_decode="off",
     )
 
 

@@ -258,11 +258,11 @@ def test_the_order_of_compiles_reaches_every_engine_and_the_manifest(
 def test_shared_decode_reaches_every_engine_and_the_manifest(
     harness: Harness, tmp_path: Path
 ) -> None:
-    run(harness, tmp_path / "run", "--algo", "mepic", "--shared-decode", "auto")
-    assert harness.servers["mepic"].config.shared_decode == "auto"
+    run(harness, tmp_path / "run", "--algo", "mepic", "--shared-decode", "always")
+    assert harness.servers["mepic"].config.shared_decode == "always"
     manifest = read(tmp_path / "run" / "manifest.json")
     for noted in (manifest["config"], manifest["arms"]["mepic"]["settings"]):
-        assert noted["shared_decode"] == "auto"
+        assert noted["shared_decode"] == "always"
 
 
 def test_engines_run_on_what_is_there_unless_told_otherwise(

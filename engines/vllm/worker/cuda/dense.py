@@ -86,6 +86,7 @@ class DensePlanner:
     """A `Planner` for PyTorch."""
 
     graphs = False
+    shares = False
 
     def __init__(self, rope: RopeTable) -> None:
         self._rope = rope

@@ -52,7 +52,7 @@ class KernelPlanner:
 
     `table` has a row for each of `most` planned requests, and a last one that stays empty, for the
     requests without a plan that decode together with them. With a `SharedRequestTable` requests
-    that decode read the blocks which several of them see once.
+    that decode read the blocks which several of them see once, in steps where that is faster.
     """
 
     graphs = True
@@ -67,22 +67,32 @@ class KernelPlanner:
     ) -> None:
         self.table = table
         self._plain_row = most
-        if isinstance(table, SharedRequestTable):
-            self._decode: DecodeBatch = SharedDecodeBatch(table, most, shape, rope)
-        else:
-            self._decode = DecodeBatch(table, most, shape, rope)
+        self._decode = DecodeBatch(table, most, shape, rope)
+        self._shared = (
+            SharedDecodeBatch(table, most, shape, rope)
+            if isinstance(table, SharedRequestTable)
+            else None
+        )
         self._rope, self._shape, self._workspace = rope, shape, workspace
         bytes_a_token = 2 * shape.num_kv_heads * shape.head_size * shape.dtype.itemsize
         self._room = workspace.nbytes // bytes_a_token
 
     @property
+    def shares(self) -> bool:
+        """See `Planner.shares`."""
+        return self._shared is not None
+
+    @property
     def nbytes(self) -> int:
         """Device memory held."""
-        return self.table.nbytes + self._decode.nbytes + self._workspace.nbytes
+        shared = 0 if self._shared is None else self._shared.nbytes
+        return self.table.nbytes + self._decode.nbytes + shared + self._workspace.nbytes
 
     def warm_up(self, kv_cache: Tensor) -> None:
         """See `Planner.warm_up`."""
         warm_up_decode(kv_cache, self._decode)
+        if self._shared is not None:
+            warm_up_decode(kv_cache, self._shared)
         warm_up_link(kv_cache, self._rope, self._shape, self._workspace)
 
     def plan(self, batch: PlannedBatch, block_table: Tensor) -> AttentionCalls:
@@ -100,8 +110,9 @@ class KernelPlanner:
     def _decode_call(self, batch: PlannedBatch, block_table: Tensor) -> DecodeCall:
         host = rows_and_lengths(batch, len(block_table), self._plain_row)
         rows, lengths = upload(host, block_table.device)
-        self._decode.fill(block_table, rows, lengths)
-        return DecodeCall(self._decode, len(block_table))
+        decode = self._shared if batch.shares and self._shared is not None else self._decode
+        decode.fill(block_table, rows, lengths)
+        return DecodeCall(decode, len(block_table))
 
     def _groups(self, batch: PlannedBatch, first: int) -> Iterator[list[LinkRequest]]:
         """Adjacent requests whose keys fit the workspace together, or one that does not."""

@@ -45,6 +45,11 @@ class Planner(Protocol):
     graphs: bool
 
     @property
+    def shares(self) -> bool:
+        """Whether requests that decode may read blocks together (`PlannedBatch.shares`)."""
+        ...
+
+    @property
     def nbytes(self) -> int:
         """Device memory held."""
         ...

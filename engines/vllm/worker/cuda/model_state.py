@@ -34,7 +34,8 @@ class PicModelState(DefaultModelState):
         self._attention = RunnerAttention.of(vllm_config, model, device)
         self._batch: PlannedBatch | None = None
         self._prompts: dict[str, tuple[list[int], list[int]]] = {}
-        self._capturing = False
+        # Whether graphs are captured, and if so, for steps that share what they read.
+        self._capturing: bool | None = None
 
     def add_request(self, req_index: int, new_req_data: Any) -> None:
         """Add a new or resumed request."""
@@ -63,6 +64,11 @@ class PicModelState(DefaultModelState):
     def graphs(self) -> bool:
         """Whether CUDA graphs may hold the attention of planned requests."""
         return self._attention.planner.graphs
+
+    @property
+    def shares(self) -> bool:
+        """Whether steps with planned requests may share what they read."""
+        return self._attention.planner.shares
 
     @property
     def rope(self) -> RopeTable:
@@ -98,13 +104,13 @@ class PicModelState(DefaultModelState):
         return self._batch
 
     @contextmanager
-    def capturing_planned(self) -> Iterator[None]:
-        """Capture graphs for steps in which all requests are planned."""
-        self._capturing = True
+    def capturing_planned(self, *, shares: bool = False) -> Iterator[None]:
+        """Capture graphs for steps in which all requests are planned (`PlannedBatch.shares`)."""
+        self._capturing = shares
         try:
             yield
         finally:
-            self._capturing, self._batch = False, None
+            self._capturing, self._batch = None, None
 
     def prepare_attn(
         self,
@@ -117,8 +123,8 @@ class PicModelState(DefaultModelState):
         **kwargs: Any,
     ) -> Any:
         """Build attention metadata for the planned requests and the others."""
-        if self._capturing:
-            self._batch = PlannedBatch.dummy(input_batch.num_reqs)
+        if self._capturing is not None:
+            self._batch = PlannedBatch.dummy(input_batch.num_reqs, shares=self._capturing)
         set_step(self._batch, self._attention.planner, attn_groups)
         return super().prepare_attn(
             input_batch, cudagraph_mode, block_tables, slot_mappings, attn_groups, *args, **kwargs

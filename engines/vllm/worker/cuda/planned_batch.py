@@ -83,19 +83,21 @@ class PlannedRequest:
 class PlannedBatch:
     """The requests of one step in batch order; None for one without a plan.
 
-    Request i computes `scheduled[i]` tokens after its `computed[i]` slots.
+    Request i computes `scheduled[i]` tokens after its `computed[i]` slots. `shares` says whether
+    requests that decode read blocks together.
     """
 
     requests: tuple[PlannedRequest | None, ...]
     computed: tuple[int, ...]
     scheduled: tuple[int, ...]
+    shares: bool = False
 
     @classmethod
-    def dummy(cls, count: int) -> "PlannedBatch":
+    def dummy(cls, count: int, *, shares: bool = False) -> "PlannedBatch":
         """A batch of `count` planned requests that decode, for capturing graphs."""
         one = np.zeros(1, dtype=np.int32)
         request = PlannedRequest(0, kpos=one, rope_shift=one, end=1, keys_without_rope=False)
-        return cls((request,) * count, (0,) * count, (1,) * count)
+        return cls((request,) * count, (0,) * count, (1,) * count, shares)
 
     @property
     def decodes(self) -> bool:

@@ -38,6 +38,11 @@ class DeviceTable(Protocol):
         """The request in a row has ended; the row may not have been written for it."""
         ...
 
+    @property
+    def shares(self) -> bool:
+        """Whether a step is faster if requests that decode read blocks together."""
+        ...
+
 
 class PlannedRequests:
     """All planned requests of a model runner, by id.
@@ -184,4 +189,5 @@ class PlannedRequests:
             for i, request_id in enumerate(request_ids):
                 if request_id in self._unwritten and batch.at_end(i):
                     self._write(request_id)
-        return batch
+        shares = self._table is not None and self._table.shares
+        return replace(batch, shares=True) if shares else batch

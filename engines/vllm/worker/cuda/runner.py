@@ -30,8 +30,10 @@ class PlannedGraphs(ModelCudaGraphManager):
     """CUDA graphs of decoding steps with planned requests.
 
     A graph holds the kernels of one kind of attention. vLLM's own graphs serve steps without
-    planned requests; these hold both kinds of attention. Graphs of what is between attention layers
-    are vLLM's and serve all steps.
+    planned requests; these hold both kinds of attention, once for steps in which each request reads
+    its own blocks and once for those that read some together: kernels of groups without any group
+    made a step 3 % longer (64 requests of 5k tokens, one H200). Graphs of what is between attention
+    layers are vLLM's and serve all steps.
     """
 
     def __init__(
@@ -77,8 +79,11 @@ class PicModelRunner(GPUModelRunner):
         stock = self.cudagraph_manager
         assert stock is not None
         self._stock_graphs = stock
-        self._planned_graphs = PlannedGraphs(
-            self.vllm_config, self.device, stock.cudagraph_mode, self.decode_query_len
+        self._planned_graphs, self._sharing_graphs = (
+            PlannedGraphs(
+                self.vllm_config, self.device, stock.cudagraph_mode, self.decode_query_len
+            )
+            for _ in range(2)
         )
 
     @property
@@ -97,7 +102,7 @@ class PicModelRunner(GPUModelRunner):
         return self._state.workspace_bytes
 
     def capture_model(self, *, profile_only: bool = False) -> int:
-        """Capture both sets of graphs; returns their size in bytes."""
+        """Capture all sets of graphs; returns their size in bytes."""
         # Where all keys are cached without RoPE, every request of upstream's warm-up is a planned
         # one, and its last step is still set.
         self._state.begin_step([], [], [])
@@ -105,10 +110,13 @@ class PicModelRunner(GPUModelRunner):
         size: int = super().capture_model(profile_only=profile_only)
         if profile_only or not self._state.graphs:
             return size
-        self.cudagraph_manager = self._planned_graphs
+        sets = [(self._planned_graphs, False), (self._sharing_graphs, True)]
         try:
-            with self._state.capturing_planned():
-                return size + int(super().capture_model())
+            for graphs, shares in sets[: 1 + self._state.shares]:
+                self.cudagraph_manager = graphs
+                with self._state.capturing_planned(shares=shares):
+                    size += int(super().capture_model())
+            return size
         finally:
             self.cudagraph_manager = self._stock_graphs
 
@@ -121,7 +129,7 @@ class PicModelRunner(GPUModelRunner):
         """
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
         batch = self._begin_step(scheduler_output, state)
-        self.cudagraph_manager = self._stock_graphs if batch is None else self._planned_graphs
+        self.cudagraph_manager = self._graphs_for(batch)
         return state, uniform if batch is None or batch.decodes else None
 
     def _begin_step(self, scheduler_output: Any, state: Any) -> PlannedBatch | None:
@@ -134,6 +142,11 @@ class PicModelRunner(GPUModelRunner):
             self._state.pick(unpicked)
         scheduled = state.num_scheduled_tokens.tolist()
         return self._state.begin_step(state.req_ids, computed, scheduled)
+
+    def _graphs_for(self, batch: PlannedBatch | None) -> ModelCudaGraphManager | None:
+        if batch is None:
+            return self._stock_graphs
+        return self._sharing_graphs if batch.shares else self._planned_graphs
 
     @property
     def _state(self) -> PicModelState:

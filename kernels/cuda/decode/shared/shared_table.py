@@ -73,6 +73,11 @@ class SharedRequestTable(RequestTable):
         own = (self.cell_of_tile, self.cells, self.part_of, self.groups, self.control)
         return super().nbytes + sum(t.nbytes for t in own)
 
+    @property
+    def shares(self) -> bool:
+        """See `RequestTable.shares`."""
+        return self.groups_of.pays
+
     def put(
         self,
         row: int,

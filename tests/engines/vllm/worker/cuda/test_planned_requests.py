@@ -16,6 +16,8 @@ from picbench.kernels.cuda.visible_blocks import CanonicalBlocks
 class FakeTable:
     """Remembers what was written to which row."""
 
+    shares = False
+
     def __init__(self) -> None:
         self.written: dict[int, tuple[list[int], list[int]]] = {}
         self.canonical: dict[int, tuple[list[int], list[int]]] = {}
@@ -227,3 +229,11 @@ def test_a_request_with_picks_is_never_run_as_a_plain_one(table: FakeTable, send
     assert "picks" in requests
     requests.add("static", send([0, 1, 2, 3], 4, [(0, 2, 0)]), 4)
     assert "static" not in requests
+
+
+def test_a_step_says_whether_its_requests_share(
+    requests: PlannedRequests, table: FakeTable
+) -> None:
+    assert not step(requests, ("planned", 8, 1)).shares
+    table.shares = True
+    assert step(requests, ("planned", 9, 1)).shares

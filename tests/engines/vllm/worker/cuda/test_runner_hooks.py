@@ -119,29 +119,34 @@ def test_kernels_are_compiled_once_there_is_a_cache(
 
 
 @pytest.mark.parametrize("left", ["stock", "planned"])
-def test_each_set_of_graphs_is_captured_once(monkeypatch: pytest.MonkeyPatch, left: str) -> None:
+@pytest.mark.parametrize("shares", [False, True])
+def test_each_set_of_graphs_is_captured_once(
+    monkeypatch: pytest.MonkeyPatch, left: str, shares: bool
+) -> None:
     """Whichever served the last of the steps that warm up."""
-    captured: list[str] = []
+    captured: list[tuple[str, bool | None]] = []
 
     def capture(self: Any, profile_only: bool = False) -> int:
-        captured.append(self.cudagraph_manager)
+        captured.append((self.cudagraph_manager, self.model_state._capturing))
         assert self.model_state._batch is None
         return 1
 
     monkeypatch.setattr(GPUModelRunner, "capture_model", capture)
     attention = SimpleNamespace(
-        planner=SimpleNamespace(graphs=True), requests=PlannedRequests(2, None)
+        planner=SimpleNamespace(graphs=True, shares=shares), requests=PlannedRequests(2, None)
     )
-    state = bare(PicModelState, _attention=attention, _batch="of the last step")
+    state = bare(PicModelState, _attention=attention, _batch="of the last step", _capturing=None)
     made = bare(
         runner.PicModelRunner,
         model_state=state,
         cudagraph_manager=left,
         _stock_graphs="stock",
         _planned_graphs="planned",
+        _sharing_graphs="sharing",
     )
-    assert made.capture_model() == 2
-    assert captured == ["stock", "planned"]
+    expected = [("stock", None), ("planned", False), ("sharing", True)][: 2 + shares]
+    assert made.capture_model() == len(expected)
+    assert captured == expected
     assert made.cudagraph_manager == "stock"
 
 
