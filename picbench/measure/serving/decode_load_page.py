@@ -11,8 +11,8 @@ from picbench.output import markdown
 from picbench.output.figures.sharing_figure import draw_sharing
 from picbench.statistics.paired import paired_ratio
 
-#: The arms: shared decode off and auto, stock vLLM; and with one common prefix, which prefix caching
-#: finds, stock vLLM and the engine with shared decode.
+#: The arms: shared decode off and auto, stock vLLM; and with one common prefix, which prefix
+#: caching finds, stock vLLM and the engine with shared decode.
 OFF, AUTO, PREFIX, COMMON = "off", "auto", "prefix", "common"
 OWN_COMMON = "own-common"
 

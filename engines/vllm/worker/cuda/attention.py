@@ -75,9 +75,7 @@ class RunnerAttention:
         logger.info_once("picbench: %s (%d MiB)", kernels, planner.nbytes >> 20)
         shared = isinstance(planner.table, SharedRequestTable)
         prefixes = PlainPrefixes(CELL_BLOCKS) if shared else None
-        requests = PlannedRequests(
-            most, planner.table, keys_without_rope=bare, prefixes=prefixes
-        )
+        requests = PlannedRequests(most, planner.table, keys_without_rope=bare, prefixes=prefixes)
         return cls(requests, planner, rope, picker)
 
     def pick(self, slot_maps: Mapping[str, SlotMap], find: FindPrompt) -> None:
