@@ -22,6 +22,9 @@ from picbench.papers.published import Published
 #: Arms of score panels that are joined by a line, as they differ in one number.
 _FAMILIES = ("epic", "cacheblend")
 
+#: With more points than these, which are then evenly spaced, every fourth is named.
+_MOST_TICKS = 12
+
 
 def draw(
     drawing: Drawing, experiment: str, evidence: Evidence, published: Published, folder: Path
@@ -92,8 +95,9 @@ def _draw_lines(drawing: Drawing, data: ExperimentData, published: Published, ba
         ]
         for arm in drawing.arms or data.arms
     }
-    wide = max(places.values()) > 10 * max(1e-9, min(places.values()))
-    ticks = {x: _thousands(label) for label, x in places.items()}
+    many = len(places) > _MOST_TICKS
+    wide = max(places.values()) > 10 * max(1e-9, min(places.values())) and not many
+    ticks = {x: _thousands(label) for label, x in list(places.items())[:: 4 if many else 1]}
     panel = Panel(
         data.varies,
         drawing.label,
