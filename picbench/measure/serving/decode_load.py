@@ -3,7 +3,8 @@
 `load`: requests whose chunks are drawn from a small corpus, in a random order, in an engine without
 and in one with shared decode, and in stock vLLM; all engines are up at once with pools of the same
 size, and take turns. Stock vLLM serves as many of these requests as fit its pool, and as many of
-one common prefix as fit; these the engine with shared decode serves as well. `sharing`: the two engines of picbench alone, at each degree of sharing.
+one common prefix as fit; these the engine with shared decode serves as well. `sharing`: the two
+engines of picbench alone, at each degree of sharing.
 """
 
 from collections.abc import Callable, Iterator, Mapping

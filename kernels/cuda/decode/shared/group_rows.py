@@ -9,7 +9,7 @@ ROWS = 64
 #: And where few do: the fewest rows of a product of Triton's.
 FEW_ROWS = 16
 #: Products that serve the readers of one row of `GroupRows`, where there are so many: 48 readers of
-#: four heads. Of 64 requests that each draw half of the chunks, more than that almost never share one.
+#: four heads. Where 64 requests draw half of the chunks each, more than that hardly ever share one.
 PASSES = 3
 
 

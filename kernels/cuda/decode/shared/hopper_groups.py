@@ -112,7 +112,7 @@ def _readers_of(  # type: ignore[no-untyped-def]
     READERS: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):
-    """Of the rows [SIDE] of one side of a unit: their requests' rows, -1 for none; shifts; parts."""
+    """Of the rows [SIDE] of one side of a unit: requests' rows, -1 for none; shifts; parts."""
     per_side: gl.constexpr = SIDE // GROUP
     group = groups + (gl.minimum(unit, units - 1) // KV_HEADS).to(gl.int64) * WIDTH
     member = gl.arange(0, SIDE, layout=LAYOUT)
