@@ -109,10 +109,10 @@ def check(
 ) -> bool:
     """Serve all cases, print a line for each, and return whether all are the oracle's.
 
-    With `added` these are those of `added_cases` and `alike_cases`, too. Each is served three times:
-    cold, with nothing cached; after other cases, whose chunks it shares; and warm, all cases
-    together, when no chunk may be compiled any more. Where tokens are picked, the oracle replays the engine's picks;
-    in float32 it must pick the same ones by itself.
+    With `added` these are those of `added_cases` and `alike_cases`, too. Each is served three
+    times: cold, with nothing cached; after other cases, whose chunks it shares; and warm, all cases
+    together, when no chunk may be compiled any more. Where tokens are picked, the oracle replays
+    the engine's picks; in float32 it must pick the same ones by itself.
     """
     from transformers import AutoConfig
 
