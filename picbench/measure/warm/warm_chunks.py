@@ -77,15 +77,15 @@ def ask_warm(engine: ServedEngine, *, name: str, chunks: int, first: bool) -> An
     return {arm: found[arm] for arm in ARMS}
 
 
-def ask_stock(engine: ServedEngine, *, name: str, chunks: int, fresh: int, first: bool) -> Answers:
+def ask_stock(engine: ServedEngine, *, name: str, chunks: int, fresh: int) -> Answers:
     """A prompt of which all but `fresh` tokens are cached, and one of which nothing is.
 
-    The first time, all that it may begin with is computed before. Raises InvalidRun if it finds
-    another number of tokens, a block's worth apart.
+    All that it may begin with is asked for before, so that no block of it was evicted since: hits
+    of other lengths leave its last blocks unused, and prompts of which nothing is cached fill the
+    pool. Raises InvalidRun if it finds another number of tokens, a block's worth apart.
     """
     known = ask("prefix", draw(chunks, "any"), "any")
-    if first:
-        engine.first_token(known)
+    engine.first_token(known)
     tokens = tuple(chain.from_iterable(segment.tokens or () for segment in known.segments))
     prefix = Text(tokens=tokens[: len(tokens) - fresh])
     hit = engine.first_token(Request([prefix, Text(tokens=random_tokens(fresh, name))], "prefix"))
@@ -155,11 +155,7 @@ def _alternate(engines: Mapping[str, Server], settings: WarmSettings) -> Loads:
 def _answers(
     engines: Mapping[str, Server], settings: WarmSettings, repeat: int, load: str
 ) -> Iterator[Answers]:
-    given: dict[str, Any] = {
-        "name": f"{repeat} {load}",
-        "chunks": settings.chunks,
-        "first": not repeat,
-    }
-    ours: Answers = engines["picbench"].call(partial(ask_warm, **given))
+    given: dict[str, Any] = {"name": f"{repeat} {load}", "chunks": settings.chunks}
+    ours: Answers = engines["picbench"].call(partial(ask_warm, first=not repeat, **given))
     yield ours
     yield engines["stock"].call(partial(ask_stock, fresh=ours[ARMS[0]].fresh, **given))
