@@ -19,13 +19,13 @@ class SharingCosts:
     `parts_gb_ms` GB of partial outputs that are written and read again in a ms. `launch_ms` is what
     the second kernel costs if it has nothing to do.
 
-    The defaults are an H200's: its memory's 4.4 TB/s, and the best of 13 cases
-    (results/gpu/shared-decode.md). `picbench measure shared-decode` prints what it found.
+    The defaults are an H200's: its memory's 4.4 TB/s, and what its kernel of groups reached in 13
+    cases (results/gpu/shared-decode.md). `picbench measure shared-decode` prints what it found.
     """
 
     own_gb_ms: float = 4.4
-    shared_gb_ms: float = 3.45
-    tflop_ms: float = 0.18
+    shared_gb_ms: float = 3.0
+    tflop_ms: float = 0.27
     parts_gb_ms: float = 3.0
     launch_ms: float = 0.004
 
