@@ -54,6 +54,8 @@ def estimate(plan: Reproduction) -> Iterator[Estimate]:
             yield _latency(experiment, plan, kinds)
         elif experiment in plan.settings.attentions:
             yield _attention(experiment, plan)
+        elif experiment in plan.settings.layers:
+            yield _layers(experiment, plan)
         else:
             yield _scores(plan.score_settings(), plan)
 
@@ -67,6 +69,12 @@ def _attention(experiment: str, plan: Reproduction) -> Estimate:
     seconds = expected_attention(settings) if experiment == next(iter(left), None) else 0.0
     tokens = rows * len(settings.arms) * _ROW
     return Estimate(experiment, "rows", rows, settings.rows, tokens, seconds)
+
+
+def _layers(experiment: str, plan: Reproduction) -> Estimate:
+    """Counts, which are made in no time."""
+    rows = plan.settings.layers[experiment].cpu.rows
+    return Estimate(experiment, "rows", rows * (experiment in plan.missing_layers), rows, 0, 0.0)
 
 
 def _load(

@@ -124,6 +124,21 @@ class AttentionExperiment(StrictSettings):
     cpu: AttentionSettings
 
 
+class LayerSettings(StrictSettings):
+    """Rows of a data set on the testbed, and the arms under which their plans are counted."""
+
+    dataset: str
+    rows: int = Field(ge=2)
+    arms: list[str] = Field(min_length=1)
+
+
+class LayerExperiment(StrictSettings):
+    """What every layer computes, counted from plans."""
+
+    varies: str
+    cpu: LayerSettings
+
+
 class Drawing(StrictSettings):
     """One panel, 85 mm wide, in a file of its own: one quantity of an experiment.
 
@@ -156,7 +171,9 @@ class Figure(StrictSettings):
 
 
 #: Any experiment.
-Experiment = LoadExperiment | LatencyExperiment | AttentionExperiment | ScoreExperiment
+Experiment = (
+    LoadExperiment | LatencyExperiment | AttentionExperiment | LayerExperiment | ScoreExperiment
+)
 
 
 class Settings(StrictSettings):
@@ -167,6 +184,7 @@ class Settings(StrictSettings):
     loads: dict[str, LoadExperiment] = Field(default_factory=dict)
     latencies: dict[str, LatencyExperiment] = Field(default_factory=dict)
     attentions: dict[str, AttentionExperiment] = Field(default_factory=dict)
+    layers: dict[str, LayerExperiment] = Field(default_factory=dict)
     scores: ScoreExperiment | None = None
     figures: dict[str, Figure]
     claims: list[Claim] = Field(default_factory=list)
@@ -175,7 +193,7 @@ class Settings(StrictSettings):
     def experiments(self) -> Mapping[str, Experiment]:
         """All experiments by name."""
         scores = {"scores": self.scores} if self.scores else {}
-        return {**self.loads, **self.latencies, **self.attentions, **scores}
+        return {**self.loads, **self.latencies, **self.attentions, **self.layers, **scores}
 
 
 @dataclass(frozen=True, slots=True)

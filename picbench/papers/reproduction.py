@@ -9,6 +9,7 @@ from picbench.papers.budget import TimeBudget, expected_attention
 from picbench.papers.experiments.attention_experiment import measure_attention
 from picbench.papers.experiments.experiment_data import ExperimentData
 from picbench.papers.experiments.latency_experiment import LatencyRun, measure_latencies
+from picbench.papers.experiments.layer_experiment import measure_layers
 from picbench.papers.experiments.load_data import joined_conditions, without_series
 from picbench.papers.experiments.load_experiment import Display, LoadPlan, PlannedRun
 from picbench.papers.experiments.point_store import PointStore
@@ -110,6 +111,7 @@ class Reproduction:
         measure_latencies(latencies, self.device, self.commit, budget)
         self._keep_latencies(latencies)
         self._measure_attention(budget)
+        self._count_layers()
         plan = self._load_plan(services)
         try:
             if not budget.stopped:
@@ -142,6 +144,18 @@ class Reproduction:
             for data in measure_attention(alike, settings, self.name, self.commit, print):
                 data.write(self.output / DATA)
             left = {name: one for name, one in left.items() if name not in alike}
+
+    @property
+    def missing_layers(self) -> list[str]:
+        """Counts by layer that there are not yet, which need no device."""
+        folder = self.output / DATA
+        wanted = [name for name in self.experiments if name in self.settings.layers]
+        return [name for name in wanted if not (folder / f"cpu-{name}.json").exists()]
+
+    def _count_layers(self) -> None:
+        for name in self.missing_layers:
+            found = self.settings.layers[name]
+            measure_layers(self.name, name, found, self.commit).write(self.output / DATA)
 
     def _load_plan(self, services: Services) -> LoadPlan:
         return LoadPlan(self.output, services, self.store, self.commit)

@@ -28,6 +28,9 @@ _COLUMNS: Mapping[str, tuple[str, int]] = {
     "share": ("attention over an even share", 2),
     "first_share": ("first token, over an even share", 2),
     "sinks_share": ("first four tokens", 2),
+    "projected": ("tokens with new KV", 0),
+    "finished": ("tokens through the layer", 0),
+    "gigaoperations": ("operations, 10^9", 2),
     "top_head_share": ("first four, head with most", 2),
 }
 

@@ -7,15 +7,14 @@ tokens attract more than their share when they were compiled as the beginning of
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from picbench.output import provenance
 from picbench.papers.experiments.experiment_data import ExperimentData, PointArm, PointData
+from picbench.papers.experiments.testbed_prompts import testbed_folder, testbed_prompts
 from picbench.papers.paper_settings import AttentionExperiment, AttentionSettings
-from picbench.workloads import models
 
 if TYPE_CHECKING:
     from picbench.engines.oracle import GivenSegment, Oracle, Rule
@@ -119,18 +118,11 @@ def _places(row: AttentionRow, tokens: int) -> Iterator[tuple[str, dict[str, Poi
 
 
 def _rows(settings: AttentionSettings, say: Callable[[str], None]) -> Iterator[AttentionRow]:
-    from tokenizers import Tokenizer
-
     from picbench.engines.oracle import Oracle
-    from picbench.workloads.testbed import rows
-    from picbench.workloads.testbed.lm.judge import tokens_of
-    from picbench.workloads.testbed.testbed_tokenizer import Coder
 
-    folder = Path(models.resolve("testbed").path)
-    coder = Coder(Tokenizer.from_file(str(folder / "tokenizer.json")))
-    oracle = Oracle(folder)
-    for number, row in enumerate(rows(settings.dataset, count=settings.rows), 1):
-        yield _row(oracle, tokens_of(row, coder), settings)
+    oracle = Oracle(testbed_folder())
+    for number, prompt in enumerate(testbed_prompts(settings.dataset, settings.rows), 1):
+        yield _row(oracle, prompt, settings)
         say(f"attention: {number} of {settings.rows} rows")
 
 

@@ -10,6 +10,7 @@ from picbench.papers.paper_settings import (
     PAPERS,
     AttentionExperiment,
     LatencySettings,
+    LayerExperiment,
     LoadSettings,
     find_preset,
     points,
@@ -28,6 +29,8 @@ TOKENS, REUSE = 8.0, 2.0
 #: Experiments that no paper has.
 OURS = ("requests", "unlimited")
 
+_OF_CPU = (AttentionExperiment, LayerExperiment)
+
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_figure_has_its_experiment_on_both_devices(paper: str) -> None:
@@ -37,8 +40,8 @@ def test_every_figure_has_its_experiment_on_both_devices(paper: str) -> None:
     for name, figure in settings.figures.items():
         experiment = settings.experiments[figure.experiment]
         assert experiment.cpu is not None
-        # Attention is computed on the CPU, whatever serves the rest.
-        assert isinstance(experiment, AttentionExperiment) or experiment.cuda is not None
+        # Attention is computed on the CPU, whatever serves the rest, and counts need no device.
+        assert isinstance(experiment, _OF_CPU) or experiment.cuda is not None
         assert name in published.content or figure.experiment in OURS
     for load in settings.loads:
         assert list(points(settings, load, "cpu"))
@@ -53,7 +56,7 @@ def test_claims_are_about_arms_and_points_that_are_measured(paper: str) -> None:
             parse_arms(arm.rpartition("/")[2] for arm in claim.judge.arms)
         if isinstance(claim.judge, RunQuantity):
             experiment = settings.experiments[claim.judge.experiment]
-            if isinstance(experiment, AttentionExperiment):
+            if isinstance(experiment, _OF_CPU):
                 continue
             found = [one for one in (experiment.cpu, experiment.cuda) if one is not None]
             assert all(isinstance(one, LoadSettings | LatencySettings) for one in found)

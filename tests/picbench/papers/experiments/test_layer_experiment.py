@@ -1,0 +1,73 @@
+"""Work by layer, counted from plans."""
+
+import pytest
+
+from picbench.engines.planning.policy import Segment
+from picbench.papers.experiments.layer_experiment import (
+    LayerShape,
+    LayerWork,
+    count_layers,
+    measure_layers,
+)
+from picbench.papers.paper_settings import LayerExperiment, LayerSettings
+
+#: 16 tokens of text, two chunks of 32, a question of 8.
+PROMPT = [
+    Segment(tuple(range(100, 116))),
+    Segment(tuple(range(200, 232)), chunk=True),
+    Segment(tuple(range(300, 332)), chunk=True),
+    Segment(tuple(range(400, 408))),
+]
+
+#: Pairs of the text's and the question's tokens.
+_TEXT_PAIRS = 16 * 17 // 2 + sum(range(81, 89))
+
+
+@pytest.mark.parametrize(
+    ("arm", "tokens", "pairs"),
+    [
+        ("full", 88, 88 * 89 // 2),
+        ("naive", 24, _TEXT_PAIRS),
+        ("epic:k=16", 24 + 16, _TEXT_PAIRS + sum(range(49, 65))),
+    ],
+)
+def test_static_arms_compute_the_same_in_every_layer(arm: str, tokens: int, pairs: int) -> None:
+    assert count_layers(PROMPT, arm, 3) == [LayerWork(tokens, tokens, pairs)] * 3
+
+
+def test_cacheblend_computes_all_tokens_first() -> None:
+    first, check, *later = count_layers(PROMPT, "cacheblend:r=0.25", 4)
+    picked = 16
+    assert later == [LayerWork(24 + picked, 24 + picked, later[0].pairs)] * 2
+    assert first.projected == first.finished == 24 + picked + 88
+    assert first.pairs == later[0].pairs + 88 * 89 // 2
+    assert check == LayerWork(24 + picked + 88, 24 + picked, later[0].pairs)
+
+
+def test_operations_are_those_of_a_llama_layer() -> None:
+    config = {
+        "hidden_size": 8,
+        "head_dim": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "intermediate_size": 16,
+        "num_hidden_layers": 3,
+    }
+    shape = LayerShape.of(config)
+    assert shape == LayerShape(3, 2 * 8 * 16, 2 * (8 * 8 + 3 * 8 * 16), 4 * 8)
+    found = LayerWork(1000, 500, 2000).metrics(shape)
+    assert found["gigaoperations"] == pytest.approx((256e3 + 896 * 500 + 64e3) / 1e9)
+
+
+def test_rows_are_repeats() -> None:
+    settings = LayerSettings(dataset="musique", rows=2, arms=["full", "cacheblend:r=0.15"])
+    data = measure_layers("epic", "layers", LayerExperiment(varies="layer", cpu=settings), "abc")
+    assert data.labels == [str(layer) for layer in range(1, 9)]
+    assert data.repeats == "rows"
+    assert data.seeds == [1, 2]
+    first, last = (data.spread(at, "cacheblend:r=0.15", "gigaoperations").mean for at in "18")
+    full = data.spread("1", "full", "gigaoperations").mean
+    assert first is not None
+    assert last is not None
+    assert full is not None
+    assert first > full > last
