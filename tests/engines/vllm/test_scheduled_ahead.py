@@ -1,21 +1,15 @@
-"""Steps that are scheduled before the previous one has ended, as on a GPU.
+"""Steps that are scheduled before the previous one has ended, as on a GPU."""
 
-vLLM does so on no CPU. Here its scheduler and its engine core do, over steps that run at once.
-"""
-
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ahead_engine import engine_ahead
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
-from picbench.engines.vllm import settings
-from picbench.engines.vllm.scheduler.scheduler import PicAsyncScheduler
-from picbench.engines.vllm.worker.cpu import worker
 
 #: More steps than any of these requests needs.
 STEPS = 60
@@ -27,16 +21,7 @@ def ahead(pebble: Path) -> Iterator[Engine]:
     config = EngineConfig(
         tiers="", model=str(pebble), dtype="float32", kv_blocks=200, context=512, batch_tokens=64
     )
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (settings, worker):
-            patch.setattr(module, "SCHEDULER", settings.ASYNC_SCHEDULER)
-        engine = Engine(config)
-    with engine:
-        core: Any = engine._running.engine.engine_core
-        core = core.engine_core
-        assert isinstance(core.scheduler, PicAsyncScheduler)
-        core.batch_queue_size, core.batch_queue = 2, deque(maxlen=2)
-        core.step_fn = core.step_with_batch_queue
+    with engine_ahead(config) as engine:
         yield engine
         # What was scheduled last ends with the next steps.
         engine.drain()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ahead_engine import engine_ahead
 from storm_mix import draw_mix, sampling
 from tiny_llama import write_model
 
@@ -20,6 +21,8 @@ from picbench.engines.request import Chunk, Request, Text
 ALGORITHMS = ["mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "cacheblend:r=0.15"]
 HOST = "4MiB"
 REDIS = "64MiB"
+
+Start = Callable[[EngineConfig], Engine]
 
 #: Answers by the number of the request; most requests have one.
 Tokens = dict[int, tuple[tuple[int, ...], ...]]
@@ -47,6 +50,12 @@ class Storm:
 def storm(request: pytest.FixtureRequest) -> Storm:
     count = request.config.getoption("--storm")
     return Storm(count, max(50, count // 10))
+
+
+@pytest.fixture(scope="module")
+def start(request: pytest.FixtureRequest) -> Start:
+    """How engines are started whose pools are too small."""
+    return engine_ahead if request.config.getoption("--ahead") else Engine
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +118,9 @@ def engine_of(
     *,
     context: int = 256,
     batch_tokens: int = 512,
+    start: Start = Engine,
 ) -> Engine:
-    return Engine(
+    return start(
         EngineConfig(
             model=str(model),
             dtype="float32",
@@ -132,15 +142,18 @@ def expected(pebble: Path, storm: Storm, requests: list[Request]) -> Tokens:
     return driver.tokens
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["in step", "ahead"])
 def test_a_storm_changes_no_output_and_leaks_nothing(
     pebble: Path,
     storm: Storm,
     requests: list[Request],
     expected: Tokens,
     redis_process: Any,
+    start: Start,
+    ahead: bool,
 ) -> None:
-    tiers = f"host:{HOST},{redis_process.address}:{REDIS}"
-    with engine_of(pebble, storm, storm.pool, tiers) as engine:
+    tiers, own = f"host:{HOST},{redis_process.address}:{REDIS}", engine_ahead if ahead else start
+    with engine_of(pebble, storm, storm.pool, tiers, start=own) as engine:
         driver = Driver(engine, abort_share=0.05)
         driver.run(requests, flying=2 * storm.running)
         assert 0 < len(driver.tokens) < storm.requests
@@ -192,13 +205,21 @@ def mixed(draw: Any, seed: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_small_storms_end_no_engine(pebble: Path, tmp_path: Path, draw: Any, seed: int) -> None:
-    """Requests as large as the pool: their chunks are evicted page by page, and lost by tiers."""
+def test_small_storms_end_no_engine(
+    pebble: Path, tmp_path: Path, draw: Any, seed: int, start: Start
+) -> None:
+    """Requests as large as the pool: their chunks are evicted page by page, and lost by tiers.
+
+    Those of one seed always meet engines that schedule ahead.
+    """
     requests = mixed(draw, seed)
     expected: Tokens = {}
     for blocks, tiers in [(2000, ""), *STARVED]:
         storm, place = Storm(len(requests), 320), tiers.format(tmp_path)
-        with engine_of(pebble, storm, blocks, place, context=1024, batch_tokens=128) as engine:
+        own = engine_ahead if expected and seed == 2 else start if expected else Engine
+        with engine_of(
+            pebble, storm, blocks, place, context=1024, batch_tokens=128, start=own
+        ) as engine:
             driver = Driver(engine, 0.05 if expected else 0.0, random.Random(seed))
             expected = survive(driver, requests, expected)
 
@@ -220,13 +241,18 @@ def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_small_storms_of_all_kinds_of_requests(layers: Path, tmp_path: Path, draw: Any) -> None:
+def test_small_storms_of_all_kinds_of_requests(
+    layers: Path, tmp_path: Path, draw: Any, start: Start
+) -> None:
     """All options, awkward lengths, tenants, several answers a request, and two tiers at once."""
     requests = draw_mix(draw, 3, 32)
     expected: Tokens = {}
     for blocks, tiers in [(2000, ""), *STARVED_OF_ALL]:
         storm, place = Storm(len(requests), 320), tiers.format(tmp_path)
-        with engine_of(layers, storm, blocks, place, context=1024, batch_tokens=256) as engine:
+        own = start if expected else Engine
+        with engine_of(
+            layers, storm, blocks, place, context=1024, batch_tokens=256, start=own
+        ) as engine:
             driver = Driver(engine, 0.03 if expected else 0.0, random.Random(3), sampling)
             expected = survive(driver, requests, expected)
 
@@ -243,7 +269,7 @@ def survive(driver: Driver, requests: list[Request], expected: Tokens) -> Tokens
     return expected
 
 
-def test_blocks_of_loads_that_fail_are_counted(pebble: Path, draw: Any) -> None:
+def test_blocks_of_loads_that_fail_are_counted(pebble: Path, draw: Any, start: Start) -> None:
     """A tier that holds few chunks loses many before they are loaded: requests start over."""
     dice = random.Random(11)
     chunks = [Chunk(tokens=draw(dice.randint(17, 48), 5000 + i)) for i in range(120)]
@@ -254,7 +280,7 @@ def test_blocks_of_loads_that_fail_are_counted(pebble: Path, draw: Any) -> None:
         )
         for index in range(200)
     ]
-    with engine_of(pebble, Storm(200, 320), 900, "host:300KiB") as engine:
+    with engine_of(pebble, Storm(200, 320), 900, "host:300KiB", start=start) as engine:
         driver = Driver(engine)
         driver.run(requests, flying=64)
         assert len(driver.tokens) == len(requests)
