@@ -145,18 +145,15 @@ class ChunkStore:
         """The owner's request ended; `blocks` are those of the anchor and the chunk.
 
         The chunk is resident if it is `shared`. Otherwise it was compiled for copies: it is
-        resident only if no tier takes it. A request may succeed without blocks, where steps are
-        scheduled ahead: it was preempted while its last step ran. Then nothing keeps the chunk's
-        pages, and it is compiled again. Done again after an exception, it does no harm.
+        resident only if no tier takes it. Done again after an exception, it does no harm.
         """
         record = self._record(canonical.key)
         if record.owner is not None:
             self._finish_pages(_names(canonical))
         record.owner = None
-        blocks = blocks[canonical.anchor.blocks :]
-        success = success and len(blocks) >= len(canonical.pages)
         if success and self._tiers:
-            self.commands.stores.append(StoreCommand(record.key, blocks[: len(canonical.pages)]))
+            blocks = blocks[canonical.anchor.blocks :]
+            self.commands.stores.append(StoreCommand(record.key, blocks))
         if success and self._tiers and not shared:
             record.storing = canonical
         elif success:

@@ -113,8 +113,8 @@ def _launch(config: EngineConfig, *, apart: bool) -> Frontend:
     ratio = arguments["block_size"] // BLOCK_SIZE
     arguments |= {"max_model_len": capacity, "num_gpu_blocks_override": pool // ratio + 1}
     arguments["max_num_batched_tokens"] = batch_tokens(config, context)
-    variables = {**environment(device, config.tensor_parallel), _APART: str(int(apart))}
-    return Frontend(_start(arguments, variables), context, capacity, pool, config, notes)
+    engine = _start(arguments, environment(device, config.tensor_parallel), apart=apart)
+    return Frontend(engine, context, capacity, pool, config, notes)
 
 
 def _choose(
@@ -132,9 +132,11 @@ def _choose(
     return replace(config, dtype="float32"), (f"the model is served in float32: {reason}",)
 
 
-def _start(arguments: Mapping[str, Any], variables: Mapping[str, str]) -> "LLMEngine":
+def _start(
+    arguments: Mapping[str, Any], variables: Mapping[str, str], *, apart: bool = False
+) -> "LLMEngine":
     eager = _EAGER if arguments["enforce_eager"] else {}
-    with _environment({**_ENVIRONMENT, **eager, **variables}):
+    with _environment({**_ENVIRONMENT, **eager, **variables, _APART: str(int(apart))}):
         import torch
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine

@@ -91,12 +91,18 @@ class ChunkJobs:
     def finish(self, job: ChunkJob, blocks: tuple[int, ...], *, success: bool) -> None:
         """Complete a job whose request ended; `blocks` are the request's.
 
-        If this raises, the job remains, to be finished without `success`.
+        A compile succeeds without blocks if it was preempted while its last step ran, where steps
+        are scheduled ahead. Then nothing keeps the chunk's pages, and it is compiled again. If this
+        raises, the job remains, to be finished without `success`.
         """
+        canonical = job.canonical
         if job.fetches:
-            self.store.complete_fetch(job.canonical, success=success)
+            self.store.complete_fetch(canonical, success=success)
         else:
-            self.store.complete_compile(job.canonical, blocks, success=success, shared=job.shared)
+            need = canonical.anchor.blocks + len(canonical.pages)
+            success = success and len(blocks) >= need
+            blocks = blocks[:need]
+            self.store.complete_compile(canonical, blocks, success=success, shared=job.shared)
         self._jobs.pop(job.request.request_id, None)
 
     def fetches(self) -> list[ChunkJob]:

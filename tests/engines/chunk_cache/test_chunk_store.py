@@ -252,26 +252,6 @@ def test_a_compile_that_is_given_up_twice_counts_once() -> None:
     assert not store.is_copyable(canonical(0))
 
 
-@pytest.mark.parametrize("kept", [0, 1])
-def test_a_compile_that_lost_its_blocks_before_it_ended_has_compiled_nothing(kept: int) -> None:
-    """Its pages may be gone, and a tier must not get a chunk without them."""
-    queue, store, commands = filled()
-    chunk = canonical(0)
-    store.prepare_compile(chunk, "compile-0")
-    names = [page.name for page in chunk.pages]
-    queue.insert(names)
-    blocks = queue.block_ids(names)
-    assert len(blocks) > kept
-    store.complete_compile(chunk, blocks[:kept], success=True, shared=True)
-    assert not store.get(chunk.key).size
-    assert not commands
-    # One block more than the chunk has, for a token that was never computed, is not its own.
-    store.prepare_compile(chunk, "compile-1")
-    store.complete_compile(chunk, (*blocks, 99), success=True, shared=True)
-    assert store.get(chunk.key).whole
-    assert [command.blocks for command in store.commands.stores] == [blocks]
-
-
 def test_compiling_one_chunk_takes_no_other_that_begins_alike_away() -> None:
     """Else each of the two would be compiled again because the other one is."""
     _, store, _ = filled(0)
