@@ -13,9 +13,9 @@ KEYS = gl.constexpr(TILE_BLOCKS * BLOCK_SIZE)
 
 
 @gluon.jit
-def tile_blocks(  # type: ignore[no-untyped-def]
+def tile_blocks(
     blocks: gl.tensor, bits: gl.tensor, tile: gl.tensor, last: gl.tensor, layout: gl.constexpr
-):
+) -> tuple[gl.tensor, gl.tensor]:
     """The cache blocks of a tile and the visible slots of each; none after the last tile."""
     at = gl.minimum(tile, last - 1) * BLOCKS + gl.arange(0, BLOCKS, layout=layout)
     return gl.load(blocks + at), gl.where(tile < last, gl.load(bits + at), 0)

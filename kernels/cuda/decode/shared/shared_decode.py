@@ -119,68 +119,34 @@ class SharedDecodeBatch(DecodeBatch):
 
     def read_groups(self, query: Tensor, kv_cache: Tensor, scale: float) -> None:
         """Attention of every group of readers over its cell, into `parts`."""
-        if self.gluon_groups:
-            self._launch_gluon(query, kv_cache, scale)
-        else:
-            self._launch_triton(query, kv_cache, scale)
-
-    def _launch_gluon(self, query: Tensor, kv_cache: Tensor, scale: float) -> None:
-        from picbench.kernels.cuda.decode.shared.hopper_groups import attend_groups_hopper
-
-        shape, table = self.shape, self.table
-        key, value = key_value(kv_cache)
-        attend_groups_hopper[(self.programs,)](
-            query,
-            key,
-            value,
-            table.groups,
-            table.control,
-            self.place,
-            self.rope.cos_sin_cache,
-            self.parts,
-            self.part_lse,
-            scale * LOG2E,
-            query.stride(0),
-            key.stride(0),
-            key.stride(1),
-            key.stride(2),
-            WIDTH=table.layout.width,
-            HEADS=shape.num_heads,
-            HEAD=shape.head_size,
-            GROUP=shape.group,
-            CELL=table.layout.cell_blocks,
-            READERS=table.layout.readers,
-            STAGES=self.launch.buffers,
-            num_warps=4,
-        )
-
-    def _launch_triton(self, query: Tensor, kv_cache: Tensor, scale: float) -> None:
         shape, table, launch = self.shape, self.table, self.launch
         key, value = key_value(kv_cache)
+        reads = (query, key, value, table.groups, table.control)
+        parts = (self.place, self.rope.cos_sin_cache, self.parts, self.part_lse, scale * LOG2E)
+        strides = (query.stride(0), *key.stride()[:3])
+        sizes = {
+            "WIDTH": table.layout.width,
+            "HEADS": shape.num_heads,
+            "HEAD": shape.head_size,
+            "GROUP": shape.group,
+            "CELL": table.layout.cell_blocks,
+            "READERS": table.layout.readers,
+        }
+        if self.gluon_groups:
+            from picbench.kernels.cuda.decode.shared.hopper_groups import attend_groups_hopper
+
+            attend_groups_hopper[(self.programs,)](
+                *reads, *parts, *strides, **sizes, STAGES=launch.buffers, num_warps=4
+            )
+            return
         attend_groups[(self.programs,)](
-            query,
-            key,
-            value,
-            table.groups,
-            table.control,
+            *reads,
             self.counter,
-            self.place,
-            self.rope.cos_sin_cache,
-            self.parts,
-            self.part_lse,
-            scale * LOG2E,
-            query.stride(0),
-            key.stride(0),
-            key.stride(1),
-            key.stride(2),
-            WIDTH=table.layout.width,
-            HEADS=shape.num_heads,
-            HEAD=shape.head_size,
-            GROUP=shape.group,
+            *parts,
+            *strides,
+            **sizes,
             ROWS=launch.rows,
             FEW=FEW_ROWS,
-            CELL=table.layout.cell_blocks,
-            READERS=table.layout.readers,
             ROTARY=self.rope.rotary_dim,
             NEOX=self.rope.is_neox,
             KEYS=launch.keys,
