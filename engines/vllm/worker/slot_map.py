@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from picbench.engines.planning.pages import GAP
 from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import Picks
+from picbench.kernels.slot_runs import SlotRuns
 
 #: The key in `SamplingParams.extra_args` under which the scheduler sends a request's `SlotMap`.
 SLOT_MAP = "pic_slot_map"
@@ -66,7 +67,7 @@ class SlotMap:
 
     def canonical(self) -> NDArray[np.bool_]:
         """Which slots hold canonical KV, hidden ones included [slots]."""
-        first, counts = np.array(self.cached_at_runs, np.int32).reshape(-1, 2).T
+        first, counts = _columns(self.cached_at_runs)
         return np.repeat(first != GAP, counts)
 
     @property
@@ -78,19 +79,31 @@ class SlotMap:
         """Positions at which the keys of canonical slots were compiled, else GAP [slots]."""
         return _expand(self.cached_at_runs)
 
-    def rope_shifts(self, positions: Positions) -> Positions:
-        """By how many positions keys that are cached with RoPE are re-rotated when read [slots].
+    def slot_runs(self) -> SlotRuns:
+        """Positions of all slots, and by how many positions keys that are cached with RoPE are
+        re-rotated when read: 0 for computed slots and for hidden ones."""
+        first, counts = _columns(self.position_runs)
+        cached_at, cached = _columns(self.cached_at_runs)
+        ends, cached_ends = np.cumsum(counts), np.cumsum(cached)
+        starts = np.unique(np.concatenate([[0], ends, cached_ends])).astype(np.int32)
+        at = starts[:-1]
+        run = np.searchsorted(ends, at, side="right")
+        positions = np.where(first[run] < GAP, first[run] + at - (ends - counts)[run], GAP)
+        run = np.searchsorted(cached_ends, at, side="right")
+        since = at - (cached_ends - cached)[run]
+        compiled = np.where(cached_at[run] < GAP, cached_at[run] + since, GAP)
+        shifts = np.where((positions < GAP) & (compiled < GAP), positions - compiled, 0)
+        return SlotRuns(starts, positions.astype(np.int32), shifts.astype(np.int32))
 
-        0 for computed slots and for hidden ones. `positions` are those of `positions()`.
-        """
-        shifts = self.cached_at()
-        reread = (positions < GAP) & (shifts < GAP)
-        np.subtract(positions, shifts, out=shifts)
-        return np.multiply(shifts, reread, out=shifts)
+
+def _columns(runs: Runs) -> tuple[Positions, Positions]:
+    """The first position of each run, and how many it has."""
+    first, counts = np.fromiter(chain(*runs), np.int32, 2 * len(runs)).reshape(-1, 2).T
+    return first, counts
 
 
 def _expand(runs: Runs) -> Positions:
-    first, counts = np.fromiter(chain(*runs), np.int32, 2 * len(runs)).reshape(-1, 2).T
+    first, counts = _columns(runs)
     starts = np.cumsum(counts, dtype=np.int32) - counts
     values: Positions = np.repeat(first - starts, counts)
     # This lets runs of gaps ascend from GAP.

@@ -43,6 +43,8 @@ _TILES_COST, _PAGED_COST, _COPY_COST = 1.3, 1.2, 2.7
 # copy's time over 32k keys and 1.10 over 16k (one H200); the host would schedule each tile.
 _MAX_QUERY_TILES = 32
 
+_BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
+
 
 @dataclass(frozen=True, slots=True)
 class LinkRequest:
@@ -149,8 +151,9 @@ class _LinkStep:
     """A step's requests, and the cost of attending to copies of their keys.
 
     `seen[i]` [queries] int32 is how many keys each query of request i sees, `pages[i]` how many
-    pages a copy of them takes. `by_tiles` and `by_runs` are costs of attention in key reads of
-    FlashAttention-3; `by_runs` is infinite where that does not serve these heads.
+    pages a copy of them takes, `tiles` are rows of `tile_work` for such a copy. `by_tiles` and
+    `by_runs` are costs of attention in key reads of FlashAttention-3; `by_runs` is infinite where
+    that does not serve these heads.
     """
 
     requests: Sequence[LinkRequest]
@@ -160,6 +163,7 @@ class _LinkStep:
     workspace: CudaWorkspace
     seen: list[Ints]
     pages: list[int]
+    tiles: Ints
     by_tiles: float
     by_runs: float
 
@@ -175,9 +179,12 @@ class _LinkStep:
         """Computes the costs."""
         seen = [request.order.seen(request.qpos.numpy()) for request in requests]
         pages = [-(-int(counts.max()) // PAGE) for counts in seen]
-        by_tiles = _TILES_COST * _tile_keys(seen, shape.group)
+        tiles = _tiles(requests, seen, pages, tokens_of(shape.group))
+        # The end of each tile's keys: what `TiledPrefill` reads.
+        by_tiles = _TILES_COST * int(tiles[:, 5].sum())
         by_runs = _run_keys(seen, shape.group) if flash.covers(shape) else math.inf
-        return cls(requests, block_table, rope, shape, workspace, seen, pages, by_tiles, by_runs)
+        rest = (seen, pages, tiles, by_tiles, by_runs)
+        return cls(requests, block_table, rope, shape, workspace, *rest)
 
     @property
     def copy_cost(self) -> float:
@@ -209,7 +216,7 @@ def _gathered(step: _LinkStep) -> GatheredPrefill:
         runs_of = flash.Runs(bounds, lengths, table, *longest)
         work = runs_of.scheduled(shape.with_kv_heads(kv_heads), PAGE)
     else:
-        tiles = schedule_tiles(_tiles(step), np.concatenate(step.seen), kv_heads)
+        tiles = schedule_tiles(step.tiles, np.concatenate(step.seen), kv_heads)
         *found, rows, seen, counts = upload_all([*copied, *tiles.arrays], device)
         work = TiledPrefill.of(rows, seen, counts, tiles.splits, shape, kv_heads)
     slots = _look_up(step.block_table, *found[:3])
@@ -257,13 +264,13 @@ def _copied(step: _LinkStep) -> list[Ints]:
     begin = 0
     for request, count in zip(step.requests, step.pages, strict=True):
         own, order = slice(begin, begin + count * PAGE), request.order
-        slots = order.slots[: count * PAGE]
+        slots, shifts = order.keys(count * PAGE)
         some = slice(begin, begin + len(slots))
         at[own] = request.index * width
-        at[some] += slots // BLOCK_SIZE
-        offset[some] = slots % BLOCK_SIZE
+        at[some] += slots >> _BLOCK_BITS
+        offset[some] = slots & (BLOCK_SIZE - 1)
         size[some] = BLOCK_SIZE
-        shift[some] = order.rope_shift[: len(slots)]
+        shift[some] = shifts
         begin += count * PAGE
     return [at, offset, size, shift]
 
@@ -290,11 +297,13 @@ def _sequences(
     return bounds, np.concatenate(lengths), np.concatenate(bases)
 
 
-def _tiles(step: _LinkStep) -> Ints:
+def _tiles(
+    requests: Sequence[LinkRequest], seen: Sequence[Ints], pages: Sequence[int], tokens: int
+) -> Ints:
     """Rows of `tile_work` of all requests."""
-    work, base, tokens = [], 0, tokens_of(step.shape.group)
-    for request, counts, count in zip(step.requests, step.seen, step.pages, strict=True):
-        first = request.start - step.requests[0].start
+    work, base = [], 0
+    for request, counts, count in zip(requests, seen, pages, strict=True):
+        first = request.start - requests[0].start
         work.append(tile_work(counts, first, base * PAGE, tokens))
         base += count
     return np.concatenate(work)
@@ -304,12 +313,6 @@ def _run_keys(seen: Sequence[Ints], group: int) -> float:
     """Keys that FlashAttention-3's tiles read, which runs may leave unfilled."""
     cuts = [runs(counts) for counts in seen]
     return sum(_flash_keys(np.diff(starts), lengths, group) for starts, lengths in cuts)
-
-
-def _tile_keys(seen: Sequence[Ints], group: int) -> int:
-    """Keys that `TiledPrefill` reads."""
-    tokens = tokens_of(group)
-    return sum(int(tile_work(counts, 0, 0, tokens)[:, 5].sum()) for counts in seen)
 
 
 def _flash_keys(queries: Ints, lengths: Ints, group: int) -> int:

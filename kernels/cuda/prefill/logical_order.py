@@ -7,55 +7,81 @@ from torch import Tensor
 
 from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.paging import GAP
+from picbench.kernels.slot_runs import SlotRuns
 
 
 @dataclass(frozen=True, slots=True)
 class LogicalOrder:
     """The visible slots of a request by logical position, good for every step of its prefill.
 
-    `slots`, `positions` and `rope_shift` [visible] int32: the request's slot, its logical position,
-    and by how much its key is still to be rotated.
+    They come in runs of consecutive slots at consecutive positions: `first_slot`, `first_position`
+    and `counts` [runs] int32, and `before` [runs] int32, how many keys precede each. `rope_shift`
+    [runs] int32 is by how much keys are still to be rotated; without it each by its position.
+    `slots` are those of the request in compute order.
     """
 
-    slots: Ints
-    positions: Ints
-    rope_shift: Ints
+    first_slot: Ints
+    first_position: Ints
+    counts: Ints
+    before: Ints
+    rope_shift: Ints | None
+    slots: SlotRuns
 
     @classmethod
     def of(cls, kpos: Tensor, rope_shift: Tensor) -> "LogicalOrder":
         """Sorts the slots of `kpos` and `rope_shift` [slots], CPU int32 in compute order."""
-        positions = kpos.numpy()
-        order = _sorted(positions)
-        return cls(order, positions[order], rope_shift.numpy()[order])
+        return cls.of_runs(SlotRuns.of(kpos.numpy(), rope_shift.numpy()))
+
+    @classmethod
+    def of_runs(cls, slots: SlotRuns) -> "LogicalOrder":
+        """Sorts slots by their runs."""
+        visible = np.flatnonzero((slots.positions < GAP) & (slots.counts > 0))
+        order = visible[np.argsort(slots.positions[visible], kind="stable")]
+        firsts, counts = slots.positions[order], slots.counts[order]
+        if (counts > 1).any() and (firsts[1:] < firsts[:-1] + counts[:-1]).any():
+            return cls.of_runs(_single(slots))
+        before = (np.cumsum(counts) - counts).astype(np.int32)
+        shift = None if slots.rope_shift is None else slots.rope_shift[order]
+        return cls(slots.starts[order], firsts, counts, before, shift, slots)
+
+    def __len__(self) -> int:
+        return int(self.counts.sum())
 
     def by_slot(self) -> tuple[Ints, Ints]:
         """Positions (GAP: hidden) and RoPE shifts of all slots up to the last visible one."""
-        count = int(self.slots.max(initial=-1)) + 1
-        positions, rope_shift = np.full(count, GAP, np.int32), np.zeros(count, np.int32)
-        positions[self.slots], rope_shift[self.slots] = self.positions, self.rope_shift
-        return positions, rope_shift
+        stop = int((self.first_slot + self.counts).max(initial=0))
+        return self.slots.kpos(0, stop), self.slots.shifts(0, stop)
+
+    def keys(self, most: int) -> tuple[Ints, Ints]:
+        """Slots and RoPE shifts of the first keys by position, `most` at most."""
+        runs = int(np.searchsorted(self.before, most))
+        before, counts = self.before[:runs], self.counts[:runs].copy()
+        if runs:
+            counts[-1] = min(int(counts[-1]), most - int(before[-1]))
+        place = np.arange(counts.sum(), dtype=np.int32)
+        slots = np.repeat(self.first_slot[:runs] - before, counts) + place
+        if self.rope_shift is None:
+            return slots, np.repeat(self.first_position[:runs] - before, counts) + place
+        return slots, np.repeat(self.rope_shift[:runs], counts)
 
     def seen(self, qpos: Ints) -> Ints:
         """How many keys each query sees: those at its logical position and before it.
 
         A padding query (qpos GAP) is given one key, because its output is thrown away.
         """
-        counts = np.searchsorted(self.positions, qpos, side="right").astype(np.int32)
-        return np.where(qpos == GAP, np.minimum(counts, 1), counts)
+        if not len(self.counts):
+            return np.zeros(len(qpos), np.int32)
+        run = np.searchsorted(self.first_position, qpos, side="right") - 1
+        own = np.minimum(qpos - self.first_position[run] + 1, self.counts[run])
+        counts = np.where(run < 0, 0, self.before[run] + own)
+        return np.where(qpos == GAP, np.minimum(counts, 1), counts).astype(np.int32)
 
 
-def _sorted(positions: Ints) -> Ints:
-    """The visible slots by position: their runs are sorted, of which a prompt has a few hundred."""
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(positions) != 1) + 1])
-    counts = np.diff(starts, append=len(positions))
-    firsts = positions[starts[: len(positions)]]
-    order = np.argsort(firsts, kind="stable")[: np.count_nonzero(firsts < GAP)]
-    firsts, counts = firsts[order], counts[order]
-    if (firsts[1:] < firsts[:-1] + counts[:-1]).any():
-        visible = np.flatnonzero(positions < GAP)
-        return visible[np.argsort(positions[visible], kind="stable")].astype(np.int32)
-    begins = (starts[order] - (np.cumsum(counts) - counts)).astype(np.int32)
-    return np.repeat(begins, counts) + np.arange(counts.sum(), dtype=np.int32)
+def _single(slots: SlotRuns) -> SlotRuns:
+    """The same slots in runs of one, whose order no overlap disturbs."""
+    count = len(slots)
+    kpos, starts = slots.kpos(0, count), np.arange(count + 1, dtype=np.int32)
+    return SlotRuns(starts, kpos, None if slots.rope_shift is None else slots.shifts(0, count))
 
 
 def runs(seen: Ints) -> tuple[Ints, Ints]:

@@ -125,9 +125,10 @@ def schedule_tiles(tiles: Ints, seen: Ints, kv_heads: int) -> TileSplits:
     # The longest first: the last programs to start are then the shortest.
     order = np.argsort(work[:, 3] - work[:, 5], kind="stable")
     counts = np.zeros(len(seen), np.int32)
-    for row in work.tolist():
-        own = counts[row[0] : row[0] + row[1]]
-        np.maximum(own, row[6] + 1, out=own)
+    # The last split of each tile is followed by the first of another.
+    last = np.append(work[1:, 6] == 0, True)
+    for first, queries, split in work[last][:, [0, 1, 6]].tolist():
+        counts[first : first + queries] = split + 1
     return TileSplits(work[order], seen, counts, splits)
 
 

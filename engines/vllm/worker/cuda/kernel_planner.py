@@ -172,7 +172,7 @@ def _order(request: PlannedRequest, stop: int) -> LogicalOrder:
     later than the query, so one order serves all steps of a prefill. Resumed requests also prefill
     tokens that they had generated.
     """
-    if stop <= len(request.kpos):
+    if stop <= request.planned:
         return request.order
     kpos, shifts = request.positions(0, stop), request.rope_shifts(stop)
     return LogicalOrder.of(torch.from_numpy(kpos), torch.from_numpy(shifts))

@@ -10,29 +10,27 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.arrangement import Arrangement, Tokens
 from picbench.engines.vllm.worker.slot_map import Positions
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
+from picbench.kernels.slot_runs import SlotRuns
 
 
 @dataclass(frozen=True)
 class PlannedRequest:
     """The slots of one request, in compute order.
 
-    `kpos` [slots] are the logical positions of the planned slots (GAP: never visible), and
-    `rope_shift` [slots] is by how many positions their keys are rotated when they are read.
-    Generated slots follow, the first at position `end`. With `keys_without_rope` their shifts are
-    their positions, else 0. `arrangement` has the tokens of computed slots that the scheduler does
-    not know.
+    `runs` are the planned slots: their logical positions (GAP: never visible), and by how many
+    positions their keys are rotated when they are read. Generated slots follow, the first at
+    position `end`. With `keys_without_rope` their shifts are their positions, else 0. `arrangement`
+    has the tokens of computed slots that the scheduler does not know.
     """
 
     row: int
-    kpos: Positions
-    rope_shift: Positions
+    runs: SlotRuns
     end: int
     keys_without_rope: bool
     arrangement: Arrangement | None = None
@@ -40,7 +38,17 @@ class PlannedRequest:
     @cached_property
     def order(self) -> LogicalOrder:
         """The planned slots in logical order."""
-        return LogicalOrder.of(torch.from_numpy(self.kpos), torch.from_numpy(self.rope_shift))
+        return LogicalOrder.of_runs(self.runs)
+
+    @cached_property
+    def planned(self) -> int:
+        """Number of planned slots."""
+        return len(self.runs)
+
+    @cached_property
+    def last(self) -> int:
+        """Logical position of the last planned slot."""
+        return self.position(self.planned - 1)
 
     @property
     def ordinary(self) -> bool:
@@ -49,34 +57,37 @@ class PlannedRequest:
         They are where a chunk is compiled alone. Pads at the end make no difference, because no
         other token of the prompt sees them.
         """
-        if self.kpos[0] not in (0, GAP):
-            return False
-        seen = np.count_nonzero(self.kpos != GAP)
-        return np.array_equal(self.kpos[:seen], np.arange(seen)) and not self.rope_shift.any()
+        starts, positions = self.runs.starts, self.runs.positions
+        seen = positions != GAP
+        inside = int(np.count_nonzero(seen))
+        unmoved = seen[:inside].all() and np.array_equal(positions[:inside], starts[:inside])
+        shifts = self.runs.rope_shift
+        return bool(unmoved) and shifts is not None and not shifts.any()
 
     def position(self, slot: int) -> int:
         """Logical position of one slot."""
-        planned = len(self.kpos)
-        return int(self.kpos[slot]) if slot < planned else self.end + slot - planned
+        if slot >= self.planned:
+            return self.end + slot - self.planned
+        return int(self.runs.kpos(slot, slot + 1)[0])
 
     def positions(self, start: int, stop: int) -> Positions:
         """Logical positions of the slots [start, stop)."""
-        planned = len(self.kpos)
+        planned = self.planned
         if stop <= planned:
-            return self.kpos[start:stop]
+            return self.runs.kpos(start, stop)
         generated = np.arange(max(start, planned), stop, dtype=np.int32) + (self.end - planned)
-        return np.concatenate([self.kpos[start:planned], generated])
+        return np.concatenate([self.runs.kpos(start, planned), generated])
 
     def rope_shifts(self, stop: int) -> Positions:
         """RoPE shifts of the slots [0, stop)."""
-        planned = len(self.kpos)
+        planned = self.planned
         if stop <= planned:
-            return self.rope_shift[:stop]
+            return self.runs.shifts(0, stop)
         if self.keys_without_rope:
             beyond = self.positions(planned, stop)
         else:
             beyond = np.zeros(stop - planned, dtype=np.int32)
-        return np.concatenate([self.rope_shift, beyond])
+        return np.concatenate([self.runs.shifts(0, planned), beyond])
 
 
 @dataclass(frozen=True)
@@ -95,8 +106,7 @@ class PlannedBatch:
     @classmethod
     def dummy(cls, count: int, *, shares: bool = False) -> "PlannedBatch":
         """A batch of `count` planned requests that decode, for capturing graphs."""
-        one = np.zeros(1, dtype=np.int32)
-        request = PlannedRequest(0, kpos=one, rope_shift=one, end=1, keys_without_rope=False)
+        request = PlannedRequest(0, SlotRuns.plain(1), end=1, keys_without_rope=False)
         return cls((request,) * count, (0,) * count, (1,) * count, shares)
 
     @property
@@ -155,7 +165,7 @@ class PlannedBatch:
     def at_end(self, index: int) -> bool:
         """Whether a request computes one token that sees all slots before it."""
         request = self.requests[index]
-        last = request is None or self.computed[index] + 1 >= len(request.kpos)
+        last = request is None or self.computed[index] + 1 >= request.planned
         return last and self.scheduled[index] == 1
 
     def _last(self, index: int) -> int:

@@ -12,14 +12,11 @@ from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.arrangement import Arrangement
 from picbench.engines.vllm.worker.cuda.plain_prefixes import PlainPrefixes
-from picbench.engines.vllm.worker.cuda.planned_batch import (
-    PlannedBatch,
-    PlannedRequest,
-    seen_or_zero,
-)
-from picbench.engines.vllm.worker.slot_map import Positions, SlotMap
+from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch, PlannedRequest
+from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.errors import EngineError
 from picbench.kernels.cuda.visible_blocks import CanonicalBlocks
+from picbench.kernels.slot_runs import SlotRuns
 
 
 class DeviceTable(Protocol):
@@ -71,7 +68,7 @@ class PlannedRequests:
         self._free = list(range(most))
         self._known: dict[str, PlannedRequest] = {}
         self._slots: dict[str, int] = {}
-        self._canonical: dict[str, tuple[Sequence[int], Positions]] = {}
+        self._canonical: dict[str, tuple[Sequence[int], SlotRuns]] = {}
         self._unwritten: set[str] = set()
         self.slot_maps: dict[str, SlotMap] = {}
 
@@ -92,32 +89,29 @@ class PlannedRequests:
             slot_map = SlotMap.plain(prompt)
         if not self._free:
             raise EngineError(f"no row is left for request {request_id}")
-        kpos = slot_map.positions()
-        moved = slot_map.rope_shifts(kpos)
-        shifts = seen_or_zero(kpos) if self._keys_without_rope else moved
-        request = PlannedRequest(
-            self._free[-1], kpos, shifts, slot_map.end, self._keys_without_rope
-        )
+        moved = slot_map.slot_runs()
+        runs = moved.unrotated() if self._keys_without_rope else moved
+        request = PlannedRequest(self._free[-1], runs, slot_map.end, self._keys_without_rope)
         if slot_map.picks is not None:
             self.slot_maps[request_id] = slot_map
         elif self._runs_as_plain(request, params):
             return
         self._known[request_id] = request
-        self._slots[request_id] = len(kpos) + params.max_tokens
+        self._slots[request_id] = request.planned + params.max_tokens
         # A copy, as the list of a running request grows.
         canonical = list(blocks[: slot_map.first_computed // BLOCK_SIZE])
-        self._canonical[request_id] = canonical, moved[: len(canonical) * BLOCK_SIZE]
+        self._canonical[request_id] = canonical, moved
         self._free.pop()
         self._unwritten.add(request_id)
 
     def arrange(self, request_id: str, arrangement: Arrangement) -> None:
         """Arrange a request anew, whose linked tokens were picked."""
         before, kpos = self._known[request_id], arrangement.positions
+        shifts = np.where(kpos < GAP, before.rope_shifts(len(kpos)), np.int32(0))
+        runs = SlotRuns.of(kpos, shifts)
         if self._keys_without_rope:
-            shifts = seen_or_zero(kpos)
-        else:
-            shifts = np.where(kpos < GAP, before.rope_shift, np.int32(0))
-        request = replace(before, kpos=kpos, rope_shift=shifts, arrangement=arrangement)
+            runs = runs.unrotated()
+        request = replace(before, runs=runs, arrangement=arrangement)
         self._known[request_id] = request
         self._unwritten.add(request_id)
 
@@ -132,17 +126,14 @@ class PlannedRequests:
                 continue
             if (plain := self._prefixes.take(request_id, before)) is None:
                 continue
-            kpos = np.arange(plain.prompt, dtype=np.int32)
-            none = np.zeros(plain.prompt, np.int32)
-            row = self._free.pop()
-            self._known[request_id] = PlannedRequest(row, kpos, none, plain.prompt, False)
+            row, runs = self._free.pop(), SlotRuns.plain(plain.prompt)
+            self._known[request_id] = PlannedRequest(row, runs, plain.prompt, False)
             self._slots[request_id] = plain.prompt + plain.max_tokens
-            moved = none[: len(plain.blocks) * BLOCK_SIZE]
-            self._canonical[request_id] = plain.blocks, moved
+            self._canonical[request_id] = plain.blocks, runs
             self._unwritten.add(request_id)
 
     def _runs_as_plain(self, request: PlannedRequest, params: Any) -> bool:
-        continues = request.end == len(request.kpos) or params.max_tokens == 1
+        continues = request.end == request.planned or params.max_tokens == 1
         return not self._keys_without_rope and continues and request.ordinary
 
     def _write(self, request_id: str) -> None:
@@ -150,10 +141,11 @@ class PlannedRequests:
         if self._table is None:
             return
         request, (blocks, moved) = self._known[request_id], self._canonical[request_id]
-        stop = self._slots[request_id] if self._keys_without_rope else len(request.kpos)
+        stop = self._slots[request_id] if self._keys_without_rope else request.planned
         kpos, shifts = request.positions(0, stop), request.rope_shifts(stop)
         positions = torch.from_numpy(kpos), torch.from_numpy(shifts)
-        canonical = CanonicalBlocks(np.array(blocks, np.int32), moved)
+        shifts_of_chunks = moved.shifts(0, min(len(blocks) * BLOCK_SIZE, len(moved)))
+        canonical = CanonicalBlocks(np.array(blocks, np.int32), shifts_of_chunks)
         self._table.put(request.row, *positions, canonical)
 
     def __contains__(self, request_id: object) -> bool:

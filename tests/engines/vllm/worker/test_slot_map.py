@@ -43,7 +43,8 @@ def slot_by_slot(runs: Runs) -> list[int]:
 
 
 def rope_shifts(sent: SlotMap) -> list[int]:
-    shifts: list[int] = sent.rope_shifts(sent.positions()).tolist()
+    runs = sent.slot_runs()
+    shifts: list[int] = runs.shifts(0, len(runs)).tolist()
     return shifts
 
 

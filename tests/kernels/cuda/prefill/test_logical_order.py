@@ -31,8 +31,9 @@ def test_a_query_sees_the_keys_up_to_its_position(
     seen = order.seen(np.array(queries, np.int32))
     for query, count in zip(queries, seen, strict=True):
         wanted = {i for i, position in enumerate(kpos) if position <= query}
-        assert set(order.slots[:count].tolist()) == wanted
-    assert (order.rope_shift == order.positions + 5).all()
+        assert set(order.keys(count)[0].tolist()) == wanted
+    found, shifts = order.keys(len(order))
+    assert shifts.tolist() == [kpos[slot] + 5 for slot in found]
 
 
 def test_padding_queries_see_one_key_at_most() -> None:
@@ -95,7 +96,8 @@ def test_slots_are_in_the_order_of_a_stable_sort(pieces: list[tuple[int, int, in
     slots = [s for at, n, gaps in pieces for s in (*range(at, at + n), *(GAP,) * gaps)]
     kpos = torch.tensor(slots, dtype=torch.int32)
     wanted = sorted((i for i, at in enumerate(slots) if at != GAP), key=slots.__getitem__)
-    order = LogicalOrder.of(kpos, kpos + 1)
-    assert order.slots.tolist() == wanted
-    assert order.positions.tolist() == [slots[i] for i in wanted]
-    assert order.slots.dtype == np.int32
+    for shift in (0, 1):  # without and with RoPE
+        found, shifts = LogicalOrder.of(kpos, kpos + shift).keys(len(slots))
+        assert found.tolist() == wanted
+        assert shifts.tolist() == [slots[i] + shift for i in wanted]
+        assert found.dtype == shifts.dtype == np.int32
