@@ -56,6 +56,17 @@ def upload(values: np.ndarray, device: torch.device) -> Tensor:
     return host.to(device, non_blocking=True)
 
 
+def overwrite(target: Tensor, values: np.ndarray) -> None:
+    """Write values over a contiguous tensor on the device, by one asynchronous copy.
+
+    The copy is in the order of the stream. What it reads is not used again before it has ended:
+    PyTorch's allocator of pinned memory waits for that, and the host does not.
+    """
+    host = torch.empty(target.shape, dtype=target.dtype, pin_memory=target.is_cuda)
+    host.numpy()[...] = values
+    target.copy_(host, non_blocking=True)
+
+
 def upload_all(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     """Arrays of int32 on the device, by one copy; each begins at a multiple of 16 bytes."""
     padded = [-(-array.size // 4) * 4 for array in arrays]

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -10,9 +11,10 @@ from torch import Tensor
 from picbench.kernels.cuda.decode import split_kv
 from picbench.kernels.cuda.decode.block_lookup import SPAN, look_up_blocks
 from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RequestTable
-from picbench.kernels.cuda.device import gluon_serves, multiprocessors, precision
+from picbench.kernels.cuda.device import gluon_serves, multiprocessors, overwrite, precision
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge_splits
+from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
@@ -70,7 +72,15 @@ class DecodeBatch:
         self.blocks = torch.zeros(max_batch, width, **ints)
         self.seen = torch.zeros(max_batch, width, **ints)
         self.tiles = torch.zeros(max_batch, **ints)
-        self.table_rows = torch.zeros(max_batch, **ints)
+        # What a step tells of its requests is together, so that one copy brings it.
+        self._stride = stride = -(-max_batch // 4) * 4
+        self._nothing = np.zeros(2 * stride + len(table.blocks), np.int32)
+        self._nothing[2 * stride :] = -1
+        self._told = torch.from_numpy(self._nothing).clone().to(device)
+        self.table_rows = self._told[:max_batch]
+        self.lengths = self._told[stride : stride + max_batch]
+        #: Which request of the step has a row of the request table, -1 for none.
+        self.place = self._told[2 * stride :]
         #: RoPE shifts of the tiles, and which row of them is each request's.
         self.shifts, self.shift_rows = table.rope_shift, self.table_rows
         self._resident = _RESIDENT * multiprocessors(device)
@@ -82,7 +92,7 @@ class DecodeBatch:
     @property
     def nbytes(self) -> int:
         """Device memory held, the request table's not counted."""
-        held = (self.blocks, self.seen, self.tiles, self.table_rows, self.partial, self.lse)
+        held = (self.blocks, self.seen, self.tiles, self._told, self.partial, self.lse)
         return sum(t.nbytes for t in held)
 
     def splits(self, requests: int) -> int:
@@ -99,6 +109,23 @@ class DecodeBatch:
         """
         self.size = len(table_rows)
         self.table_rows[: self.size].copy_(table_rows)
+        self.lengths[: self.size].copy_(lengths)
+        self.place.fill_(-1)
+        self._look_up(block_table)
+
+    def fill_from_host(self, block_table: Tensor, step: Ints) -> None:
+        """`fill` with rows and lengths `step` [2, requests] int32 of the host, by one copy."""
+        rows, lengths = step
+        self.size = count = len(rows)
+        told, stride = self._nothing.copy(), self._stride
+        told[:count] = rows
+        told[stride : stride + count] = lengths
+        read = np.flatnonzero(lengths > 0)
+        told[2 * stride + rows[read]] = read
+        overwrite(self._told, told)
+        self._look_up(block_table)
+
+    def _look_up(self, block_table: Tensor) -> None:
         table = self.table
         width = table.blocks.shape[1]
         look_up_blocks[(self.size, triton.cdiv(width, SPAN))](
@@ -106,8 +133,8 @@ class DecodeBatch:
             table.seen,
             table.bounds,
             block_table,
-            table_rows,
-            lengths,
+            self.table_rows,
+            self.lengths,
             self.blocks,
             self.seen,
             self.tiles,

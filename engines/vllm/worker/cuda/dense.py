@@ -102,7 +102,7 @@ class DensePlanner:
     def plan(self, batch: PlannedBatch, block_table: Tensor) -> AttentionCalls:
         """See `Planner.plan`."""
         requests, start = [], 0
-        for i, count in enumerate(batch.scheduled):
+        for i, count in enumerate(batch.scheduled.tolist()):
             if batch.planned[i] or not batch.stock:
                 queries = slice(start, start + count)
                 requests.append(self._request(batch, i, queries, block_table[i]))
@@ -112,7 +112,7 @@ class DensePlanner:
     def _request(
         self, batch: PlannedBatch, index: int, queries: slice, blocks: Tensor
     ) -> DenseRequest:
-        stop = batch.computed[index] + batch.scheduled[index]
+        stop = int(batch.computed[index] + batch.scheduled[index])
         request = batch.requests[index]
         kpos, shifts = np.arange(stop, dtype=np.int32), np.zeros(stop, dtype=np.int32)
         if request is not None:

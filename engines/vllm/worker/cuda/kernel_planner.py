@@ -14,7 +14,6 @@ from picbench.kernels.cuda.decode.attention import DecodeBatch
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
-from picbench.kernels.cuda.device import upload
 from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.cuda.visible_blocks import Ints
@@ -108,10 +107,9 @@ class KernelPlanner:
         return AttentionCalls(tuple(calls))
 
     def _decode_call(self, batch: PlannedBatch, block_table: Tensor) -> DecodeCall:
-        host = rows_and_lengths(batch, len(block_table), self._plain_row)
-        rows, lengths = upload(host, block_table.device)
+        step = rows_and_lengths(batch, len(block_table), self._plain_row)
         decode = self._shared if batch.shares and self._shared is not None else self._decode
-        decode.fill(block_table, rows, lengths)
+        decode.fill_from_host(block_table, step)
         return DecodeCall(decode, len(block_table))
 
     def _groups(self, batch: PlannedBatch, first: int) -> Iterator[list[LinkRequest]]:
@@ -119,7 +117,7 @@ class KernelPlanner:
         requests = enumerate(_requests(batch, first), start=first)
         for linked, run in groupby(requests, key=lambda pair: pair[1] is not None):
             if linked:
-                stops = [batch.computed[i] + batch.scheduled[i] for i in range(len(batch.requests))]
+                stops = (batch.computed + batch.scheduled).tolist()
                 yield from self._fitting([r for _, r in run if r is not None], stops)
 
     def _fitting(
@@ -145,22 +143,23 @@ def rows_and_lengths(batch: PlannedBatch, count: int, plain_row: int) -> Ints:
     """
     host = np.zeros((2, count), dtype=np.int32)
     host[1, batch.decoded :] = -1
-    for i, request in enumerate(batch.requests[: batch.decoded]):
-        if request is not None:
-            host[:, i] = request.row, batch.computed[i] + 1
-        elif not batch.stock:
-            host[:, i] = plain_row, batch.computed[i] + 1
+    rows, lengths = host[:, : batch.decoded]
+    planned = batch.known.planned[: batch.decoded]
+    rows[:] = np.where(planned, batch.known.rows[: batch.decoded], 0 if batch.stock else plain_row)
+    lengths[:] = batch.computed[: batch.decoded] + 1
+    if batch.stock:
+        lengths[~planned] = 0
     return host
 
 
 def _requests(batch: PlannedBatch, first: int) -> Iterator[LinkRequest | None]:
-    start = sum(batch.scheduled[:first])
+    start = int(batch.scheduled[:first].sum())
     for i in range(first, len(batch.requests)):
-        request, stop = batch.requests[i], start + batch.scheduled[i]
+        request, stop = batch.requests[i], start + int(batch.scheduled[i])
         if request is None:
             yield None
         else:
-            order = _order(request, batch.computed[i] + batch.scheduled[i])
+            order = _order(request, int(batch.computed[i] + batch.scheduled[i]))
             yield LinkRequest(i, start, stop, order, torch.from_numpy(batch.logical(i)))
         start = stop
 

@@ -17,7 +17,7 @@ from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch
 from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.engines.vllm.worker.token_picker import TokenPicker, pickable
 from picbench.errors import EngineError
-from picbench.kernels.cuda.device import upload
+from picbench.kernels.cuda.device import overwrite
 from picbench.kernels.rope import RopeTable
 
 
@@ -156,6 +156,6 @@ def set_step(
 def write_step(batch: PlannedBatch, positions: Tensor, input_ids: Tensor) -> None:
     """Write a step's logical positions and picked tokens over the first of both [>= tokens]."""
     logical = batch.positions()
-    positions[: len(logical)] = upload(logical, positions.device)
+    overwrite(positions[: len(logical)], logical)
     for start, tokens in batch.tokens():
-        input_ids[start : start + len(tokens)] = upload(tokens, input_ids.device)
+        overwrite(input_ids[start : start + len(tokens)], tokens)

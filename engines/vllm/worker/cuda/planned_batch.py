@@ -18,6 +18,8 @@ from picbench.engines.vllm.worker.slot_map import Positions
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.slot_runs import SlotRuns
 
+Counts = NDArray[np.int64]
+
 
 @dataclass(frozen=True)
 class PlannedRequest:
@@ -91,23 +93,70 @@ class PlannedRequest:
 
 
 @dataclass(frozen=True)
+class StepRequests:
+    """Requests in batch order, None for one without a plan; many steps in a row have the same ones.
+
+    What a step has to know of each, so that nothing is looked up one by one; all are [requests].
+    """
+
+    requests: tuple[PlannedRequest | None, ...]
+
+    @cached_property
+    def planned(self) -> NDArray[np.bool_]:
+        """Whether each is planned."""
+        return np.array([request is not None for request in self.requests], bool)
+
+    @cached_property
+    def rows(self) -> Positions:
+        """Rows of the request table, -1 without a plan."""
+        return np.array([-1 if r is None else r.row for r in self.requests], np.int32)
+
+    @cached_property
+    def slots(self) -> Counts:
+        """Numbers of planned slots, 0 without a plan."""
+        return np.array([0 if r is None else r.planned for r in self.requests], np.int64)
+
+    @cached_property
+    def beyond(self) -> Counts:
+        """By how much the positions of generated slots exceed the slots."""
+        return np.array([0 if r is None else r.end - r.planned for r in self.requests], np.int64)
+
+    @cached_property
+    def last(self) -> Counts:
+        """Positions of the last planned slots, 0 for pads and without a plan."""
+        last = [0 if r is None else r.last for r in self.requests]
+        return seen_or_zero(np.array(last, np.int32)).astype(np.int64)
+
+    @cached_property
+    def arranged(self) -> bool:
+        """Whether the scheduler does not know the tokens of one of them."""
+        return any(r is not None and r.arrangement is not None for r in self.requests)
+
+
+@dataclass(frozen=True, eq=False)
 class PlannedBatch:
-    """The requests of one step in batch order; None for one without a plan.
+    """The requests of one step, of which one at least is planned.
 
     Request i computes `scheduled[i]` tokens after its `computed[i]` slots. `shares` says whether
     requests that decode read blocks together.
     """
 
-    requests: tuple[PlannedRequest | None, ...]
-    computed: tuple[int, ...]
-    scheduled: tuple[int, ...]
+    known: StepRequests
+    computed: Counts
+    scheduled: Counts
     shares: bool = False
 
     @classmethod
     def dummy(cls, count: int, *, shares: bool = False) -> "PlannedBatch":
         """A batch of `count` planned requests that decode, for capturing graphs."""
         request = PlannedRequest(0, SlotRuns.plain(1), end=1, keys_without_rope=False)
-        return cls((request,) * count, (0,) * count, (1,) * count, shares)
+        zeros = np.zeros(count, np.int64)
+        return cls(StepRequests((request,) * count), zeros, zeros + 1, shares)
+
+    @property
+    def requests(self) -> tuple[PlannedRequest | None, ...]:
+        """The requests in batch order; None for one without a plan."""
+        return self.known.requests
 
     @property
     def decodes(self) -> bool:
@@ -115,6 +164,13 @@ class PlannedBatch:
         return self.leading == len(self.requests)
 
     @cached_property
+    def at_end(self) -> NDArray[np.bool_]:
+        """Whether each request computes one token that sees all slots before it."""
+        ends: NDArray[np.bool_] = self.scheduled == 1
+        ends &= self.computed + 1 >= self.known.slots
+        return ends
+
+    @property
     def planned(self) -> list[bool]:
         """Whether each request is planned."""
         return [request is not None for request in self.requests]
@@ -126,13 +182,12 @@ class PlannedBatch:
         It does if one of them computes several tokens. Otherwise they decode together with the
         planned ones, which saves launching vLLM's kernels.
         """
-        return any(request is None for request in self.requests[self.leading :])
+        return not self.known.planned[self.leading :].all()
 
     @cached_property
     def leading(self) -> int:
         """Number of requests at the front that compute one token that sees all slots before it."""
-        count = len(self.requests)
-        return next((i for i in range(count) if not self.at_end(i)), count)
+        return len(self.at_end) if self.at_end.all() else int(self.at_end.argmin())
 
     @property
     def decoded(self) -> int:
@@ -140,21 +195,27 @@ class PlannedBatch:
 
         Where vLLM's attention runs too (`stock`), they skip those without a plan.
         """
-        return 0 if self.stock and not any(self.planned[: self.leading]) else self.leading
+        skipped = self.stock and not self.known.planned[: self.leading].any()
+        return 0 if skipped else self.leading
 
     def positions(self) -> NDArray[np.int64]:
         """Logical positions of the step's tokens [tokens], 0 for pads, whose output is not used."""
-        front = np.array([self._last(i) for i in range(self.leading)], np.int32)
+        some, known = slice(self.leading), self.known
+        slots = self.computed[some]
+        generated = slots >= known.slots[some]
+        front: Counts = np.where(generated, slots + known.beyond[some], known.last[some])
         if self.decodes:
-            return seen_or_zero(front).astype(np.int64)
+            return front
         others = [self.logical(i) for i in range(self.leading, len(self.requests))]
-        return seen_or_zero(np.concatenate([front, *others])).astype(np.int64)
+        return np.concatenate([front, seen_or_zero(np.concatenate(others))])
 
     def tokens(self) -> Iterator[tuple[int, Tokens]]:
         """Token ids that the scheduler does not know, and the place in the step of the first."""
+        if not self.known.arranged:
+            return
         start = 0
         for request, computed, count in zip(
-            self.requests, self.computed, self.scheduled, strict=True
+            self.requests, self.computed.tolist(), self.scheduled.tolist(), strict=True
         ):
             if request is not None and request.arrangement is not None:
                 begin, tokens = request.arrangement.fresh(computed, computed + count)
@@ -162,20 +223,10 @@ class PlannedBatch:
                     yield start + begin - computed, tokens
             start += count
 
-    def at_end(self, index: int) -> bool:
-        """Whether a request computes one token that sees all slots before it."""
-        request = self.requests[index]
-        last = request is None or self.computed[index] + 1 >= request.planned
-        return last and self.scheduled[index] == 1
-
-    def _last(self, index: int) -> int:
-        slot, request = self.computed[index], self.requests[index]
-        return slot if request is None else request.position(slot)
-
     def logical(self, index: int) -> Positions:
         """Logical positions of one request's tokens, GAP for pads."""
-        start, request = self.computed[index], self.requests[index]
-        stop = start + self.scheduled[index]
+        start, request = int(self.computed[index]), self.requests[index]
+        stop = start + int(self.scheduled[index])
         if request is None:
             return np.arange(start, stop, dtype=np.int32)
         return request.positions(start, stop)

@@ -12,7 +12,11 @@ from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.arrangement import Arrangement
 from picbench.engines.vllm.worker.cuda.plain_prefixes import PlainPrefixes
-from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch, PlannedRequest
+from picbench.engines.vllm.worker.cuda.planned_batch import (
+    PlannedBatch,
+    PlannedRequest,
+    StepRequests,
+)
 from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.errors import EngineError
 from picbench.kernels.cuda.visible_blocks import CanonicalBlocks
@@ -70,6 +74,7 @@ class PlannedRequests:
         self._slots: dict[str, int] = {}
         self._canonical: dict[str, tuple[Sequence[int], SlotRuns]] = {}
         self._unwritten: set[str] = set()
+        self._step: tuple[list[str], StepRequests] | None = None
         self.slot_maps: dict[str, SlotMap] = {}
 
     def add(self, request_id: str, params: Any, prompt: int, blocks: Sequence[int] = ()) -> None:
@@ -80,6 +85,7 @@ class PlannedRequests:
         EngineError if there are more requests than rows.
         """
         self.remove(request_id)
+        self._step = None
         slot_map = SlotMap.sent(params)
         if slot_map is None:
             if not self._keys_without_rope:
@@ -112,6 +118,7 @@ class PlannedRequests:
         if self._keys_without_rope:
             runs = runs.unrotated()
         request = replace(before, runs=runs, arrangement=arrangement)
+        self._step = None
         self._known[request_id] = request
         self._unwritten.add(request_id)
 
@@ -127,6 +134,7 @@ class PlannedRequests:
             if (plain := self._prefixes.take(request_id, before)) is None:
                 continue
             row, runs = self._free.pop(), SlotRuns.plain(plain.prompt)
+            self._step = None
             self._known[request_id] = PlannedRequest(row, runs, plain.prompt, False)
             self._slots[request_id] = plain.prompt + plain.max_tokens
             self._canonical[request_id] = plain.blocks, runs
@@ -160,6 +168,7 @@ class PlannedRequests:
         self._canonical.pop(request_id, None)
         self.slot_maps.pop(request_id, None)
         if request is not None:
+            self._step = None
             self._free.append(request.row)
             self._unwritten.discard(request_id)
             if self._table is not None:
@@ -173,13 +182,23 @@ class PlannedRequests:
         None if no request in it is planned.
         """
         self._join_plain(request_ids, computed, scheduled)
-        known = tuple(self._known.get(request_id) for request_id in request_ids)
-        if not any(known):
+        known = self._step_requests(request_ids)
+        if not known.planned.any():
             return None
-        batch = PlannedBatch(known, tuple(map(int, computed)), tuple(map(int, scheduled)))
-        if self._unwritten:
-            for i, request_id in enumerate(request_ids):
-                if request_id in self._unwritten and batch.at_end(i):
-                    self._write(request_id)
         shares = self._table is not None and self._table.shares
-        return replace(batch, shares=True) if shares else batch
+        counts = np.array(computed, np.int64), np.array(scheduled, np.int64)
+        batch = PlannedBatch(known, *counts, shares)
+        if not self._unwritten:
+            return batch
+        for request_id, at_end in zip(request_ids, batch.at_end.tolist(), strict=True):
+            if at_end and request_id in self._unwritten:
+                self._write(request_id)
+        shares = self._table is not None and self._table.shares
+        return replace(batch, shares=shares)
+
+    def _step_requests(self, request_ids: Sequence[str]) -> StepRequests:
+        """The requests of a step, kept until it has others or one of them has changed."""
+        if self._step is None or self._step[0] != request_ids:
+            known = StepRequests(tuple(map(self._known.get, request_ids)))
+            self._step = list(request_ids), known
+        return self._step[1]

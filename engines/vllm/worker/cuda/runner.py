@@ -140,8 +140,7 @@ class PicModelRunner(GPUModelRunner):
             # Upstream has its connector start transfers later, before the model runs.
             get_kv_transfer_group().handle_preemptions(scheduler_output.kv_connector_metadata)
             self._state.pick(unpicked)
-        scheduled = state.num_scheduled_tokens.tolist()
-        return self._state.begin_step(state.req_ids, computed, scheduled)
+        return self._state.begin_step(state.req_ids, computed, state.num_scheduled_tokens)
 
     def _graphs_for(self, batch: PlannedBatch | None) -> ModelCudaGraphManager | None:
         if batch is None:

@@ -36,8 +36,6 @@ def look_up_private_tiles(
     seen: tl.tensor,
     shifts: tl.tensor,
     tiles: tl.tensor,
-    kept_lengths: tl.tensor,
-    kept_rows: tl.tensor,
     place: tl.tensor,
     list_stride: tl.tensor,
     shift_stride: tl.tensor,
@@ -51,8 +49,7 @@ def look_up_private_tiles(
 
     Grid (requests, max_tiles / TILES). `shifts` [requests, max_tiles * SHIFTS] gets the RoPE shifts
     of the request table in that order, SHIFTS a tile. `tiles` [requests] counts what is left, -1
-    for negative lengths, and lengths and rows are kept. place[row] is set to the request that reads
-    it, if it has a length.
+    for negative lengths. place[row] is set to the request that reads it, if it has a length.
     """
     request = tl.program_id(0).to(tl.int64)
     span = tl.program_id(1)
@@ -77,8 +74,6 @@ def look_up_private_tiles(
     tail_tiles = tl.cdiv(tail_blocks, WIDTH)
     if span == 0:
         tl.store(tiles + request, tl.where(length < 0, -1, alone + tail_tiles))
-        tl.store(kept_lengths + request, length)
-        tl.store(kept_rows + request, row.to(tl.int32))
         tl.store(place + row, request.to(tl.int32), mask=length > 0)
 
     # Tiles of this span that are listed, to where they belong among those that are left.

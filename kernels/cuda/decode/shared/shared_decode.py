@@ -48,8 +48,6 @@ class SharedDecodeBatch(DecodeBatch):
         ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
         self.shifts = torch.zeros(max_batch, table.rope_shift.shape[1], **ints)
         self.shift_rows = torch.arange(max_batch, **ints)
-        self.lengths = torch.zeros(max_batch, **ints)
-        self.place = torch.full((len(table.blocks),), -1, **ints)
         self.counter = torch.zeros(16, **ints)
         size = (max(1, table.max_parts), shape.num_heads)
         self.parts = torch.empty(*size, shape.head_size, dtype=shape.dtype, device=device)
@@ -64,16 +62,14 @@ class SharedDecodeBatch(DecodeBatch):
     @property
     def nbytes(self) -> int:
         """Device memory held, the request table's not counted."""
-        own = (self.shifts, self.shift_rows, self.lengths, self.place, self.counter)
+        own = (self.shifts, self.shift_rows, self.counter)
         parts = (self.parts, self.part_lse)
         return super().nbytes + sum(t.nbytes for t in (*own, *parts))
 
-    def fill(self, block_table: Tensor, table_rows: Tensor, lengths: Tensor) -> None:
-        """See `DecodeBatch.fill`. Requests that came or went since the last step count."""
+    def _look_up(self, block_table: Tensor) -> None:
+        # Requests that came or went since the last step count.
         table = self.table
-        self.size = len(table_rows)
         table.flush()
-        self.place.fill_(-1)
         shifts = table.rope_shift.shape[1]
         look_up_private_tiles[(self.size, triton.cdiv(table.max_tiles, TILES))](
             table.blocks,
@@ -84,14 +80,12 @@ class SharedDecodeBatch(DecodeBatch):
             table.part_of,
             table.control,
             block_table,
-            table_rows,
-            lengths,
+            self.table_rows,
+            self.lengths,
             self.blocks,
             self.seen,
             self.shifts,
             self.tiles,
-            self.lengths,
-            self.table_rows,
             self.place,
             table.blocks.stride(0),
             shifts,

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from shifted_keys import KINDS, Kind, attention_at, shifted_scene
 from torch import Tensor
 
@@ -52,6 +54,11 @@ def decoded(
     batch.fill(scene.table, rows, lengths)
     out = torch.full_like(query, float("nan") if padding else UNTOUCHED)
     return decode(query, scene.kv_cache, batch, scene.scale, out)
+
+
+def on_host(rows: Tensor, lengths: Tensor) -> NDArray[np.int32]:
+    """What a step's host knows of its requests."""
+    return torch.stack([rows, lengths]).int().cpu().numpy()
 
 
 def worst(scene: Scene, query: Tensor, found: Tensor) -> float:
@@ -181,7 +188,7 @@ def test_a_graph_that_is_replayed_with_padding_leaves_nothing_of_older_steps(
         kept = 5 - padding
         out.fill_(float("nan"))
         lengths[kept:] = -1
-        batch.fill(scene.table, rows, lengths)
+        batch.fill_from_host(scene.table, on_host(rows, lengths))
         graph.replay()
         assert not out[kept:].any()
         assert worst(replace(scene, requests=scene.requests[:kept]), query, out) <= tolerance
@@ -204,7 +211,7 @@ def test_generated_tokens_need_no_new_row(
     batch = DecodeBatch(table, 1, shape, rope, splits=2)
     row = torch.zeros(1, dtype=torch.int32, device=device)
     for now in (short, scene):
-        batch.fill(scene.table, row, now.lengths)
+        batch.fill_from_host(scene.table, on_host(row, now.lengths))
         query = now.queries(1)
         out = torch.full_like(query, float("nan"))
         decode(query, scene.kv_cache, batch, scene.scale, out)

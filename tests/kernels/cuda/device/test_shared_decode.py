@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -174,7 +175,7 @@ def test_requests_come_and_go(device: str, dtype: torch.dtype, tolerance: float)
         lengths = scene.lengths
         lengths[gone] = 0
         lengths[5] = -1
-        batch.fill(scene.table, on(device, rows), lengths)
+        batch.fill_from_host(scene.table, np.array([rows, lengths.tolist()], np.int32))
         out = torch.full_like(query, UNTOUCHED)
         batch.attend(query, scene.kv_cache, scene.scale, out)
         for i in rows:
@@ -199,7 +200,8 @@ def test_generated_tokens_follow(device: str, dtype: torch.dtype, tolerance: flo
     batch = batch_of(drawn, [0, 1])
     query = scene.queries(2)
     for fewer in (20, 0):
-        batch.fill(scene.table, on(device, [0, 1]), scene.lengths - fewer)
+        lengths = (scene.lengths - fewer).tolist()
+        batch.fill_from_host(scene.table, np.array([[0, 1], lengths], np.int32))
         out = batch.attend(query, scene.kv_cache, scene.scale, torch.empty_like(query))
         for i, slots in enumerate(scene.requests):
             last = torch.tensor([slots.end - 1 - fewer], dtype=torch.int32)
@@ -247,7 +249,7 @@ def test_a_graph_serves_groups_that_it_was_not_captured_with(
         for row in gone:
             table.clear(row)
         lengths[gone] = -1
-        batch.fill(scene.table, on_device, lengths)
+        batch.fill_from_host(scene.table, np.array([rows, lengths.tolist()], np.int32))
         out.fill_(float("nan"))
         batch.parts.fill_(float("nan"))
         graph.replay()

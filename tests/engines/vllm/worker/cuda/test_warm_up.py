@@ -117,7 +117,7 @@ def serve(
 ) -> Iterator[Any]:
     shape = planner._shape
     requests = len(batch.requests) + padding
-    tokens = sum(batch.scheduled) + padding
+    tokens = int(batch.scheduled.sum()) + padding
     # vLLM computes query, key and value by one product; the query is a part of each row.
     width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size
     joint = torch.zeros(tokens, width, dtype=shape.dtype)
