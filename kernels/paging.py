@@ -17,6 +17,7 @@ from picbench.errors import EngineError
 
 #: Slots in a block.
 BLOCK_SIZE = 16
+BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
 
 #: Logical position of a slot that no query may see: padding and replaced tokens.
 GAP = 1 << 30

@@ -57,6 +57,12 @@ class SlotRuns:
         """The same slots if their keys are cached without RoPE."""
         return SlotRuns(self.starts, self.positions, None)
 
+    def single(self) -> "SlotRuns":
+        """The same slots in runs of one, each with its shift."""
+        count = len(self)
+        starts = np.arange(count + 1, dtype=np.int32)
+        return SlotRuns(starts, self.kpos(0, count), self.shifts(0, count))
+
     def kpos(self, start: int, stop: int) -> Ints:
         """Logical positions of the slots [start, stop), GAP for hidden ones."""
         first, counts = self._within(start, stop)

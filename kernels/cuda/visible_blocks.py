@@ -1,7 +1,6 @@
 """The blocks that a request's tokens see, in tiles that share a RoPE shift. Host side, numpy."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,16 +59,6 @@ class VisibleBlocks:
         return cls._gather(visible, shift, max(listed, _tail(visible, shift)), width)
 
     @classmethod
-    def of_prompt(cls, kpos: Ints, rope_shift: Ints, width: int) -> "VisibleBlocks | None":
-        """The visible blocks of these slots alone, without tokens generated after them.
-
-        None where visible slots of one block differ in their shifts.
-        """
-        visible = _paged(kpos, GAP) != GAP
-        shift = _block_shifts(_paged(rope_shift), visible)
-        return None if shift is None else cls._gather(visible, shift, len(visible), width)
-
-    @classmethod
     def of_unrotated(
         cls, kpos: Ints, width: int, chunk_shift: Ints | None = None, listed: int = 0
     ) -> "VisibleBlocks":
@@ -87,13 +76,10 @@ class VisibleBlocks:
     @classmethod
     def _gather(cls, visible: Bools, shift: Ints, tail: int, width: int) -> "VisibleBlocks":
         kept = np.flatnonzero(visible[:tail].any(1))
-        starts = _tile_starts(shift[kept], width)
-        blocks = np.full((len(starts), width), -1, np.int32)
-        tile = np.searchsorted(starts, np.arange(len(kept)), side="right") - 1
-        blocks[tile, np.arange(len(kept)) - np.array(starts, int)[tile]] = kept
-        bits = (visible.astype(np.int32) << _LANES).sum(1, dtype=np.int32)
+        blocks, rope_shift = in_tiles(kept.astype(np.int32), shift[kept], width)
+        bits = np.packbits(visible, axis=1, bitorder="little").view("<u2")[:, 0].astype(np.int32)
         seen = np.where(blocks >= 0, bits[blocks], 0).astype(np.int32)
-        return cls(blocks, seen, shift[kept[starts]], tail)
+        return cls(blocks, seen, rope_shift, tail)
 
     def slots(self, blocks: int) -> Ints:
         """The request's slots in the first `blocks` visible blocks [blocks * 16], -1 for none."""
@@ -103,9 +89,20 @@ class VisibleBlocks:
         return np.where(listed[:, None] >= 0, slots, -1).flatten().astype(np.int32)
 
 
-def _paged(slots: Ints, fill: int = 0) -> Ints:
+def in_tiles(blocks: Ints, rope_shift: Ints, width: int) -> tuple[Ints, Ints]:
+    """Blocks [n] in tiles [tiles, width] of one RoPE shift each, -1 where a tile is not full, and
+    the shifts [tiles]; `rope_shift` [n] is that of each block."""
+    starts = _tile_starts(rope_shift, width)
+    tiles = np.full((len(starts), width), -1, np.int32)
+    counts = np.diff(starts, append=len(blocks))
+    place = np.arange(len(blocks)) + np.repeat(np.arange(len(starts)) * width - starts, counts)
+    tiles.reshape(-1)[place] = blocks
+    return tiles, rope_shift[starts]
+
+
+def _paged(slots: Ints) -> Ints:
     # Generated tokens fill the end of the last block: they are visible and have shift 0.
-    paged = np.full(-(-len(slots) // BLOCK_SIZE) * BLOCK_SIZE, fill, np.int32)
+    paged = np.zeros(-(-len(slots) // BLOCK_SIZE) * BLOCK_SIZE, np.int32)
     paged[: len(slots)] = slots
     return paged.reshape(-1, BLOCK_SIZE)
 
@@ -123,8 +120,11 @@ def _tail(visible: Bools, shift: Ints) -> int:
     return int(special[-1]) + 1 if len(special) else 0
 
 
-def _tile_starts(rope_shift: Ints, width: int) -> list[int]:
-    if not len(rope_shift):
-        return []
-    bounds = [0, *(np.flatnonzero(np.diff(rope_shift)) + 1).tolist(), len(rope_shift)]
-    return [start for first, last in pairwise(bounds) for start in range(first, last, width)]
+def _tile_starts(rope_shift: Ints, width: int) -> NDArray[np.int64]:
+    count = len(rope_shift)
+    first = np.flatnonzero(np.concatenate([[count > 0], np.diff(rope_shift) != 0]))
+    tiles = -(-np.diff(first, append=count) // width)
+    before = np.cumsum(tiles) - tiles
+    starts: NDArray[np.int64] = np.repeat(first - before * width, tiles)
+    starts += np.arange(len(starts)) * width
+    return starts

@@ -10,12 +10,13 @@ from picbench.kernels.cuda.prefill.paged.tile_schedule import query_tiles
 from picbench.kernels.cuda.prefill.query_tile import tokens_of
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import GAP
+from picbench.kernels.slot_runs import SlotRuns
 from picbench.measure.kernels.scene import Scene
 
 
 def tiles_of(kpos: Tensor, rope_shift: Tensor) -> KeyTiles:
     """Key tiles of slots whose blocks have one RoPE shift each."""
-    tiles = KeyTiles.of(kpos.numpy(), rope_shift.numpy())
+    tiles = KeyTiles.of(SlotRuns.of(kpos.numpy(), rope_shift.numpy()))
     assert tiles is not None
     return tiles
 

@@ -31,7 +31,7 @@ from picbench.kernels.cuda.prefill.query_tile import ROWS, tokens_of
 from picbench.kernels.cuda.prefill.tiled import TiledPrefill, schedule_tiles, tile_work
 from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.cuda.workspace import CudaWorkspace
-from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.paging import BLOCK_BITS, BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
@@ -42,8 +42,6 @@ _TILES_COST, _PAGED_COST, _COPY_COST = 1.3, 1.2, 2.7
 # Query tiles beyond which keys are copied. For 2,048 queries in runs paged prefill took 0.85 of the
 # copy's time over 32k keys and 1.10 over 16k (one H200); the host would schedule each tile.
 _MAX_QUERY_TILES = 32
-
-_BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +110,18 @@ class LinkBatch:
         workspace: CudaWorkspace,
         *,
         copied: bool = False,
+        most_tiles: int | None = None,
     ) -> "LinkBatch":
         """Prepares requests whose queries follow each other in the packed batch.
 
         `block_table` [requests, max_blocks] int32 is the step's, on the device. With `copied` keys
-        are copied even where paged prefill costs less. Raises ConfigError if the keys of one KV
-        head do not fit the workspace.
+        are copied even where paged prefill costs less; for more than `most_tiles` query tiles they
+        always are. Raises ConfigError if the keys of one KV head do not fit the workspace.
         """
+        most = _MAX_QUERY_TILES if most_tiles is None else most_tiles
         step = _LinkStep.of(requests, block_table, rope, shape, workspace)
         prefill: GatheredPrefill | PagedPrefill | None = None
-        if not copied and paged_prefill.covers(shape, rope):
+        if not copied and paged_prefill.covers(shape, rope) and step.few(most):
             prefill = _paged(step)
         prefill = prefill or _gathered(step)
         return cls(requests[0].start, requests[-1].stop, prefill)
@@ -191,14 +191,13 @@ class _LinkStep:
         """Cost of the copy and of attending to it."""
         return _COPY_COST * sum(self.pages) * PAGE + min(self.by_tiles, self.by_runs)
 
-    @property
-    def few(self) -> bool:
-        """Whether paged prefill may cost less than the copy, with few enough tiles to schedule."""
+    def few(self, most: int) -> bool:
+        """Whether paged prefill may cost less than the copy, with `most` tiles to schedule."""
         tokens = tokens_of(self.shape.group)
         count = sum(-(-len(counts) // tokens) for counts in self.seen)
         # Paged prefill reads at least the keys that `TiledPrefill` reads.
         least = _PAGED_COST * self.by_tiles / _TILES_COST
-        return count <= _MAX_QUERY_TILES and least <= self.copy_cost
+        return count <= most and least <= self.copy_cost
 
 
 def _gathered(step: _LinkStep) -> GatheredPrefill:
@@ -225,11 +224,9 @@ def _gathered(step: _LinkStep) -> GatheredPrefill:
 
 def _paged(step: _LinkStep) -> PagedPrefill | None:
     """Paged prefill, unless a copy costs less or keys are cached without RoPE."""
-    if not step.few:
-        return None
     keys = []
     for request in step.requests:
-        tiles = KeyTiles.of(*request.order.by_slot())
+        tiles = KeyTiles.of(request.order.slots)
         if tiles is None:
             return None
         keys.append(tiles)
@@ -267,7 +264,7 @@ def _copied(step: _LinkStep) -> list[Ints]:
         slots, shifts = order.keys(count * PAGE)
         some = slice(begin, begin + len(slots))
         at[own] = request.index * width
-        at[some] += slots >> _BLOCK_BITS
+        at[some] += slots >> BLOCK_BITS
         offset[some] = slots & (BLOCK_SIZE - 1)
         size[some] = BLOCK_SIZE
         shift[some] = shifts

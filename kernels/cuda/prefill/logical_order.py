@@ -39,18 +39,13 @@ class LogicalOrder:
         order = visible[np.argsort(slots.positions[visible], kind="stable")]
         firsts, counts = slots.positions[order], slots.counts[order]
         if (counts > 1).any() and (firsts[1:] < firsts[:-1] + counts[:-1]).any():
-            return cls.of_runs(_single(slots))
+            return cls.of_runs(slots.single())
         before = (np.cumsum(counts) - counts).astype(np.int32)
         shift = None if slots.rope_shift is None else slots.rope_shift[order]
         return cls(slots.starts[order], firsts, counts, before, shift, slots)
 
     def __len__(self) -> int:
         return int(self.counts.sum())
-
-    def by_slot(self) -> tuple[Ints, Ints]:
-        """Positions (GAP: hidden) and RoPE shifts of all slots up to the last visible one."""
-        stop = int((self.first_slot + self.counts).max(initial=0))
-        return self.slots.kpos(0, stop), self.slots.shifts(0, stop)
 
     def keys(self, most: int) -> tuple[Ints, Ints]:
         """Slots and RoPE shifts of the first keys by position, `most` at most."""
@@ -75,13 +70,6 @@ class LogicalOrder:
         own = np.minimum(qpos - self.first_position[run] + 1, self.counts[run])
         counts = np.where(run < 0, 0, self.before[run] + own)
         return np.where(qpos == GAP, np.minimum(counts, 1), counts).astype(np.int32)
-
-
-def _single(slots: SlotRuns) -> SlotRuns:
-    """The same slots in runs of one, whose order no overlap disturbs."""
-    count = len(slots)
-    kpos, starts = slots.kpos(0, count), np.arange(count + 1, dtype=np.int32)
-    return SlotRuns(starts, kpos, None if slots.rope_shift is None else slots.shifts(0, count))
 
 
 def runs(seen: Ints) -> tuple[Ints, Ints]:

@@ -26,6 +26,9 @@ from picbench.output import markdown, provenance
 # Llama-3.1-8B's and Mistral-7B's.
 SHAPE = HeadShape(32, 8, 128, torch.bfloat16)
 
+# The ways in which link may be served, both timed where both can.
+_WAYS = ("in place", "copied")
+
 
 def measure_decode(case: decode_cases.DecodeCase, rounds: int, seed: int) -> dict[str, Any]:
     """Checks and times one decode case; speeds relative to FlashAttention-3."""
@@ -44,15 +47,16 @@ def measure_decode(case: decode_cases.DecodeCase, rounds: int, seed: int) -> dic
 
 def measure_link(case: link_cases.LinkCase, rounds: int, seed: int) -> dict[str, Any]:
     """Checks and times one link case; time relative to FlashAttention-3."""
-    arms, served = link_cases.arms(case, seed)
-    samples = interleave(arms, rounds, seed)
+    arms = link_cases.arms(case, seed)
+    samples = interleave(arms.attend, rounds, seed)
     return {
         "kind": "link",
         "form": case.form,
         "new": case.new,
         "context": case.context,
-        "served_by": served,
+        "served_by": arms.served_by,
         "ms": _spreads(samples),
+        "prepare_ms": arms.prepare_ms,
         "time_vs_fa3": asdict(paired(samples["link"], samples["fa3"])),
     }
 
@@ -148,6 +152,8 @@ def report(document: dict[str, Any]) -> str:
         "new tokens at the head of each chunk and a question; they see about half of the keys\n"
         "that a tail of as many tokens sees. `tail`: all new tokens at the end. Served by\n"
         "paged prefill in place, or over gathered keys by FlashAttention-3 (FA3) or our tiles.\n"
+        "`in place` and `copied`: either way, whichever is served; `prepared` is the host's time\n"
+        "for a step, before its first layer.\n"
         "Workspace: "
         f"{run['workspace_bytes'] >> 20} MiB.\n\n"
         f"{_link_table(results)}\n"
@@ -173,16 +179,25 @@ def _decode_table(results: Sequence[dict[str, Any]]) -> str:
 
 def _link_table(results: Sequence[dict[str, Any]]) -> str:
     return markdown.table(
-        ("form", "new", "context", "served by", "FA3 ms", "ours ms", "ours / FA3"),
+        (
+            *("form", "new", "context", "served by", "FA3 ms", "ours ms", "ours / FA3"),
+            *("in place ms", "copied ms", "prepared in place ms", "prepared copied ms"),
+        ),
         [
             [
                 *(str(row[name]) for name in ("form", "new", "context", "served_by")),
                 *(f"{row['ms'][arm]['median']:.3f}" for arm in ("fa3", "link")),
                 _spread(row["time_vs_fa3"]),
+                *(_ms(row["ms"].get(arm, {}).get("median")) for arm in _WAYS),
+                *(_ms(row["prepare_ms"].get(arm)) for arm in _WAYS),
             ]
             for row in _of(results, "link")
         ],
     )
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _of(results: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

@@ -1,7 +1,10 @@
 """Link and prefill against FlashAttention-3 over a plain request with as many new tokens."""
 
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -27,6 +30,9 @@ from picbench.measure.kernels.scene import (
 _TOLERANCE = 1e-2
 _CHECKED = 48
 _LINKED, _TEXT = 16, 80
+# How often a step is prepared to be timed. The order of keys, which a request needs once, is not
+# among what is timed.
+_PREPARED = 25
 #: The workspace that is measured with: 128 Ki tokens of 8 KV heads of 128 in two bytes.
 WORKSPACE_BYTES = 512 << 20
 
@@ -46,7 +52,8 @@ class LinkCase:
 
 
 def cases(shape: HeadShape) -> Iterator[LinkCase]:
-    """The grid of the target."""
+    """The grid of the target, and a warm prompt of 64 chunks, the first block of each computed."""
+    yield LinkCase("runs", 1100, 32768, shape)
     for context in (16384, 32768, 65536, 131072):
         for new in (256, 1024, 2048, 8192):
             for form in ("runs", "tail"):
@@ -67,8 +74,21 @@ def _even(total: int, count: int) -> list[int]:
     return [total * (i + 1) // count - total * i // count for i in range(count)]
 
 
-def arms(case: LinkCase, seed: int) -> tuple[dict[str, Callable[[], object]], str]:
-    """The compared implementations, and what serves ours; raises InvalidRun if it is wrong."""
+@dataclass(frozen=True, slots=True)
+class LinkArms:
+    """The compared implementations, what serves ours, and milliseconds on the host to prepare them.
+
+    Beside what is served (`link`) are both ways where one can be chosen: with keys read in place
+    (`in place`), however many query tiles that takes, and with keys copied (`copied`).
+    """
+
+    attend: dict[str, Callable[[], object]]
+    prepare_ms: dict[str, float]
+    served_by: str
+
+
+def arms(case: LinkCase, seed: int) -> LinkArms:
+    """Draws a case's inputs; raises InvalidRun if an output is wrong."""
     slots = slots_of(case)
     rope = rope_table(case.shape.head_size, case.context + 1, "cuda")
     scene = draw([slots], case.shape, rope, device="cuda", seed=seed)
@@ -78,16 +98,35 @@ def arms(case: LinkCase, seed: int) -> tuple[dict[str, Callable[[], object]], st
     order = LogicalOrder.of(slots.kpos, slots.rope_shift)
     qpos = slots.kpos[-slots.computed :]
     request = LinkRequest(0, 0, slots.computed, order, qpos)
-    batch = LinkBatch.build([request], scene.table, rope, case.shape, workspace)
 
-    def own() -> Tensor:
-        return link(query, scene.kv_cache, batch, scene.scale, out)
+    def build(**options: Any) -> LinkBatch:
+        some = ([request], scene.table, rope, case.shape, workspace)
+        return LinkBatch.build(*some, **options)
 
-    _check(case, scene, query, qpos, own())
-    found: dict[str, Callable[[], object]] = {"link": own}
+    served = build()
+    ways: dict[str, dict[str, Any]] = {"link": {}}
+    if build(most_tiles=case.new).served_by == "paged":
+        ways |= {"in place": {"most_tiles": case.new}, "copied": {"copied": True}}
+    found: dict[str, Callable[[], object]] = {}
+    for name, options in ways.items():
+        found[name] = partial(link, query, scene.kv_cache, build(**options), scene.scale, out)
+        found[name]()
+        _check(case, scene, query, qpos, out)
     if flash.covers(case.shape):
         found["fa3"] = _stock(scene, query, out)
-    return found, batch.served_by
+    prepare = {name: _host_ms(partial(build, **options)) for name, options in ways.items()}
+    return LinkArms(found, prepare, served.served_by)
+
+
+def _host_ms(prepare: Callable[[], object]) -> float:
+    """Median milliseconds for which the host prepares a step; the device was idle before."""
+    times = []
+    for _ in range(_PREPARED):
+        torch.cuda.synchronize()
+        began = perf_counter()
+        prepare()
+        times.append(1e3 * (perf_counter() - began))
+    return statistics.median(times)
 
 
 def _stock(scene: Scene, query: Tensor, out: Tensor) -> Callable[[], object]:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from picbench.kernels.cuda.visible_blocks import Bools, Ints, VisibleBlocks
+from picbench.kernels.cuda.visible_blocks import Bools, Ints, in_tiles
 from picbench.kernels.paging import BLOCK_SIZE, GAP
+from picbench.kernels.slot_runs import SlotRuns
 
 #: Keys of a tile, and how many of the last ones may be hidden without a mask.
 KEYS, LOOSE = 128, BLOCK_SIZE
@@ -30,32 +31,58 @@ class KeyTiles:
     shown: Ints
 
     @classmethod
-    def of(cls, kpos: Ints, rope_shift: Ints) -> "KeyTiles | None":
-        """Tiles of the slots described by `kpos` and `rope_shift` [slots] int32 in compute order.
+    def of(cls, slots: SlotRuns) -> "KeyTiles | None":
+        """Tiles of a request's slots.
 
         None where the shifts differ within a block, as they do for keys cached without RoPE.
         """
-        visible = VisibleBlocks.of_prompt(kpos, rope_shift, KEYS // BLOCK_SIZE)
-        if visible is None:
+        found = _shifted_blocks(slots if slots.rope_shift is not None else slots.single())
+        if found is None:
             return None
-        lanes = np.arange(BLOCK_SIZE, dtype=np.int32)
-        slots = (visible.blocks[:, :, None] * BLOCK_SIZE + lanes).reshape(-1, KEYS)
-        inside = (slots >= 0) & (slots < len(kpos))
-        at = np.where(inside, kpos[np.where(inside, slots, 0)], GAP).astype(np.int32)
+        kept, shift = found
+        blocks, rope_shift = in_tiles(kept, shift, KEYS // BLOCK_SIZE)
+        at = _positions(slots, blocks)
         seen = at != GAP
-        shown = seen.sum(1, dtype=np.int32)
+        shown = np.count_nonzero(seen, axis=1).astype(np.int32)
+        lanes = np.arange(BLOCK_SIZE, dtype=np.int32)
+        own = (blocks[:, :, None] * BLOCK_SIZE + lanes).reshape(-1, KEYS)
         highest = np.where(seen, at, -1).max(1, initial=-1)
         return cls(
-            np.where(seen, slots, -1).astype(np.int32),
+            np.where(seen, own, -1),
             at,
-            visible.rope_shift,
+            rope_shift,
             at.min(1, initial=GAP),
             np.where(_is_loose(seen, shown), highest, GAP).astype(np.int32),
             shown,
         )
 
 
+def _shifted_blocks(slots: SlotRuns) -> tuple[Ints, Ints] | None:
+    """Blocks with a visible slot, ascending, and the RoPE shift of each; None if one has two."""
+    assert slots.rope_shift is not None
+    visible = np.flatnonzero((slots.positions != GAP) & (slots.counts > 0))
+    first = slots.starts[visible] // BLOCK_SIZE
+    counts = (slots.starts[visible + 1] - 1) // BLOCK_SIZE + 1 - first
+    before = np.cumsum(counts) - counts
+    blocks = np.repeat(first - before, counts) + np.arange(counts.sum())
+    shift = np.repeat(slots.rope_shift[visible], counts)
+    again = blocks[1:] == blocks[:-1]
+    if (again & (shift[1:] != shift[:-1])).any():
+        return None
+    once = np.append(~again, True)[: len(blocks)]
+    return blocks[once].astype(np.int32), shift[once]
+
+
+def _positions(slots: SlotRuns, blocks: Ints) -> Ints:
+    """Logical positions of all slots of `blocks` [tiles, width], GAP for what is not there."""
+    count = len(slots)
+    paged = np.full((-(-count // BLOCK_SIZE) + 1, BLOCK_SIZE), GAP, np.int32)
+    paged.reshape(-1)[:count] = slots.kpos(0, count)
+    # Block -1 is the last one, of nothing but gaps.
+    found: Ints = paged[blocks].reshape(-1, KEYS)
+    return found
+
+
 def _is_loose(seen: Bools, shown: Ints) -> Bools:
-    first = np.arange(KEYS) < shown[:, None]
-    loose: Bools = (shown >= KEYS - LOOSE) & (seen == first).all(1)
-    return loose
+    first: Bools = (shown == KEYS) | (seen.argmin(1) == shown)
+    return first & (shown >= KEYS - LOOSE)

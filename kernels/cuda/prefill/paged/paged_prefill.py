@@ -21,7 +21,7 @@ from picbench.kernels.cuda.prefill.paged.key_tiles import KEYS, KeyTiles
 from picbench.kernels.cuda.prefill.paged.tile_schedule import QueryTile, TileSchedule
 from picbench.kernels.cuda.prefill.query_tile import ROWS
 from picbench.kernels.cuda.workspace import CudaWorkspace
-from picbench.kernels.paging import BLOCK_SIZE, GAP
+from picbench.kernels.paging import BLOCK_BITS, BLOCK_SIZE, GAP
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
@@ -164,6 +164,7 @@ def _look_up_slots(slots: Tensor, keys: Sequence[KeyTiles], tables: Sequence[Ten
     start = 0
     for table, one in zip(tables, keys, strict=True):
         own = slots[start : start + len(one.rope_shift)]
-        blocks = table[own.clamp(min=0).long() // BLOCK_SIZE]
-        own.copy_(torch.where(own < 0, -1, blocks * BLOCK_SIZE + own % BLOCK_SIZE))
+        # Hidden slots are in block -1, which is one of the table's as well.
+        found = torch.add(own & (BLOCK_SIZE - 1), table[own >> BLOCK_BITS], alpha=BLOCK_SIZE)
+        own.copy_(torch.where(own < 0, own, found))
         start += len(one.rope_shift)

@@ -1,10 +1,12 @@
 """Which key tiles each query tile of a step reads, split so that the GPU is full. Host side."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heapreplace
+from heapq import heapreplace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from picbench.kernels.cuda.prefill.paged.key_tiles import KeyTiles
 from picbench.kernels.cuda.visible_blocks import Ints
@@ -97,22 +99,41 @@ def query_tiles(
     `first` is the number of the first query, `base` that of the request's first key tile.
     A padding query (GAP) sees nothing.
     """
-    for start in range(0, len(qpos), tokens):
-        own = qpos[start : start + tokens]
-        seen = np.where(own == GAP, -1, own)
-        yield _query_tile(keys, seen, first + start, base, tokens // 2)
+    if not len(qpos):
+        return
+    counts = np.minimum(len(qpos) - np.arange(0, len(qpos), tokens), tokens)
+    kinds = _kinds(keys, _by_tile(qpos, tokens), counts, tokens // 2)
+    numbers = np.argsort(kinds, axis=1, kind="stable").astype(np.int32) + np.int32(base)
+    masked, whole, second = (np.count_nonzero(kinds == kind, axis=1) for kind in range(3))
+    read = (masked + whole + second).tolist()
+    bounds = zip(counts.tolist(), masked.tolist(), (masked + whole).tolist(), read, strict=True)
+    for i, (queries, some, common, count) in enumerate(bounds):
+        yield QueryTile(first + i * tokens, queries, numbers[i, :count], some, common)
 
 
-def _query_tile(keys: KeyTiles, qpos: Ints, first: int, base: int, half: int) -> QueryTile:
-    early, late = qpos[:half], qpos[half:]
-    least = late.min(initial=GAP)
-    whole = keys.highest <= qpos.min()
-    second = ~whole & (keys.highest <= least) & (keys.lowest > early.max()) & (len(late) > 0)
-    partial = ~whole & ~second & (keys.lowest <= qpos.max())
-    kinds = [np.flatnonzero(kind) for kind in (partial, whole, second)]
-    counts = [len(kind) for kind in kinds]
-    key_tiles = (np.concatenate(kinds) + base).astype(np.int32)
-    return QueryTile(first, len(qpos), key_tiles, counts[0], counts[0] + counts[1])
+def _by_tile(qpos: Ints, tokens: int) -> Ints:
+    """Positions of tiles of queries [tiles, tokens], -1 for padding; GAP after the last query."""
+    padded = np.full(-(-len(qpos) // tokens) * tokens, GAP, np.int32)
+    padded[: len(qpos)] = np.where(qpos == GAP, -1, qpos)
+    return padded.reshape(-1, tokens)
+
+
+def _kinds(keys: KeyTiles, qpos: Ints, counts: Ints, half: int) -> NDArray[np.int8]:
+    """How each tile of queries reads each key tile [tiles, key tiles].
+
+    0: in part; 1: as a whole; 2: as a whole by its second half, and not by the first; 3: not at
+    all.
+    """
+    highest, lowest = keys.highest[None, :], keys.lowest[None, :]
+    there = np.where(qpos < GAP, qpos, -1)
+    least, late = qpos.min(1)[:, None], qpos[:, half:].min(1, initial=GAP)[:, None]
+    most, early = there.max(1)[:, None], there[:, :half].max(1)[:, None]
+    whole = highest <= least
+    second = (highest <= late) & (lowest > early) & (counts > half)[:, None]
+    kinds = np.where(lowest <= most, np.int8(0), np.int8(3))
+    kinds[second] = 2
+    kinds[whole] = 1
+    return kinds
 
 
 def _splits(counts: Ints, programs: int, max_splits: int) -> Ints:
@@ -120,19 +141,26 @@ def _splits(counts: Ints, programs: int, max_splits: int) -> Ints:
     if len(counts) >= 4 * programs:
         return np.ones(len(counts), int)
     longest = int(counts.max(initial=1))
-    choices = [
-        np.clip(-(-counts // max(1, -(-longest // splits))), 1, max_splits)
-        for splits in _SPLITS
-        if splits <= max_splits
-    ]
-    return min(choices, key=lambda splits: _makespan(counts, splits, programs))
+    chosen, shortest = np.ones(len(counts), int), math.inf
+    for parts in _SPLITS:
+        if parts > max_splits:
+            break
+        splits = np.clip(-(-counts // max(1, -(-longest // parts))), 1, max_splits)
+        time = _makespan(counts, splits, programs, shortest)
+        if time < shortest:
+            chosen, shortest = splits, time
+    return chosen
 
 
-def _makespan(counts: Ints, splits: Ints, programs: int) -> float:
-    """When the last split ends if the longest start first (Graham, 1969), in key tiles."""
-    times = np.repeat(counts / splits, splits) + START
+def _makespan(counts: Ints, splits: Ints, programs: int, most: float = math.inf) -> float:
+    """When the last split ends if the longest start first (Graham, 1969), in key tiles.
+
+    Infinity where that is `most` or later for certain.
+    """
+    each = counts / splits + START
+    if max(float(each.max()), float((each * splits).sum()) / programs) * (1 - 1e-9) >= most:
+        return math.inf
     free = [0.0] * programs
-    heapify(free)
-    for time in -np.sort(-times):
-        heapreplace(free, free[0] + float(time))
+    for time in (-np.sort(-np.repeat(each, splits))).tolist():
+        heapreplace(free, free[0] + time)
     return max(free)

@@ -23,6 +23,7 @@ from picbench.kernels.cuda.warm_up import warm_up_link
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.shape import HeadShape
+from picbench.kernels.slot_runs import SlotRuns
 from picbench.measure.kernels.scene import Slots, draw, plain, planned, relative_error, rope_table
 
 requests = st.builds(
@@ -132,7 +133,7 @@ def test_pads_see_nothing() -> None:
 
 def test_keys_cached_without_rope_have_no_tiles() -> None:
     slots = planned([100], linked=4, text=9, unrotated=True)
-    assert KeyTiles.of(slots.kpos.numpy(), slots.rope_shift.numpy()) is None
+    assert KeyTiles.of(SlotRuns.of(slots.kpos.numpy(), slots.rope_shift.numpy())) is None
 
 
 def test_query_tiles_are_split_until_the_gpu_is_full() -> None:
@@ -160,8 +161,9 @@ def test_few_queries_are_prefilled_in_place_and_many_have_keys_copied(
     rope = rope_table(128, context, "cpu")
     workspace = CudaWorkspace(256 << 20, "cpu")
     assert LinkBatch.build([request], table, rope, shape, workspace).served_by == served
-    again = LinkBatch.build([request], table, rope, shape, workspace, copied=True)
-    assert again.served_by == "tiles"
+    for options, by in (({"copied": True}, "tiles"), ({"most_tiles": 64}, "paged")):
+        again = LinkBatch.build([request], table, rope, shape, workspace, **options)  # type: ignore[arg-type]
+        assert again.served_by == by
 
 
 def test_paged_prefill_that_cannot_pay_is_not_scheduled(monkeypatch: pytest.MonkeyPatch) -> None:
