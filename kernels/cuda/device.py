@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from functools import cache
+from math import prod
+from typing import Any
 
 import numpy as np
 import torch
 import triton
+from numpy.typing import NDArray
 from torch import Tensor
 
 from picbench.kernels.rope import RopeTable
@@ -67,15 +70,38 @@ def overwrite(target: Tensor, values: np.ndarray) -> None:
     target.copy_(host, non_blocking=True)
 
 
+class StagedUpload:
+    """Arrays of int32 that one copy brings to the device, each from a multiple of 16 bytes on.
+
+    `arrays` have to be filled before `send`; filling them in place saves a copy of each.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
+        sizes = [prod(shape) for shape in shapes]
+        self._shapes, self._sizes, self._device = shapes, sizes, device
+        begins = np.cumsum([0, *(-(-size // 4) * 4 for size in sizes)]).tolist()
+        self._begins, pinned = begins, device.type == "cuda"
+        self._host = torch.empty(begins[-1], dtype=torch.int32, pin_memory=pinned)
+        self.arrays: list[NDArray[np.int32]] = [
+            one.reshape(shape)
+            for one, shape in zip(self._parts(self._host.numpy()), shapes, strict=True)
+        ]
+
+    def send(self) -> list[Tensor]:
+        """The arrays on the device."""
+        there = self._host.to(self._device, non_blocking=True)
+        return [
+            part.view(shape) for part, shape in zip(self._parts(there), self._shapes, strict=True)
+        ]
+
+    def _parts(self, joint: Any) -> list[Any]:
+        pairs = zip(self._begins, self._sizes, strict=False)
+        return [joint[begin : begin + size] for begin, size in pairs]
+
+
 def upload_all(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Arrays of int32 on the device, by one copy; each begins at a multiple of 16 bytes."""
-    padded = [-(-array.size // 4) * 4 for array in arrays]
-    host = torch.empty(sum(padded), dtype=torch.int32, pin_memory=device.type == "cuda")
-    values, begins = host.numpy(), np.cumsum([0, *padded]).tolist()
-    for array, begin in zip(arrays, begins, strict=False):
-        values[begin : begin + array.size] = array.ravel()
-    there = host.to(device, non_blocking=True)
-    return [
-        there[begin : begin + array.size].view(array.shape)
-        for array, begin in zip(arrays, begins, strict=False)
-    ]
+    """Arrays of int32 on the device, by one copy."""
+    staging = StagedUpload([array.shape for array in arrays], device)
+    for place, array in zip(staging.arrays, arrays, strict=True):
+        place[...] = array
+    return staging.send()

@@ -85,7 +85,8 @@ class SlotMap:
         first, counts = _columns(self.position_runs)
         cached_at, cached = _columns(self.cached_at_runs)
         ends, cached_ends = np.cumsum(counts), np.cumsum(cached)
-        starts = np.unique(np.concatenate([[0], ends, cached_ends])).astype(np.int32)
+        cuts = np.sort(np.concatenate([[0], ends, cached_ends]))
+        starts = cuts[np.append(True, cuts[1:] != cuts[:-1])].astype(np.int32)
         at = starts[:-1]
         run = np.searchsorted(ends, at, side="right")
         positions = np.where(first[run] < GAP, first[run] + at - (ends - counts)[run], GAP)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from picbench.kernels.cuda.device import upload_all
+from picbench.kernels.cuda.device import StagedUpload
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.cuda.prefill.gather_rotated import PAGE, gather
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder, runs
@@ -204,11 +204,10 @@ def _gathered(step: _LinkStep) -> GatheredPrefill:
     pages, shape, device = step.pages, step.shape, step.block_table.device
     tokens = sum(pages) * PAGE
     kv_heads = step.workspace.heads(tokens, shape.num_kv_heads, shape.head_size, shape.dtype)
-    copied = _copied(step)
     work: flash.Runs | TiledPrefill
     if step.by_runs < step.by_tiles:
         queries = _sequences(step.requests, step.seen, pages)
-        *found, bounds, lengths, first_pages = upload_all([*copied, *queries], device)
+        *found, bounds, lengths, first_pages = _send(step, queries)
         every = torch.arange(max(pages), dtype=torch.int32, device=device)
         table = (first_pages.unsqueeze(1) + every).clamp(max=sum(pages) - 1)
         longest = int(np.diff(queries[0]).max()), int(queries[1].max())
@@ -216,7 +215,7 @@ def _gathered(step: _LinkStep) -> GatheredPrefill:
         work = runs_of.scheduled(shape.with_kv_heads(kv_heads), PAGE)
     else:
         tiles = schedule_tiles(step.tiles, np.concatenate(step.seen), kv_heads)
-        *found, rows, seen, counts = upload_all([*copied, *tiles.arrays], device)
+        *found, rows, seen, counts = _send(step, tiles.arrays)
         work = TiledPrefill.of(rows, seen, counts, tiles.splits, shape, kv_heads)
     slots = _look_up(step.block_table, *found[:3])
     return GatheredPrefill(slots, found[3], work, step.rope, shape, step.workspace, kv_heads)
@@ -248,28 +247,35 @@ def _query_tiles(
         base += len(own.rope_shift)
 
 
-def _copied(step: _LinkStep) -> list[Ints]:
-    """What is copied, key by key [pages * PAGE] in four arrays.
+def _send(step: _LinkStep, others: Sequence[Ints]) -> list[Tensor]:
+    """What `_copied` lists, then `others`, on the device."""
+    count = sum(step.pages) * PAGE
+    shapes = [*[(count,)] * 4, *(array.shape for array in others)]
+    staging = StagedUpload(shapes, step.block_table.device)
+    _copied(step, *staging.arrays[:4])
+    for place, array in zip(staging.arrays[4:], others, strict=True):
+        place[...] = array
+    return staging.send()
+
+
+def _copied(step: _LinkStep, at: Ints, offset: Ints, size: Ints, shift: Ints) -> None:
+    """Writes what is copied, key by key, into four arrays [pages * PAGE].
 
     They are the place of the key's block in the flattened block table, the number of slots before
     it in that block, the slots of a block, and the RoPE shift. Where there is no key the second is
     -1 and the third 0, so that `_look_up` finds slot -1.
     """
-    total, width = sum(step.pages) * PAGE, step.block_table.shape[1]
-    at, offset, size, shift = (np.zeros(total, np.int32) for _ in range(4))
-    offset -= 1
-    begin = 0
-    for request, count in zip(step.requests, step.pages, strict=True):
-        own, order = slice(begin, begin + count * PAGE), request.order
-        slots, shifts = order.keys(count * PAGE)
-        some = slice(begin, begin + len(slots))
-        at[own] = request.index * width
-        at[some] += slots >> BLOCK_BITS
-        offset[some] = slots & (BLOCK_SIZE - 1)
-        size[some] = BLOCK_SIZE
-        shift[some] = shifts
-        begin += count * PAGE
-    return [at, offset, size, shift]
+    width, begin = step.block_table.shape[1], 0
+    for request, pages in zip(step.requests, step.pages, strict=True):
+        slots, shifts = request.order.keys(pages * PAGE)
+        own, end = slice(begin, begin + len(slots)), begin + pages * PAGE
+        np.right_shift(slots, BLOCK_BITS, out=at[own])
+        at[own] += request.index * width
+        np.bitwise_and(slots, BLOCK_SIZE - 1, out=offset[own])
+        size[own], shift[own] = BLOCK_SIZE, shifts
+        rest = slice(own.stop, end)
+        at[rest], offset[rest], size[rest], shift[rest] = 0, -1, 0, 0
+        begin = end
 
 
 def _look_up(block_table: Tensor, at: Tensor, offset: Tensor, size: Tensor) -> Tensor:

@@ -200,13 +200,15 @@ class PlannedBatch:
 
     def positions(self) -> NDArray[np.int64]:
         """Logical positions of the step's tokens [tokens], 0 for pads, whose output is not used."""
+        others = [self.logical(i) for i in range(self.leading, len(self.requests))]
+        if not self.leading:
+            return seen_or_zero(np.concatenate(others)).astype(np.int64)
         some, known = slice(self.leading), self.known
         slots = self.computed[some]
         generated = slots >= known.slots[some]
         front: Counts = np.where(generated, slots + known.beyond[some], known.last[some])
-        if self.decodes:
+        if not others:
             return front
-        others = [self.logical(i) for i in range(self.leading, len(self.requests))]
         return np.concatenate([front, seen_or_zero(np.concatenate(others))])
 
     def tokens(self) -> Iterator[tuple[int, Tokens]]:
@@ -225,11 +227,21 @@ class PlannedBatch:
 
     def logical(self, index: int) -> Positions:
         """Logical positions of one request's tokens, GAP for pads."""
+        if (known := self._logical.get(index)) is not None:
+            return known
         start, request = int(self.computed[index]), self.requests[index]
         stop = start + int(self.scheduled[index])
         if request is None:
-            return np.arange(start, stop, dtype=np.int32)
-        return request.positions(start, stop)
+            found = np.arange(start, stop, dtype=np.int32)
+        else:
+            found = request.positions(start, stop)
+        self._logical[index] = found
+        return found
+
+    @cached_property
+    def _logical(self) -> dict[int, Positions]:
+        # Attention and the model both want them.
+        return {}
 
 
 def seen_or_zero(kpos: Positions) -> Positions:
