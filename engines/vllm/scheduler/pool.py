@@ -1,7 +1,7 @@
 """The operations on vLLM's block pool that the linker and the chunk cache need."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from picbench.engines.planning.keys import Key
 
@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 
-#: Bytes that vLLM appends to a block's hash (vllm/v1/core/kv_cache_utils.py).
-_GROUP_ID = 4
+#: What vLLM appends to a block's hash: the group of layers, the only one (`key_of` takes it off;
+#: `make_block_hash_with_group_id` in vllm/v1/core/kv_cache_utils.py).
+_GROUP_ID = bytes(4)
 
 
 class Pool:
@@ -45,6 +46,18 @@ class Pool:
         if block is None:
             raise KeyError(key)
         return int(block.block_id)
+
+    def find_first(self, keys: Iterable[Key]) -> "list[KVCacheBlock]":
+        """The blocks of the first keys, up to the first one that is not resident."""
+        found = list["KVCacheBlock"]()
+        cached: Any = self._pool.cached_block_hash_to_block._cache
+        for key in keys:
+            block = cached.get(key + _GROUP_ID)
+            if block is None:
+                break
+            # Of several with one key it is the first, as in `get_cached_block`.
+            found.append(next(iter(block.values())) if isinstance(block, dict) else block)
+        return found
 
     def hold(self, key: Key) -> "KVCacheBlock | None":
         """Reference a block, so that it is not evicted; None if it is not resident."""
@@ -93,4 +106,4 @@ def _queued(block: "KVCacheBlock") -> bool:
 
 def key_of(block: "KVCacheBlock") -> Key | None:
     """The key under which a block is cached; None if it is not."""
-    return None if block.block_hash is None else bytes(block.block_hash[:-_GROUP_ID])
+    return None if block.block_hash is None else bytes(block.block_hash[: -len(_GROUP_ID)])

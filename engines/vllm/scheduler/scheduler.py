@@ -4,7 +4,7 @@ A fault in a hook of the linker, or in a worker's transfers, ends one request: i
 vLLM's finish reason "error" and one line as the stop reason.
 
 Upstream: vllm/v1/core/sched/scheduler.py of vLLM 0.32.0. Its methods are extended, none is
-replaced.
+replaced, but that the cached blocks of planned requests are looked up by `prompt_hits.py`.
 """
 
 from collections.abc import Iterable
@@ -38,6 +38,7 @@ from picbench.engines.vllm.scheduler.isolation import IsolatedLinker
 from picbench.engines.vllm.scheduler.linker import Linker
 from picbench.engines.vllm.scheduler.planner import RequestPlanner
 from picbench.engines.vllm.scheduler.pool import Pool
+from picbench.engines.vllm.scheduler.prompt_hits import PromptHits
 from picbench.engines.vllm.settings import REJECTED, WORKERS, PicSettings
 from picbench.engines.vllm.transfer.connector import PicConnector
 from picbench.errors import ConfigError
@@ -71,6 +72,9 @@ class PicScheduler(Scheduler):
         self.linker = Linker(settings, self._planner, pool, self.jobs, self._faults)
         self._hooks = IsolatedLinker(self.linker, self._faults)
         self._pool = pool
+        self._hits = PromptHits(self.kv_cache_manager, pool, self.block_size)
+        estimate = self._hits.estimate_cached_tokens
+        self.kv_cache_manager.estimate_cached_tokens = estimate  # type: ignore[method-assign]
         self._rejects = settings.on_pressure == "reject"
         self._answers: list[_Answer] = []
         evictions = ChunkEvictions(self.chunk_store, pool, self._faults)
@@ -149,7 +153,8 @@ class PicScheduler(Scheduler):
         return unblocked and self._hooks.can_schedule(request)
 
     def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
-        hit = super()._get_local_prefix_cache_hit(request)
+        planned = self.linker.plan_of(request.request_id) is not None
+        hit = (self._hits.find if planned else super()._get_local_prefix_cache_hit)(request)
         self._hooks.check_hits(request, hit[1])
         return hit
 
