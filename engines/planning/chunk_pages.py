@@ -6,7 +6,7 @@ path, so the results are kept. Nothing here imports torch or vllm.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from picbench.engines.planning.keys import Key, canonical_key
@@ -69,13 +69,19 @@ class ChunkPages:
 
 
 _Name = tuple[object, ...]
+Numbers = tuple[int, ...]
 
 
 class PageCache:
-    """Pages of chunks, up to a number of tokens; the least recently used go first."""
+    """Pages of chunks, up to a number of tokens; the least recently used go first.
 
-    def __init__(self, tokens: int = 1 << 21) -> None:
+    `name` makes of token ids what is hashed and compared in their place, one of each: bytes are
+    compared at once, numbers one by one.
+    """
+
+    def __init__(self, tokens: int = 1 << 21, name: Callable[[Numbers], Hashable] = tuple) -> None:
         self._room = tokens
+        self._name = name
         self._chunks: dict[_Name, ChunkPages] = {}
         # Names in the order of use, by the object's id: hashing a name goes through its tokens.
         self._names: OrderedDict[int, _Name] = OrderedDict()
@@ -97,7 +103,7 @@ class PageCache:
     ) -> ChunkPages:
         """The pages that `ChunkPages.of` makes of the same arguments."""
         added = None if segment.plain else (segment.lead, segment.trail, segment.placeholders)
-        name = (segment.tokens, added, root, layout.block_size)
+        name = (self._name(segment.tokens), added, root, layout.block_size)
         chunk = self._chunks.get(name)
         if chunk is not None:
             self._names.move_to_end(id(chunk))

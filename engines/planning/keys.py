@@ -16,6 +16,9 @@ from typing import Any
 
 Key = bytes
 
+#: Bytes of a packed number.
+NUMBER = 8
+
 _CANONICAL = b"c"
 _CANONICAL_LENGTH = 33
 
@@ -44,8 +47,8 @@ def anchor_key(scope: str, anchor: Sequence[int], position: int | None = None) -
 
     A chunk that is compiled at a fixed `position` is another one elsewhere.
     """
-    fields = [b"anchor", scope.encode(), _ints(anchor)]
-    return _digest(*fields if position is None else [*fields, _ints([position])])
+    fields = [b"anchor", scope.encode(), pack_numbers(anchor)]
+    return _digest(*fields if position is None else [*fields, pack_numbers([position])])
 
 
 def context_hash(root: Key) -> Any:
@@ -58,7 +61,7 @@ def context_hash(root: Key) -> Any:
 
 def canonical_key(parent: Key, tokens: Sequence[int]) -> Key:
     """Key of a canonical block; `tokens` are its real tokens, without pads."""
-    return _CANONICAL + _digest(b"chunk", parent, _ints(tokens))
+    return _CANONICAL + _digest(b"chunk", parent, pack_numbers(tokens))
 
 
 def is_canonical(key: Key) -> bool:
@@ -67,19 +70,20 @@ def is_canonical(key: Key) -> bool:
 
 
 def computed_key(
-    parent: Key,
-    tokens: Sequence[int],
-    positions: Sequence[int],
-    events: Sequence[ChunkEvent] = (),
+    parent: Key, tokens: bytes, positions: bytes, events: Sequence[ChunkEvent] = ()
 ) -> Key:
-    """Key of a computed block; `events` are the chunks that start before its end."""
-    fields = [b"computed", parent, _ints(tokens), _ints(positions)]
+    """Key of a computed block; `events` are the chunks that start before its end.
+
+    Its tokens and their positions are those of `pack_numbers`, `NUMBER` bytes each.
+    """
+    fields = [b"computed", parent, tokens, positions]
     for event in events:
-        fields += [_ints([event.start]), event.key, _ints(event.linked)]
+        fields += [pack_numbers([event.start]), event.key, pack_numbers(event.linked)]
     return _digest(*fields)
 
 
-def _ints(values: Sequence[int]) -> bytes:
+def pack_numbers(values: Sequence[int]) -> bytes:
+    """Numbers in bytes, as they are hashed: little-endian, `NUMBER` bytes each."""
     packed = array("q", values)
     if sys.byteorder == "big":
         packed.byteswap()

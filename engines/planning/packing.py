@@ -8,7 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from picbench.engines.planning.documents import Context
-from picbench.engines.planning.keys import ChunkEvent, Key, computed_key, root_key
+from picbench.engines.planning.keys import (
+    NUMBER,
+    ChunkEvent,
+    Key,
+    computed_key,
+    pack_numbers,
+    root_key,
+)
 from picbench.engines.planning.pages import GAP, Page, SlotKind
 
 _Numbers = tuple[int, ...]
@@ -62,13 +69,15 @@ def pack(
 
     `events` are the chunks among them, and the first pages have `prefix_keys`.
     """
-    key, seen = root_key(scope), 0
+    key, seen, starts = root_key(scope), 0, [event.start for event in events]
+    packed_ids, packed_positions = pack_numbers(tokens.ids), pack_numbers(tokens.positions)
     for index, (ids, positions, kinds) in enumerate(tokens.pages(size)):
-        upto = bisect_right(events, _last(positions), lo=seen, key=lambda event: event.start)
+        upto = bisect_right(starts, _last(positions), lo=seen)
         if index < len(prefix_keys):
             key = prefix_keys[index]
         elif len(ids) == size:
-            key = computed_key(key, ids, positions, events[seen:upto])
+            page = slice(index * size * NUMBER, (index + 1) * size * NUMBER)
+            key = computed_key(key, packed_ids[page], packed_positions[page], events[seen:upto])
         seen = upto
         yield Page(ids, positions, kinds, key if len(ids) == size else None)
 

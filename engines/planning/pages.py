@@ -10,6 +10,7 @@ from itertools import chain, groupby
 from typing import NamedTuple, Self
 
 from picbench.engines.planning.keys import Key
+from picbench.engines.planning.token_ids import TokenIds
 
 #: Position of a slot that no query sees: larger than any position.
 GAP = 1 << 30
@@ -69,7 +70,7 @@ class ChunkView:
 
     used: tuple[int, ...]
     pages: tuple[Page, ...]
-    tokens: tuple[int, ...]
+    tokens: TokenIds
     kinds: tuple[tuple[SlotKind, int], ...]
     positions: tuple[tuple[int, int], ...]
     cached_at: tuple[tuple[int, int], ...]
@@ -84,7 +85,7 @@ class ChunkView:
         return cls(
             used=used,
             pages=pages,
-            tokens=tuple(token for page in pages for token in page.tokens),
+            tokens=TokenIds(chain.from_iterable(page.tokens for page in pages)),
             kinds=tuple(kind_runs(pages)),
             positions=tuple(position_runs(p for page in pages for p in page.positions)),
             cached_at=tuple((anchor + i * size, n * size) for i, n in position_runs(used)),
@@ -123,13 +124,29 @@ def kind_runs(pages: Iterable[Page]) -> Iterator[tuple[SlotKind, int]]:
 
 def position_runs(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
     """Runs of consecutive positions: the first and how many; GAP for a run of gaps."""
+    return _joined((position, 1) for position in positions)
+
+
+def page_runs(pages: Iterable[Page]) -> Iterator[tuple[int, int]]:
+    """Runs of the positions of pages, as `position_runs`; in a page positions ascend."""
+    return _joined(chain.from_iterable(map(_runs, pages)))
+
+
+def _runs(page: Page) -> Iterable[tuple[int, int]]:
+    positions, count = page.positions, len(page.positions)
+    whole = positions[-1] < GAP and positions[-1] - positions[0] == count - 1
+    return ((positions[0], count),) if whole else ((position, 1) for position in positions)
+
+
+def _joined(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Runs of which none continues the one before it."""
     first, count = 0, 0
-    for position in positions:
-        if count and position == (GAP if first == GAP else first + count):
-            count += 1
+    for begin, length in runs:
+        if count and begin == (GAP if first == GAP else first + count):
+            count += length
             continue
         if count:
             yield first, count
-        first, count = position, 1
+        first, count = begin, length
     if count:
         yield first, count

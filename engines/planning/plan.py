@@ -29,7 +29,7 @@ from functools import cached_property
 from itertools import chain, groupby, repeat, takewhile
 from typing import Self
 
-from picbench.engines.planning.keys import ChunkEvent, Key, computed_key
+from picbench.engines.planning.keys import ChunkEvent, Key, computed_key, pack_numbers
 from picbench.engines.planning.packing import AnchorText
 from picbench.engines.planning.pages import (
     GAP,
@@ -38,9 +38,10 @@ from picbench.engines.planning.pages import (
     SlotKind,
     kind_runs,
     names_of,
-    position_runs,
+    page_runs,
 )
 from picbench.engines.planning.policy import Picks
+from picbench.engines.planning.token_ids import TokenIds
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +140,14 @@ class Plan:
         return [*placed, *(page.key for page in self.computed)]
 
     @cached_property
-    def tokens(self) -> list[int]:
+    def tokens(self) -> TokenIds:
         """Token ids slot by slot, in compute order."""
-        placed = (view.tokens for view, _ in self.placed)
-        computed = (page.tokens for page in self.computed)
-        return list(chain.from_iterable(chain(placed, computed)))
+        tokens = TokenIds()
+        for view, _ in self.placed:
+            tokens += view.tokens
+        for page in self.computed:
+            tokens.extend(page.tokens)
+        return tokens
 
     @cached_property
     def positions(self) -> list[int]:
@@ -158,7 +162,7 @@ class Plan:
         """Runs of consecutive positions, in compute order: the first and how many; GAP for gaps."""
         for view, start in self.placed:
             yield from ((p if p == GAP else start + p, count) for p, count in view.positions)
-        yield from position_runs(position for page in self.computed for position in page.positions)
+        yield from page_runs(self.computed)
 
     def cached_at_runs(self) -> Iterator[tuple[int, int]]:
         """Runs of positions at which canonical keys were compiled, as `position_runs`.
@@ -234,7 +238,8 @@ class Plan:
         keys = []
         for begin in range(len(known) * size, len(tokens) - size + 1, size):
             positions = [self._position(slot) for slot in range(begin, begin + size)]
-            key = computed_key(key, tokens[begin : begin + size], positions, events)
+            ids = tokens[begin : begin + size]
+            key = computed_key(key, pack_numbers(ids), pack_numbers(positions), events)
             events = ()
             keys.append(key)
         return keys

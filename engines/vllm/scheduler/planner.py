@@ -11,6 +11,8 @@ from threading import Lock
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from msgspec.msgpack import Encoder
+
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.layout import Footprint, lay_out
@@ -41,7 +43,7 @@ class RequestPlanner:
         self._settings = settings
         self._limits = limits
         self._registry = Registry()
-        self._pages = PageCache()
+        self._pages = PageCache(name=Encoder().encode)
         self._lock = Lock()
         # Weak, because not every request that is received gets to the scheduler.
         self._early: WeakKeyDictionary[Request, PlannedPrompt] = WeakKeyDictionary()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from picbench.engines.planning.plan import Plan
+from picbench.engines.planning.token_ids import TokenIds
 from picbench.engines.vllm.worker.slot_map import SLOT_MAP, SlotMap
 
 if TYPE_CHECKING:
@@ -24,11 +25,15 @@ def apply_plan(request: "Request", plan: Plan) -> None:
     """Replace a request's prompt by a plan's slots.
 
     Lists that the frontend may share are replaced, not edited, so that the user's output shows the
-    prompt as it was sent.
+    prompt as it was sent. What takes their place is an array: vLLM reads and extends both alike.
     """
-    request.prompt_token_ids = list(plan.tokens)
-    request.num_prompt_tokens = len(plan.tokens)
-    request._all_token_ids[:] = plan.tokens
+    from vllm.v1.utils import ConstantList
+
+    tokens: Any = plan.tokens
+    request.prompt_token_ids = tokens
+    request.num_prompt_tokens = len(tokens)
+    every: Any = TokenIds(tokens)
+    request._all_token_ids, request.all_token_ids = every, ConstantList(every)
     request.block_hashes.clear()
     request._block_hasher = _hasher(plan)
     request.update_block_hashes()

@@ -81,7 +81,7 @@ def test_a_plan_says_of_slots_and_blocks_what_its_pages_say(given_segments, poli
     compiled = [canonical.compile_plan() for canonical in plan.canonicals]
     for found in (plan, *compiled):
         pages = found.pages
-        assert found.tokens == [token for page in pages for token in page.tokens]
+        assert list(found.tokens) == [token for page in pages for token in page.tokens]
         assert found.positions == [position for page in pages for position in page.positions]
         assert found.kinds == [kind for page in pages for kind in page.kinds]
         assert found.keys == [page.key for page in pages]
@@ -201,7 +201,7 @@ def test_a_document_does_not_change_what_a_prompt_shows(chunk, context, policy, 
         shown = [token for token, position in pairs if position != GAP]
         assert seen == [*bare.anchor.tokens, *context, *shown]
         assert [p for p in compiled.positions if p != GAP] == list(range(len(seen)))
-        assert compiled.tokens[own : own + len(shown)] == shown
+        assert list(compiled.tokens[own : own + len(shown)]) == shown
 
 
 @given(segments, policies(), pads)

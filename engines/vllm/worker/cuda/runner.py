@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
+from picbench.engines.planning.token_ids import TokenIds
 from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.worker.attention_layers import check_layers
 from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_backend
@@ -50,6 +51,10 @@ class PicModelRunner(GPUModelRunner):
         for owner, name, parameters in UPSTREAM:
             check_signature(getattr(owner, name), parameters)
         super().__init__(vllm_config, device)
+        # Planned prompts come as arrays; in a list each token would become an object, only to be
+        # written into an array again (StagedWriteTensor in vllm/v1/worker/gpu/buffer_utils.py).
+        staged: Any = self.req_states.all_token_ids
+        staged._staged_write_contents = TokenIds()
         self._stock_graphs: ModelCudaGraphManager | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
