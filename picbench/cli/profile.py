@@ -8,6 +8,7 @@ import click
 from picbench.cli.guard import traced
 
 if TYPE_CHECKING:
+    from picbench.grid.measured_grid import MeasuredGrid
     from picbench.profile.profile_formats import ProfileReport
     from picbench.profile.trace_profile import TraceProfile
     from picbench.profile.traces.trace_reader import Encode
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     default=16,
     show_default=True,
     metavar="N",
-    help="Requests at a time, for the memory that they hold.",
+    help="Requests at a time, for throughput and memory.",
 )
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="Only the first N [all].")
 @click.option(
@@ -82,21 +83,24 @@ def profile(
         from functools import partial
 
         from picbench.engines.algorithms import Registry
+        from picbench.grid.measured_grid import choose_grid
         from picbench.profile.profile_formats import FORMATS
-        from picbench.profile.trace_profile import profile_trace
+        from picbench.profile.trace_profile import STEP_TOKENS, profile_trace
         from picbench.profile.traces.trace_reader import read_trace_file
 
         registry = Registry()
         arms = [registry.parse(spec.strip()) for spec in algo.split(",")]
+        measured = choose_grid(grid)
         found = profile_trace(
             trace,
             read_trace_file(Path(trace), partial(_encoder, model)),
             arms,
             pool=pool,
             running=running,
+            step_tokens=measured.facts.step_tokens if measured else STEP_TOKENS,
             requests=requests,
         )
-        report = _report(found, grid)
+        report = _report(found, measured)
         click.echo(FORMATS[style](report).rstrip("\n"))
         if figure:
             from picbench.output.figures.profile_figure import draw_profile
@@ -106,13 +110,11 @@ def profile(
         return 0
 
 
-def _report(found: "TraceProfile", grid: str | None) -> "ProfileReport":
-    from picbench.grid.measured_grid import choose_grid
+def _report(found: "TraceProfile", measured: "MeasuredGrid | None") -> "ProfileReport":
     from picbench.profile.prediction.advice import advise
     from picbench.profile.prediction.predictor import GridPredictor
     from picbench.profile.profile_formats import ProfileReport
 
-    measured = choose_grid(grid)
     predictor = GridPredictor(measured) if measured else None
     predicted = (
         {arm.algorithm.spec: predictor.predict(found, arm) for arm in found.arms}

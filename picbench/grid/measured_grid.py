@@ -51,7 +51,8 @@ class ArmCell:
     `ttft_s` is the median from arrival to the first token, `ttft_p95_s` the 95th percentile.
     `requests_s` are answered requests over the time from the first arrival to the last token.
     `peak_blocks` were held by running requests at a time, at most. `computed` prompt tokens were
-    computed, compiled chunks among them.
+    computed, `compiled` ones for chunks among them. `middle` has both numbers of the request in the
+    middle, in order of computed tokens: those that the median TTFT is of. None is not known.
     """
 
     requests: int
@@ -62,6 +63,8 @@ class ArmCell:
     prompt: float
     computed: float
     output: float
+    compiled: float | None = None
+    middle: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,8 @@ class MeasuredCell:
 class GridFacts:
     """Where a grid was measured: for its captions, and for what is predicted from it.
 
-    `block_bytes` are those of KV of 16 tokens, `running` requests are served at a time in a burst.
-    `caveat` is what readers must know of the figures.
+    `block_bytes` are those of KV of 16 tokens, `running` requests are served at a time in a burst,
+    in steps of at most `step_tokens`. `caveat` is what readers must know of the figures.
     """
 
     hardware: str
@@ -90,6 +93,7 @@ class GridFacts:
     pool: int
     running: int
     caveat: str
+    step_tokens: int = 2048
 
 
 @dataclass(frozen=True, slots=True)

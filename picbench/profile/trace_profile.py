@@ -6,12 +6,15 @@ from itertools import islice
 
 from picbench.engines.algorithms import Algorithm
 from picbench.errors import DataError
-from picbench.profile.prediction.request_sizes import RequestSizes
+from picbench.profile.prediction.closed_loop import ClosedLoop, LoopCounts
+from picbench.profile.prediction.request_sizes import RequestSize, RequestSizes
 from picbench.profile.reuse.arm_simulation import ArmSimulation
-from picbench.profile.reuse.held_blocks import HeldBlocks
-from picbench.profile.reuse.reuse_counts import ReuseTotals
+from picbench.profile.reuse.reuse_counts import RequestReuse, ReuseTotals
 from picbench.profile.traces.trace_reader import Trace
 from picbench.profile.traces.traced_request import TracedRequest
+
+#: The budget of a step where no grid says another one: that of a served vLLM on a large GPU.
+STEP_TOKENS = 8192
 
 
 @dataclass(slots=True)
@@ -58,8 +61,8 @@ class TrafficSums:
 class ArmProfile:
     """What an arm reuses: with a pool that never evicts, and with the pool that was given.
 
-    `peak_blocks` are held by `running` requests at a time, in a pool that never evicts. `sizes` are
-    those of the requests that are counted.
+    `peak_blocks` are held by the requests that run at the same time, in a pool that never evicts.
+    `sizes` are those of the requests that are counted, `loop` is what serving them takes.
     """
 
     algorithm: Algorithm
@@ -67,6 +70,7 @@ class ArmProfile:
     limited: ReuseTotals | None
     peak_blocks: int
     sizes: RequestSizes = field(default_factory=RequestSizes, repr=False, compare=False)
+    loop: LoopCounts = field(default_factory=LoopCounts, repr=False, compare=False)
 
     @property
     def counted(self) -> ReuseTotals:
@@ -94,14 +98,19 @@ def profile_trace(
     *,
     pool: int | None = None,
     running: int = 16,
+    step_tokens: int = STEP_TOKENS,
     requests: int | None = None,
 ) -> TraceProfile:
     """Count what each algorithm reuses of the first `requests`, all of them by default.
 
-    `pool` is in usable blocks of 16 tokens. Raises ConfigError for algorithms that are not
+    `pool` is in usable blocks of 16 tokens. `running` requests are served at a time, in steps of
+    at most `step_tokens`. Raises ConfigError for algorithms that are not
     counted, DataError as the trace does, and where it has no request.
     """
-    arms = [_Arm(algorithm, pool, running, exact=trace.exact) for algorithm in algorithms]
+    arms = [
+        _Arm(algorithm, pool, ClosedLoop(running, step_tokens), exact=trace.exact)
+        for algorithm in algorithms
+    ]
     traffic = TrafficSums()
     for request in _first(trace.requests, requests):
         traffic.add(request)
@@ -115,28 +124,41 @@ def profile_trace(
 
 class _Arm:
     def __init__(
-        self, algorithm: Algorithm, pool: int | None, running: int, *, exact: bool
+        self, algorithm: Algorithm, pool: int | None, loop: ClosedLoop, *, exact: bool
     ) -> None:
         self._algorithm = algorithm
         self._unbounded = ArmSimulation(algorithm, exact=exact)
         self._limited = ArmSimulation(algorithm, exact=exact, blocks=pool) if pool else None
-        self._held = HeldBlocks(running)
+        self._loop = loop
         self._sizes = RequestSizes()
 
     def serve(self, request: TracedRequest) -> None:
-        found = self._unbounded.serve(request)
-        if found is not None:
-            self._held.add(found)
+        held = found = self._unbounded.serve(request)
         if self._limited is not None:
             found = self._limited.serve(request)
         if found is not None:
-            chunks = sum(segment.chunk for segment in request.segments)
-            self._sizes.add(found.prompt, found.computed, chunks, request.output)
+            size = _size(found, request)
+            self._sizes.add(size)
+            self._loop.push(size, held)
 
     def profile(self) -> ArmProfile:
         limited = self._limited.close() if self._limited else None
-        unbounded, peak = self._unbounded.close(), self._held.peak
-        return ArmProfile(self._algorithm, unbounded, limited, peak, self._sizes)
+        loop, peak = self._loop.close(), self._loop.held.peak
+        return ArmProfile(
+            self._algorithm, self._unbounded.close(), limited, peak, self._sizes, loop
+        )
+
+
+def _size(found: RequestReuse, request: TracedRequest) -> RequestSize:
+    lengths = [segment.length for segment in request.segments if segment.chunk]
+    return RequestSize(
+        prompt=found.prompt,
+        computed=found.computed,
+        compiled=found.compiled,
+        chunks=len(lengths),
+        chunk_tokens=sum(lengths) / len(lengths) if lengths else 0.0,
+        output=request.output,
+    )
 
 
 def _first(requests: Iterator[TracedRequest], count: int | None) -> Iterator[TracedRequest]:

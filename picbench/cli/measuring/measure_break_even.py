@@ -1,5 +1,6 @@
 """`picbench measure break-even`: where chunks pay, over a grid of traffic."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,14 @@ from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER
 
 if TYPE_CHECKING:
     from picbench.profile.prediction.predictor import PredictorErrors
+
+
+def _part(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", value)
+    part = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= part[0] <= part[1]:
+        raise click.BadParameter(f"{value!r}: not like 1/2")
+    return part
 
 
 @click.command(name="break-even")
@@ -30,7 +39,14 @@ if TYPE_CHECKING:
     help="Begin nothing that would not end within so many; the same command goes on [no limit].",
 )
 @click.option("--caveat", default="", metavar="TEXT", help="What readers must know of the figures.")
-@click.option("--estimate", is_flag=True, help="Say how long the rest takes; measure nothing.")
+@click.option(
+    "--part",
+    callback=_part,
+    default="1/1",
+    metavar="K/N",
+    help="The K-th of N parts, for N processes on a GPU each that write the same output [all].",
+)
+@click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
 @click.option("--page", is_flag=True, help="Only make tables and figures of what is measured.")
 def break_even(
     *,
@@ -38,7 +54,7 @@ def break_even(
     device: str,
     model: str | None,
     dtype: str | None,
-    estimate: bool,
+    dry_run: bool,
     page: bool,
     **options: Any,
 ) -> int:
@@ -60,9 +76,8 @@ def break_even(
         output=output,
         **options,
     )
-    if estimate:
-        known = read_grid(run.path) if run.path.exists() else None
-        click.echo(measuring.estimate(run, known))
+    if dry_run:
+        click.echo(measuring.estimate(run))
         return 0
     done = None if page else measuring.measure_grid(run, click.echo)
     grid = read_grid(run.path)

@@ -17,16 +17,20 @@ IDS = range(16, 1000)
 #: Arms that are compared.
 ARMS = ("full", "prefix", "reorder", "mepic", "naive")
 
+#: Those that are compared at a rate of arrivals, where seconds pass whatever is served.
+_RATED = ("prefix", "reorder", "mepic")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridSettings:
     """The values of each axis, and how much is served in a cell.
 
     All combinations of `reuse`, `chunks` and `chunk_tokens` are served with chunks of `corpus`,
-    alone and in bursts, with replies of `output` tokens. The other `corpora`, `outputs` and the
-    `rates` (requests a second) are served for some of them, whose chunks are in the middle. `alone`
-    and `burst` requests are measured with a cold cache, and as many with a warm one; `running` are
-    served at a time in a burst.
+    alone and in bursts, with replies of `alone_output` and of `output` tokens. The other `corpora`,
+    `outputs` and the `rates` (requests a second) are served at some reuses only, with chunks in the
+    middle. `alone` and `burst` requests are measured with a cold cache, and as many with a warm
+    one; `running` are served at a time in a burst. Bursts have about `burst_tokens` of prompts and
+    fewer requests where these are longer, but half of `running` at least.
     """
 
     reuse: tuple[float, ...]
@@ -38,7 +42,9 @@ class GridSettings:
     seeds: int
     alone: int
     burst: int
+    burst_tokens: int
     running: int
+    alone_output: int
     output: int
     outputs: tuple[int, ...]
     pool: int
@@ -48,8 +54,21 @@ class GridSettings:
         """Tokens of the longest prompt and its reply."""
         return max(self.chunks) * max(self.chunk_tokens) + 64 + max(self.output, *self.outputs, 0)
 
+    def requests(self, point: GridPoint) -> int:
+        """How many requests are served at a point with a cold cache, and again with a warm one."""
+        if point.load == ALONE:
+            return self.alone
+        fit = self.burst_tokens // (point.chunks * point.chunk_tokens)
+        return min(self.burst, max(fit, self.running // 2))
 
-#: By device. On a GPU an hour for all seeds, on two idle cores about twenty minutes.
+    def arms(self, point: GridPoint) -> tuple[str, ...]:
+        """The arms that are served at a point: `full` takes the same at every reuse."""
+        if point.load not in (ALONE, BURST):
+            return _RATED
+        return ARMS if point.reuse == min(self.reuse) else ARMS[1:]
+
+
+#: By device. On an H200 about half an hour for all seeds, on two idle cores about ten minutes.
 GRIDS = {
     "cuda": GridSettings(
         reuse=(0.0, 0.25, 0.5, 0.75, 0.95, 0.98),
@@ -57,11 +76,13 @@ GRIDS = {
         chunk_tokens=(128, 512),
         corpus=64,
         corpora=(24, 256, 1024),
-        rates=(2.0, 8.0),
+        rates=(4.0, 12.0),
         seeds=3,
-        alone=4,
-        burst=24,
+        alone=3,
+        burst=16,
+        burst_tokens=65_536,
         running=16,
+        alone_output=4,
         output=16,
         outputs=(64, 256),
         pool=20_000,
@@ -74,9 +95,11 @@ GRIDS = {
         corpora=(),
         rates=(),
         seeds=3,
-        alone=2,
-        burst=4,
+        alone=4,
+        burst=8,
+        burst_tokens=8_192,
         running=4,
+        alone_output=4,
         output=4,
         outputs=(),
         pool=2_000,
@@ -106,28 +129,32 @@ class GridTraffic:
         return self.point, warm
 
 
-def plan_grid(settings: GridSettings) -> list[GridTraffic]:
-    """All traffic of a grid: seed by seed, in a random order, so that any part of it is even."""
+def plan_grid(settings: GridSettings, part: tuple[int, int] = (1, 1)) -> list[GridTraffic]:
+    """All traffic of a grid: seed by seed, in a random order, so that any part of it is even.
+
+    Of `part` (k, n) every n-th, from the k-th on: together they are all, none of them twice.
+    """
     found: list[GridTraffic] = []
     for seed in range(settings.seeds):
         points = list(_points(settings))
         Random(f"{seed}/order").shuffle(points)
         found += [GridTraffic(point, seed) for point in points]
-    return found
+    return found[part[0] - 1 :: part[1]]
 
 
 def _points(settings: GridSettings) -> Iterator[GridPoint]:
-    for reuse, chunks, tokens, load in product(
-        settings.reuse, settings.chunks, settings.chunk_tokens, (ALONE, BURST)
+    loads = ((ALONE, settings.alone_output), (BURST, settings.output))
+    for reuse, chunks, tokens, (load, output) in product(
+        settings.reuse, settings.chunks, settings.chunk_tokens, loads
     ):
-        yield _point(reuse, chunks, tokens, settings.corpus, load, settings.output)
-    middle = settings.chunks[len(settings.chunks) // 2]
-    longest, some = max(settings.chunk_tokens), (settings.reuse[-2], settings.reuse[-1])
-    for reuse, corpus in product(some, settings.corpora):
+        yield _point(reuse, chunks, tokens, settings.corpus, load, output)
+    middle, longest = settings.chunks[len(settings.chunks) // 2], max(settings.chunk_tokens)
+    much, most = settings.reuse[-2:]
+    for reuse, corpus in product((much, most), settings.corpora):
         yield _point(reuse, middle, longest, corpus, BURST, settings.output)
-    for reuse, output in product(some, settings.outputs):
-        yield _point(reuse, middle, longest, settings.corpus, BURST, output)
-    for reuse, rate in product((settings.reuse[0], *some), settings.rates):
+    for output in settings.outputs:
+        yield _point(much, middle, longest, settings.corpus, BURST, output)
+    for reuse, rate in product((settings.reuse[0], much), settings.rates):
         yield _point(reuse, middle, longest, settings.corpus, f"{rate:g}", settings.output)
 
 
@@ -149,8 +176,7 @@ def draw_traffic(
     traffic: GridTraffic, settings: GridSettings
 ) -> tuple[list[Sample], list[Sample], Stream]:
     """Its cold and its warm requests, and all of them as a stream with their arrivals."""
-    point = traffic.point
-    count = settings.alone if point.load == ALONE else settings.burst
+    point, count = traffic.point, settings.requests(traffic.point)
     corpus = from_tokens(
         IDS,
         traffic.seed,

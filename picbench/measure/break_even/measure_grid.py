@@ -27,6 +27,7 @@ from picbench.grid.measured_grid import (
     read_grid,
     write_grid,
 )
+from picbench.measure.break_even.grid_estimate import GridProgress, estimate_grid
 from picbench.measure.break_even.grid_plan import (
     ARMS,
     GRIDS,
@@ -37,7 +38,11 @@ from picbench.measure.break_even.grid_plan import (
 )
 from picbench.measure.break_even.serve_cells import make_work, serve_cells
 from picbench.output import provenance
+from picbench.output.json_file import locked
 from picbench.workloads import models
+
+#: The engine of each arm, and whether it is stock.
+Engines = Mapping[str, tuple[Server, bool]]
 
 #: Arms that stock vLLM serves.
 _STOCK = ("full", "prefix", "reorder")
@@ -48,7 +53,11 @@ _MAY_DIFFER = ("commit",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridRun:
-    """Which grid to measure, where it goes, and for how many seconds at most (0: no limit)."""
+    """Which grid to measure, where it goes, and for how many seconds at most (0: no limit).
+
+    Of a grid that several processes measure, each of them on a GPU of its own, `part` (k, n) is
+    what this one serves; all of them write the same file.
+    """
 
     model: str
     device: str
@@ -57,6 +66,7 @@ class GridRun:
     output: Path
     commit: str | None = None
     caveat: str = ""
+    part: tuple[int, int] = (1, 1)
 
     @property
     def settings(self) -> GridSettings:
@@ -69,37 +79,11 @@ class GridRun:
         return self.output / "grid.json"
 
 
-@dataclass(frozen=True, slots=True)
-class GridProgress:
-    """How much of a grid is measured, and what the rest may take.
-
-    `tokens` are prompt tokens of all arms that are left; `seconds` is None before any was measured.
-    """
-
-    done: int
-    total: int
-    tokens: int
-    seconds: float | None
-
-    def __str__(self) -> str:
-        left = "not known yet" if self.seconds is None else f"about {self.seconds / 60:,.0f} min"
-        return (
-            f"{self.done} of {self.total} traffics measured, {self.tokens:,} prompt tokens left, "
-            f"{left} without the start of engines"
-        )
-
-
-def estimate(run: GridRun, grid: MeasuredGrid | None) -> GridProgress:
-    """What is left; seconds by those of the prompt tokens that were measured."""
-    planned = plan_grid(run.settings)
-    left = _left(planned, grid)
-    tokens = sum(_tokens(traffic, run.settings) for traffic in left)
-    seconds = None
-    if grid and grid.cells:
-        known = [traffic for traffic in planned if traffic not in left]
-        spent = sum(cell.seconds for cell in grid.cells)
-        seconds = tokens * spent / max(1, sum(_tokens(t, run.settings) for t in known))
-    return GridProgress(len(planned) - len(left), len(planned), tokens, seconds)
+def estimate(run: GridRun) -> GridProgress:
+    """What is left of the run's part."""
+    grid = read_grid(run.path) if run.path.exists() else None
+    planned = plan_grid(run.settings, run.part)
+    return estimate_grid(planned, run.settings, run.device, grid)
 
 
 def measure_grid(run: GridRun, say: Callable[[str], None]) -> GridProgress:
@@ -108,34 +92,46 @@ def measure_grid(run: GridRun, say: Callable[[str], None]) -> GridProgress:
     Raises IncomparableRuns where the file has cells of other hardware, versions or models.
     """
     grid = read_grid(run.path) if run.path.exists() else None
-    say(str(estimate(run, grid)))
-    left = _left(plan_grid(run.settings), grid)
+    left = _left(plan_grid(run.settings, run.part), grid)
+    say(str(estimate(run)))
     if not left:
-        return estimate(run, grid)
+        return estimate(run)
     began = time.monotonic()
-    with open_engines(run) as (engines, block_bytes):
-        facts = grid_facts(run, block_bytes)
-        grid = _joined(grid, facts, run.path)
+    with open_engines(run) as (engines, described):
+        facts = grid_facts(run, described)
+        add_cells(run.path, facts, ())
         longest = 0.0
         for number, traffic in enumerate(left, 1):
             before = time.monotonic() - began
             if run.seconds and before + longest > run.seconds:
                 break
-            grid = MeasuredGrid(grid.facts, [*grid.cells, *_measure(traffic, run, engines)])
-            write_grid(run.path, grid)
+            add_cells(run.path, facts, _measure(traffic, run, engines))
             spent = time.monotonic() - began
             longest = max(longest, spent - before)
             say(f"{number}: {traffic.point}, seed {traffic.seed}, {spent:,.0f} s")
-    return estimate(run, grid)
+    return estimate(run)
 
 
-def _measure(
-    traffic: GridTraffic, run: GridRun, engines: Mapping[str, tuple[Server, bool]]
-) -> list[MeasuredCell]:
+def add_cells(path: Path, facts: GridFacts, cells: Sequence[MeasuredCell]) -> MeasuredGrid:
+    """Add cells to a file that other processes may add to, too; the grid that it has then.
+
+    Raises IncomparableRuns where it has cells of other hardware, versions or models.
+    """
+    with locked(path):
+        grid = _joined(read_grid(path) if path.exists() else None, facts, path)
+        known = {(cell.point, cell.seed) for cell in grid.cells}
+        new = [cell for cell in cells if (cell.point, cell.seed) not in known]
+        grid = MeasuredGrid(grid.facts, [*grid.cells, *new])
+        write_grid(path, grid)
+    return grid
+
+
+def _measure(traffic: GridTraffic, run: GridRun, engines: Engines) -> list[MeasuredCell]:
     settings = run.settings
     cold, warm, stream = draw_traffic(traffic, settings)
     running = 1 if traffic.point.load == ALONE else settings.running
-    order = Random(f"{traffic}").sample(ARMS, len(ARMS))
+    arms = settings.arms(traffic.point)
+    order = Random(f"{traffic}").sample(arms, len(arms))
     found: dict[str, Sequence[ArmCell]] = {}
     began = time.monotonic()
     for arm in order:
@@ -144,14 +140,14 @@ def _measure(
         found[arm] = engine.call(partial(serve_cells, work))
     seconds = (time.monotonic() - began) / len(traffic.points)
     return [
-        MeasuredCell(point, traffic.seed, {arm: found[arm][place] for arm in ARMS}, seconds)
+        MeasuredCell(point, traffic.seed, {arm: found[arm][place] for arm in arms}, seconds)
         for place, point in enumerate(traffic.points)
     ]
 
 
 @contextmanager
-def open_engines(run: GridRun) -> Iterator[tuple[Mapping[str, tuple[Server, bool]], int]]:
-    """The engine of each arm and whether it is stock, and the bytes of a KV block."""
+def open_engines(run: GridRun) -> Iterator[tuple[Engines, Mapping[str, object]]]:
+    """The engine of each arm and whether it is stock, and what picbench's engine says of itself."""
     settings = run.settings
     config = EngineConfig(
         model=str(models.resolve(run.model).path),
@@ -178,7 +174,7 @@ def open_engines(run: GridRun) -> Iterator[tuple[Mapping[str, tuple[Server, bool
                     else (servers["picbench"], False)
                     for arm in ARMS
                 },
-                int(str(described[0]["block_bytes"])),
+                described[0],
             )
             for server in servers.values():
                 server.close()
@@ -187,8 +183,8 @@ def open_engines(run: GridRun) -> Iterator[tuple[Mapping[str, tuple[Server, bool
                 server.kill()
 
 
-def grid_facts(run: GridRun, block_bytes: int) -> GridFacts:
-    """What is measured here, and on what."""
+def grid_facts(run: GridRun, described: Mapping[str, object]) -> GridFacts:
+    """What is measured here, and on what; engines are `described` by themselves."""
     found = provenance.facts(*provenance.ENGINE, device=run.device, commit=run.commit)
     versions = {name: str(found[name]) for name in ("driver", "torch", "vllm", "commit")}
     return GridFacts(
@@ -196,10 +192,11 @@ def grid_facts(run: GridRun, block_bytes: int) -> GridFacts:
         versions=versions,
         model=models.resolve(run.model).label,
         dtype=run.dtype,
-        block_bytes=block_bytes,
+        block_bytes=int(str(described["block_bytes"])),
         pool=run.settings.pool,
         running=run.settings.running,
         caveat=run.caveat,
+        step_tokens=int(str(described["batch_tokens"])),
     )
 
 
@@ -213,7 +210,7 @@ def _joined(grid: MeasuredGrid | None, facts: GridFacts, path: Path) -> Measured
                 f"{path}: was measured with {name} {value}, here is {facts.versions.get(name)}",
                 hint="name another `output`",
             )
-    for field in ("hardware", "model", "dtype", "block_bytes", "pool", "running"):
+    for field in ("hardware", "model", "dtype", "block_bytes", "pool", "running", "step_tokens"):
         if getattr(grid.facts, field) != getattr(facts, field):
             raise IncomparableRuns(
                 f"{path}: its {field} is {getattr(grid.facts, field)}, here it is "
@@ -226,9 +223,3 @@ def _joined(grid: MeasuredGrid | None, facts: GridFacts, path: Path) -> Measured
 def _left(planned: Sequence[GridTraffic], grid: MeasuredGrid | None) -> list[GridTraffic]:
     done = {(cell.point, cell.seed) for cell in grid.cells} if grid else set()
     return [traffic for traffic in planned if (traffic.point, traffic.seed) not in done]
-
-
-def _tokens(traffic: GridTraffic, settings: GridSettings) -> int:
-    point = traffic.point
-    requests = 2 * (settings.alone if point.load == ALONE else settings.burst)
-    return len(ARMS) * requests * (point.chunks * point.chunk_tokens + 48)

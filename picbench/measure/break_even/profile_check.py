@@ -1,25 +1,33 @@
 """Does `picbench profile` predict what engines take? Three traces that no grid has, measured.
 
 Each trace is a request file. Every arm serves it from an empty cache, one request at a time, and
-then again, as many at a time as in the grid's bursts.
+then again, as many at a time as in the grid's bursts. Right before, it serves a point of the grid
+in the same way, which says how fast the machine is now.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from random import Random
 from statistics import median
 
-from picbench.arms.server import Server
 from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
-from picbench.grid.measured_grid import ArmCell, GridFacts, MeasuredGrid
-from picbench.measure.break_even.grid_plan import ARMS, IDS
-from picbench.measure.break_even.measure_grid import GridRun, grid_facts, open_engines
-from picbench.measure.break_even.serve_cells import CellWork, make_work, serve_cells
-from picbench.output import markdown
-from picbench.output.json_file import write_json
+from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridFacts, GridPoint, MeasuredGrid
+from picbench.measure.break_even.checked_figures import (
+    CheckedFigure,
+    summarise_figures,
+    write_figures,
+)
+from picbench.measure.break_even.grid_plan import (
+    ARMS,
+    IDS,
+    GridSettings,
+    draw_traffic,
+    plan_grid,
+)
+from picbench.measure.break_even.measure_grid import Engines, GridRun, grid_facts, open_engines
+from picbench.measure.break_even.serve_cells import make_work, serve_cells, without_replies
 from picbench.profile.prediction.predictor import GridPredictor
 from picbench.profile.trace_profile import TraceProfile, profile_trace
 from picbench.profile.traces.trace_reader import Encode, read_trace_file
@@ -28,9 +36,6 @@ from picbench.workloads.traffic.corpus import from_tokens
 from picbench.workloads.traffic.draw import Stream, draw
 from picbench.workloads.traffic.file import Header, write_requests
 from picbench.workloads.traffic.settings import Traffic
-
-#: Errors up to this share are what is promised.
-WITHIN = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,20 +107,21 @@ TRACES: Mapping[str, tuple[UnseenTrace, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedFigure:
-    """A figure of an arm on a trace: measured in each repeat, and what was predicted of it."""
+class CheckedServing:
+    """What an arm took in one repeat of a trace, and of points of the grid: alone, and together."""
 
-    trace: str
-    arm: str
-    figure: str
-    measured: list[float] = field(repr=False)
-    predicted: float
-    inside: bool
+    alone: ArmCell
+    together: ArmCell
+    control_alone: ArmCell
+    control_together: ArmCell
 
-    @property
-    def error(self) -> float:
-        """Relative, to the median of what was measured."""
-        return self.predicted / median(self.measured) - 1
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A point of the grid, with the traffic of its first seed: how fast the machine is."""
+
+    point: GridPoint
+    samples: tuple[Sample, ...]
 
 
 def check_profile(
@@ -127,26 +133,46 @@ def check_profile(
     """
     predictor, found = GridPredictor(grid), list[CheckedFigure]()
     streams = {trace.name: trace.draw(seed=77) for trace in TRACES[run.device]}
-    with open_engines(run) as (engines, block_bytes):
-        facts = grid_facts(run, block_bytes)
+    with open_engines(run) as (engines, described):
+        facts = grid_facts(run, described)
         if facts.model != grid.facts.model:
             raise ConfigError(
                 f"the grid is of {grid.facts.model}, this is {facts.model}", hint="`model`"
             )
         for name, stream in streams.items():
-            profile = _profile(name, stream, run, grid.facts.running)
-            cells = _serve(name, stream, engines, grid.facts.running, repeats)
-            found += _compare(profile, predictor, cells)
-            say(f"{name}: {_summary([one for one in found if one.trace == name])}")
-    _write(run.output, facts, grid, found, repeats)
+            profile = _profile(name, stream, run, grid.facts)
+            mean = profile.traffic.prompt / profile.traffic.requests
+            controls = [_control(run.settings, load, mean) for load in (ALONE, BURST)]
+            served = _serve(name, stream, controls, engines, grid.facts.running, repeats)
+            found += _compare(profile, predictor, controls, served)
+            own = [one for one in found if one.trace == name]
+            say(f"{name}: {summarise_figures(own)}")
+            write_figures(run.output, facts, grid, found, repeats)
     return found
 
 
-def _profile(name: str, stream: Stream, run: GridRun, running: int) -> TraceProfile:
+def _control(settings: GridSettings, load: str, prompt: float) -> Control:
+    """The grid's point of a load, in the middle of its reuses, whose prompt is nearest."""
+    reuse = settings.reuse[len(settings.reuse) // 2]
+    planned = [t for t in plan_grid(settings) if t.point.load == load and t.point.reuse == reuse]
+    traffic = min(
+        planned, key=lambda t: (abs(t.point.chunks * t.point.chunk_tokens - prompt), t.seed)
+    )
+    cold, _, _ = draw_traffic(traffic, settings)
+    return Control(traffic.point, tuple(cold))
+
+
+def _profile(name: str, stream: Stream, run: GridRun, facts: GridFacts) -> TraceProfile:
     path = run.output / f"{name}.jsonl"
     write_requests(path, Header(dataset="synthetic", synthetic=True), stream)
     arms = [Registry().parse(arm) for arm in ARMS]
-    return profile_trace(name, read_trace_file(path, _no_texts), arms, running=running)
+    return profile_trace(
+        name,
+        read_trace_file(path, _no_texts),
+        arms,
+        running=facts.running,
+        step_tokens=facts.step_tokens,
+    )
 
 
 def _no_texts() -> Encode:
@@ -156,91 +182,64 @@ def _no_texts() -> Encode:
 def _serve(
     name: str,
     stream: Stream,
-    engines: Mapping[str, tuple[Server, bool]],
+    controls: Sequence[Control],
+    engines: Engines,
     running: int,
     repeats: int,
-) -> dict[str, list[tuple[ArmCell, ArmCell]]]:
-    """Each arm's figures alone and together, repeat by repeat; an order of arms for each."""
-    found: dict[str, list[tuple[ArmCell, ArmCell]]] = {arm: [] for arm in ARMS}
+) -> list[dict[str, CheckedServing]]:
+    """What each arm took, repeat by repeat; an order of arms for each."""
+    found: list[dict[str, CheckedServing]] = []
     samples: Sequence[Sample] = stream.samples
     for repeat in range(repeats):
+        own: dict[str, CheckedServing] = {}
         for arm in Random(f"{name} {repeat}").sample(ARMS, len(ARMS)):
             engine, stock = engines[arm]
-            works = [_work(arm, samples, at_once, stock=stock) for at_once in (1, running)]
-            [alone], [together] = (engine.call(partial(serve_cells, work)) for work in works)
-            found[arm].append((alone, together))
+            cells: list[ArmCell] = []
+            for control, at_once in zip(controls, (1, running), strict=True):
+                for each in (control.samples, samples):
+                    work = make_work(arm, [each], at_once, None, stock=stock)
+                    work = without_replies(work) if at_once == 1 else work
+                    cells += engine.call(partial(serve_cells, work))
+            control_alone, alone, control_together, together = cells
+            own[arm] = CheckedServing(alone, together, control_alone, control_together)
+        found.append(own)
     return found
 
 
-def _work(arm: str, samples: Sequence[Sample], at_once: int, *, stock: bool) -> CellWork:
-    return make_work(arm, [samples], at_once, None, stock=stock)
+def _slowness(
+    predictor: GridPredictor, controls: Sequence[Control], served: Mapping[str, CheckedServing]
+) -> tuple[float, float]:
+    """How much longer controls took in one repeat than the grid says: TTFT alone, bursts."""
+    ttft, seconds = [], []
+    for arm, one in served.items():
+        alone = predictor.predict_cell(arm, controls[0].point, one.control_alone)
+        together = predictor.predict_cell(arm, controls[1].point, one.control_together)
+        if alone.ttft_s and together.requests_s:
+            ttft.append(one.control_alone.ttft_s / alone.ttft_s)
+            seconds.append(together.requests_s / one.control_together.requests_s)
+    return (median(ttft), median(seconds)) if ttft else (1.0, 1.0)
 
 
 def _compare(
     profile: TraceProfile,
     predictor: GridPredictor,
-    cells: Mapping[str, Sequence[tuple[ArmCell, ArmCell]]],
+    controls: Sequence[Control],
+    served: Sequence[Mapping[str, CheckedServing]],
 ) -> Iterator[CheckedFigure]:
     gib = predictor.grid.facts.block_bytes / 2**30
+    slow = [_slowness(predictor, controls, repeat) for repeat in served]
+    ttft, seconds = ([pair[place] for pair in slow] for place in (0, 1))
     for arm in profile.arms:
         name = arm.algorithm.spec
         found = predictor.predict(profile, arm)
-        alone, together = zip(*cells[name], strict=True)
-        requests = max(1, arm.counted.requests)
-        rows = (
-            ("computed tokens", [c.computed for c in alone], arm.counted.computed / requests),
-            ("TTFT, s", [c.ttft_s for c in alone], found.ttft_s),
-            ("requests/s", [c.requests_s for c in together], found.requests_s),
-            ("KV, GiB", [c.peak_blocks * gib for c in together], found.kv_gib),
-        )
-        for figure, measured, predicted in rows:
-            if predicted is not None:
-                yield CheckedFigure(profile.name, name, figure, measured, predicted, found.inside)
-
-
-def _summary(found: Sequence[CheckedFigure]) -> str:
-    texts = []
-    for figure in dict.fromkeys(one.figure for one in found):
-        errors = [abs(one.error) for one in found if one.figure == figure]
-        good = sum(error <= WITHIN for error in errors)
-        texts.append(
-            f"{figure}: {good} of {len(errors)} within {WITHIN:.0%}, median error "
-            f"{median(errors):.0%}, worst {max(errors):.0%}"
-        )
-    return "; ".join(texts)
-
-
-def _write(
-    output: Path,
-    facts: GridFacts,
-    grid: MeasuredGrid,
-    found: Sequence[CheckedFigure],
-    repeats: int,
-) -> None:
-    rows = [
-        (
-            one.trace,
-            one.arm,
-            one.figure,
-            f"{median(one.measured):.4g} ({min(one.measured):.4g} - {max(one.measured):.4g})",
-            f"{one.predicted:.4g}",
-            f"{one.error:+.0%}",
-            "yes" if one.inside else "no",
-        )
-        for one in found
-    ]
-    head = ("trace", "arm", "figure", "measured", "predicted", "error", "in the grid's range")
-    page = [
-        "# What `picbench profile` predicts, against engines",
-        f"Three traces that the grid has no point of, served by {facts.model}, {facts.dtype}, "
-        f"{facts.hardware}, commit {facts.versions['commit'][:7]}; {facts.caveat or 'idle'}. "
-        f"Median (lowest - highest) of {repeats} repeats, arms in a new order in each. Predicted "
-        f"from: {grid.about()} TTFT: median of requests alone, from an empty cache; requests a "
-        f"second and KV: {grid.facts.running} at a time.",
-        f"{_summary(found)}.",
-        markdown.table(head, rows),
-    ]
-    output.mkdir(parents=True, exist_ok=True)
-    (output / "profile.md").write_text("\n\n".join(page) + "\n", encoding="utf-8")
-    document = {"facts": asdict(facts), "grid": asdict(grid.facts)}
-    write_json(output / "profile.json", document | {"found": [asdict(one) for one in found]})
+        alone = [repeat[name].alone for repeat in served]
+        together = [repeat[name].together for repeat in served]
+        computed = arm.counted.computed / max(1, arm.counted.requests)
+        figure = partial(CheckedFigure, profile.name, name)
+        yield figure("computed tokens", [c.computed for c in alone], computed, found.inside)
+        if found.ttft_s and found.requests_s:
+            times, rates = [c.ttft_s for c in alone], [c.requests_s for c in together]
+            yield figure("TTFT, s", times, found.ttft_s, found.inside, ttft)
+            yield figure("requests/s", rates, found.requests_s, found.inside, seconds, rate=True)
+        blocks = [c.peak_blocks * gib for c in together]
+        yield figure("KV, GiB", blocks, found.kv_gib, found.inside)

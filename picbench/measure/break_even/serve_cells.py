@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 
 import numpy as np
 
@@ -59,6 +58,12 @@ def make_work(
     return CellWork(arm, tuple(requests), running, tuple(times) or None)
 
 
+def without_replies(work: CellWork) -> CellWork:
+    """The same prompts, of whose replies only the first token is generated: for TTFT."""
+    batches = (tuple(replace(r, max_tokens=1) for r in batch) for batch in work.batches)
+    return replace(work, batches=tuple(batches))
+
+
 def serve_cells(work: CellWork, engine: Engine) -> list[ArmCell]:
     """Serve all batches from an empty cache; a cell for each. Raises EngineError for a failure."""
     engine.reset()
@@ -66,15 +71,13 @@ def serve_cells(work: CellWork, engine: Engine) -> list[ArmCell]:
     for number, batch in enumerate(work.batches):
         arrivals = work.arrivals[number] if work.arrivals else None
         engine.measure()
-        began = perf_counter()
         results = engine.generate(
             batch,
             ignore_eos=True,
             concurrency=None if arrivals else work.running,
             arrivals=arrivals,
         )
-        took = perf_counter() - began
-        found.append(_cell(results, took, summarise(engine.memory).peak_referenced))
+        found.append(_cell(results, engine.busy_s, summarise(engine.memory).peak_referenced))
     return found
 
 
@@ -84,6 +87,8 @@ def _cell(results: Sequence[Result], took: float, peak: float) -> ArmCell:
         raise EngineError(f"a request of the grid failed: {failed}")
     ttft = [result.timings.ttft for result in results]
     counts = [result.counts for result in results]
+    computed = [c.prompt - (c.reused or 0) + c.compiled for c in counts]
+    compiled = [count.compiled for count in counts]
     return ArmCell(
         requests=len(results),
         ttft_s=float(np.median(ttft)),
@@ -91,6 +96,14 @@ def _cell(results: Sequence[Result], took: float, peak: float) -> ArmCell:
         requests_s=len(results) / took,
         peak_blocks=peak,
         prompt=float(np.mean([count.prompt for count in counts])),
-        computed=float(np.mean([c.prompt - (c.reused or 0) + c.compiled for c in counts])),
+        computed=float(np.mean(computed)),
         output=float(np.mean([len(result.tokens) for result in results])),
+        compiled=float(np.mean(compiled)),
+        middle=_middle(sorted(zip(computed, compiled, strict=True))),
     )
+
+
+def _middle(ascending: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """The means of the one or two requests whose TTFT makes the median."""
+    low, high = ascending[(len(ascending) - 1) // 2], ascending[len(ascending) // 2]
+    return (low[0] + high[0]) / 2, (low[1] + high[1]) / 2

@@ -1,10 +1,11 @@
-"""Interpolation between measured cells: a cost per request, fitted to all of them.
+"""Interpolation between measured cells: costs, fitted to all of them.
 
-Seconds of a request are a sum of costs that cannot be negative: a constant, the tokens that are
-computed, those times the tokens that they attend to, the length of the prompt, its chunks, and the
-reply. The sum is fitted to relative errors (Lawson and Hanson's non-negative least squares), so
-that short requests count as much as long ones. How well that interpolates is measured by leaving
-out one point of the grid after another (`leave_one_out`).
+A time is a sum of costs that cannot be negative, each multiplied by how often it is paid: requests,
+computed tokens, what these attend to, chunks, steps, generated tokens. The sum is fitted to
+relative errors (Lawson and Hanson's non-negative least squares), so that short times count as much
+as long ones, and errors beyond the usual ones count less the larger they are (Huber's weights),
+because another program on the machine makes a cell several times as long. How well that
+interpolates is measured by leaving out one point of the grid after another (`leave_one_out`).
 """
 
 from collections.abc import Sequence
@@ -14,75 +15,86 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-from picbench.profile.prediction.request_sizes import RequestSizes
+#: How many different observations more than costs are needed at least.
+_SPARE = 2
 
-#: Costs that are fitted, and how many requests more than that are needed at least.
-_COSTS, _SPARE = 6, 2
+#: Huber's constant: errors beyond so many of their usual size count less.
+_USUAL = 1.345
 
+#: Relative errors below this one are never unusual, and how often weights are made anew.
+_LEAST, _ROUNDS = 0.01, 20
 
-@dataclass(frozen=True, slots=True)
-class RequestShape:
-    """A request on average: tokens of its prompt, those computed, chunks, tokens of its reply."""
-
-    prompt: float
-    computed: float
-    chunks: float
-    output: float
-
-    def costs(self) -> tuple[float, ...]:
-        """What each cost is multiplied by."""
-        computed, prompt = self.computed / 1e3, self.prompt / 1e3
-        return 1.0, computed, computed * prompt, prompt, self.chunks, self.output
+_Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A measured value for a request; observations of one `group` are left out together."""
+    """A measured value, and what each cost of it is multiplied by.
+
+    Observations of one `group` are left out together. `sizes` are compared with those of what is
+    predicted.
+    """
 
     group: object
-    shape: RequestShape
+    counts: tuple[float, ...]
     value: float
+    sizes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Costs that were fitted, and the range of the requests that they were fitted to."""
+    """Costs that were fitted, and the range of the sizes that they were fitted to."""
 
     costs: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
 
-    def predict(self, shape: RequestShape) -> float:
-        """The value for a request."""
-        return float(np.dot(self.costs, shape.costs()))
+    def predict(self, counts: Sequence[float]) -> float:
+        """The value, of what each cost is multiplied by."""
+        return float(np.dot(self.costs, counts))
 
-    def predict_each(self, sizes: RequestSizes, *, reply: bool) -> "np.ndarray[Any, Any]":
-        """The value for each request, with the cost of its `reply` or without."""
-        found: np.ndarray[Any, Any] = sizes.costs(reply=reply) @ np.array(self.costs)
-        return found
-
-    def covers(self, shape: RequestShape) -> bool:
-        """Whether the request is within what was measured, in every respect."""
-        found = zip(self.low, _shape(shape), self.high, strict=True)
+    def covers(self, sizes: Sequence[float]) -> bool:
+        """Whether sizes are within what was measured, in every respect."""
+        found = zip(self.low, sizes, self.high, strict=True)
         return all(low * 0.99 <= value <= high * 1.01 for low, value, high in found)
 
 
 def fit(observations: Sequence[Observation]) -> CostModel | None:
-    """Fit costs; None for too few different requests."""
-    shapes = {observation.shape for observation in observations}
-    if len(shapes) < _COSTS + _SPARE:
+    """Fit costs; None for too few different observations."""
+    different = {observation.counts for observation in observations}
+    if not different or len(different) < _varied(different) + _SPARE:
         return None
-    weights = np.array([1 / observation.value for observation in observations])
-    matrix = np.array([observation.shape.costs() for observation in observations])
+    values = np.array([observation.value for observation in observations])
+    matrix = np.array([observation.counts for observation in observations]) / values[:, None]
     scale = matrix.max(axis=0)
     scale[scale == 0] = 1.0
-    costs, _ = nnls(matrix / scale * weights[:, None], np.ones(len(observations)))
-    ranges = np.array([_shape(shape) for shape in shapes])
+    costs = _robust(matrix / scale) / scale
+    sizes = np.array([observation.sizes for observation in observations])
     return CostModel(
-        tuple(map(float, costs / scale)),
-        tuple(map(float, ranges.min(axis=0))),
-        tuple(map(float, ranges.max(axis=0))),
+        tuple(map(float, costs)),
+        tuple(map(float, sizes.min(axis=0))),
+        tuple(map(float, sizes.max(axis=0))),
     )
+
+
+def _varied(different: set[tuple[float, ...]]) -> int:
+    """How many costs there is anything to learn of."""
+    return int(np.array(list(different)).any(axis=0).sum())
+
+
+def _robust(matrix: _Array) -> _Array:
+    """Costs that make each row 1, but for rows that no costs of the others make nearly so."""
+    weights = np.ones(len(matrix))
+    costs: _Array = np.zeros(matrix.shape[1])
+    for _ in range(_ROUNDS):
+        before = costs
+        costs, _ = nnls(matrix * weights[:, None], weights)
+        errors = np.abs(matrix @ costs - 1)
+        usual = max(_USUAL * 1.4826 * float(np.median(errors)), _LEAST)
+        weights = np.sqrt(usual / np.maximum(errors, usual))
+        if np.allclose(costs, before, rtol=1e-6, atol=0):
+            break
+    return costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +124,10 @@ def leave_one_out(kinds: Sequence[Sequence[Observation]]) -> InterpolationError 
             if model is None:
                 continue
             own = [o for o in observations if o.group == group]
-            errors += [abs(model.predict(o.shape) / o.value - 1) for o in own]
+            errors += [abs(model.predict(o.counts) / o.value - 1) for o in own]
             left_out += 1
     if not errors:
         return None
     middle, p90 = np.quantile(errors, (0.5, 0.9))
     within = float(np.mean([error <= 0.15 for error in errors]))
     return InterpolationError(float(middle), float(p90), within, left_out)
-
-
-def _shape(shape: RequestShape) -> tuple[float, ...]:
-    return shape.prompt, shape.computed, shape.chunks, shape.output

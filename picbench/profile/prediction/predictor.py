@@ -2,22 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from math import inf
-from statistics import mean, median
-from typing import Any
-
-import numpy as np
+from statistics import fmean, median
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridPoint, MeasuredGrid
+from picbench.profile.prediction.closed_loop import LoopCounts, serve_loop
 from picbench.profile.prediction.cost_model import (
     CostModel,
     InterpolationError,
     Observation,
-    RequestShape,
     fit,
     leave_one_out,
 )
+from picbench.profile.prediction.request_sizes import RequestSize
 from picbench.profile.trace_profile import ArmProfile, TraceProfile
 
 
@@ -25,10 +24,11 @@ from picbench.profile.trace_profile import ArmProfile, TraceProfile
 class ArmPrediction:
     """An arm's figures for the requests of a trace.
 
-    `ttft_s` is the median of requests alone, `requests_s` the most that the engine answers. At the
-    trace's own rate requests also wait: `loaded_ttft_s` adds the mean wait of a queue, infinite
-    where more come than are answered, None without times. `kv_gib` is held by the running requests.
-    None is what the grid does not have. `inside` says whether the mean request is within the grid.
+    `ttft_s` is the median of requests alone, `requests_s` are answered when as many run at a time
+    as the profile says. At the trace's own rate requests also wait: `loaded_ttft_s` adds the mean
+    wait of a queue, infinite where more come than are answered, None without times. `kv_gib` is
+    held by the running requests. None is what the grid does not have. `inside` says whether the
+    mean request is within the grid.
     """
 
     ttft_s: float | None
@@ -36,6 +36,14 @@ class ArmPrediction:
     loaded_ttft_s: float | None
     kv_gib: float
     inside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CellPrediction:
+    """What the grid's costs say of a cell; None for too few cells."""
+
+    ttft_s: float | None
+    requests_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,9 @@ class PredictorErrors:
 class GridPredictor:
     """Predicts from the cells of one grid; arms of one kind share their costs.
 
-    The kinds are arms that map chunks, and arms that compute whole prompts from some token on.
+    The kinds are arms that map chunks, and arms that compute whole prompts from some token on. TTFT
+    is fitted to requests alone. What a request takes of the engine is fitted to all closed loops:
+    each is served again by a simulated scheduler, which counts its steps.
     """
 
     def __init__(self, grid: MeasuredGrid, block_bytes: int | None = None) -> None:
@@ -57,53 +67,69 @@ class GridPredictor:
         self._block_bytes = block_bytes or grid.facts.block_bytes
         self._registry = Registry()
         self._ttft = {linked: fit(list(self._alone(linked))) for linked in (False, True)}
-        self._seconds = {linked: fit(list(self._burst(linked))) for linked in (False, True)}
+        self._seconds = {linked: fit(list(self._loops(linked))) for linked in (False, True)}
 
     def predict(self, profile: TraceProfile, arm: ArmProfile) -> ArmPrediction:
         """The figures of an arm."""
-        counted, traffic = arm.counted, profile.traffic
-        requests = max(1, counted.requests)
-        chunks = traffic.chunks / traffic.requests
-        shape = RequestShape(
-            prompt=counted.prompt / requests,
-            computed=counted.computed / requests,
-            chunks=chunks,
-            output=traffic.output / traffic.requests,
-        )
-        kind = _links(arm.algorithm) and traffic.chunks > 0
+        kind = _links(arm.algorithm) and profile.traffic.chunks > 0
         ttft, seconds = self._ttft[kind], self._seconds[kind]
-        each = seconds.predict_each(arm.sizes, reply=True) if seconds else None
-        service = None if each is None else float(each.mean())
-        alone = float(np.median(ttft.predict_each(arm.sizes, reply=False))) if ttft else None
+        sizes = [_of_kind(size, kind) for size in arm.sizes]
+        alone = median(ttft.predict(size.prefill()) for size in sizes) if ttft and sizes else None
+        each = _each(sizes, arm.loop, seconds) if seconds and sizes else None
         return ArmPrediction(
             ttft_s=alone,
-            requests_s=1 / service if service else None,
-            loaded_ttft_s=_loaded(alone, each, traffic.rate),
+            requests_s=1 / fmean(each) if each else None,
+            loaded_ttft_s=_loaded(alone, each, profile.traffic.rate),
             kv_gib=arm.peak_blocks * self._block_bytes / 2**30,
-            inside=_covers(ttft, replace(shape, output=0.0)) and _covers(seconds, shape),
+            inside=bool(sizes) and _covers(ttft, seconds, _shape(_mean_size(sizes))),
+        )
+
+    def predict_cell(self, arm: str, point: GridPoint, cell: ArmCell) -> CellPrediction:
+        """The times of a cell that an arm has served, from what it computed there."""
+        linked = _links(self._registry.parse(arm))
+        ttft, seconds = self._ttft[linked], self._seconds[linked]
+        alone, loop = self._cell_counts(point, [cell], linked)
+        return CellPrediction(
+            ttft.predict(alone.prefill()) if ttft else None,
+            cell.requests / seconds.predict(loop.costs()) if seconds else None,
         )
 
     def errors(self) -> PredictorErrors:
         """Leave-one-out errors of both times, over the arms of both kinds."""
         return PredictorErrors(
             leave_one_out([list(self._alone(linked)) for linked in (False, True)]),
-            leave_one_out([list(self._burst(linked)) for linked in (False, True)]),
+            leave_one_out([list(self._loops(linked)) for linked in (False, True)]),
         )
 
     def _alone(self, linked: bool) -> Iterator[Observation]:
-        for point, arms in self._observed(ALONE, linked):
-            shape = replace(_mean_shape(arms, point.chunks), output=0.0)
-            yield Observation(_traffic(point), shape, median(arm.ttft_s for arm in arms))
+        for point, arms in self._observed(linked):
+            if point.load == ALONE:
+                size, _ = self._cell_counts(point, arms, linked)
+                value = median(arm.ttft_s for arm in arms)
+                counts, shape = size.prefill(), _shape(size)
+                yield Observation(_traffic(point), counts, value, shape[:-1])
 
-    def _burst(self, linked: bool) -> Iterator[Observation]:
-        for point, arms in self._observed(BURST, linked):
-            seconds = 1 / median(arm.requests_s for arm in arms)
-            yield Observation(_traffic(point), _mean_shape(arms, point.chunks), seconds)
+    def _loops(self, linked: bool) -> Iterator[Observation]:
+        for point, arms in self._observed(linked):
+            _, loop = self._cell_counts(point, arms, linked)
+            value = loop.requests / median(arm.requests_s for arm in arms)
+            shape = _shape(_cell_size(point, arms, linked))
+            yield Observation(_traffic(point), loop.costs(), value, shape)
 
-    def _observed(self, load: str, linked: bool) -> Iterator[tuple[GridPoint, list[ArmCell]]]:
-        """Each point of a load, and the repeats of each arm of a kind in it."""
+    def _cell_counts(
+        self, point: GridPoint, arms: Sequence[ArmCell], linked: bool
+    ) -> tuple[RequestSize, LoopCounts]:
+        """The request of the median TTFT, and what serving the cell counts."""
+        size = _cell_size(point, arms, linked)
+        running = 1 if point.load == ALONE else self.grid.facts.running
+        requests = repeat(size, arms[0].requests)
+        loop = serve_loop(requests, running, self.grid.facts.step_tokens)
+        return replace(size, **_middle(arms)), loop
+
+    def _observed(self, linked: bool) -> Iterator[tuple[GridPoint, list[ArmCell]]]:
+        """Each point of a closed loop, and the repeats of each arm of a kind in it."""
         for point, cells in self.grid.points().items():
-            if point.load != load:
+            if point.load not in (ALONE, BURST):
                 continue
             for arm in self.grid.arms:
                 repeats = [cell.arms[arm] for cell in cells if arm in cell.arms]
@@ -111,34 +137,80 @@ class GridPredictor:
                     yield point, repeats
 
 
+def _each(sizes: Sequence[RequestSize], loop: LoopCounts, model: CostModel) -> list[float]:
+    """Seconds of the engine for each request; those of steps are the same for each."""
+    own = [model.predict((*size.prefill(), 0.0, 0.0, 0.0)) for size in sizes]
+    steps = model.predict((*(0.0 for _ in loop.prefill), *loop.costs()[-3:]))
+    return [seconds + steps / len(own) for seconds in own]
+
+
 def _links(algorithm: Algorithm) -> bool:
     return algorithm.reuse is Reuse.CHUNKS
 
 
 def _traffic(point: GridPoint) -> GridPoint:
-    """What is left out together: a point with a cold and a warm cache."""
-    return replace(point, cache="cold")
+    """What is left out together: a point with a cold and a warm cache, alone and in a burst."""
+    return replace(point, cache="cold", load=BURST)
 
 
-def _mean_shape(arms: Sequence[ArmCell], chunks: float) -> RequestShape:
-    return RequestShape(
-        prompt=mean(arm.prompt for arm in arms),
-        computed=mean(arm.computed for arm in arms),
-        chunks=chunks,
-        output=mean(arm.output for arm in arms),
+def _cell_size(point: GridPoint, arms: Sequence[ArmCell], linked: bool) -> RequestSize:
+    """The mean request of a cell."""
+    size = RequestSize(
+        prompt=fmean(arm.prompt for arm in arms),
+        computed=fmean(arm.computed for arm in arms),
+        compiled=fmean(arm.compiled or 0.0 for arm in arms),
+        chunks=point.chunks,
+        chunk_tokens=point.chunk_tokens,
+        output=fmean(arm.output for arm in arms),
+    )
+    return _of_kind(size, linked)
+
+
+def _middle(arms: Sequence[ArmCell]) -> dict[str, float]:
+    """What the request of the median TTFT computed, where that is known."""
+    known = [arm.middle for arm in arms if arm.middle is not None]
+    if len(known) < len(arms):
+        return {}
+    computed, compiled = (fmean(column) for column in zip(*known, strict=True))
+    return {"computed": computed, "compiled": compiled}
+
+
+def _of_kind(size: RequestSize, linked: bool) -> RequestSize:
+    """Chunks are text to arms that do not map them."""
+    return size if linked else replace(size, chunks=0.0)
+
+
+def _mean_size(sizes: Sequence[RequestSize]) -> RequestSize:
+    return RequestSize(
+        prompt=fmean(size.prompt for size in sizes),
+        computed=fmean(size.computed for size in sizes),
+        compiled=fmean(size.compiled for size in sizes),
+        chunks=fmean(size.chunks for size in sizes),
+        chunk_tokens=fmean(size.chunk_tokens for size in sizes),
+        output=fmean(size.output for size in sizes),
     )
 
 
-def _covers(model: CostModel | None, shape: RequestShape) -> bool:
-    return model is not None and model.covers(shape)
+def _shape(size: RequestSize) -> tuple[float, ...]:
+    """What must be within the range of the grid; the reply comes last."""
+    return size.prompt, size.computed, size.chunks, size.output
 
 
-def _loaded(alone: float | None, each: Any, rate: float | None) -> float | None:
+def _covers(ttft: CostModel | None, seconds: CostModel | None, shape: Sequence[float]) -> bool:
+    """Whether both times are of such requests; TTFT does not depend on the reply."""
+    if ttft is None or seconds is None:
+        return False
+    return ttft.covers(shape[:-1]) and seconds.covers(shape)
+
+
+def _loaded(alone: float | None, each: Sequence[float] | None, rate: float | None) -> float | None:
     """TTFT with the mean wait of a queue with random arrivals (M/G/1, Pollaczek-Khinchine).
 
     `each` are the service times.
     """
     if alone is None or each is None or rate is None:
         return None
-    used = rate * float(each.mean())
-    return inf if used >= 1 else alone + rate * float((each**2).mean()) / (2 * (1 - used))
+    used = rate * fmean(each)
+    if used >= 1:
+        return inf
+    return alone + rate * fmean(seconds**2 for seconds in each) / (2 * (1 - used))

@@ -1,10 +1,8 @@
 """The sizes of all requests of a trace, as an arm computes them."""
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
 
 
 def _numbers() -> "array[float]":
@@ -12,25 +10,77 @@ def _numbers() -> "array[float]":
 
 
 @dataclass(frozen=True, slots=True)
+class RequestSize:
+    """A request: tokens of its prompt, those computed for it, its chunks, tokens of its reply.
+
+    `compiled` of the computed tokens are those of chunks, which see nothing but their chunk;
+    `chunk_tokens` are those of a chunk, in the mean.
+    """
+
+    prompt: float
+    computed: float
+    compiled: float
+    chunks: float
+    chunk_tokens: float
+    output: float
+
+    @property
+    def pairs(self) -> float:
+        """Computed tokens times the tokens that they may attend to, in millions."""
+        own = (self.computed - self.compiled) * self.prompt
+        return (own + self.compiled * self.chunk_tokens) / 1e6
+
+    @property
+    def jobs(self) -> float:
+        """Chunks that are compiled."""
+        return self.compiled / self.chunk_tokens if self.chunk_tokens else 0.0
+
+    def prefill(self) -> tuple[float, ...]:
+        """What costs until the first token are multiplied by: of the request alone."""
+        computed, prompt = self.computed / 1e3, self.prompt / 1e3
+        return 1.0, computed, self.pairs, prompt, self.chunks, self.jobs
+
+
+@dataclass(frozen=True, slots=True)
 class RequestSizes:
-    """Tokens of each prompt, those computed, chunks, tokens of the reply; a column each."""
+    """The numbers of `RequestSize` of many requests, a column each."""
 
     prompt: "array[float]" = field(default_factory=_numbers)
     computed: "array[float]" = field(default_factory=_numbers)
+    compiled: "array[float]" = field(default_factory=_numbers)
     chunks: "array[float]" = field(default_factory=_numbers)
+    chunk_tokens: "array[float]" = field(default_factory=_numbers)
     output: "array[float]" = field(default_factory=_numbers)
 
-    def add(self, prompt: int, computed: int, chunks: int, output: int) -> None:
+    def add(self, size: RequestSize) -> None:
         """A request."""
-        self.prompt.append(prompt)
-        self.computed.append(computed)
-        self.chunks.append(chunks)
-        self.output.append(output)
+        self.prompt.append(size.prompt)
+        self.computed.append(size.computed)
+        self.compiled.append(size.compiled)
+        self.chunks.append(size.chunks)
+        self.chunk_tokens.append(size.chunk_tokens)
+        self.output.append(size.output)
 
-    def costs(self, *, reply: bool) -> "np.ndarray[Any, np.dtype[np.float64]]":
-        """What each cost of each request is multiplied by: see `RequestShape.costs`."""
-        computed, prompt = np.asarray(self.computed) / 1e3, np.asarray(self.prompt) / 1e3
-        output = np.asarray(self.output) * reply
-        ones = np.ones(len(self.prompt))
-        columns = (ones, computed, computed * prompt, prompt, np.asarray(self.chunks), output)
-        return np.stack(columns, axis=1)
+    def __len__(self) -> int:
+        """How many requests."""
+        return len(self.prompt)
+
+    def __iter__(self) -> Iterator[RequestSize]:
+        """The requests, in order."""
+        columns = (
+            self.prompt,
+            self.computed,
+            self.compiled,
+            self.chunks,
+            self.chunk_tokens,
+            self.output,
+        )
+        return (RequestSize(*numbers) for numbers in zip(*columns, strict=True))
+
+    @classmethod
+    def of(cls, sizes: Iterator[RequestSize] | list[RequestSize]) -> "RequestSizes":
+        """All of them."""
+        found = cls()
+        for size in sizes:
+            found.add(size)
+        return found

@@ -1,33 +1,32 @@
-"""How many blocks requests hold together, when so many run at a time."""
+"""How many blocks requests hold together that run at the same time."""
 
-from collections import Counter, deque
+from collections import Counter
 
 from picbench.profile.reuse.reuse_counts import RequestReuse
 
 
 class HeldBlocks:
-    """The blocks of the last `running` requests: shared ones count once."""
+    """The blocks of the requests that were added and not dropped: shared ones count once."""
 
-    def __init__(self, running: int) -> None:
+    def __init__(self) -> None:
         self.peak = 0
-        self._running = running
-        self._last: deque[RequestReuse] = deque()
         self._users: Counter[int | bytes] = Counter()
         self._blocks = 0
 
     def add(self, request: RequestReuse) -> None:
-        """A request begins, and the one that began `running` requests before it has ended."""
-        self._last.append(request)
+        """A request begins."""
         self._blocks += request.own_blocks
         for key, blocks in request.shared:
             if not self._users[key]:
                 self._blocks += blocks
             self._users[key] += 1
-        if len(self._last) > self._running:
-            self._drop(self._last.popleft())
-        self.peak = max(self.peak, self._blocks)
 
-    def _drop(self, request: RequestReuse) -> None:
+    def note(self, others: int = 0) -> None:
+        """A step: the requests hold all their blocks, and `others`, which may be negative."""
+        self.peak = max(self.peak, self._blocks + others)
+
+    def drop(self, request: RequestReuse) -> None:
+        """A request that was added has ended."""
         self._blocks -= request.own_blocks
         for key, blocks in request.shared:
             self._users[key] -= 1

@@ -9,8 +9,9 @@ class RequestReuse:
 
     `reused` are those that were not computed for it; chunks that were compiled for it are among
     them, and are in `compiled`, too. `chunk_blocks` are shared blocks of chunks, `prefix_blocks`
-    found ones of the rest, `copied_blocks` private copies. `own_blocks` are those that the request
-    does not share; `shared` are the keys of those that it does, with the number of blocks of each.
+    found ones of the rest, `copied_blocks` private copies. `shared` are the keys of the blocks that
+    others hold or may find while it runs, with their numbers, `own_blocks` all others.
+    `compile_blocks` are of chunks that are compiled for it, in pages that it does not map itself.
     """
 
     prompt: int
@@ -21,6 +22,7 @@ class RequestReuse:
     copied_blocks: int = 0
     own_blocks: int = 0
     shared: tuple[tuple[int | bytes, int], ...] = ()
+    compile_blocks: int = 0
 
     @property
     def computed(self) -> int:

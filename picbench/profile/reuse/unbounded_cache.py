@@ -20,17 +20,17 @@ class UnboundedCache:
 
     def serve_plain(self, runs: list[BlockRun], prompt: int, output: int) -> RequestReuse:
         """A prompt of text, as prefix caching serves it; `runs` may go on with a known reply."""
-        shared = self._found(runs, (prompt - 1) // BLOCK_SIZE)
-        hits = sum(blocks for _, blocks in shared)
-        self._store(runs, prompt + output - 1)
-        own = -(-(prompt + output - 1) // BLOCK_SIZE) - hits
+        found = self._found(runs, (prompt - 1) // BLOCK_SIZE)
+        hits = sum(blocks for _, blocks in found)
+        shared = (*found, *self._store(runs, prompt + output - 1))
+        own = -(-(prompt + output - 1) // BLOCK_SIZE) - sum(blocks for _, blocks in shared)
         return RequestReuse(
-            prompt, hits * BLOCK_SIZE, prefix_blocks=hits, own_blocks=own, shared=tuple(shared)
+            prompt, hits * BLOCK_SIZE, prefix_blocks=hits, own_blocks=own, shared=shared
         )
 
     def serve_planned(self, plan: ChunkPlan, prompt: int, output: int) -> RequestReuse:
         """A prompt with chunks."""
-        compiled = self._compile(plan)
+        compiled, unmapped = self._compile(plan)
         mapped = sum(use.mapped for use in plan.uses)
         room = mapped + -(-(plan.computed + output - 1) // BLOCK_SIZE)
         if plan.private:
@@ -39,15 +39,24 @@ class UnboundedCache:
             )
         found = self._found(plan.runs, (plan.computed - 1) // BLOCK_SIZE)
         hits = sum(blocks for _, blocks in found)
-        self._store(plan.runs, plan.computed + output - 1)
+        computed = (*found, *self._store(plan.runs, plan.computed + output - 1))
         reused = prompt - plan.computed + hits * BLOCK_SIZE
-        own = room - mapped - hits
-        shared: tuple[tuple[int | bytes, int], ...] = (*plan.shared, *found)
-        return RequestReuse(prompt, reused, compiled, mapped, hits, own_blocks=own, shared=shared)
+        own = room - mapped - sum(blocks for _, blocks in computed)
+        shared: tuple[tuple[int | bytes, int], ...] = (*plan.shared, *computed)
+        return RequestReuse(
+            prompt,
+            reused,
+            compiled,
+            mapped,
+            hits,
+            own_blocks=own,
+            shared=shared,
+            compile_blocks=unmapped,
+        )
 
-    def _compile(self, plan: ChunkPlan) -> int:
-        """Compile the chunks that are not cached; tokens that are computed for that."""
-        compiled = 0
+    def _compile(self, plan: ChunkPlan) -> tuple[int, int]:
+        """Compile the chunks that are not cached: tokens computed for that, blocks not mapped."""
+        compiled = unmapped = 0
         for use in plan.uses:
             names = [page.name for page in use.canonical.pages]
             if all(names[index] in self._pages for index in use.canonical.used):
@@ -55,11 +64,12 @@ class UnboundedCache:
             compiled += use.tokens - BLOCK_SIZE * leading(
                 [name in self._pages for name in names], use.blocks
             )
+            unmapped += sum(use.blocks) - use.mapped
             for name, blocks in zip(names, use.blocks, strict=True):
                 if name not in self._pages:
                     self._pages.add(name)
                     self.blocks += blocks
-        return compiled
+        return compiled, unmapped
 
     def _found(self, runs: list[BlockRun], most: int) -> list[tuple[int, int]]:
         """The runs that are cached, and how many blocks of each, `most` blocks in all."""
@@ -72,9 +82,12 @@ class UnboundedCache:
             found.append((key, blocks))
         return found
 
-    def _store(self, runs: list[BlockRun], slots: int) -> None:
-        """Remember what is cached of `slots` tokens; replies that are not known count, too."""
-        known = self._runs
+    def _store(self, runs: list[BlockRun], slots: int) -> list[tuple[int, int]]:
+        """Remember what is cached of `slots` tokens; replies that are not known count, too.
+
+        Returns the runs that were not cached before and can be found, with their blocks.
+        """
+        known, stored = self._runs, []
         room = slots // BLOCK_SIZE
         for key, blocks, forever in runs:
             if blocks > room:  # Of a known reply, whose last token is not stored.
@@ -85,7 +98,9 @@ class UnboundedCache:
                 self.blocks += blocks
                 if forever:
                     known.add(key)
+                    stored.append((key, blocks))
         self.blocks += room
+        return stored
 
 
 def leading(present: list[bool], blocks: tuple[int, ...]) -> int:

@@ -13,10 +13,12 @@ from picbench.grid.measured_grid import (
     GridFacts,
     MeasuredCell,
     MeasuredGrid,
+    read_grid,
 )
 from picbench.measure.break_even import measure_grid as measuring
 from picbench.measure.break_even.break_even_page import write_page
 from picbench.measure.break_even.break_even_ratios import crossing, find_ratios
+from picbench.measure.break_even.grid_estimate import GridProgress, estimate_grid
 from picbench.measure.break_even.grid_plan import ARMS, GRIDS, draw_traffic, plan_grid
 from picbench.measure.break_even.serve_cells import make_work
 
@@ -98,13 +100,41 @@ def test_each_batch_has_arrivals_of_its_own() -> None:
 
 def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
     total = len(plan_grid(SETTINGS))
-    nothing, some = (measuring.estimate(run(tmp_path), g) for g in (None, measured(10)))
-    assert (nothing.done, nothing.total, nothing.seconds) == (0, total, None)
+    nothing, some = (estimated(g) for g in (None, measured(10)))
+    assert (nothing.done, nothing.total) == (0, total)
     assert some.done == 10
     assert some.tokens < nothing.tokens
-    assert some.seconds is not None
-    assert some.seconds > 0
-    assert measuring.estimate(run(tmp_path), measured()).seconds == 0
+    assert nothing.seconds > 0
+    # Each of the ten took four seconds, whatever they were expected to take.
+    assert some.seconds == pytest.approx(4.0 * (total - 10), rel=0.6)
+    assert estimated(measured()).seconds == 0
+    assert f"10 of {total} traffics" in str(some)
+
+
+def estimated(grid: MeasuredGrid | None) -> GridProgress:
+    return estimate_grid(plan_grid(SETTINGS), SETTINGS, "cpu", grid)
+
+
+def test_parts_of_a_grid_write_one_file(tmp_path: Path) -> None:
+    parts = [plan_grid(SETTINGS, (number, 2)) for number in (1, 2)]
+    assert sorted(map(repr, parts[0] + parts[1])) == sorted(map(repr, plan_grid(SETTINGS)))
+    path = tmp_path / "grid.json"
+    cells = measured(4).cells
+    measuring.add_cells(path, FACTS, cells[:4])
+    both = measuring.add_cells(path, FACTS, cells[2:])
+    assert both.cells == cells
+    assert len(read_grid(path).cells) == len(cells)
+
+
+def test_what_takes_the_same_at_every_reuse_is_served_once() -> None:
+    points = {traffic.point for traffic in plan_grid(GRIDS["cuda"])}
+    full = {p.reuse for p in points if "full" in GRIDS["cuda"].arms(p)}
+    assert full == {0.0}
+    for point in points:
+        assert {"prefix", "reorder", "mepic"} <= set(GRIDS["cuda"].arms(point))
+    long = next(p for p in points if p.chunks * p.chunk_tokens > 10_000 and p.load == BURST)
+    short = next(p for p in points if p.chunks * p.chunk_tokens < 300 and p.load == BURST)
+    assert GRIDS["cuda"].requests(long) < GRIDS["cuda"].requests(short)
 
 
 def test_cells_of_another_machine_are_not_joined(tmp_path: Path) -> None:

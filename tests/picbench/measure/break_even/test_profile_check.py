@@ -8,23 +8,24 @@ from typing import Any
 import pytest
 
 from picbench.errors import ConfigError
-from picbench.grid.measured_grid import ALONE, ArmCell, GridFacts, MeasuredCell, MeasuredGrid
+from picbench.grid.measured_grid import ArmCell, GridFacts, MeasuredCell, MeasuredGrid
 from picbench.measure.break_even import profile_check
+from picbench.measure.break_even.checked_figures import CheckVerdict
 from picbench.measure.break_even.grid_plan import ARMS, GRIDS, plan_grid
 from picbench.measure.break_even.measure_grid import GridRun
 
 FACTS = GridFacts("a machine", {"commit": "abc"}, "m", "float32", 1 << 20, 100, 4, "")
 
 
-def exact(prompt: float, computed: float, output: float, alone: bool) -> ArmCell:
+def exact(prompt: float, computed: float, output: float, slow: float = 1.0) -> ArmCell:
     """A machine that computes a thousand tokens a second, and ten tokens of a reply."""
-    seconds = 0.01 + computed / 1000
-    whole = seconds + output / 10
+    seconds = slow * (0.01 + computed / 1000)
+    whole = seconds + slow * (output - 1) / 10
     return ArmCell(
         requests=4,
         ttft_s=seconds,
         ttft_p95_s=seconds,
-        requests_s=1 / (seconds if alone else whole),
+        requests_s=1 / whole,
         peak_blocks=10,
         prompt=prompt,
         computed=computed,
@@ -38,37 +39,47 @@ def grid() -> MeasuredGrid:
     for number, traffic in enumerate(first):
         point = traffic.point
         prompt = point.chunks * point.chunk_tokens + 48
-        alone = point.load == ALONE
         sizes = {arm: prompt * (n + 1 + number % 3) / 9 for n, arm in enumerate(ARMS)}
-        arms = {arm: exact(prompt, size, 4 + number % 2, alone) for arm, size in sizes.items()}
+        arms = {arm: exact(prompt, size, 4 + number % 2) for arm, size in sizes.items()}
         cells.append(MeasuredCell(point, traffic.seed, arms))
     return MeasuredGrid(FACTS, cells)
 
 
 def test_errors_are_those_of_the_median(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Engine:
-        """Takes twice as long as predicted, and computes whole prompts."""
+        """Is half as fast as the grid's machine in the second repeat; computes whole prompts."""
+
+        called = 0
 
         def call(self, function: Callable[[Any], Any]) -> Any:
             [work] = function.args  # type: ignore[attr-defined]
             [batch] = work.batches
             prompt = sum(len(s.tokens) for request in batch for s in request.segments) / len(batch)
-            return [exact(prompt, prompt, 4, work.running == 1)]
+            Engine.called += 1
+            repeat = (Engine.called - 1) // (4 * len(ARMS)) % 2
+            return [exact(prompt, prompt, 4, 1.0 + repeat)]
 
     @contextmanager
     def engines(run: GridRun) -> Iterator[tuple[dict[str, tuple[Engine, bool]], int]]:
-        yield {arm: (Engine(), False) for arm in ARMS}, 1 << 20
+        yield {arm: (Engine(), False) for arm in ARMS}, {}
 
     monkeypatch.setattr(profile_check, "open_engines", engines)
-    monkeypatch.setattr(profile_check, "grid_facts", lambda run, block: FACTS)
+    monkeypatch.setattr(profile_check, "grid_facts", lambda run, described: FACTS)
     run = GridRun(model="m", device="cpu", dtype="float32", seconds=0, output=tmp_path)
     said: list[str] = []
     found = profile_check.check_profile(run, grid(), 2, said.append)
     full = [one for one in found if one.arm == "full" and one.figure != "KV, GiB"]
     assert len(full) == 9
-    assert all(abs(one.error) < 0.1 for one in full), full
+    for one in full:
+        assert abs(one.error_at_speed) < 0.02, one
+        if one.slowness:
+            assert one.slowness == pytest.approx([1, 2], rel=0.02)
+            assert one.verdict is CheckVerdict.AT_SPEED
+        else:
+            assert one.verdict is CheckVerdict.HOLDS
     mepic = {one.figure: one for one in found if one.arm == "mepic" and one.trace == "popular"}
     assert mepic["computed tokens"].error < -0.3
+    assert mepic["TTFT, s"].verdict is CheckVerdict.FAILS
     assert len(said) == 3
     assert "| popular | mepic | TTFT, s |" in (tmp_path / "profile.md").read_text()
     assert (tmp_path / "profile.json").exists()
