@@ -117,7 +117,7 @@ class CheckedServing:
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class GridControl:
     """A point of the grid, with the traffic of its first seed: how fast the machine is."""
 
     point: GridPoint
@@ -151,7 +151,7 @@ def check_profile(
     return found
 
 
-def _control(settings: GridSettings, load: str, prompt: float) -> Control:
+def _control(settings: GridSettings, load: str, prompt: float) -> GridControl:
     """The grid's point of a load, in the middle of its reuses, whose prompt is nearest."""
     reuse = settings.reuse[len(settings.reuse) // 2]
     planned = [t for t in plan_grid(settings) if t.point.load == load and t.point.reuse == reuse]
@@ -159,7 +159,7 @@ def _control(settings: GridSettings, load: str, prompt: float) -> Control:
         planned, key=lambda t: (abs(t.point.chunks * t.point.chunk_tokens - prompt), t.seed)
     )
     cold, _, _ = draw_traffic(traffic, settings)
-    return Control(traffic.point, tuple(cold))
+    return GridControl(traffic.point, tuple(cold))
 
 
 def _profile(name: str, stream: Stream, run: GridRun, facts: GridFacts) -> TraceProfile:
@@ -182,7 +182,7 @@ def _no_texts() -> Encode:
 def _serve(
     name: str,
     stream: Stream,
-    controls: Sequence[Control],
+    controls: Sequence[GridControl],
     engines: Engines,
     running: int,
     repeats: int,
@@ -207,7 +207,7 @@ def _serve(
 
 
 def _slowness(
-    predictor: GridPredictor, controls: Sequence[Control], served: Mapping[str, CheckedServing]
+    predictor: GridPredictor, controls: Sequence[GridControl], served: Mapping[str, CheckedServing]
 ) -> tuple[float, float]:
     """How much longer controls took in one repeat than the grid says: TTFT alone, bursts."""
     ttft, seconds = [], []
@@ -223,7 +223,7 @@ def _slowness(
 def _compare(
     profile: TraceProfile,
     predictor: GridPredictor,
-    controls: Sequence[Control],
+    controls: Sequence[GridControl],
     served: Sequence[Mapping[str, CheckedServing]],
 ) -> Iterator[CheckedFigure]:
     gib = predictor.grid.facts.block_bytes / 2**30
