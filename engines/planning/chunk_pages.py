@@ -7,14 +7,25 @@ path, so the results are kept. Nothing here imports torch or vllm.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from picbench.engines.planning.keys import Key, canonical_key
 from picbench.engines.planning.pages import GAP, ChunkView, Page, SlotKind, names_of
 from picbench.engines.planning.policy import LayoutConfig, Segment
 
+Numbers = tuple[int, ...]
+
 #: Views that are kept of a chunk; an algorithm has one or two of each.
 _VIEWS = 8
+
+
+class NamedView(NamedTuple):
+    """A view of a chunk, the keys of the pages that it uses, and those of the others."""
+
+    view: ChunkView
+    keys: tuple[Key, ...]
+    unused: tuple[Key, ...]
 
 
 @dataclass(slots=True)
@@ -24,10 +35,7 @@ class ChunkPages:
     pages: tuple[Page, ...]
     tokens: int
     size: int
-    _views: dict[tuple[tuple[int, ...], bool], ChunkView] = field(default_factory=dict)
-    _names: dict[tuple[int, ...], tuple[tuple[Key, ...], tuple[Key, ...]]] = field(
-        default_factory=dict
-    )
+    _views: dict[tuple[Numbers, bool], NamedView] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -44,22 +52,15 @@ class ChunkPages:
         pages = tuple(_canonical_pages(segment, root, first, layout))
         return cls(pages, len(segment.tokens), layout.block_size)
 
-    def view(self, linked: tuple[int, ...], *, private: bool) -> ChunkView:
+    def view(self, linked: Numbers, *, private: bool) -> NamedView:
         """The chunk without its linked tokens; the pages of `private` views are copies."""
-        view = self._views.get((linked, private))
-        if view is None:
+        found = self._views.get((linked, private))
+        if found is None:
             if len(self._views) >= _VIEWS:
                 self._views.clear()
-            view = self._views[linked, private] = self._make_view(frozenset(linked), private)
-        return view
-
-    def names(self, used: tuple[int, ...]) -> tuple[tuple[Key, ...], tuple[Key, ...]]:
-        """Keys of the pages that a request uses, and of the others."""
-        found = self._names.get(used)
-        if found is None:
-            if len(self._names) >= _VIEWS:
-                self._names.clear()
-            found = self._names[used] = names_of(self.pages, used)
+            view = self._make_view(frozenset(linked), private)
+            found = NamedView(view, *names_of(self.pages, view.used))
+            self._views[linked, private] = found
         return found
 
     def _make_view(self, linked: frozenset[int], private: bool) -> ChunkView:
@@ -69,7 +70,6 @@ class ChunkPages:
 
 
 _Name = tuple[object, ...]
-Numbers = tuple[int, ...]
 
 
 class PageCache:
@@ -148,7 +148,7 @@ def _map(page: Page, offset: int, linked: frozenset[int], private: bool) -> Page
     key, copy_of = (None, page.key) if private else (page.key, None)
     # Most pages of a long chunk are mapped as they are; only the last one may have slots to spare.
     if page.positions[-1] != GAP and not private and linked.isdisjoint(slots):
-        return page if page.positions[0] == offset else replace(page, positions=tuple(slots))
+        return page if page.positions[0] == offset else page._replace(positions=tuple(slots))
     gone = [p == GAP or slot in linked for slot, p in zip(slots, page.positions, strict=True)]
     own = SlotKind.PRIVATE if private else SlotKind.CHUNK
     kinds = tuple(

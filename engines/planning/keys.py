@@ -11,8 +11,7 @@ import hashlib
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Key = bytes
 
@@ -23,8 +22,7 @@ _CANONICAL = b"c"
 _CANONICAL_LENGTH = 33
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkEvent:
+class ChunkEvent(NamedTuple):
     """A chunk in the chain of computed blocks: its first position, its key, its linked indices.
 
     `key` is the key of the chunk's last canonical block, which covers all of its tokens.

@@ -215,9 +215,9 @@ class _Builder:
         elif before.context:
             root = Context.of(before.context).key_after(root)
         chunk = self._chunk_pages(segment, root, first, self._layout)
-        view = chunk.view(hidden, private=policy.private)
-        names = chunk.names(view.used)
-        canonical = Canonical(chunk.pages[-1].name, before, chunk.pages, view.used, *names)
+        view, keys, unused = chunk.view(hidden, private=policy.private)
+        pages = chunk.pages
+        canonical = Canonical(pages[-1].name, before, pages, view.used, keys, unused)
         self._events.append(ChunkEvent(start, canonical.key, hidden))
         self._compute(segment, computed, start, SlotKind.LINKED)
         if canonical.used:

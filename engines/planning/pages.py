@@ -4,9 +4,10 @@ A page is the content of one KV block. Nothing here imports torch or vllm.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, groupby
+from operator import itemgetter
 from typing import NamedTuple, Self
 
 from picbench.engines.planning.keys import Key
@@ -14,6 +15,8 @@ from picbench.engines.planning.token_ids import TokenIds
 
 #: Position of a slot that no query sees: larger than any position.
 GAP = 1 << 30
+
+_KIND = itemgetter(0)
 
 
 class SlotKind(StrEnum):
@@ -26,8 +29,7 @@ class SlotKind(StrEnum):
     PAD = "pad"
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(NamedTuple):
     """One block of a plan, in slots; only the last page of a plan may be short.
 
     `key` names the content (None: private, never shared). `copy_of` names the canonical block
@@ -87,7 +89,7 @@ class ChunkView:
             pages=pages,
             tokens=TokenIds(chain.from_iterable(page.tokens for page in pages)),
             kinds=tuple(kind_runs(pages)),
-            positions=tuple(position_runs(p for page in pages for p in page.positions)),
+            positions=tuple(page_runs(pages)),
             cached_at=tuple((anchor + i * size, n * size) for i, n in position_runs(used)),
             keys=tuple(page.key for page in pages),
             copies=tuple(page.copy_of for page in pages if page.copy_of is not None),
@@ -98,7 +100,7 @@ class ChunkView:
         """The pages in a prompt in which the chunk starts at position `start`."""
         for page in self.pages:
             moved = tuple(p if p == GAP else start + p for p in page.positions)
-            yield replace(page, positions=moved)
+            yield page._replace(positions=moved)
 
 
 class PlacedChunk(NamedTuple):
@@ -118,8 +120,13 @@ def names_of(
 
 def kind_runs(pages: Iterable[Page]) -> Iterator[tuple[SlotKind, int]]:
     """Runs of slots of one kind: the kind and how many."""
-    slots = chain.from_iterable(page.kinds for page in pages)
-    return ((kind, sum(1 for _ in run)) for kind, run in groupby(slots))
+    runs = chain.from_iterable(_kinds(page.kinds) for page in pages)
+    return ((kind, sum(count for _, count in same)) for kind, same in groupby(runs, key=_KIND))
+
+
+def _kinds(kinds: tuple[SlotKind, ...]) -> Iterable[tuple[SlotKind, int]]:
+    one_kind = kinds.count(kinds[0]) == len(kinds)
+    return ((kinds[0], len(kinds)),) if one_kind else ((kind, 1) for kind in kinds)
 
 
 def position_runs(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -128,13 +135,13 @@ def position_runs(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 
 def page_runs(pages: Iterable[Page]) -> Iterator[tuple[int, int]]:
-    """Runs of the positions of pages, as `position_runs`; in a page positions ascend."""
+    """Runs of the positions of pages, as `position_runs`; those of a page ascend, but for gaps."""
     return _joined(chain.from_iterable(map(_runs, pages)))
 
 
 def _runs(page: Page) -> Iterable[tuple[int, int]]:
     positions, count = page.positions, len(page.positions)
-    whole = positions[-1] < GAP and positions[-1] - positions[0] == count - 1
+    whole = positions[-1] - positions[0] == count - 1 and GAP not in positions
     return ((positions[0], count),) if whole else ((position, 1) for position in positions)
 
 

@@ -24,10 +24,10 @@ them, so no visible key has a larger compute index. Nothing here imports torch o
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby, repeat, takewhile
-from typing import Self
+from typing import NamedTuple, Self
 
 from picbench.engines.planning.keys import ChunkEvent, Key, computed_key, pack_numbers
 from picbench.engines.planning.packing import AnchorText
@@ -44,8 +44,7 @@ from picbench.engines.planning.policy import Picks
 from picbench.engines.planning.token_ids import TokenIds
 
 
-@dataclass(frozen=True, slots=True)
-class Canonical:
+class Canonical(NamedTuple):
     """A chunk's canonical KV: compiled, looked up and evicted as a whole.
 
     `key` is that of its last page, which covers all of its tokens. `anchor` is in view while it is
@@ -58,8 +57,8 @@ class Canonical:
     anchor: AnchorText
     pages: tuple[Page, ...]
     used: tuple[int, ...]
-    keys: tuple[Key, ...] = field(repr=False)
-    unused: tuple[Key, ...] = field(repr=False)
+    keys: tuple[Key, ...]
+    unused: tuple[Key, ...]
 
     @classmethod
     def of(cls, anchor: AnchorText, pages: tuple[Page, ...], used: tuple[int, ...]) -> Self:
