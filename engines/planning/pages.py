@@ -3,6 +3,7 @@
 A page is the content of one KV block. Nothing here imports torch or vllm.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -54,6 +55,16 @@ class Page(NamedTuple):
     def real(self) -> int:
         """Number of slots that hold a visible token of the user's."""
         return len(self.kinds) - self.kinds.count(SlotKind.PAD)
+
+    @property
+    def visible(self) -> "Page":
+        """A canonical page without the slots at its end that no query sees."""
+        end = bisect_left(self.positions, GAP)  # they ascend, and gaps come last
+        if end == len(self.positions):
+            return self
+        return self._replace(
+            tokens=self.tokens[:end], positions=self.positions[:end], kinds=self.kinds[:end]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ its position is not larger. Computed pages are in logical order and canonical on
 them, so no visible key has a larger compute index. Nothing here imports torch or vllm.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,16 +68,19 @@ class Canonical(NamedTuple):
     @property
     def compile_end(self) -> int:
         """The position after those at which the chunk is compiled."""
-        positions = self.pages[-1].positions  # they ascend, and gaps come last
-        return 1 + positions[bisect_left(positions, GAP) - 1]
+        return 1 + self.pages[-1].visible.positions[-1]
 
     def resident(self, resident: Callable[[Key], bool]) -> bool:
         """Whether all blocks that a request needs are resident: a chunk is used whole or not."""
         return all(map(resident, self.keys))
 
     def compile_plan(self) -> "Plan":
-        """The plan of the request that compiles the chunk, alone or after its anchor."""
-        return self._plan((*self.anchor.pages(), *self.pages))
+        """The plan of the request that compiles the chunk, alone or after its anchor.
+
+        It ends with the chunk's last token: what no query sees is not computed.
+        """
+        *first, last = self.pages
+        return self._plan((*self.anchor.pages(), *first, last.visible))
 
     def fetch_plan(self) -> "Plan":
         """The plan of a request whose blocks a tier fills; it computes nothing."""
@@ -92,7 +94,7 @@ class Canonical(NamedTuple):
             canonicals=(),
             prompt_tokens=tokens,
             end=self.compile_end,
-            block_size=len(pages[0].tokens),
+            block_size=len(self.pages[0].tokens),
             tail_key=self.key,
         )
 
@@ -190,6 +192,16 @@ class Plan:
         placed = chain.from_iterable(view.kinds for view, _ in self.placed)
         runs = (*placed, *kind_runs(self.computed))
         return runs if self.picks is None else tuple(_hidden(runs, self.picks.count))
+
+    @property
+    def filled(self) -> int:
+        """Number of leading pages that are complete once the plan's slots are computed.
+
+        A chunk's last page is, however few tokens it has.
+        """
+        if self.computed and self.computed[-1].canonical:
+            return len(self.keys)
+        return len(self.tokens) // self.block_size
 
     @cached_property
     def shared(self) -> int:

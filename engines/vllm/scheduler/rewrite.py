@@ -87,12 +87,12 @@ def correct_stats(request: "Request", plan: Plan, reused: int) -> None:
 def _hasher(plan: Plan) -> "Hasher":
     planned = [key or _private() for key in plan.keys]
     size = plan.block_size
-    full = len(plan.tokens) // size
+    full = plan.filled
 
     def hash_new_blocks(request: "Request") -> Any:
         known, tokens = request.block_hashes, request._all_token_ids
         # Called for every token, of which fifteen in sixteen do not fill a block.
-        if (len(known) + 1) * size > len(tokens):
+        if len(known) >= full and (len(known) + 1) * size > len(tokens):
             return []
         fresh = planned[len(known) : full]
         if plan.picks is not None:

@@ -4,7 +4,8 @@ A fault in a hook of the linker, or in a worker's transfers, ends one request: i
 vLLM's finish reason "error" and one line as the stop reason.
 
 Upstream: vllm/v1/core/sched/scheduler.py of vLLM 0.32.0. Its methods are extended, none is
-replaced, but that the cached blocks of planned requests are looked up by `prompt_hits.py`.
+replaced, but that the cached blocks of planned requests are looked up by `prompt_hits.py`, and that
+`chunk_tails.py` says which blocks are full.
 """
 
 from collections.abc import Iterable
@@ -33,6 +34,7 @@ from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.frontend.plugin import check_registered
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
+from picbench.engines.vllm.scheduler.chunk_tails import ChunkTails
 from picbench.engines.vllm.scheduler.evictions import ChunkEvictions, listen
 from picbench.engines.vllm.scheduler.isolation import IsolatedLinker
 from picbench.engines.vllm.scheduler.linker import Linker
@@ -73,6 +75,9 @@ class PicScheduler(Scheduler):
         self._hooks = IsolatedLinker(self.linker, self._faults)
         self._pool = pool
         self._hits = PromptHits(self.kv_cache_manager, pool, self.block_size)
+        coordinator = self.kv_cache_manager.coordinator
+        self._tails = ChunkTails(coordinator, self.jobs, self.block_size)
+        coordinator.cache_blocks = self._tails.cache_blocks  # type: ignore[method-assign]
         estimate = self._hits.estimate_cached_tokens
         self.kv_cache_manager.estimate_cached_tokens = estimate  # type: ignore[method-assign]
         self._rejects = settings.on_pressure == "reject"
@@ -108,6 +113,7 @@ class PicScheduler(Scheduler):
             request = self.requests[request_id]
             hit = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
             self._hooks.on_scheduled(request, hit)
+        self._tails.zero_new(output, self._block_ids)
         # Nothing is going to be received for these: their blocks can be freed when they end.
         self.finished_recving_kv_req_ids |= self._hooks.unloaded & self._receiving()
         self._hooks.unloaded.clear()

@@ -81,6 +81,8 @@ class PicModelRunner(GPUModelRunner):
         super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
         if not is_profiling:
             self._state.warm_up()
+            # vLLM zeroes blocks of few caches; here it is those that chunks end inside of.
+            self._init_kv_zero_meta()
         stock = self.cudagraph_manager
         assert stock is not None
         self._stock_graphs = stock
@@ -163,6 +165,7 @@ class PicModelRunner(GPUModelRunner):
 UPSTREAM: tuple[tuple[type, str, tuple[str, ...]], ...] = (
     (GPUModelRunner, "gather_batch_req_state", ("self", "scheduler_output", "dummy_run")),
     (GPUModelRunner, "capture_model", ("self", "profile_only")),
+    (GPUModelRunner, "_init_kv_zero_meta", ("self",)),
     (
         GPUModelRunner,
         "initialize_kv_cache",

@@ -30,6 +30,7 @@ class PicModelRunnerV1(GPUModelRunner):
             GPUModelRunner.initialize_kv_cache,
             ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
         )
+        check_signature(GPUModelRunner._init_kv_zero_meta, ("self",))
         check_signature(GPUModelRunner.load_model, ("self", "load_dummy_weights", "model"))
         check_signature(GPUModelRunner._sample, ("self", "logits", "spec_decode_metadata"))
         super().__init__(vllm_config, device)
@@ -64,6 +65,8 @@ class PicModelRunnerV1(GPUModelRunner):
         super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
         if not is_profiling:
             self._attention.warm_up(self.get_model())
+            self._init_kv_zero_meta()
+            self._zero_block_ids([0])
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)

@@ -101,6 +101,11 @@ def test_kernels_are_compiled_once_there_is_a_cache(
         monkeypatch.setattr(upstream, "initialize_kv_cache", lambda *args: None)
     monkeypatch.setattr(runner, "PlannedGraphs", lambda *args: None)
     monkeypatch.setattr(runner_v1.PicModelRunnerV1, "get_model", lambda self: "model")
+    zeroers: list[str] = []
+    for upstream in (GPUModelRunner, GPUModelRunnerV1):
+        name = upstream.__module__
+        monkeypatch.setattr(upstream, "_init_kv_zero_meta", lambda self, n=name: zeroers.append(n))
+    monkeypatch.setattr(GPUModelRunnerV1, "_zero_block_ids", lambda self, ids: zeroers.append(ids))
     graphs = SimpleNamespace(cudagraph_mode=None)
     states = bare(PicModelState, _attention=Warmed(), model="model"), Warmed()
     second = bare(
@@ -116,6 +121,8 @@ def test_kernels_are_compiled_once_there_is_a_cache(
         made.initialize_kv_cache(None, is_profiling)
     expected = [] if is_profiling else [("model",)]
     assert states[0]._attention.calls == states[1].calls == expected
+    modules = [GPUModelRunner.__module__, GPUModelRunnerV1.__module__]
+    assert zeroers == ([] if is_profiling else [*modules, [0]])
 
 
 @pytest.mark.parametrize("left", ["stock", "planned"])

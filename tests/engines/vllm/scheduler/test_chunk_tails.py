@@ -1,0 +1,137 @@
+"""Chunks that end inside a block: their compiles end there, and nothing else is in the block."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.planning.keys import is_canonical
+from picbench.engines.request import Chunk, Request, Text
+from picbench.engines.vllm.scheduler.pool import key_of
+
+QUESTION = Text(tokens=(7, 8, 9, 10))
+
+
+@pytest.fixture(scope="module")
+def small(llama: Path) -> Iterator[Engine]:
+    """An engine whose steps have 24 tokens: chunks are cut into steps, inside blocks, too."""
+    config = EngineConfig(
+        tiers="",
+        model=str(llama),
+        dtype="float32",
+        kv_blocks=100,
+        context=512,
+        batch_tokens=24,
+        max_requests=8,
+    )
+    with Engine(config) as engine:
+        yield engine
+
+
+def chunk(length: int, first: int = 100) -> Chunk:
+    return Chunk(tokens=tuple(range(first, first + length)))
+
+
+def computed(engine: Engine, request: Request) -> list[int]:
+    """Tokens of each step that serves a request."""
+    scheduler: Any = engine._running.scheduler
+    steps: list[int] = []
+    schedule = scheduler.schedule
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        steps.append(output.total_num_scheduled_tokens)
+        return output
+
+    scheduler.schedule = noted
+    try:
+        engine.generate([request], max_tokens=1, ignore_eos=True)
+    finally:
+        scheduler.schedule = schedule
+    return [tokens for tokens in steps if tokens]
+
+
+def fill(engine: Engine, value: float) -> None:
+    """Write a value into every block of the pool."""
+
+    def write(worker: Any) -> None:
+        for layer in worker.model_runner.compilation_config.static_forward_context.values():
+            layer.kv_cache.fill_(value)
+
+    engine.reset()
+    engine._running.engine.collective_rpc(write)
+
+
+def caches(engine: Engine) -> list[torch.Tensor]:
+    """The pool's KV of each layer [blocks, ...]."""
+
+    def read(worker: Any) -> list[torch.Tensor]:
+        layers = worker.model_runner.compilation_config.static_forward_context.values()
+        return [layer.kv_cache for layer in layers]
+
+    found: list[torch.Tensor] = engine._running.engine.collective_rpc(read)[0]
+    return found
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 24, 25, 40, 47, 48, 49])
+def test_a_compile_computes_the_chunks_tokens_and_no_more(small: Engine, length: int) -> None:
+    small.reset()
+    request = Request([chunk(length), QUESTION], "naive")
+    assert sum(computed(small, request)) == length + 4
+    # Its last block counts as full: the chunk is found again as a whole.
+    other = Request([Text(tokens=(50, 51)), chunk(length), QUESTION], "naive")
+    assert sum(computed(small, other)) == 6
+
+
+def test_a_request_is_linked_in_the_step_that_ends_its_last_compile(small: Engine) -> None:
+    small.reset()
+    assert computed(small, Request([chunk(18), QUESTION], "naive")) == [22]
+    small.reset()
+    assert computed(small, Request([chunk(30), QUESTION], "naive")) == [24, 10]
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "mepic", "epic:k=16:copy=private"])
+def test_what_blocks_held_before_changes_nothing(small: Engine, algorithm: str) -> None:
+    request = Request([chunk(21), chunk(38, 300), chunk(5, 600), QUESTION], algorithm)
+    answers = []
+    for value in (0.0, float("nan"), 1e30):
+        fill(small, value)
+        [result] = small.generate([request], max_tokens=6, logprobs=3, ignore_eos=True)
+        answers.append((result.tokens, result.logprobs))
+    assert answers[1:] == answers[:1] * 2
+    fill(small, 0.0)
+
+
+def test_nothing_of_another_request_is_left_in_a_chunks_blocks(small: Engine) -> None:
+    fill(small, 3.0)
+    small.generate([Request([chunk(21), QUESTION], "naive")], max_tokens=1)
+    pool: Any = small._running.scheduler.kv_cache_manager.block_pool
+    canonical = (b for b in pool.blocks if (key := key_of(b)) and is_canonical(key))
+    last = max(canonical, key=lambda block: block.block_hash_num_tokens).block_id
+    for kv in caches(small):
+        # Layouts differ; all that is not zero is of the chunk's tokens.
+        of_a_slot = kv[last].numel() // BLOCK_SIZE
+        assert 0 < kv[last].count_nonzero() <= (21 - BLOCK_SIZE) * of_a_slot
+    fill(small, 0.0)
+
+
+lengths = st.lists(st.integers(1, 60), min_size=1, max_size=4)
+
+
+@settings(max_examples=15, deadline=None)
+@given(lengths, lengths)
+def test_requests_find_all_that_they_can(
+    small: Engine, first: list[int], second: list[int]
+) -> None:
+    small.reset()
+    for known, asked in (((), first), (first, second)):
+        new = {length for length in asked if length not in known}
+        segments = [chunk(length, 5 * length) for length in asked]
+        tokens = computed(small, Request([*segments, QUESTION], "naive"))
+        assert sum(tokens) == sum(new) + 4
