@@ -15,8 +15,9 @@ T = TypeVar("T")
 class Departure(Generic[T]):
     """An item that is submitted now.
 
-    `arrived` is the time (Unix seconds) from which its latency counts: now in a closed loop, when
-    it was due in an open one. `late` is how many seconds later than that it is submitted.
+    `arrived` is the time (Unix seconds) from which its latency counts: when there was room for it
+    in a closed loop, when it was due in an open one. `late` is how many seconds later than its due
+    time it is submitted (0 in a closed loop).
     """
 
     item: T
@@ -27,9 +28,10 @@ class Departure(Generic[T]):
 class Pace(Generic[T]):
     """Yields items to submit, at most `limit` in flight.
 
-    Without `arrivals` an item is due as soon as there is room for it (a closed loop). With them, in
-    seconds from now for each item, no item is submitted before its time; without room, or while the
-    engine is busy, it is submitted as soon as possible, and is late. `clock` is monotonic.
+    Without `arrivals` an item is due as soon as there is room for it (a closed loop), and arrives
+    then, though whoever submits it may be busy. With them, in seconds from now for each item, no
+    item is submitted before its time; without room, or while the engine is busy, it is submitted as
+    soon as possible, and is late. `clock` is monotonic.
     """
 
     def __init__(
@@ -43,6 +45,8 @@ class Pace(Generic[T]):
         self._limit = limit
         self._in_flight = 0
         self._queue = deque(_in_order(items, arrivals))
+        # When there was room for each of the next items, in seconds from the beginning.
+        self._room = deque([0.0] * min(limit, len(self._queue)))
         self._began, self._wall = clock(), time.time()
 
     def __bool__(self) -> bool:
@@ -63,12 +67,14 @@ class Pace(Generic[T]):
                 return
             self._queue.popleft()
             self._in_flight += 1
-            start = now if due is None else due
-            yield Departure(item, self._wall + start, now - start)
+            room = self._room.popleft()
+            late = 0.0 if due is None else now - due
+            yield Departure(item, self._wall + (room if due is None else due), late)
 
     def landed(self) -> None:
         """One of the items in flight is finished."""
         self._in_flight -= 1
+        self._room.append(self._clock() - self._began)
 
     def wait(self) -> None:
         """Sleep until the next item is due."""

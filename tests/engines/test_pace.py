@@ -75,6 +75,25 @@ def test_a_closed_loop_is_never_late() -> None:
     assert second.arrived - first.arrived == pytest.approx(5)
 
 
+def test_an_item_of_a_closed_loop_arrives_when_there_is_room_for_it() -> None:
+    clock = Clock()
+    pace = Pace("abcd", limit=2, clock=clock)
+    departures = pace.departures()
+    first = next(departures)
+    clock.now += 3  # Whoever submits "a" is busy for so long.
+    second = next(departures)
+    assert second.arrived - first.arrived == pytest.approx(0)
+    clock.now += 1
+    pace.landed()
+    clock.now += 2
+    pace.landed()
+    clock.now += 5
+    third, fourth = pace.departures()
+    assert third.arrived - first.arrived == pytest.approx(4)
+    assert fourth.arrived - first.arrived == pytest.approx(6)
+    assert fourth.late == 0
+
+
 @given(
     st.lists(st.floats(0, 50), min_size=1, max_size=20),
     st.lists(st.floats(0, 10), min_size=1, max_size=60),
