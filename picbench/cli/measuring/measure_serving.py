@@ -17,6 +17,13 @@ _SECONDS = click.option(
     metavar="S",
     help="Begin nothing that would not end within so many; the same command goes on [no limit].",
 )
+_SHARED_DECODE = click.option(
+    "--shared-decode",
+    type=click.Choice(SHARED_DECODE),
+    default="auto",
+    show_default=True,
+    help="Of mepic's engine, as for picbench run.",
+)
 _ESTIMATE = click.option(
     "--estimate", is_flag=True, help="Say how long the rest takes; measure nothing."
 )
@@ -74,13 +81,7 @@ def decode_load(
     metavar="GROUP",
     help="share-nothing, 2wiki, mixed, cold, closed or rate; repeat the flag for more [all].",
 )
-@click.option(
-    "--shared-decode",
-    type=click.Choice(SHARED_DECODE),
-    default="auto",
-    show_default=True,
-    help="Of mepic's engine, as for picbench run.",
-)
+@_SHARED_DECODE
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
 @_SECONDS
 @_ESTIMATE
@@ -110,6 +111,7 @@ def load_report(*, device: str, model: str | None, estimate: bool, **options: An
 @DEVICE
 @_MODEL
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="GPUs.")
+@_SHARED_DECODE
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @_SECONDS
 @_ESTIMATE

@@ -89,7 +89,7 @@ SCALING_SIZES: Mapping[str, ScalingSizes] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRun:
-    """How to measure one GPU against `workers`."""
+    """How to measure one GPU against `workers`; `shared_decode` is that of picbench's engines."""
 
     model: str
     device: str
@@ -98,6 +98,7 @@ class ScalingRun:
     rounds: int
     seconds: float
     output: Path
+    shared_decode: str = "auto"
     commit: str | None = None
 
     @property
@@ -137,15 +138,17 @@ def scaling_plan(run: ScalingRun) -> RoundsPlan:
     found = models.resolve(run.model)
     facts = provenance.facts(*provenance.ENGINE, device=run.device, commit=run.commit)
     facts |= {"model": found.label, "dtype": run.dtype, "pool": sizes.pool, "workers": run.workers}
+    facts["shared_decode"] = run.shared_decode
     facts["scenes"] = {str(prompt): asdict(scene) for prompt, scene in scenes.items()}
     longest = max(scenes.values(), key=lambda scene: scene.prompt)
     ours = _config(run, str(found.path), longest, sizes.pool)
     asked = models.resolve(_TRAINED if run.workers == 2 else _OTHERWISE)
     replies = _config(run, str(asked.path), sizes.replies, sizes.replies_pool)
     facts["replies"] = {"model": asked.label, "dtype": "float32", **asdict(sizes.replies)}
+    stock = replace(ours, stock=True, algorithm="prefix", shared_decode="off")
     engines = {
         **_sides(OURS, ours, run.workers),
-        **_sides(STOCK, replace(ours, stock=True, algorithm="prefix"), run.workers),
+        **_sides(STOCK, stock, run.workers),
         **_sides(REPLIES, replace(replies, dtype="float32"), run.workers),
     }
     cells = [*_lengths(scenes, run, sizes), _replies(run, sizes)]
@@ -199,4 +202,5 @@ def _config(run: ScalingRun, model: str, scene: DecodeScene, pool: int) -> Engin
         kv_blocks=pool,
         max_requests=scene.requests,
         tiers="",
+        shared_decode=run.shared_decode,
     )

@@ -83,7 +83,8 @@ def render_scaling(found: RoundsFound) -> str:
         f"{facts['driver']}, vLLM {facts['vllm']}, torch {facts['torch']}, commit "
         f"{facts['commit']}. {scene['requests']} requests at once, of chunks of {scene['length']} "
         f"tokens that are in the pool, half of twice as many, in a random order, and a question of "
-        f"{scene['question']}; replies of {scene['reply']}. `{STOCK}` is stock vLLM, whose "
+        f"{scene['question']}; replies of {scene['reply']}. `{OURS}` is an engine of picbench "
+        f"(shared decode: {facts['shared_decode']}), `{STOCK}` stock vLLM, whose "
         "requests have all these chunks as one common prefix. All engines are up at once, with "
         f"pools of {facts['pool']:,} blocks, and take turns, another one first in each round; "
         "median (lowest - highest). Tokens generated a second, prompts included.",

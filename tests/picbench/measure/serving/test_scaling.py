@@ -41,12 +41,22 @@ def test_engines_differ_in_nothing_but_their_gpus(tmp_path: Path) -> None:
         one, two = engines[f"{who} x1"], engines[f"{who} x2"]
         assert (one.tensor_parallel, two.tensor_parallel) == (1, 2)
         assert replace(two, tensor_parallel=1) == one
-    assert engines["stock x1"] == replace(engines["mepic x1"], stock=True, algorithm="prefix")
+    stock = replace(engines["mepic x1"], stock=True, algorithm="prefix", shared_decode="off")
+    assert engines["stock x1"] == stock
     assert not any(config.eager for config in engines.values())
     assert engines["replies x2"].dtype == "float32"
     assert set(plan.cells[0].arms) == {"mepic x1", "mepic x2", "stock x1", "stock x2"}
     assert engines["replies x2"].model != scaling_plan(run(tmp_path, 4)).engines["replies x4"].model
     assert estimated(run(tmp_path)).startswith("0 of 10 cells measured; left: about ")
+
+
+def test_shared_decode_can_be_left_out(tmp_path: Path) -> None:
+    known, without = (
+        scaling_plan(replace(run(tmp_path), shared_decode=mode)).engines for mode in ("auto", "off")
+    )
+    for name, config in known.items():
+        assert replace(config, shared_decode="off") == without[name]
+    assert known["mepic x2"].shared_decode == "auto"
 
 
 def test_all_requests_fit_the_pools() -> None:
@@ -61,6 +71,7 @@ def test_all_requests_fit_the_pools() -> None:
 def found() -> RoundsFound:
     scene = {"requests": 64, "length": 504, "question": 80, "reply": 128}
     facts = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "pool": 99, "workers": 2}
+    facts["shared_decode"] = "auto"
     facts |= {"scenes": {"9000": scene, "800": scene}}
     made = RoundsFound(facts | {"replies": {"model": "R", "dtype": "float32", "reply": 8}})
     # Two GPUs over one: 1.5 and 1.2 of ours, 1.6 and 1.0 of stock vLLM's.
