@@ -1,6 +1,8 @@
 """The page of a measured grid: where mepic pays, where it loses, and figures of both."""
 
+import re
 from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 from picbench.grid.measured_grid import GridPoint, MeasuredGrid
@@ -17,24 +19,55 @@ from picbench.output.figures.break_even_figure import RatioPanel, draw_ratios
 
 _HEAD = ("chunks", "tokens a chunk", "prompt", "corpus", "reply", "load", "cache")
 
+#: A commit's whole id: its first letters say enough in a caption.
+_COMMIT = re.compile(r"\b([0-9a-f]{7})[0-9a-f]{33}\b")
+
 
 def write_page(grid: MeasuredGrid, output: Path, notes: Sequence[str] = ()) -> str:
     """Write ``README.md`` and a figure for each quantity; the page. `notes` end it."""
     ratios = find_ratios(grid)
-    page = render_page(grid, ratios, notes)
+    figures = list(_draw(grid, ratios, output))
+    page = render_page(grid, ratios, figures, notes)
     (output / "README.md").write_text(page, encoding="utf-8")
-    for quantity in QUANTITIES:
-        for cache in ("cold", "warm"):
-            panels = [_panel(ratios, quantity.name, rival, cache) for rival in RIVALS]
-            caption = f"{SUBJECT}'s {quantity.text} over that of another arm, {cache} cache; below "
-            caption += f"1 {SUBJECT} is better. {grid.about()}"
-            if all(panel.values for panel in panels):
-                draw_ratios(panels, caption, output / f"{quantity.name}-{cache}")
     return page
 
 
-def render_page(grid: MeasuredGrid, ratios: Sequence[SeedRatios], notes: Sequence[str]) -> str:
-    """The page, in Markdown."""
+def _draw(grid: MeasuredGrid, ratios: Sequence[SeedRatios], output: Path) -> Iterator[str]:
+    """Draw a figure for each quantity and cache that was measured; a link to each."""
+    for quantity, cache in product(QUANTITIES, ("cold", "warm")):
+        shown = [_shown(ratios, quantity.name, rival, cache) for rival in RIVALS]
+        if not all(shown):
+            continue
+        panels = [
+            RatioPanel(
+                f"against {rival}",
+                {(r.point.reuse, (r.point.chunks, r.point.chunk_tokens)): r.middle for r in own},
+            )
+            for rival, own in zip(RIVALS, shown, strict=True)
+        ]
+        name = f"{quantity.name}-{cache}"
+        draw_ratios(panels, _caption(grid, shown[0]), output / name)
+        yield f"![{SUBJECT}'s {quantity.text} over another arm's, {cache} cache]({name}.png)"
+
+
+def _caption(grid: MeasuredGrid, shown: Sequence[SeedRatios]) -> str:
+    """What one panel shows, and where it was measured."""
+    first = shown[0]
+    seeds = sorted({len(found.ratios) for found in shown})
+    counts = " to ".join(str(count) for count in dict.fromkeys((seeds[0], seeds[-1])))
+    point = first.point
+    return (
+        f"{SUBJECT}'s {first.quantity.text} over another arm's; below 1, in blue and within the "
+        f"line, {SUBJECT} is better. Load: {_load(point)}, {point.cache} cache, corpus of "
+        f"{point.corpus} chunks, replies of {point.output} tokens; median, n={counts}. "
+        + _COMMIT.sub(r"\1", grid.about())
+    )
+
+
+def render_page(
+    grid: MeasuredGrid, ratios: Sequence[SeedRatios], figures: Sequence[str], notes: Sequence[str]
+) -> str:
+    """The page, in Markdown; `figures` are links."""
     return "\n\n".join(
         [
             "# Break-even: where position-independent caching pays",
@@ -53,6 +86,7 @@ def render_page(grid: MeasuredGrid, ratios: Sequence[SeedRatios], notes: Sequenc
                 _crossings(ratios),
                 right=0,
             ),
+            *(["\n".join(figures)] if figures else []),
             f"## Where `{SUBJECT}` loses",
             _losses(ratios),
             *notes,
@@ -101,20 +135,23 @@ def _crossing(column: dict[float, float]) -> str:
     return "never" if found is None else f"{found:.0%}"
 
 
+def _load(point: GridPoint) -> str:
+    return point.load if point.load[0].isalpha() else f"{point.load} a second"
+
+
 def _cells(point: GridPoint) -> tuple[str, ...]:
-    load = point.load if point.load[0].isalpha() else f"{point.load} a second"
     return (
         f"{point.chunks}",
         f"{point.chunk_tokens}",
         f"{point.chunks * point.chunk_tokens:,}",
         f"{point.corpus:,}",
         f"{point.output}",
-        load,
+        _load(point),
         point.cache,
     )
 
 
-def _panel(ratios: Sequence[SeedRatios], quantity: str, rival: str, cache: str) -> RatioPanel:
+def _shown(ratios: Sequence[SeedRatios], quantity: str, rival: str, cache: str) -> list[SeedRatios]:
     """The ratios at the corpus, the load and the reply that most points have."""
     own = [
         r
@@ -123,9 +160,4 @@ def _panel(ratios: Sequence[SeedRatios], quantity: str, rival: str, cache: str) 
     ]
     loads = [(r.point.load, r.point.corpus, r.point.output) for r in own]
     most = max(loads, key=loads.count, default=None)
-    values = {
-        (r.point.reuse, (r.point.chunks, r.point.chunk_tokens)): r.middle
-        for r in own
-        if (r.point.load, r.point.corpus, r.point.output) == most
-    }
-    return RatioPanel(f"against {rival}", values)
+    return [r for r in own if (r.point.load, r.point.corpus, r.point.output) == most]

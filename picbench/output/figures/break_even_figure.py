@@ -1,14 +1,23 @@
-"""Ratios over reuse and the size of prompts, with the line at which two arms are equal."""
+"""Ratios over reuse and the size of prompts, with a line around the cells below 1."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from picbench.output.figures.style import WIDTH, drawing, write
+from picbench.output.figures.paper_canvas import AXIS, COLUMN, LABEL, Panel, canvas
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: Ratios beyond this and its inverse have the colour of the end of the scale.
-_MOST = 4.0
+_MOST = 3.0
+
+#: Inches: a row of cells, the title of a panel, and what is left of the cells.
+_ROW, _TITLE, _LEFT = 0.17, 0.16, 0.62
+
+#: Points: letters of the note.
+_NOTE = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,45 +28,80 @@ class RatioPanel:
     values: Mapping[tuple[float, tuple[int, int]], float]
 
 
-def draw_ratios(panels: Sequence[RatioPanel], caption: str, base: Path) -> None:
-    """A field for each cell with its ratio: blue below 1, orange above; a line where it is 1."""
-    with drawing():
-        from matplotlib.colors import LinearSegmentedColormap, LogNorm
-        from matplotlib.figure import Figure
+def draw_ratios(panels: Sequence[RatioPanel], note: str, base: Path) -> None:
+    """A cell for each ratio, panels below each other: blue below 1, orange above.
 
-        # The ends are Okabe and Ito's blue and vermilion.
-        colours = LinearSegmentedColormap.from_list("ratio", ("#0072B2", "#FFFFFF", "#D55E00"))
-        sizes = sorted({size for panel in panels for _, size in panel.values}, key=_tokens)
-        figure = Figure(figsize=(WIDTH, 1.5 + 0.42 * len(sizes)), layout="constrained")
-        norm = LogNorm(1 / _MOST, _MOST)
-        for axis, panel in zip(figure.subplots(1, len(panels), sharey=True), panels, strict=True):
-            _draw(axis, panel, sizes, norm, colours)
-        write(figure, caption, base)
+    Writes ``base.png``, ``base.pdf`` and ``base.svg``, as papers print them.
+    """
+    reuses = sorted({reuse for panel in panels for reuse, _ in panel.values})
+    sizes = sorted({size for panel in panels for _, size in panel.values}, key=_tokens)
+    if any(len(panel.values) < len(reuses) * len(sizes) for panel in panels):
+        note += " Grey: not measured."
+    high = _ROW * len(sizes)
+    plot = high * len(panels) + _TITLE * (len(panels) - 1)
+    about = Panel("chunk tokens that recur", "chunks x tokens", note)
+    with canvas(about, base, plot=plot, above=_TITLE - 0.1, letters=_NOTE) as figure:
+        figure.subplots_adjust(left=_LEFT / COLUMN)
+        spaces = {"hspace": _TITLE / high}
+        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, gridspec_kw=spaces)
+        axes: list[Axes] = list(grid[:, 0])
+        for axis, panel in zip(axes, panels, strict=True):
+            _draw(axis, panel, reuses, sizes)
+        axes[-1].set_xticks([n + 0.5 for n in range(len(reuses))], [f"{r:.0%}" for r in reuses])
+        axes[-1].set_xlabel(about.x_label, labelpad=2)
+        middle = (axes[0].get_position().y1 + axes[-1].get_position().y0) / 2
+        figure.supylabel(about.y_label, fontsize=AXIS, x=0.012, y=middle, ha="left")
 
 
 def _draw(
-    axis: Any, panel: RatioPanel, sizes: Sequence[tuple[int, int]], norm: Any, colours: Any
+    axis: "Axes", panel: RatioPanel, reuses: Sequence[float], sizes: Sequence[tuple[int, int]]
 ) -> None:
-    import numpy as np
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
+    from matplotlib.patches import Rectangle
 
-    reuses = sorted({reuse for reuse, _ in panel.values})
-    rows = [[panel.values.get((reuse, size), np.nan) for reuse in reuses] for size in sizes]
-    field = np.array(rows)
-    axis.imshow(np.clip(field, *(norm.vmin, norm.vmax)), norm=norm, cmap=colours, aspect="auto")
-    for row, column in np.argwhere(~np.isnan(field)):
-        ratio = field[row, column]
-        box = {"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 1}
-        place = {"ha": "center", "va": "center", "fontsize": 8, "zorder": 5, "bbox": box}
-        axis.text(column, row, f"{ratio:.2f}", **place)
-    if min(field.shape) > 1 and np.nanmin(field) < 1 < np.nanmax(field):
-        axis.contour(field, levels=[1.0], colors="black", linewidths=1.5)
-    axis.set_title(panel.title, fontsize=9)
-    axis.set_xticks(range(len(reuses)), [f"{reuse:.0%}" for reuse in reuses])
-    axis.set_xlabel("chunk tokens that recur")
-    labels = [f"{chunks} x {tokens}" for chunks, tokens in sizes]
-    axis.set_yticks(range(len(sizes)), labels)
-    axis.set_ylabel("chunks x tokens" if axis.get_subplotspec().is_first_col() else "")
+    # Okabe and Ito's sky blue and orange: light enough for black letters.
+    colours = LinearSegmentedColormap.from_list("ratio", ("#56B4E9", "#FFFFFF", "#E69F00"))
+    norm = LogNorm(1 / _MOST, _MOST, clip=True)
+    ratios = {
+        (row, column): panel.values[reuse, size]
+        for row, size in enumerate(sizes)
+        for column, reuse in enumerate(reuses)
+        if (reuse, size) in panel.values
+    }
+    for (row, column), ratio in ratios.items():
+        colour = colours(norm(ratio))
+        cell = Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="#BBBBBB", linewidth=0.3)
+        axis.add_patch(cell)
+        place: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": LABEL}
+        axis.text(column + 0.5, row + 0.5, _text(ratio), **place)
+    for line in _borders(ratios):
+        axis.plot(*line, color="black", lw=1.2, solid_capstyle="projecting")
+    axis.set_facecolor("#DDDDDD")
+    axis.set_title(panel.title, fontsize=LABEL, loc="left", pad=2)
+    axis.set_yticks([n + 0.5 for n in range(len(sizes))], [f"{c} x {t}" for c, t in sizes])
+    axis.set_xlim(0, len(reuses))
+    axis.set_ylim(len(sizes), 0)
+    axis.tick_params(pad=3, length=0)
     axis.grid(visible=False)
+    axis.spines[:].set_visible(True)
+
+
+def _borders(
+    ratios: Mapping[tuple[int, int], float],
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """(xs, ys) of each edge between a cell below 1 and one that is not; cells by (row, column)."""
+    for (row, column), ratio in ratios.items():
+        right, below = ratios.get((row, column + 1)), ratios.get((row + 1, column))
+        if right is not None and (ratio < 1) != (right < 1):
+            yield (column + 1, column + 1), (row, row + 1)
+        if below is not None and (ratio < 1) != (below < 1):
+            yield (column, column + 1), (row + 1, row + 1)
+
+
+def _text(ratio: float) -> str:
+    """Two places, or three where two would not say on which side of 1 it is."""
+    text = f"{ratio:.2f}"
+    return f"{ratio:.3f}" if text == "1.00" and ratio != 1 else text
 
 
 def _tokens(size: tuple[int, int]) -> tuple[int, int]:

@@ -20,7 +20,7 @@ _LEFT, _TOP = 0.51, 0.1
 #: Points: letters of axes, of labels in the plot, and of the note.
 AXIS, LABEL, NOTE = 7.0, 6.2, 5.2
 
-#: Letters of a line of the note.
+#: Letters of a line of the note, in letters of `NOTE` points.
 _LETTERS = 80
 
 FORMATS = ("png", "pdf", "svg")
@@ -61,19 +61,21 @@ def canvas(
     right: float = 0.12,
     above: float = 0.0,
     ticks: int = 1,
+    letters: float = NOTE,
 ) -> Iterator["Figure"]:
     """A figure whose area for axes is `plot` inches high; written when the block ends.
 
     `right` and `above` are inches beside and above it, for labels; `ticks` is how many lines the
-    labels of ticks below it have. Writes ``base.png``, ``base.pdf`` and ``base.svg``.
+    labels of ticks below it have, `letters` the points of the note's. Writes ``base.png``,
+    ``base.pdf`` and ``base.svg``.
     """
     with drawing():
         import matplotlib
         from matplotlib.figure import Figure
 
         with matplotlib.rc_context(_SETTINGS):
-            lines = textwrap.wrap(panel.note, _LETTERS)
-            below = 0.36 + 0.085 * len(lines) + 0.105 * (ticks - 1)
+            lines = textwrap.wrap(panel.note, int(_LETTERS * NOTE / letters))
+            below = 0.36 + 0.085 * letters / NOTE * len(lines) + 0.105 * (ticks - 1)
             height = plot + below + _TOP + above
             figure = Figure(figsize=(COLUMN, height))
             figure.subplots_adjust(
@@ -83,7 +85,12 @@ def canvas(
                 top=(plot + below) / height,
             )
             figure.text(
-                0.012, 0.02 / height, "\n".join(lines), fontsize=NOTE, va="bottom", color="#444444"
+                0.012,
+                0.02 / height,
+                "\n".join(lines),
+                fontsize=letters,
+                va="bottom",
+                color="#444444",
             )
             yield figure
             _write(figure, base, panel.note)

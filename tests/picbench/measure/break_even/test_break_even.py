@@ -1,5 +1,6 @@
 """The grid of break-even: what is planned, resumed, compared and shown."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from picbench.measure.break_even.break_even_ratios import crossing, find_ratios
 from picbench.measure.break_even.grid_estimate import GridProgress, estimate_grid
 from picbench.measure.break_even.grid_plan import ARMS, GRIDS, draw_traffic, plan_grid
 from picbench.measure.break_even.serve_cells import make_work
+from picbench.output.figures.paper_canvas import FORMATS
 
 FACTS = GridFacts("a machine", {"vllm": "1", "commit": "a"}, "m", "float32", 1024, 100, 4, "")
 SETTINGS = GRIDS["cpu"]
@@ -156,7 +158,8 @@ def test_where_arms_cross() -> None:
 
 
 def test_the_page_names_crossings_and_losses(tmp_path: Path) -> None:
-    grid = measured()
+    versions = {"vllm": "1", "commit": "0123456" + 33 * "a" + "-dirty"}
+    grid = replace(measured(), facts=replace(FACTS, versions=versions))
     page = write_page(grid, tmp_path, ["a note"])
     assert (tmp_path / "README.md").read_text() == page
     ratios = find_ratios(grid)
@@ -166,5 +169,9 @@ def test_the_page_names_crossings_and_losses(tmp_path: Path) -> None:
     assert {ratio.quantity.name for ratio in lost} == {"ttft", "throughput"}
     assert page.count("| 50% |") >= 2
     assert "a note" in page
-    for name in ("ttft-cold", "throughput-warm"):
-        assert (tmp_path / f"{name}.svg").stat().st_size > 1000
+    linked = re.findall(r"\]\((.+)\.png\)", page)
+    assert len(linked) == 6
+    assert all((tmp_path / f"{name}.{kind}").exists() for name in linked for kind in FORMATS)
+    caption = (tmp_path / "ttft-cold.svg").read_text()
+    assert "commit 0123456-dirty" in caption
+    assert "alone, cold cache, corpus of 24 chunks, replies of 4 tokens; median, n=3" in caption
