@@ -1,5 +1,6 @@
 """What a paper's figures are made from, and what it claims: a YAML file beside this module."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,8 +211,9 @@ class Point:
 
     @property
     def name(self) -> str:
-        """A name for files."""
-        return f"{self.device}-{self.experiment}-{self.label}-seed{self.seed}"
+        """A name for files; labels may have what names of files cannot, such as ``8/s``."""
+        label = re.sub(r"[^\w.,+ -]", "-", self.label)
+        return f"{self.device}-{self.experiment}-{label}-seed{self.seed}"
 
 
 def read_settings(paper: str, path: Path | None = None) -> Settings:

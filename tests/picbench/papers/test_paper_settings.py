@@ -1,5 +1,7 @@
 """The settings that come with picbench."""
 
+from pathlib import Path
+
 import pytest
 
 from picbench.arms.arm import parse_arms
@@ -9,6 +11,7 @@ from picbench.papers.judging.claim import RunQuantity, ScoreQuantity
 from picbench.papers.paper_settings import (
     PAPERS,
     AttentionExperiment,
+    Device,
     LatencySettings,
     LayerExperiment,
     LoadSettings,
@@ -64,6 +67,15 @@ def test_claims_are_about_arms_and_points_that_are_measured(paper: str) -> None:
             wanted = claim.judge.against
             against = [wanted] if isinstance(wanted, str) else wanted
             assert {*claim.judge.at, *against} <= labels, claim.claim
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_points_have_names_of_files(paper: str, device: Device) -> None:
+    settings = read_settings(paper)
+    names = [point.name for load in settings.loads for point in points(settings, load, device)]
+    assert len(set(names)) == len(names)
+    assert all(Path(name).name == name for name in names)
 
 
 def test_workloads_are_those_of_table_2() -> None:
