@@ -1,8 +1,11 @@
 """The host path: whose time counts where, and the page."""
 
+from typing import Any, cast
+
 import pytest
 from harness_fakes import GPU_FACTS
 
+from picbench.measure import host_path as measuring
 from picbench.measure.host_path import (
     AROUND,
     CUDA_PARTS,
@@ -80,6 +83,21 @@ def test_parts_are_methods_that_there_are() -> None:
         owner, attribute = name.rsplit(".", 1)
         assert callable(getattr(_resolved(owner), attribute))
     assert len({*PARTS, *CUDA_PARTS, *AROUND}) == len(PARTS) + len(CUDA_PARTS) + len(AROUND)
+
+
+def test_steps_are_those_of_the_arm_that_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(
+        engine: Any, arm: str, chunks: Any, name: str
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        place = float(ARMS.index(arm))
+        return {"request plan": place}, {"step whole": place}
+
+    monkeypatch.setattr(measuring, "_timed", timed)
+    for repeat in range(1, 6):
+        found = measuring.host_path(cast("Any", None), f"repeat {repeat}", chunks=2)
+        assert found["step whole"] == 0.0
+        plans = [found[name_of(arm, "request plan")] for arm in ARMS]
+        assert plans == [float(place) for place in range(len(ARMS))]
 
 
 def test_the_page() -> None:
