@@ -16,9 +16,6 @@ _MOST = 3.0
 #: Inches: a row of cells, the title of a panel, and what is left of the cells.
 _ROW, _TITLE, _LEFT = 0.17, 0.16, 0.62
 
-#: Points: letters of the note.
-_NOTE = 6.0
-
 
 @dataclass(frozen=True, slots=True)
 class RatioPanel:
@@ -40,7 +37,7 @@ def draw_ratios(panels: Sequence[RatioPanel], note: str, base: Path) -> None:
     high = _ROW * len(sizes)
     plot = high * len(panels) + _TITLE * (len(panels) - 1)
     about = Panel("chunk tokens that recur", "chunks x tokens", note)
-    with canvas(about, base, plot=plot, above=_TITLE - 0.1, letters=_NOTE) as figure:
+    with canvas(about, base, plot=plot, above=_TITLE - 0.1) as figure:
         figure.subplots_adjust(left=_LEFT / COLUMN)
         spaces = {"hspace": _TITLE / high}
         grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, gridspec_kw=spaces)

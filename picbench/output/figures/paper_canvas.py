@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 COLUMN = 85 / 25.4
 _LEFT, _TOP = 0.51, 0.1
 
-#: Points: letters of axes, of labels in the plot, and of the note.
-AXIS, LABEL, NOTE = 7.0, 6.2, 5.2
+#: Points: letters of axes, of labels in the plot, and of the note. Less than 6 cannot be read.
+AXIS, LABEL, NOTE = 7.0, 6.2, 6.0
 
-#: Letters of a line of the note, in letters of `NOTE` points.
-_LETTERS = 80
+#: Letters of a line of the note, and inches from one line of it to the next.
+_LETTERS, _LINE = 69, 0.098
 
 FORMATS = ("png", "pdf", "svg")
 
@@ -61,21 +61,19 @@ def canvas(
     right: float = 0.12,
     above: float = 0.0,
     ticks: int = 1,
-    letters: float = NOTE,
 ) -> Iterator["Figure"]:
     """A figure whose area for axes is `plot` inches high; written when the block ends.
 
     `right` and `above` are inches beside and above it, for labels; `ticks` is how many lines the
-    labels of ticks below it have, `letters` the points of the note's. Writes ``base.png``,
-    ``base.pdf`` and ``base.svg``.
+    labels of ticks below it have. Writes ``base.png``, ``base.pdf`` and ``base.svg``.
     """
     with drawing():
         import matplotlib
         from matplotlib.figure import Figure
 
         with matplotlib.rc_context(_SETTINGS):
-            lines = textwrap.wrap(panel.note, int(_LETTERS * NOTE / letters))
-            below = 0.36 + 0.085 * letters / NOTE * len(lines) + 0.105 * (ticks - 1)
+            lines = textwrap.wrap(panel.note, _LETTERS)
+            below = 0.36 + _LINE * len(lines) + 0.105 * (ticks - 1)
             height = plot + below + _TOP + above
             figure = Figure(figsize=(COLUMN, height))
             figure.subplots_adjust(
@@ -88,7 +86,7 @@ def canvas(
                 0.012,
                 0.02 / height,
                 "\n".join(lines),
-                fontsize=letters,
+                fontsize=NOTE,
                 va="bottom",
                 color="#444444",
             )
@@ -192,7 +190,7 @@ def label_points(
     axis: "Axes",
     points: Iterable[tuple[str, float, float, str]],
     drawn: Iterable[tuple[float, float]] = (),
-    letters: float = LABEL - 0.7,
+    letters: float = NOTE,
 ) -> None:
     """Names beside points, each where it covers least of other names, points and what is `drawn`.
 
@@ -205,7 +203,7 @@ def label_points(
     marks = [tuple(map(float, axis.transData.transform(place))) for place in drawn]
     taken: list[_Box] = [
         (x - reach, y - reach, x + reach, y + reach)
-        for places, reach in ((at, 2.2 * per_point), (marks, 1.2 * per_point))
+        for places, reach in ((at, 2.2 * per_point), (marks, 1.6 * per_point))
         for x, y in places
     ]
     for (name, x, y, colour), place in zip(named, at, strict=True):
@@ -214,7 +212,7 @@ def label_points(
         size = (0.63 * letters * len(name) * per_point, 1.1 * letters * per_point)
         offsets = [
             (dx, dy)
-            for reach in (4.0, 9.0, 15.0)
+            for reach in (4.0, 9.0, 15.0, 22.0)
             for dx, dy in (
                 (reach, 0.0),
                 (reach, reach),

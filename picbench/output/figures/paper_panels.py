@@ -1,11 +1,12 @@
 """The kinds of panel that papers' figures are redrawn as; one quantity a panel."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from picbench.output.figures.figure_legend import draw_legend, legend_height
 from picbench.output.figures.paper_canvas import (
     LABEL,
     Panel,
@@ -17,7 +18,7 @@ from picbench.output.figures.paper_canvas import (
 from picbench.output.figures.style import MARKERS, PALETTE, arm_styles
 
 #: Inches beside the axes for names of arms.
-_NAMES = 0.98
+_NAMES = 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def draw_scatter(
 
 def _ink(spots: Sequence[Spot], line: bool) -> Iterator[tuple[float, float]]:
     """Places along bars, and along the line between spots."""
-    steps = [step / 8 for step in range(9)]
+    steps = [step / 16 for step in range(17)]
     for spot in spots:
         yield from ((spot.x, spot.low + step * (spot.high - spot.low)) for step in steps)
     for one, other in pairwise(spots) if line else ():
@@ -115,7 +116,9 @@ def draw_dots(
     arms = list(dict.fromkeys(arm for row in rows.values() for arm in row))
     colours = {arm: (PALETTE[n % 8], MARKERS[n % 8]) for n, arm in enumerate(arms)}
     height = 0.4 * len(rows)
-    with canvas(replace(panel, y_label=""), base, plot=height, above=0.3) as figure:
+    hollow = any(printed.values())
+    above = legend_height(_legend_names(arms, hollow=hollow))
+    with canvas(replace(panel, y_label=""), base, plot=height, above=above) as figure:
         axis = figure.subplots()
         figure.subplots_adjust(left=0.27)
         step = 0.8 / max(1, len(arms))
@@ -135,7 +138,7 @@ def draw_dots(
         axis.grid(visible=False, axis="y")
         if not panel.log_x:
             axis.set_xlim(left=0)
-        _legend(figure, colours, hollow=any(printed.values()))
+        _legend(figure, colours, hollow=hollow)
 
 
 def draw_bars(panel: Panel, bars: Mapping[str, Spot], base: Path) -> None:
@@ -179,7 +182,7 @@ def draw_time(
     rows = -(-len(panels) // 2)
     arms = list(dict.fromkeys(arm for lines in panels.values() for arm in lines))
     colours = {arm: (PALETTE[n % 8], "") for n, arm in enumerate(arms)}
-    with canvas(panel, base, plot=1.0 * rows, above=0.34) as figure:
+    with canvas(panel, base, plot=1.0 * rows, above=legend_height(arms) + 0.08) as figure:
         grid = figure.subplots(
             rows, 2, sharey=True, squeeze=False, gridspec_kw={"hspace": 0.55, "wspace": 0.12}
         )
@@ -199,30 +202,23 @@ def draw_time(
         _legend(figure, colours, hollow=False, line=True)
 
 
+def _legend_names(arms: Iterable[str], *, hollow: bool) -> list[str]:
+    """What the legend says."""
+    return [*arms, *(["hollow: paper"] if hollow else [])]
+
+
 def _legend(
     figure: Any, styles: Mapping[str, tuple[str, str]], *, hollow: bool, line: bool = False
 ) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=colour, marker=marker, ls="-" if line else "", label=name)
-        for name, (colour, marker) in styles.items()
+        Line2D([], [], color=colour, marker=marker, ls="-" if line else "")
+        for colour, marker in styles.values()
     ]
     if hollow:
-        handles.append(
-            Line2D([], [], color="#000000", marker="o", mfc="white", ls="", label="hollow: paper")
-        )
-    figure.legend(
-        handles=handles,
-        loc="upper center",
-        ncols=3,
-        fontsize=LABEL - 0.4,
-        handletextpad=0.3,
-        columnspacing=1.0,
-        borderpad=0.1,
-        handlelength=1.2 if line else 0.8,
-        bbox_to_anchor=(0.5, 0.995),
-    )
+        handles.append(Line2D([], [], color="#000000", marker="o", mfc="white", ls=""))
+    draw_legend(figure, handles, _legend_names(styles, hollow=hollow))
 
 
 def _errorbar(

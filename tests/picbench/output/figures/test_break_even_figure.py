@@ -1,16 +1,13 @@
 """Figures of break-even: as wide as a column, letters that can be read, nothing that is cut."""
 
-import re
 from itertools import product
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
-from PIL import Image
+from printed_figure import check_printed
 
 from picbench.measure.break_even.grid_plan import GRIDS, GridSettings
 from picbench.output.figures.break_even_figure import RatioPanel, _borders, _text, draw_ratios
-from picbench.output.figures.paper_canvas import FORMATS
 
 NOTE = (
     "mepic's TTFT over another arm's. NVIDIA H200, CUDA 12.9, TORCH 2.13.0+cu129, 9876543-dirty. "
@@ -28,34 +25,14 @@ def panels(settings: GridSettings, *, missing: bool = False) -> list[RatioPanel]
 def test_every_grid_fits_a_column(device: str, tmp_path: Path) -> None:
     base = tmp_path / "ratios"
     draw_ratios(panels(GRIDS[device]), NOTE * 4, base)
-    assert all(base.with_suffix(f".{kind}").stat().st_size > 1000 for kind in FORMATS)
-    with Image.open(base.with_suffix(".png")) as image:
-        assert image.size[0] == pytest.approx(85 / 25.4 * 300, abs=2)
-        assert is_blank_at_the_frame(image)
-    sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", svg(base))]
-    # Points: the SVG's units, of which its width has 85 mm.
-    assert min(sizes) >= 6
-    assert float(ElementTree.parse(f"{base}.svg").getroot().get("width", "")[:-2]) == pytest.approx(
-        85 / 25.4 * 72, abs=0.5
-    )
-
-
-def svg(base: Path) -> str:
-    return base.with_suffix(".svg").read_text(encoding="utf-8")
-
-
-def is_blank_at_the_frame(image: Image.Image) -> bool:
-    """Whether nothing is cut: all pixels at the edges are white."""
-    width, height = image.size
-    inside = image.convert("L")
-    inside.paste(255, (1, 1, width - 1, height - 1))
-    return inside.getextrema() == (255, 255)
+    check_printed(base)
 
 
 def test_what_was_not_measured_is_named(tmp_path: Path) -> None:
     for missing in (False, True):
         draw_ratios(panels(GRIDS["cpu"], missing=missing), "A note.", tmp_path / "ratios")
-        assert ("Grey: not measured." in svg(tmp_path / "ratios")) == missing
+        text = check_printed(tmp_path / "ratios")
+        assert ("Grey: not measured." in text) == missing
 
 
 def test_the_line_is_where_cells_below_1_end() -> None:

@@ -6,15 +6,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from printed_figure import check_printed
 
-from picbench.output.figures.paper_canvas import FORMATS, Panel, spread
+from picbench.output.figures.figure_legend import legend_height
+from picbench.output.figures.paper_canvas import Panel, spread
 from picbench.output.figures.paper_panels import (
     Spot,
     draw_bars,
     draw_dots,
     draw_lines,
     draw_scatter,
+    draw_time,
 )
 
 PANEL = Panel("x", "y", "Random weights, a machine. " * 4)
@@ -46,16 +48,23 @@ def test_every_kind_of_panel_is_a_column_wide(tmp_path: Path) -> None:
         PANEL, {"mepic": Spot(3, 0, 2, 4), "epic:k=16": Spot(900, 0, 800, 950)}, tmp_path / "bars"
     )
     for name in ("lines", "scatter", "dots", "bars"):
-        assert all((tmp_path / f"{name}.{kind}").stat().st_size > 1000 for kind in FORMATS)
-        with Image.open(tmp_path / f"{name}.png") as image:
-            assert image.size[0] == pytest.approx(85 / 25.4 * 300, abs=2)
-            assert is_blank_at_the_frame(image), name
+        check_printed(tmp_path / name)
 
 
-def is_blank_at_the_frame(image: Image.Image) -> bool:
-    """Whether nothing is cut: all pixels at the edges are white."""
-    grey = image.convert("L")
-    width, height = grey.size
-    edges = [(0, 0, width, 1), (0, height - 1, width, height), (0, 0, 1, height)]
-    edges.append((width - 1, 0, width, height))
-    return all(grey.crop(edge).getextrema() == (255, 255) for edge in edges)
+@pytest.mark.parametrize("arms", [1, 7])
+@pytest.mark.parametrize("first", ["mepic", "mepic:anchored=on:context=document"])
+def test_a_legend_fits_the_width_and_is_above_the_panels(
+    first: str, arms: int, tmp_path: Path
+) -> None:
+    row = {name: Spot(3, 0, 2, 4) for name in (first, *(f"epic:k={n}" for n in range(1, arms)))}
+    draw_dots(PANEL, {"a-like": row}, {}, tmp_path / "dots")
+    check_printed(tmp_path / "dots")
+    series = {name: ([0.0, 1.0], [0.0, 99.0]) for name in row}
+    draw_time(PANEL, {"a-like": series}, tmp_path / "time")
+    check_printed(tmp_path / "time")
+
+
+def test_what_a_legend_needs_grows_with_its_lines() -> None:
+    short = [f"arm{n}" for n in range(4)]
+    assert legend_height(short) < legend_height([*short, "arm4"])
+    assert legend_height(short) < legend_height([name * 6 for name in short])
