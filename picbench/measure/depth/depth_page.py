@@ -85,9 +85,12 @@ def _scored(part: ScoredPart) -> list[ScoredRow]:
 
 
 def _note(parts: Sequence[ScoredPart]) -> str:
-    facts = [part.facts for part in parts]
-    where = dict.fromkeys(f"{f['gpu']}, {f['dtype']}, commit {f['commit'][:7]}" for f in facts)
-    return f"Testbed weights, synthetic rows; {', '.join(where)}."
+    places: dict[str, dict[str, None]] = {}
+    for facts in (part.facts for part in parts):
+        place = f"{facts['gpu']}, {facts['dtype']}"
+        places.setdefault(place, {})[facts["commit"][:7]] = None
+    where = (f"{place}, commit {', '.join(commits)}" for place, commits in places.items())
+    return f"Testbed weights, synthetic rows; {'; '.join(where)}."
 
 
 def _document(
