@@ -19,7 +19,7 @@ from picbench.measure.engine.interleaved import Found, Measure, run_interleaved
 from picbench.measure.engine.random_tokens import random_tokens
 from picbench.measure.report import save, spread
 from picbench.output import markdown, provenance
-from picbench.output.figures.curves import draw_context
+from picbench.output.figures.context_figure import draw_context
 from picbench.workloads import models
 
 #: Tokens of a chunk, as in the paper, and of the question after all chunks.

@@ -1,6 +1,7 @@
 """Tables, the figure and the summary's figures of decoding under load."""
 
 from collections.abc import Mapping, Sequence
+from math import log2
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 from picbench.measure.report import spread, update_summary
 from picbench.measure.serving.rounds_file import CellFigures, RoundsFound
 from picbench.output import markdown
-from picbench.output.figures.sharing_figure import draw_sharing
+from picbench.output.figures.paper_canvas import Panel
+from picbench.output.figures.paper_panels import Spot, draw_lines
 from picbench.statistics.paired import paired_ratio
 
 #: The arms: shared decode off and auto, stock vLLM; and with one common prefix, which prefix
@@ -107,16 +109,29 @@ def write_sharing(found: RoundsFound, output: Path) -> str:
     """Write ``decode-sharing.md`` and its figure; the page."""
     page = render_sharing(found)
     (output / "decode-sharing.md").write_text(page, encoding="utf-8")
-    lines = {
-        name: {
-            int(degree): figures[arm]["tpot_ms"]
-            for degree, figures in sorted(found.cells.items(), key=lambda item: int(item[0]))
-        }
-        for arm, name in ((OFF, "each request reads its chunks"), (AUTO, "shared decode"))
-    }
-    tokens = {int(d): _prompt(found.facts["scenes"][d]) for d in found.cells}
-    draw_sharing(lines, tokens, _about(found.facts), output / "decode-sharing")
+    _draw_sharing(found, output / "decode-sharing")
     return page
+
+
+def _draw_sharing(found: RoundsFound, base: Path) -> None:
+    """A line for each way of decoding: medians of rounds, from the lowest to the highest."""
+    degrees = sorted(found.cells, key=int)
+    names = {OFF: "each request\nreads its\nchunks", AUTO: "shared\ndecode"}
+    lines = {
+        name: [
+            Spot(log2(int(degree)), median(values), min(values), max(values))
+            for degree in degrees
+            if (values := found.cells[degree][arm]["tpot_ms"])
+        ]
+        for arm, name in names.items()
+    }
+    ticks = {
+        log2(int(degree)): f"{degree}\n{_prompt(found.facts['scenes'][degree]) / 1000:.0f}k"
+        for degree in degrees
+    }
+    what = "requests that read a chunk, and tokens of a prompt"
+    panel = Panel(what, "time per token, ms", _about(found.facts))
+    draw_lines(panel, lines, ticks, base)
 
 
 def render_sharing(found: RoundsFound) -> str:

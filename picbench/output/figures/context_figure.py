@@ -1,83 +1,76 @@
-"""Latency against a setting of a workload, or against the length of the context."""
+"""Time to the first token against the length of the context."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from picbench.output.figures.style import WIDTH, arm_styles, drawing, write
+from picbench.output.figures.paper_canvas import AXIS, Panel, beside, canvas, label_ends, scale
+from picbench.output.figures.paper_panels import Spot, draw_spots
+from picbench.output.figures.style import arm_styles
 
+#: Arms that stay below this share of the highest median have a panel of their own, too.
+_NEAR = 0.5
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One arm's values at each point: mean and deviation (0 of a single run)."""
+#: Inches: a panel, and what is between two of them.
+_HIGH, _BETWEEN = 1.3, 0.1
 
-    latency: Sequence[tuple[float, float]]
-    occupancy: Sequence[tuple[float, float]]
-
-
-def draw_sweep(
-    values: Sequence[float], lines: Mapping[str, Line], varies: str, caption: str, base: Path
-) -> None:
-    """Two y axes, as in MEPIC's Figures 7 and 8: makespan (dashed, left), peak KV (solid, right).
-
-    `values` are the points on the x axis, `lines` has an arm's values at each of them.
-    """
-    with drawing():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
-        left = figure.subplots()
-        right = left.twinx()
-        right.grid(visible=False)
-        for arm, (colour, marker) in arm_styles(list(lines)).items():
-            line = lines[arm]
-            _draw(left, values, line.latency, color=colour, marker=marker, ls="--", mfc="white")
-            _draw(right, values, line.occupancy, color=colour, marker=marker, ls="-", label=arm)
-        left.set_xlabel(varies)
-        left.set_xticks(values, [f"{value:g}" for value in values])
-        left.set_ylabel("total latency (makespan), s: dashed, hollow")
-        right.set_ylabel("peak KV referenced, % of pool: solid, filled")
-        left.set_ylim(bottom=0)
-        right.set_ylim(bottom=0)
-        handles, labels = right.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper left", ncols=len(labels), fontsize=7)
-        write(figure, caption, base)
-
-
-def _draw(axis: Any, x: Sequence[float], points: Sequence[tuple[float, float]], **how: Any) -> None:
-    means = [mean for mean, _ in points]
-    axis.errorbar(x, means, yerr=[spread for _, spread in points], capsize=2, lw=1.2, **how)
+_OTHERS = "the others, below"
 
 
 def draw_context(
     lines: Mapping[str, Mapping[int, Sequence[float]]], caption: str, base: Path
 ) -> None:
-    """A line for each arm: medians of milliseconds at each length, from lowest to highest."""
-    with drawing():
-        from matplotlib.figure import Figure
+    """A line for each arm: medians of milliseconds at each length, from lowest to highest.
 
-        figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
-        for axis, scale in zip(figure.subplots(1, 2), ("linear", "log"), strict=True):
-            for arm, (colour, marker) in arm_styles(list(lines)).items():
-                points = sorted(lines[arm].items())
-                middle = [median(values) for _, values in points]
-                low = [m - min(values) for m, (_, values) in zip(middle, points, strict=True)]
-                high = [max(values) - m for m, (_, values) in zip(middle, points, strict=True)]
-                axis.errorbar(
-                    [tokens / 1000 for tokens, _ in points],
-                    middle,
-                    yerr=[low, high],
-                    color=colour,
-                    marker=marker,
-                    ms=3,
-                    lw=1.2,
-                    capsize=2,
-                    label=arm,
-                )
-            axis.set_xlabel("context, thousand tokens")
-            axis.set_ylabel("time to the first token, ms")
-            axis.set_yscale(scale)
-        axis.legend(fontsize=7)
-        write(figure, caption, base)
+    Arms that others press to the axis are drawn again below, on a scale of their own. Writes
+    ``base.png``, ``base.pdf`` and ``base.svg``, as papers print them.
+    """
+    spots = {arm: _spots(found) for arm, found in lines.items()}
+    highest = {arm: max(spot.y for spot in found) for arm, found in spots.items()}
+    near = [arm for arm in spots if highest[arm] < _NEAR * max(highest.values())]
+    panels = [list(spots), near] if near else [list(spots)]
+    about = Panel("context, thousand tokens", "time to the first token, ms", _note(lines, caption))
+    names = _names(lines)
+    plot = _HIGH * len(panels) + _BETWEEN * (len(panels) - 1)
+    styles = arm_styles(list(lines))
+    with canvas(about, base, plot=plot, right=beside([*names.values(), _OTHERS])) as figure:
+        spaces = {"hspace": _BETWEEN / _HIGH}
+        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, gridspec_kw=spaces)
+        for number, (axis, arms) in enumerate(zip(grid[:, 0], panels, strict=True)):
+            for arm in arms:
+                draw_spots(axis, spots[arm], *styles[arm])
+            last = number == len(panels) - 1
+            scale(axis, Panel(about.x_label if last else "", "", ""))
+            axis.set_ylim(bottom=0)
+            named = [arm for arm in arms if last or arm not in near]
+            ends = [(names[arm], spots[arm][-1], styles[arm][0]) for arm in named]
+            if not last:
+                highest_near = max((spots[arm][-1] for arm in near), key=lambda spot: spot.y)
+                ends.append((_OTHERS, highest_near, "#444444"))
+            label_ends(axis, [(name, spot.x, spot.y, colour) for name, spot, colour in ends])
+        figure.supylabel(about.y_label, fontsize=AXIS, x=0.012, y=_middle(grid), ha="left")
+
+
+def _spots(found: Mapping[int, Sequence[float]]) -> list[Spot]:
+    return [
+        Spot(tokens / 1000, median(values), min(values), max(values))
+        for tokens, values in sorted(found.items())
+    ]
+
+
+def _middle(grid: Sequence[Sequence[object]]) -> float:
+    """The height of the middle of all panels, of the figure's."""
+    top, bottom = (grid[n][0].get_position() for n in (0, -1))  # type: ignore[attr-defined]
+    return float(top.y1 + bottom.y0) / 2
+
+
+def _names(arms: Mapping[str, object]) -> dict[str, str]:
+    """Arms without their options, where these do not tell them apart."""
+    short = {arm: arm.partition(":")[0] for arm in arms}
+    return short if len(set(short.values())) == len(short) else {arm: arm for arm in arms}
+
+
+def _note(arms: Mapping[str, object], caption: str) -> str:
+    left_out = [arm for arm, name in _names(arms).items() if arm != name]
+    options = f" Arms: {', '.join(left_out)}." if left_out else ""
+    return caption.replace("`", "") + options

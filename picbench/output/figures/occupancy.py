@@ -3,66 +3,50 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from picbench.engines.ledger import KINDS
-from picbench.output.figures.style import WIDTH, arm_styles, drawing, kind_colours, write
+from picbench.output.figures.paper_canvas import AXIS, LABEL, Panel, canvas
+from picbench.output.figures.style import arm_styles
 from picbench.output.run_reader import Series
 
 #: Panels: the series of each arm, by name of the workload.
 Panels = Mapping[str, Mapping[str, Series]]
 
+#: Inches: a panel, all panels at least, and the title of one with what is above it.
+_HIGH, _LEAST, _TITLE = 0.52, 1.3, 0.22
+
 
 def draw_occupancy(panels: Panels, caption: str, base: Path) -> None:
-    """One panel a workload, one line an arm: referenced blocks in percent of the pool."""
-    with drawing():
-        from matplotlib.figure import Figure
+    """Referenced blocks in percent of the pool: a column a workload, a row an arm.
 
-        rows = -(-len(panels) // 2)
-        figure = Figure(figsize=(WIDTH, 2.6 * rows + 0.6), layout="constrained")
-        axes = figure.subplots(rows, min(2, len(panels)), sharey=True, squeeze=False).ravel()
-        for axis, (name, arms) in zip(axes, panels.items(), strict=False):
-            for arm, (colour, _) in arm_styles(list(arms)).items():
-                series = arms[arm]
-                share = 100 * series.referenced / series.pool
-                axis.step(series.time, share, where="post", color=colour, label=arm, lw=1.2)
-            axis.set_title(name, loc="left")
-            axis.set_xlabel("time, s")
-            axis.set_ylabel("KV referenced, % of pool")
+    Arms that fill the pool would hide each other in one panel. Writes ``base.png``, ``base.pdf``
+    and ``base.svg``, as papers print them.
+    """
+    arms = list(dict.fromkeys(arm for found in panels.values() for arm in found))
+    about = Panel("time, s", "KV referenced, % of pool", caption)
+    high = max(_HIGH, _LEAST / len(arms))
+    plot = high * len(arms) + _TITLE * (len(arms) - 1)
+    with canvas(about, base, plot=plot, above=_TITLE - 0.1) as figure:
+        spaces = {"hspace": _TITLE / high, "wspace": 0.1}
+        shape = (len(arms), len(panels))
+        grid = figure.subplots(*shape, sharex="col", sharey=True, squeeze=False, gridspec_kw=spaces)
+        for column, (name, found) in zip(grid.T, panels.items(), strict=True):
+            for axis, (arm, (colour, _)) in zip(column, arm_styles(arms).items(), strict=True):
+                axis.set_title(f"{name}: {arm}", fontsize=LABEL, loc="left", pad=2)
+                axis.tick_params(pad=2, length=2)
+                if arm in found:
+                    share = 100 * found[arm].referenced / found[arm].pool
+                    steps = {"step": "post", "color": colour, "alpha": 0.35, "lw": 0}
+                    axis.fill_between(found[arm].time, share, **steps)
+                    axis.step(found[arm].time, share, where="post", color=colour, lw=0.7)
+            column[0].set_xlim(left=0)
+            column[0].locator_params(axis="x", nbins=4)
+            column[-1].set_xlabel(about.x_label, labelpad=2)
         # Axes are shared, and a limit would be that of the panel drawn last.
-        axes[0].set_ylim(0, 1.05 * max(map(_highest, panels.values())))
-        for axis in axes[len(panels) :]:
-            axis.set_visible(False)
-        axes[0].legend(fontsize=7)
-        write(figure, caption, base)
+        grid[0, 0].set_ylim(0, 1.05 * max(map(_highest, panels.values())))
+        middle = (grid[0, 0].get_position().y1 + grid[-1, 0].get_position().y0) / 2
+        figure.supylabel(about.y_label, fontsize=AXIS, x=0.012, y=middle, ha="left")
 
 
 def _highest(arms: Mapping[str, Series]) -> float:
     """Most of the pool that any arm's requests held, in percent."""
-    return max(float(100 * (arm.referenced / arm.pool).max()) for arm in arms.values()) or 1.0
-
-
-def draw_kinds(panels: Panels, caption: str, base: Path) -> None:
-    """One panel for each workload (rows) and arm (columns): blocks by kind, stacked."""
-    kinds = [kind for kind in KINDS if kind != "free"]
-    colours = kind_colours()
-    with drawing():
-        from matplotlib.figure import Figure
-
-        columns = max(len(arms) for arms in panels.values())
-        figure = Figure(figsize=(2.4 * columns, 2.0 * len(panels) + 0.8), layout="constrained")
-        grid = figure.subplots(len(panels), columns, sharey=True, squeeze=False)
-        for row, (name, arms) in zip(grid, panels.items(), strict=True):
-            for axis, (arm, series) in zip(row, arms.items(), strict=False):
-                axis.stackplot(
-                    series.time,
-                    [100 * series.blocks[kind] / series.pool for kind in kinds],
-                    colors=[colours[kind] for kind in kinds],
-                    labels=kinds,
-                    step="post",
-                )
-                axis.set_title(f"{name}: {arm}", fontsize=7, loc="left")
-            row[0].set_ylabel("% of pool")
-        for axis in grid[-1]:
-            axis.set_xlabel("time, s")
-        handles, labels = grid[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(kinds), fontsize=7)
-        write(figure, caption, base)
+    shares = (float(100 * (arm.referenced / arm.pool).max()) for arm in arms.values())
+    return max(shares, default=0.0) or 1.0

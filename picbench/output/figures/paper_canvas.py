@@ -126,17 +126,26 @@ def _log(one: Any, set_scale: Any, limits: tuple[float, float]) -> None:
     one.set_minor_formatter(NullFormatter())
 
 
+def beside(names: Iterable[str]) -> float:
+    """Inches that `label_ends` needs to the right of the axes for these names."""
+    return 0.11 + 0.0535 * max(
+        (len(line) for name in names for line in name.split("\n")), default=0
+    )
+
+
 def label_ends(
     axis: "Axes", ends: Sequence[tuple[str, float, float, str]], letters: float = LABEL
 ) -> None:
     """Names to the right of the axes, next to where lines end: (name, x, y, colour) each.
 
     Names that would overlap are moved apart, and a thin line leads to each. Needs final limits.
+    All have the space of the one with most lines.
     """
     figure = axis.figure
     box = axis.get_window_extent()
     per_point = figure.dpi / 72
-    gap = letters * 1.15 * per_point
+    lines = max((name.count("\n") + 1 for name, *_ in ends), default=1)
+    gap = letters * 1.15 * per_point * lines
     at = [axis.transData.transform((x, y)) for _, x, y, _ in ends]
     heights = spread([float(y) for _, y in at], gap, box.y0, box.y1)
     for (name, _, _, colour), (x, y), height in zip(ends, at, heights, strict=True):
@@ -159,6 +168,7 @@ def label_ends(
             fontsize=letters,
             color=colour,
             va="center",
+            linespacing=1.0,
             path_effects=_outline(),
         )
 

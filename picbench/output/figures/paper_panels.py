@@ -10,15 +10,13 @@ from picbench.output.figures.figure_legend import draw_legend, legend_height
 from picbench.output.figures.paper_canvas import (
     LABEL,
     Panel,
+    beside,
     canvas,
     label_ends,
     label_points,
     scale,
 )
 from picbench.output.figures.style import MARKERS, PALETTE, arm_styles
-
-#: Inches beside the axes for names of arms.
-_NAMES = 1.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +42,12 @@ def draw_lines(
     `printed` are a paper's points, drawn hollow.
     """
     deepest = 1 + max((label.count("\n") for label in ticks.values()), default=0)
-    with canvas(panel, base, right=_NAMES, ticks=deepest) as figure:
+    with canvas(panel, base, right=beside(lines), ticks=deepest) as figure:
         axis = figure.subplots()
         styles = arm_styles(list(lines))
         for name, spots in lines.items():
             colour, marker = styles[name]
-            _errorbar(axis, spots, colour, marker)
+            draw_spots(axis, spots, colour, marker)
             for x, y in (printed or {}).get(name, ()):
                 axis.plot(x, y, marker, mfc="white", mec=colour, ms=5)
         scale(axis, panel)
@@ -77,9 +75,9 @@ def draw_scatter(
         styles = arm_styles(list(families))
         for name, spots in families.items():
             colour, marker = styles[name]
-            _errorbar(axis, spots, colour, marker, line=name in joined)
+            draw_spots(axis, spots, colour, marker, line=name in joined)
             for theirs in (printed or {}).get(name, ()):
-                _errorbar(axis, [theirs], colour, marker, line=False, hollow=True)
+                draw_spots(axis, [theirs], colour, marker, line=False, hollow=True)
         axis.margins(x=0.1)
         scale(axis, panel)
         lowest = min(spot.low for spots in families.values() for spot in spots)
@@ -221,7 +219,7 @@ def _legend(
     draw_legend(figure, handles, _legend_names(styles, hollow=hollow))
 
 
-def _errorbar(
+def draw_spots(
     axis: Any,
     spots: Sequence[Spot],
     colour: str,
@@ -230,6 +228,7 @@ def _errorbar(
     line: bool = True,
     hollow: bool = False,
 ) -> None:
+    """Markers with their bars, and a line through them."""
     axis.errorbar(
         [spot.x for spot in spots],
         [spot.y for spot in spots],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from harness_fakes import GPU_FACTS
+from printed_figure import check_printed
 
 from picbench.engines.engine import Engine
 from picbench.engines.request import Hits, Result, Timings, TokenCounts
@@ -130,7 +131,7 @@ def test_the_page_and_the_figure_of_sharing(tmp_path: Path) -> None:
     rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
     assert rows[2:] == ["| 1", "| 2", "| 16"]
     assert "| 8.40 (8.00 - 8.80) | 134.40 (128.00 - 140.80) | 16.000" in page
-    assert (tmp_path / "decode-sharing.svg").exists()
+    assert ">time per token, ms<" in check_printed(tmp_path / "decode-sharing")
 
 
 @pytest.mark.engine

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from printed_figure import check_printed
 
 from picbench.engines.ledger import KINDS
-from picbench.output.figures.curves import Line, draw_sweep
-from picbench.output.figures.occupancy import draw_kinds, draw_occupancy
+from picbench.output.figures.occupancy import draw_occupancy
 from picbench.output.figures.style import PALETTE, arm_styles, kind_colours
 from picbench.output.run_reader import Series
 
@@ -23,32 +23,18 @@ def series(scale: float) -> Series:
 PANELS = {name: {"mepic": series(0.5), "full": series(1.0)} for name in ("squad", "emrqa", "odd")}
 
 
-def test_occupancy_has_a_panel_a_workload_and_a_line_an_arm(tmp_path: Path) -> None:
-    draw_occupancy(PANELS, CAPTION, tmp_path / "fig6")
-    text = (tmp_path / "fig6.svg").read_text()
-    for words in ("squad", "emrqa", "odd", "mepic", "full", "KV referenced, % of pool"):
-        assert words in text
-    assert "testbed model, synthetic rows" in text
-    assert (tmp_path / "fig6.png").read_bytes().startswith(b"\x89PNG")
+def test_occupancy_has_a_panel_for_each_workload_and_arm(tmp_path: Path) -> None:
+    draw_occupancy(PANELS, CAPTION, tmp_path / "new" / "load")
+    text = check_printed(tmp_path / "new" / "load")
+    for words in ("squad: mepic", "squad: full", "emrqa: full", "odd: mepic"):
+        assert f">{words}<" in text
+    assert "KV referenced, % of pool" in text
+    assert CAPTION in text
 
 
-def test_kinds_are_all_named(tmp_path: Path) -> None:
-    draw_kinds(PANELS, CAPTION, tmp_path / "kinds")
-    text = (tmp_path / "kinds.svg").read_text()
-    assert all(kind in text for kind in KINDS if kind != "free")
-    assert "squad: mepic" in text
-
-
-def test_a_sweep_has_two_axes(tmp_path: Path) -> None:
-    lines = {
-        "mepic": Line([(9.0, 0.5), (11.0, 0.1)], [(8.0, 0.0), (9.0, 0.0)]),
-        "full": Line([(10.0, 0.5), (30.0, 2.0)], [(20.0, 0.0), (60.0, 0.0)]),
-    }
-    draw_sweep([2, 16], lines, "chunks per request", CAPTION, tmp_path / "fig8")
-    text = (tmp_path / "fig8.svg").read_text()
-    assert "chunks per request" in text
-    assert "total latency" in text
-    assert "peak KV referenced" in text
+def test_an_arm_without_a_workload_leaves_its_panel_empty(tmp_path: Path) -> None:
+    draw_occupancy({"squad": {"mepic": series(1.0)}, "emrqa": {}}, CAPTION, tmp_path / "load")
+    assert "emrqa: mepic" in check_printed(tmp_path / "load")
 
 
 def test_the_same_numbers_give_the_same_file(tmp_path: Path) -> None:
