@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from picbench.output.figures.paper_canvas import AXIS, COLUMN, LABEL, Panel, canvas
+from picbench.output.figures.paper_canvas import COLUMN, LABEL, Panel, canvas, name_column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,8 +46,7 @@ def draw_ratios(panels: Sequence[RatioPanel], note: str, base: Path) -> None:
             _draw(axis, panel, reuses, sizes)
         axes[-1].set_xticks([n + 0.5 for n in range(len(reuses))], [f"{r:.0%}" for r in reuses])
         axes[-1].set_xlabel(about.x_label, labelpad=2)
-        middle = (axes[0].get_position().y1 + axes[-1].get_position().y0) / 2
-        figure.supylabel(about.y_label, fontsize=AXIS, x=0.012, y=middle, ha="left")
+        name_column(figure, axes, about.y_label)
 
 
 def _draw(

@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from picbench.output.figures.paper_canvas import AXIS, Panel, beside, canvas, label_ends, scale
+from picbench.output.figures.paper_canvas import (
+    Panel,
+    beside,
+    canvas,
+    label_ends,
+    name_column,
+    scale,
+)
 from picbench.output.figures.paper_panels import Spot, draw_spots
 from picbench.output.figures.style import arm_styles
 
@@ -48,7 +55,7 @@ def draw_context(
                 highest_near = max((spots[arm][-1] for arm in near), key=lambda spot: spot.y)
                 ends.append((_OTHERS, highest_near, "#444444"))
             label_ends(axis, [(name, spot.x, spot.y, colour) for name, spot, colour in ends])
-        figure.supylabel(about.y_label, fontsize=AXIS, x=0.012, y=_middle(grid), ha="left")
+        name_column(figure, list(grid[:, 0]), about.y_label)
 
 
 def _spots(found: Mapping[int, Sequence[float]]) -> list[Spot]:
@@ -56,12 +63,6 @@ def _spots(found: Mapping[int, Sequence[float]]) -> list[Spot]:
         Spot(tokens / 1000, median(values), min(values), max(values))
         for tokens, values in sorted(found.items())
     ]
-
-
-def _middle(grid: Sequence[Sequence[object]]) -> float:
-    """The height of the middle of all panels, of the figure's."""
-    top, bottom = (grid[n][0].get_position() for n in (0, -1))  # type: ignore[attr-defined]
-    return float(top.y1 + bottom.y0) / 2
 
 
 def _names(arms: Mapping[str, object]) -> dict[str, str]:

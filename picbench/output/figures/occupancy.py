@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from picbench.output.figures.paper_canvas import AXIS, LABEL, Panel, canvas
+from picbench.output.figures.paper_canvas import LABEL, Panel, canvas, name_column
 from picbench.output.figures.style import arm_styles
 from picbench.output.run_reader import Series
 
@@ -42,8 +42,7 @@ def draw_occupancy(panels: Panels, caption: str, base: Path) -> None:
             column[-1].set_xlabel(about.x_label, labelpad=2)
         # Axes are shared, and a limit would be that of the panel drawn last.
         grid[0, 0].set_ylim(0, 1.05 * max(map(_highest, panels.values())))
-        middle = (grid[0, 0].get_position().y1 + grid[-1, 0].get_position().y0) / 2
-        figure.supylabel(about.y_label, fontsize=AXIS, x=0.012, y=middle, ha="left")
+        name_column(figure, list(grid[:, 0]), about.y_label)
 
 
 def _highest(arms: Mapping[str, Series]) -> float:

@@ -126,6 +126,12 @@ def _log(one: Any, set_scale: Any, limits: tuple[float, float]) -> None:
     one.set_minor_formatter(NullFormatter())
 
 
+def name_column(figure: "Figure", axes: Sequence["Axes"], name: str) -> None:
+    """One name for the y axes of panels that are below each other; the first is at the top."""
+    middle = (axes[0].get_position().y1 + axes[-1].get_position().y0) / 2
+    figure.supylabel(name, fontsize=AXIS, x=0.012, y=middle, ha="left")
+
+
 def beside(names: Iterable[str]) -> float:
     """Inches that `label_ends` needs to the right of the axes for these names."""
     return 0.11 + 0.0535 * max(
