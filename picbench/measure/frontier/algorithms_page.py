@@ -43,7 +43,7 @@ TUNED_ARMS = ("block-attention", "kvlink:n=5")
 
 
 def write(folder: Path, output: Path) -> str:
-    """Write ``algorithms.md``, ``.json``, ``.png`` and ``.svg`` from the parts in `folder`.
+    """Write ``algorithms.md``, ``.json`` and the figure from the parts in `folder`.
 
     Returns the page.
     """

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from picbench.output.figures.style import PALETTE, drawing, write
+from picbench.output.figures.figure_legend import draw_legend, legend_height
+from picbench.output.figures.paper_canvas import LABEL, Panel, canvas, name_column
+from picbench.output.figures.style import PALETTE
 
 _GOAL = "#009E73"
 
@@ -24,40 +26,10 @@ class FrontierPoint:
     high: float
 
 
-#: What is written at a point, and by how many points to its right and above it.
-_LABELS = {
-    "naive": ("naive", (4, -7)),
-    "epic:k=64": ("epic", (0, -9)),
-    "cacheblend:r=0.5": ("cacheblend", (-39, 2)),
-    "mepic": ("mepic", (3, -8)),
-}
+#: Panels beside each other, and inches: a panel, and its title with what is above it.
+_ACROSS, _HIGH, _TITLE = 2, 0.95, 0.3
 
-
-@dataclass(frozen=True, slots=True)
-class _Format:
-    """A width for print, in mm, and the letters' size in points.
-
-    `panel` is the height of a row of panels, `around` that of what is above and below them, both in
-    inches; `columns` are those of panels, `legend` those of the legend. `labelled` are the arms
-    that are named in panels.
-    """
-
-    suffix: str
-    width: float
-    panel: float
-    around: float
-    columns: int
-    legend: int
-    font: float
-    ticks: tuple[int, ...]
-    labelled: tuple[str, ...]
-
-
-#: A page's text and a column of a paper: in both, letters are about as large as in print.
-_FORMATS = (
-    _Format("", 170, 1.9, 1.15, 3, 3, 7, (0, 2, 10, 25, 50, 100), tuple(_LABELS)),
-    _Format("-column", 85, 1.33, 1.95, 2, 2, 6, (0, 10, 50), ("naive", "mepic")),
-)
+_TICKS = (0, 2, 10, 25, 50, 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +49,19 @@ _BLUE, _ORANGE, _GREEN, _PINK, _YELLOW, *_ = PALETTE
 _FAMILIES = {
     "epic": _Family("epic, k = 1 to 64", _BLUE, "o", joined=True),
     "cacheblend": _Family("cacheblend, r = 0.05 to 0.5", _ORANGE, "s", joined=True),
-    "static": _Family("cacheblend (static), r = 0.15", _ORANGE, "s", hollow=True),
-    "mepic": _Family("mepic, 1 and 2 blocks a chunk", _PINK, "^", joined=True, size=4.5),
-    "other": _Family("other published arms", "#888888", "v", hollow=True),
-    "tuned": _Family("tuned: block-attention, kvlink", _YELLOW, "P", size=4.5),
+    "static": _Family("cacheblend (static)", _ORANGE, "s", hollow=True),
+    "mepic": _Family("mepic, 1 and 2 blocks", _PINK, "^", joined=True, size=4.5),
+    "other": _Family("other published", "#888888", "v", hollow=True),
+    "naive": _Family("naive", "#000000", "X", size=4.0),
+    "tuned": _Family("tuned models", _YELLOW, "P", size=4.5),
     "anchor": _Family("ours: anchor", _GREEN, "o", hollow=True),
     "question": _Family("ours: question", _GREEN, "^", hollow=True, size=4.5),
     "document": _Family("ours: document", _GREEN, "D", hollow=True),
     "both": _Family("ours: anchor and document", _GREEN, "D", size=4.0),
-    "all": _Family("ours: anchor, document, question", _GREEN, "*", size=6.0),
+    "all": _Family("ours: all three", _GREEN, "*", size=6.0),
 }
 
-#: Points that keep more of the score are not labelled: there, many are one above the other.
-_CROWDED = 0.98
+_GOAL_NAME, _FRONTIER_NAME = "the goal", "frontier of all arms"
 
 
 def draw_frontier(
@@ -98,65 +70,46 @@ def draw_frontier(
     caption: str,
     base: Path,
 ) -> None:
-    """Write ``base.svg`` and ``base.png``, 170 mm wide, and ``base-column``, 85 mm wide.
+    """Write ``base.png``, ``base.pdf`` and ``base.svg``, as papers print them.
 
     `goal` is an arm and a share of the score: to link no more than the one, and keep the other.
     """
-    for form in _FORMATS:
-        with drawing():
-            import matplotlib
-
-            title = form.font + 1
-            with matplotlib.rc_context({"font.size": form.font, "axes.titlesize": title}):
-                figure = _draw(panels, goal, form)
-                write(figure, caption, base.with_name(base.name + form.suffix))
-
-
-def _draw(
-    panels: Mapping[str, Sequence[FrontierPoint]], goal: tuple[str, float], form: _Format
-) -> Any:
-    from matplotlib.figure import Figure
-
-    columns = min(form.columns, len(panels))
-    rows = -(-len(panels) // columns)
-    low = min(point.low for points in panels.values() for point in points)
-    size = (form.width / 25.4, form.panel * rows + form.around)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
-    for axis, (dataset, points) in zip(axes.flat, panels.items(), strict=False):
-        _panel(axis, points, goal, form.labelled)
-        axis.set_title(dataset)
-    axes[0][0].set_ylim(10 * (10 * low // 1), 103)
-    _scale(axes[0][0], form.ticks)
-    for axis in axes[-1]:
-        axis.set_xlabel("linked, % of chunk tokens")
-    for row in axes:
-        row[0].set_ylabel("kept, % of full's score")
-    for axis in list(axes.flat)[len(panels) :]:
-        axis.set_visible(False)
-    handles = {
-        label: handle
-        for axis in axes.flat
-        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        handles.values(),
-        handles,
-        loc="outside upper center",
-        ncols=form.legend,
-        fontsize=form.font - 0.7,
-        columnspacing=1.0,
-        handlelength=1.5,
-    )
-    return figure
+    rows = -(-len(panels) // _ACROSS)
+    aim = f"The goal: {goal[1]:.2f} of full's score, linking no more than {goal[0]}."
+    about = Panel("linked, % of chunk tokens", "kept, % of full's score", f"{aim} {caption}")
+    names = _legend_names(panels)
+    plot = _HIGH * rows + _TITLE * (rows - 1)
+    with canvas(about, base, plot=plot, above=legend_height(names) + 0.05) as figure:
+        spaces = {"hspace": _TITLE / _HIGH, "wspace": 0.1}
+        axes = figure.subplots(rows, _ACROSS, squeeze=False, sharey=True, gridspec_kw=spaces)
+        for axis, (dataset, points) in zip(axes.flat, panels.items(), strict=False):
+            _panel(axis, points, goal)
+            axis.set_title(dataset, fontsize=LABEL, loc="left", pad=2)
+            axis.tick_params(pad=2, length=2)
+            _scale(axis)
+        low = min(point.low for points in panels.values() for point in points)
+        axes[0][0].set_ylim(10 * (10 * low // 1), 103)
+        for number, axis in enumerate(axes.flat):
+            axis.set_visible(number < len(panels))
+            axis.tick_params(labelbottom=number + _ACROSS >= len(panels))
+            if number + _ACROSS >= len(panels):
+                axis.set_xlabel(about.x_label, labelpad=2)
+        name_column(figure, list(axes[:, 0]), about.y_label)
+        handles = {
+            label: handle
+            for axis in axes.flat
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        draw_legend(figure, [handles[name] for name in names], names)
 
 
-def _panel(
-    axis: Any,
-    points: Sequence[FrontierPoint],
-    goal: tuple[str, float],
-    labelled: Sequence[str],
-) -> None:
+def _legend_names(panels: Mapping[str, Sequence[FrontierPoint]]) -> list[str]:
+    found = {_family(point) for points in panels.values() for point in points}
+    families = [family.name for key, family in _FAMILIES.items() if key in found]
+    return [_GOAL_NAME, _FRONTIER_NAME, *families]
+
+
+def _panel(axis: Any, points: Sequence[FrontierPoint], goal: tuple[str, float]) -> None:
     arm, kept = goal
     budget = next((p.share for p in points if p.arm == arm), 0.0)
     axis.fill_between(
@@ -166,7 +119,7 @@ def _panel(
         color=_GOAL,
         alpha=0.13,
         lw=0,
-        label=f"goal: {kept:.2f} of full, links no more than {arm}",
+        label=_GOAL_NAME,
     )
     axis.step(
         *_percent(frontier_steps(points)),
@@ -174,27 +127,22 @@ def _panel(
         color="#000000",
         lw=0.8,
         alpha=0.6,
-        label="frontier of all arms",
+        label=_FRONTIER_NAME,
         zorder=1,
     )
     for name, family in _FAMILIES.items():
         found = sorted((p for p in points if _family(p) == name), key=lambda p: p.share)
         if found:
             _draw_family(axis, family, found)
-    for point in points:
-        if point.arm in labelled and point.kept < _CROWDED:
-            text, offset = _LABELS[point.arm]
-            at = (100 * point.share, 100 * point.kept)
-            axis.annotate(text, at, xytext=offset, textcoords="offset points", fontsize=5.5)
 
 
-def _scale(axis: Any, ticks: Sequence[int]) -> None:
+def _scale(axis: Any) -> None:
     """Square roots: most arms link little."""
     import numpy as np
 
     axis.set_xscale("function", functions=(lambda x: np.sign(x) * np.sqrt(np.abs(x)), _square))
     axis.set_xlim(-0.3, 108)
-    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.set_xticks(_TICKS, [str(tick) for tick in _TICKS])
     axis.minorticks_off()
 
 
@@ -244,6 +192,8 @@ def _family(point: FrontierPoint) -> str | None:
     name, *options = point.arm.split(":")
     if name in ("full", "prefix"):
         return None
+    if name == "naive" and not options:
+        return name
     own = {option for option in options if option in _OWN_OPTIONS}
     if own:
         return _OF_OWN[frozenset(own)]

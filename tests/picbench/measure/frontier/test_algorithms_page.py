@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from harness_fakes import GPU_FACTS
+from printed_figure import check_printed
 
 from picbench.errors import DataError
 from picbench.measure.frontier.algorithms_page import write
@@ -74,8 +75,7 @@ def test_the_page_has_tables_orders_and_the_frontier(tmp_path: Path) -> None:
     assert "## testbed:block" in lines
     assert "G, driver D, vLLM V" in lines[2]
     assert "100 rows, of tuned models 100." in (tmp_path / "out" / "algorithms.svg").read_text()
-    for name in ("algorithms.png", "algorithms.svg", "algorithms-column.png"):
-        assert (tmp_path / "out" / name).exists()
+    check_printed(tmp_path / "out" / "algorithms")
 
 
 def test_numbers_of_the_page_are_in_a_file(tmp_path: Path) -> None:
