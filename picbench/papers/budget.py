@@ -6,21 +6,24 @@ from time import monotonic
 from picbench.papers.paper_settings import AttentionSettings, LatencyPoint, LatencySettings, Point
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
-#: Prompt tokens a second. CPU: two cores of an AMD EPYC, testbed model, README's demo. CUDA: H200,
-#: Llama-3.1-8B's shape, 1.8k tokens a prompt: results/gpu/load.md, the run without a pause. What is
-#: not measured there is taken as mepic if it links no more, and as `other`.
-SPEEDS: Mapping[str, Mapping[str, float]] = {
-    "cpu": {"full": 3_400, "prefix": 3_800, "other": 9_600},
+#: Prompt tokens a second that are computed, and what else is one of reused chunks, by arm. CPU: two
+#: cores of an AMD EPYC, testbed model, README's demo. CUDA: H200, Llama-3.1-8B's shape, prompts of
+#: 1.9k and 4.1k tokens: results/papers/minipic, and three runs of EPIC's Figure 8; mepic links as
+#: many tokens as epic, and copies none.
+COMPUTED: Mapping[str, float] = {"cpu": 3_400, "cuda": 41_000}
+REUSED: Mapping[str, Mapping[str, float]] = {
+    "cpu": {"other": 16_000},
     "cuda": {
-        "full": 45_000,
-        "prefix": 47_000,
-        "epic": 119_000,
-        "mepic": 196_000,
-        "minipic": 196_000,
-        "naive": 196_000,
-        "other": 60_000,
+        "epic": 120_000,
+        "mepic": 250_000,
+        "minipic": 1_200_000,
+        "naive": 1_200_000,
+        "other": 70_000,
     },
 }
+
+#: Arms that compute what the same text does not precede.
+_PREFIX_ONLY = ("full", "prefix")
 
 #: Tokens a second of one request at a time, of which nothing is cached.
 ALONE: Mapping[str, float] = {"cpu": 2_700, "cuda": 38_000}
@@ -82,9 +85,10 @@ def expected_load(point: Point, facts: TrafficFacts) -> float:
 def expected_arm(arm: str, facts: TrafficFacts, device: str) -> float:
     """Seconds of one arm."""
     arriving = facts.requests / facts.rate if facts.rate else 0.0
-    speeds = SPEEDS[device]
-    speed = speeds.get(arm.partition(":")[0], speeds["other"])
-    return max(facts.mean_tokens * facts.requests / speed, arriving)
+    kind, speeds = arm.partition(":")[0], REUSED[device]
+    computed = facts.mean_tokens if kind in _PREFIX_ONLY else facts.fresh_tokens
+    reused = (facts.mean_tokens - computed) / speeds.get(kind, speeds["other"])
+    return max(facts.requests * (computed / COMPUTED[device] + reused), arriving)
 
 
 def expected_latency(settings: LatencySettings, point: LatencyPoint, device: str) -> float:

@@ -1,6 +1,15 @@
 """What may be begun in the time that there is."""
 
-from picbench.papers.budget import TimeBudget
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from picbench.papers.budget import TimeBudget, expected_arm
+from picbench.papers.experiments.experiment_data import ExperimentData
+from picbench.workloads.traffic.traffic_facts import TrafficFacts
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_work_is_expected_to_take_as_much_longer_as_before() -> None:
@@ -24,3 +33,42 @@ def test_without_a_limit_all_is_allowed() -> None:
     budget = TimeBudget(0.0)
     assert budget.allows(1e9)
     assert not budget.stopped
+
+
+def test_loads_that_were_measured_took_about_as_long_as_expected() -> None:
+    factors = []
+    for path in (ROOT / "results" / "papers").glob("*/data/cuda-*.json"):
+        for point in ExperimentData.read(path).points:
+            if "fresh_tokens" not in point.facts:
+                continue
+            facts = TrafficFacts(**{"users": 1, **point.facts})
+            for name, arm in point.arms.items():
+                took = arm.metrics["makespan_s"]
+                assert took is not None
+                factors.append(took / expected_arm(name, facts, "cuda"))
+    assert 1 / 2 < min(factors) <= max(factors) < 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_recurs_takes_less_time_than_what_is_new(device: str) -> None:
+    new, known = (
+        TrafficFacts(
+            requests=10,
+            users=1,
+            mean_tokens=1000.0,
+            mean_chunks=10.0,
+            mean_chunk_tokens=100.0,
+            unique_chunks=10,
+            reuse=0.0,
+            fresh_tokens=fresh,
+            cached=0.0,
+            top_chunk=0.1,
+            rate=None,
+        )
+        for fresh in (1000.0, 100.0)
+    )
+    for arm in ("mepic", "epic:k=16", "cacheblend:r=0.15", "naive"):
+        assert expected_arm(arm, known, device) < expected_arm(arm, new, device)
+    assert expected_arm("prefix", known, device) == expected_arm("prefix", new, device)
+    late = replace(known, rate=0.1)
+    assert expected_arm("naive", late, device) == 100.0
