@@ -47,11 +47,10 @@ def draw(
 
 
 def _note(data: ExperimentData) -> str:
-    count = len(data.seeds)
     how = (
-        f"Median of {count} repeats, bars: quartiles."
+        f"Median of {data.repeated} repeats, bars: quartiles."
         if data.single_requests
-        else f"Mean of {count} {data.repeats}, bars: sd."
+        else f"Mean of {data.repeated} {data.repeats}, bars: sd."
     )
     commit = data.conditions["commit"]
     return f"{_sentence(data.weights)}, {_inputs(data)}. {data.hardware}, commit {commit}. {how}"
@@ -217,7 +216,7 @@ def _draw_scores(
         families[name] = sorted(families.get(name, []), key=lambda s: _option(s.name))
         families[name] = _named_ends(name, families[name])
     times = f"Time: {drawing.at} {_inputs(data)}, {data.hardware}, commit "
-    times += f"{data.conditions['commit']}, median of {len(data.seeds)} repeats."
+    times += f"{data.conditions['commit']}, median of {data.repeated} repeats."
     note = f"{drawing.dataset}-like. {_score_note(evidence, [drawing.dataset])} {times}"
     note += f" {_hollow(drawing, published)}" if printed else ""
     panel = Panel("time to the first token, ms", drawing.label, note, log_x=True)

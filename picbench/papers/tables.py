@@ -62,7 +62,7 @@ def experiment_table(data: ExperimentData) -> ReportTable:
         f"{data.experiment} on {data.device}: what each arm did",
         (data.varies, "arm", *(title for title, _ in shown.values())),
         rows,
-        (f"Mean ± standard deviation over {len(data.seeds)} {data.repeats}. {data.caption}",),
+        (f"Mean ± standard deviation over {data.repeated} {data.repeats}. {data.caption}",),
     )
 
 

@@ -1,6 +1,7 @@
 """What an experiment measured, small enough to be kept with the sources: a JSON file."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -75,6 +76,13 @@ class ExperimentData:
     def seeds(self) -> list[int]:
         """Seeds, or repeats."""
         return sorted({point.seed for point in self.points})
+
+    @property
+    def repeated(self) -> str:
+        """How many seeds or repeats each point has: ``3``, or ``2 to 3`` if some have fewer."""
+        counts = Counter(point.label for point in self.points).values()
+        least, most = min(counts), max(counts)
+        return str(most) if least == most else f"{least} to {most}"
 
     def values(self, label: str, arm: str, metric: str) -> dict[int, float]:
         """A metric by seed; empty where it was not measured."""
