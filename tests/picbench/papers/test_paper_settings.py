@@ -1,5 +1,6 @@
 """The settings that come with picbench."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,30 @@ def test_claims_are_about_arms_and_points_that_are_measured(paper: str) -> None:
             wanted = claim.judge.against
             against = [wanted] if isinstance(wanted, str) else wanted
             assert {*claim.judge.at, *against} <= labels, claim.claim
+
+
+def _number(label: str) -> float | None:
+    with suppress(ValueError):
+        return float(label)
+    return None
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_growth_is_judged_in_one_direction(paper: str, device: Device) -> None:
+    """Devices have sizes of their own: what is large on one may be the smallest on the other."""
+    settings = read_settings(paper)
+    for claim in settings.claims:
+        judge = claim.judge
+        if not isinstance(judge, RunQuantity) or not judge.against or not judge.at:
+            continue
+        experiment = getattr(settings.experiments[judge.experiment], device, None)
+        known = list(getattr(experiment, "points", ()))
+        against = [judge.against] if isinstance(judge.against, str) else judge.against
+        base = next((_number(label) for label in against if label in known), None)
+        at = [_number(label) for label in judge.at if label in known]
+        if base is not None:
+            assert len({number > base for number in at if number is not None}) <= 1, claim.claim
 
 
 @pytest.mark.parametrize("paper", PAPERS)
