@@ -31,11 +31,11 @@ if (_found := find_spec("picbench")) is None or _found.origin is None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How long the eviction storm is and whom it meets, and how often a real run is killed.
 
-    `--storm 10000` takes minutes, and so does each kill. With `--ahead` storms meet engines that
-    schedule a step before the previous one has ended, as on a GPU.
+    `--storm 10000` takes minutes, and so does each kill. With `--ahead` storms and faults meet
+    engines that schedule a step before the previous one has ended, as on a GPU.
     """
     parser.addoption("--storm", type=int, default=600, help="requests of the eviction storm")
-    parser.addoption("--ahead", action="store_true", help="storms schedule ahead of the model")
+    parser.addoption("--ahead", action="store_true", help="engines schedule ahead of the model")
     parser.addoption("--kills", type=int, default=0, help="kills of a run of real engines")
 
 

@@ -4,6 +4,7 @@ vLLM does so on no CPU. Here its scheduler and its engine core do, over steps th
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from picbench.engines.engine import Engine
 from picbench.engines.vllm import settings
 from picbench.engines.vllm.scheduler.scheduler import PicAsyncScheduler
 from picbench.engines.vllm.worker.cpu import worker
+
+#: How an engine is started.
+Start = Callable[[EngineConfig], Engine]
 
 
 def engine_ahead(config: EngineConfig) -> Engine:

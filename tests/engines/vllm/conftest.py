@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,20 +13,33 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Text
 
+if TYPE_CHECKING:
+    from ahead_engine import Start
+
 POOL = 300
 
 
+@pytest.fixture(scope="session")
+def start(request: pytest.FixtureRequest) -> "Start":
+    """How engines are started; with `--ahead` they schedule ahead of the model."""
+    if not request.config.getoption("--ahead"):
+        return Engine
+    from ahead_engine import engine_ahead
+
+    return engine_ahead
+
+
 @pytest.fixture(scope="module")
-def engine(llama: Path) -> Iterator[Engine]:
+def engine(llama: Path, start: "Start") -> Iterator[Engine]:
     config = EngineConfig(
         tiers="", model=str(llama), dtype="float32", kv_blocks=POOL, context=2048, batch_tokens=128
     )
-    with Engine(config) as engine:
+    with start(config) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def starved(llama: Path) -> Iterator[Engine]:
+def starved(llama: Path, start: "Start") -> Iterator[Engine]:
     """An engine for short prompts, with blocks for a few of them."""
     config = EngineConfig(
         model=str(llama),
@@ -36,7 +49,7 @@ def starved(llama: Path) -> Iterator[Engine]:
         batch_tokens=64,
         max_requests=8,
     )
-    with Engine(config) as engine:
+    with start(config) as engine:
         yield engine
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ahead_engine import Start
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.transfers import TransferResults
@@ -16,8 +17,8 @@ from picbench.engines.vllm.scheduler.scheduler import PicScheduler
 from picbench.engines.vllm.transfer.tier_client import TierClient
 
 
-def engine_with(model: Path, tiers: str) -> Engine:
-    return Engine(
+def engine_with(model: Path, tiers: str, start: Start) -> Engine:
+    return start(
         EngineConfig(
             model=str(model),
             dtype="float32",
@@ -31,9 +32,9 @@ def engine_with(model: Path, tiers: str) -> Engine:
 
 
 @pytest.fixture(scope="module")
-def engine(pebble: Path) -> Iterator[Engine]:
+def engine(pebble: Path, start: Start) -> Iterator[Engine]:
     """A tier that is too small for any chunk: it refuses all."""
-    with engine_with(pebble, "host:1KiB") as engine:
+    with engine_with(pebble, "host:1KiB", start) as engine:
         yield engine
 
 
@@ -159,6 +160,7 @@ def test_tiers_that_are_not_looked_up_or_cleared_end_no_request(
     draw: Any,
     monkeypatch: pytest.MonkeyPatch,
     hook: str,
+    start: Start,
 ) -> None:
     """Others may have stored in a tier on disk, so chunks are looked up there."""
     calls = list[int]()
@@ -167,7 +169,7 @@ def test_tiers_that_are_not_looked_up_or_cleared_end_no_request(
         calls.append(1)
         raise RuntimeError("injected")
 
-    with engine_with(pebble, f"disk:{tmp_path}:4MiB") as engine:
+    with engine_with(pebble, f"disk:{tmp_path}:4MiB", start) as engine:
         asked = request(chunks, draw, "naive")
         expected = serve(engine, asked)[0].tokens
         engine.reset()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ahead_engine import Start
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
@@ -66,7 +67,7 @@ ALGORITHMS = ["mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "prefix"]
 
 
 @pytest.fixture(scope="module")
-def engine(pebble: Path) -> Iterator[Engine]:
+def engine(pebble: Path, start: Start) -> Iterator[Engine]:
     """A pool that is too small for the requests that run at a time, and a tier for its chunks."""
     config = EngineConfig(
         model=str(pebble),
@@ -77,7 +78,7 @@ def engine(pebble: Path) -> Iterator[Engine]:
         max_requests=8,
         tiers="host:1MiB",
     )
-    with Engine(config) as engine:
+    with start(config) as engine:
         yield engine
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ahead_engine import engine_ahead
+from ahead_engine import Start, engine_ahead
 from storm_mix import draw_mix, sampling
 from tiny_llama import write_model
 
@@ -22,7 +22,6 @@ ALGORITHMS = ["mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "cacheblend
 HOST = "4MiB"
 REDIS = "64MiB"
 
-Start = Callable[[EngineConfig], Engine]
 
 #: Answers by the number of the request; most requests have one.
 Tokens = dict[int, tuple[tuple[int, ...], ...]]
@@ -50,12 +49,6 @@ class Storm:
 def storm(request: pytest.FixtureRequest) -> Storm:
     count = request.config.getoption("--storm")
     return Storm(count, max(50, count // 10))
-
-
-@pytest.fixture(scope="module")
-def start(request: pytest.FixtureRequest) -> Start:
-    """How engines are started whose pools are too small."""
-    return engine_ahead if request.config.getoption("--ahead") else Engine
 
 
 @pytest.fixture(scope="module")
