@@ -110,7 +110,7 @@ def test_page_figure_and_numbers_are_written(tmp_path: Path) -> None:
     assert noted["ttft_ms"]["full"]["1104"] == [30.0, 10.0, 20.0]
     assert (tmp_path / "new" / "context.md").read_text() == render(curves(FOUND), FACTS)
     figure = (tmp_path / "new" / "context.svg").read_text()
-    assert "mepic" in figure
+    assert "context, thousand tokens" in figure
     assert "driver D" in figure
     assert (tmp_path / "new" / "context.png").exists()
 
