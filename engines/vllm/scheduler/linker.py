@@ -291,7 +291,7 @@ class Linker:
         return planned.plan if planned else None
 
     def new_slots(self, tag: str) -> int | None:
-        """Slots that a waiting request has computed, its missing chunks' among them.
+        """Slots that a waiting request has computed, its missing chunks' among them; whole blocks.
 
         None for a plain request.
         """
