@@ -70,6 +70,20 @@ def overwrite(target: Tensor, values: np.ndarray) -> None:
     target.copy_(host, non_blocking=True)
 
 
+def overwrite_all(targets: Sequence[Tensor], values: Sequence[NDArray[np.int32]]) -> None:
+    """Write values to the front of one-dimensional tensors of int32, and zeros after them.
+
+    One asynchronous copy brings all of them to the device: the host waits for nothing, and takes
+    pinned memory once, which costs most where there is none to be used again.
+    """
+    staging = StagedUpload([target.shape for target in targets], targets[0].device)
+    for array, own in zip(staging.arrays, values, strict=True):
+        array[: len(own)] = own
+        array[len(own) :] = 0
+    for target, sent in zip(targets, staging.send(), strict=True):
+        target.copy_(sent)
+
+
 class StagedUpload:
     """Arrays of int32 that one copy brings to the device, each from a multiple of 16 bytes on.
 

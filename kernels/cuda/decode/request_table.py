@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from picbench.errors import EngineError
+from picbench.kernels.cuda.device import overwrite_all
 from picbench.kernels.cuda.visible_blocks import CanonicalBlocks, Ints, VisibleBlocks
 from picbench.kernels.paging import BLOCK_SIZE
 
@@ -93,23 +94,13 @@ class RequestTable:
                 f"{tiles} tiles of blocks exceed {self.max_tiles}",
                 hint="size the request table for the engine's max_model_len",
             )
-        for target, source in (
-            (self.blocks, visible.blocks.flatten()),
-            (self.seen, visible.seen.flatten()),
-            (self.rope_shift, shifts),
-            (self.bounds, np.array([tiles, visible.tail], np.int32)),
-        ):
-            self._write(target[row], source)
+        bounds = np.array([tiles, visible.tail], np.int32)
+        overwrite_all(
+            [self.blocks[row], self.seen[row], self.rope_shift[row], self.bounds[row]],
+            [visible.blocks.reshape(-1), visible.seen.reshape(-1), shifts, bounds],
+        )
 
     def _slot_shifts(self, visible: VisibleBlocks, rope_shift: Ints) -> Ints:
         slots = visible.slots(self.blocks.shape[1])
         inside = (slots >= 0) & (slots < len(rope_shift))
         return np.where(inside, rope_shift[np.where(inside, slots, 0)], 0).astype(np.int32)
-
-    @staticmethod
-    def _write(row: Tensor, values: Ints) -> None:
-        full = np.zeros(len(row), np.int32)
-        full[: len(values)] = values
-        host = torch.from_numpy(full)
-        # From pinned memory the copy waits for nothing: requests are admitted ahead of the GPU.
-        row.copy_(host.pin_memory() if row.is_cuda else host, non_blocking=True)

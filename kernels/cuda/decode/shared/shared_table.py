@@ -15,7 +15,7 @@ from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
 from picbench.kernels.cuda.decode.shared.key_cells import KeyCell, block_starts, cut_cells
 from picbench.kernels.cuda.decode.shared.reader_groups import ReaderGroups
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
-from picbench.kernels.cuda.device import upload
+from picbench.kernels.cuda.device import overwrite_all, upload_all
 from picbench.kernels.cuda.visible_blocks import CanonicalBlocks, Ints, VisibleBlocks
 from picbench.kernels.shape import HeadShape
 
@@ -108,25 +108,24 @@ class SharedRequestTable(RequestTable):
 
     def flush(self) -> None:
         """Copies what changed since the last step to the device; without changes, nothing."""
-        changes, device = self.groups_of.take_changes(), self.groups.device
+        changes = self.groups_of.take_changes()
         if changes is None:
             return
-        if len(changes.index):
-            at, rows = upload(changes.index, device), upload(changes.rows, device)
-            self.groups.index_copy_(0, at, rows)
-        if len(changes.at):
-            at, parts = upload(changes.at, device), upload(changes.parts, device)
-            self.part_of.view(-1).index_copy_(0, at, parts)
         used = self.groups_of.count if self.groups_of.pays else 0
+        index, at = changes.index.astype(np.int32), changes.at.astype(np.int32)
+        new = [index, changes.rows, at, changes.parts, np.array([used], np.int32)]
+        groups, rows, places, parts, count = upload_all(new, self.groups.device)
+        if len(index):
+            self.groups.index_copy_(0, groups.long(), rows)
+        if len(at):
+            self.part_of.view(-1).index_copy_(0, places.long(), parts)
         if used != self._used:
-            self.control[:1].copy_(upload(np.array([used], np.int32), device))
+            self.control[:1].copy_(count)
             self._used = used
 
     def _write_cells(self, row: int, cells: list[KeyCell]) -> None:
         ordinals: Ints = np.full(self.max_tiles, -1, np.int32)
         for ordinal, cell in enumerate(cells):
             ordinals[cell.first : cell.last] = ordinal
-        self._write(self.cell_of_tile[row], ordinals)
-        self.cells[row : row + 1].copy_(
-            upload(np.array([len(cells)], np.int32), self.cells.device), non_blocking=True
-        )
+        count = np.array([len(cells)], np.int32)
+        overwrite_all([self.cell_of_tile[row], self.cells[row : row + 1]], [ordinals, count])
