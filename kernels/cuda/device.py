@@ -1,6 +1,6 @@
 """What the GPU runs, how it multiplies, and copies to it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
 from typing import Any
@@ -70,18 +70,26 @@ def overwrite(target: Tensor, values: np.ndarray) -> None:
     target.copy_(host, non_blocking=True)
 
 
-def overwrite_all(targets: Sequence[Tensor], values: Sequence[NDArray[np.int32]]) -> None:
-    """Write values to the front of one-dimensional tensors of int32, and zeros after them.
+def write_rows(targets: Sequence[Tensor], rows: Mapping[int, Sequence[NDArray[np.int32]]]) -> None:
+    """Write the begin of rows of two-dimensional tensors of int32: rows[i][n] to row i of target n.
 
-    One asynchronous copy brings all of them to the device: the host waits for nothing, and takes
-    pinned memory once, which costs most where there is none to be used again.
+    What the longest of them writes of a target, the others do as well, zeros where they end. One
+    asynchronous copy brings all to the device: the host waits for nothing, and takes pinned memory
+    once, which costs most where there is none to be used again.
     """
-    staging = StagedUpload([target.shape for target in targets], targets[0].device)
-    for array, own in zip(staging.arrays, values, strict=True):
-        array[: len(own)] = own
-        array[len(own) :] = 0
-    for target, sent in zip(targets, staging.send(), strict=True):
-        target.copy_(sent)
+    widths = [max(len(own[n]) for own in rows.values()) for n in range(len(targets))]
+    shapes = [(len(rows),), *((len(rows), width) for width in widths)]
+    staging = StagedUpload(shapes, targets[0].device)
+    index, *arrays = staging.arrays
+    index[:] = list(rows)
+    for array, parts in zip(arrays, zip(*rows.values(), strict=True), strict=True):
+        for row, part in zip(array, parts, strict=True):
+            row[: len(part)] = part
+            row[len(part) :] = 0
+    at, *sent = staging.send()
+    at = at.long()
+    for target, width, values in zip(targets, widths, sent, strict=True):
+        target[:, :width].index_copy_(0, at, values)
 
 
 class StagedUpload:

@@ -127,6 +127,7 @@ class DecodeBatch:
 
     def _look_up(self, block_table: Tensor) -> None:
         table = self.table
+        table.flush()
         width = table.blocks.shape[1]
         look_up_blocks[(self.size, triton.cdiv(width, SPAN))](
             table.blocks,

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from picbench.errors import EngineError
-from picbench.kernels.cuda.device import overwrite_all
+from picbench.kernels.cuda.device import write_rows
 from picbench.kernels.cuda.visible_blocks import CanonicalBlocks, Ints, VisibleBlocks
 from picbench.kernels.paging import BLOCK_SIZE
 
@@ -16,9 +16,10 @@ TILE_BLOCKS = 4
 class RequestTable:
     """One row a request: its visible blocks (`VisibleBlocks`) and the RoPE shift of their keys.
 
-    A row is written when the request is admitted or planned anew, and holds for every length that
-    the request grows to. A table for keys cached without RoPE (`unrotated`) holds a shift a slot
-    instead of one a tile.
+    A row is written (`put`) when the request is admitted or planned anew, and holds for every
+    length that the request grows to. The device gets the rows of all requests that came since the
+    last step at once (`flush`), in the order of the stream: the host may be ahead of it by a step.
+    A table for keys cached without RoPE (`unrotated`) holds a shift a slot instead of one a tile.
 
     Attributes, all int32 on the device: `blocks` and `seen` [rows, max_tiles * tile_blocks],
     `rope_shift` [rows, max_tiles], or [rows, max_tiles * tile_blocks * 16] if unrotated, and
@@ -46,6 +47,7 @@ class RequestTable:
 
         self.blocks, self.seen = zeros(listed), zeros(listed)
         self.rope_shift, self.bounds = zeros(shifts), zeros(2)
+        self._unsent: dict[int, list[Ints]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +61,9 @@ class RequestTable:
         rope_shift: Tensor,
         canonical: CanonicalBlocks | None = None,
     ) -> None:
-        """Writes a request's `row`; `kpos` and `rope_shift` [slots] are int32 on the CPU.
+        """Has the next `flush` write a request's `row`.
+
+        `kpos` and `rope_shift` [slots] are int32 on the CPU.
 
         Tables whose requests share what they read want the `canonical` blocks of each.
 
@@ -70,10 +74,15 @@ class RequestTable:
         """
         if self.unrotated:
             visible = VisibleBlocks.of_unrotated(kpos.numpy(), self.tile_blocks)
-            self._write_tiles(row, visible, rope_shift)
         else:
             visible = VisibleBlocks.of(kpos.numpy(), rope_shift.numpy(), self.tile_blocks)
-            self._write_tiles(row, visible, rope_shift)
+        self._unsent[row] = self._tiles(visible, rope_shift)
+
+    def flush(self) -> None:
+        """Writes what was put since the last time to the device."""
+        if self._unsent:
+            write_rows(self._columns, self._unsent)
+            self._unsent = {}
 
     @property
     def shares(self) -> bool:
@@ -82,12 +91,15 @@ class RequestTable:
 
     def clear(self, row: int) -> None:
         """The request of a row has ended; the row is not read until it is written again."""
+        self._unsent.pop(row, None)
 
-    def _write_tiles(self, row: int, visible: VisibleBlocks, rope_shift: Tensor) -> None:
-        if self.unrotated:
-            shifts = self._slot_shifts(visible, rope_shift.numpy())
-        else:
-            shifts = visible.rope_shift
+    @property
+    def _columns(self) -> list[Tensor]:
+        """What a row is written to."""
+        return [self.blocks, self.seen, self.rope_shift, self.bounds]
+
+    def _tiles(self, visible: VisibleBlocks, rope_shift: Tensor) -> list[Ints]:
+        """What a row has in the columns of this class."""
         tiles = len(visible.blocks)
         if tiles > self.max_tiles:
             raise EngineError(
@@ -95,10 +107,16 @@ class RequestTable:
                 hint="size the request table for the engine's max_model_len",
             )
         bounds = np.array([tiles, visible.tail], np.int32)
-        overwrite_all(
-            [self.blocks[row], self.seen[row], self.rope_shift[row], self.bounds[row]],
-            [visible.blocks.reshape(-1), visible.seen.reshape(-1), shifts, bounds],
-        )
+        shifts = self._shifts(visible, rope_shift.numpy())
+        return [visible.blocks.reshape(-1), visible.seen.reshape(-1), shifts, bounds]
+
+    def _shifts(self, visible: VisibleBlocks, rope_shift: Ints) -> Ints:
+        """Those of all tiles of a row, or slots; zeros for a tail of any length."""
+        if self.unrotated:
+            return self._slot_shifts(visible, rope_shift)
+        shifts = np.zeros(self.max_tiles, np.int32)
+        shifts[: len(visible.rope_shift)] = visible.rope_shift
+        return shifts
 
     def _slot_shifts(self, visible: VisibleBlocks, rope_shift: Ints) -> Ints:
         slots = visible.slots(self.blocks.shape[1])

@@ -70,6 +70,7 @@ class SharedDecodeBatch(DecodeBatch):
         # Requests that came or went since the last step count.
         table = self.table
         table.flush()
+        table.flush_groups()
         shifts = table.rope_shift.shape[1]
         look_up_private_tiles[(self.size, triton.cdiv(table.max_tiles, TILES))](
             table.blocks,

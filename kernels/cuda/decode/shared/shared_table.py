@@ -1,7 +1,6 @@
 """The request table of decode that reads shared blocks once: which tiles a group reads, and where.
 
-What changes is copied to the device with the next step (`flush`), in the order of the stream: the
-host may be ahead of the device by a step.
+What changes of them is copied to the device with the next step that shares (`flush_groups`).
 """
 
 from typing import Any
@@ -15,7 +14,7 @@ from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
 from picbench.kernels.cuda.decode.shared.key_cells import KeyCell, block_starts, cut_cells
 from picbench.kernels.cuda.decode.shared.reader_groups import ReaderGroups
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
-from picbench.kernels.cuda.device import overwrite_all, upload_all
+from picbench.kernels.cuda.device import upload_all
 from picbench.kernels.cuda.visible_blocks import CanonicalBlocks, Ints, VisibleBlocks
 from picbench.kernels.shape import HeadShape
 
@@ -97,17 +96,18 @@ class SharedRequestTable(RequestTable):
         else:
             visible = VisibleBlocks.of(known, rope_shift.numpy(), self.tile_blocks, listed)
             starts = None
-        self._write_tiles(row, visible, rope_shift)
         cells = cut_cells(visible, canonical.ids, self.layout.cell_blocks, starts)
-        self._write_cells(row, cells)
+        tiles = self._tiles(visible, rope_shift)
+        self._unsent[row] = [*tiles, self._ordinals(cells), np.array([len(cells)], np.int32)]
         self.groups_of.add(row, cells)
 
     def clear(self, row: int) -> None:
-        """The request of a row has ended; the row is not read until it is written again."""
+        """See `RequestTable.clear`."""
+        super().clear(row)
         self.groups_of.remove(row)
 
-    def flush(self) -> None:
-        """Copies what changed since the last step to the device; without changes, nothing."""
+    def flush_groups(self) -> None:
+        """Copies what changed of groups since the last time to the device."""
         changes = self.groups_of.take_changes()
         if changes is None:
             return
@@ -123,9 +123,13 @@ class SharedRequestTable(RequestTable):
             self.control[:1].copy_(count)
             self._used = used
 
-    def _write_cells(self, row: int, cells: list[KeyCell]) -> None:
+    @property
+    def _columns(self) -> list[Tensor]:
+        return [*super()._columns, self.cell_of_tile, self.cells[:, None]]
+
+    def _ordinals(self, cells: list[KeyCell]) -> Ints:
+        """The cell of each tile of a row, -1 for none."""
         ordinals: Ints = np.full(self.max_tiles, -1, np.int32)
         for ordinal, cell in enumerate(cells):
             ordinals[cell.first : cell.last] = ordinal
-        count = np.array([len(cells)], np.int32)
-        overwrite_all([self.cell_of_tile[row], self.cells[row : row + 1]], [ordinals, count])
+        return ordinals
