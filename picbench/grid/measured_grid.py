@@ -31,8 +31,8 @@ class GridPoint:
 
     `reuse` is the share of chunk tokens in chunks of a corpus of `corpus` chunks; all others occur
     once. `chunks` of `chunk_tokens` each are in a prompt. `load` is `ALONE`, `BURST`, or requests a
-    second, `output` the number of generated tokens. A `warm` cache has served as many requests of
-    the same kind before.
+    second, `output` the number of generated tokens. A `warm` cache has served each chunk of the
+    corpus that is needed, as the first of a prompt, and as many requests of the same kind.
     """
 
     reuse: float

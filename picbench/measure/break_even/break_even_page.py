@@ -75,7 +75,9 @@ def render_page(
             f"{len(grid.points())} cells, {len(grid.cells)} with repeats. Prompts are chunks of "
             "random tokens between short texts: times and memory, not answers. Reuse is the share "
             "of chunk tokens in chunks of the corpus, all others occur once; a cold cache is empty "
-            "before the first request, a warm one has served as many requests of the same kind. "
+            "before the first request, a warm one has served all chunks of the corpus that are "
+            "needed (of a corpus larger than the pool, as many as fit), each as the first of a "
+            "prompt, and as many requests of the same kind. "
             f"`alone` is one request at a time, `burst` {grid.facts.running} at a time. Ratios are "
             f"{SUBJECT}'s figure over the other arm's in the same cell, seed by seed.",
             "## From which reuse on",

@@ -1,5 +1,6 @@
 """How long what is left of a grid will take."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ _START = {"cpu": 25.0, "cuda": 100.0}
 #: Tokens of a prompt beside its chunks, about.
 _TEXT = 48
 
-#: Arms that map chunks, which half of the time are not there yet.
+#: Arms that map chunks, half of which are not there yet where the cache is cold.
 _LINKED = ("mepic", "naive")
 
 
@@ -99,7 +100,7 @@ def _share(
     factor: float,
 ) -> GridShare:
     left = [traffic for traffic in found if (traffic.point, traffic.seed) not in done]
-    tokens = sum(_prompt(t, settings) * len(settings.arms(t.point)) for t in left)
+    tokens = sum(_prompt(t, settings) * len(settings.arms_at(t.point)) for t in left)
     seconds = factor * sum(_expected(t, settings, device) for t in left)
     return GridShare(name, len(left), len(found), tokens, seconds)
 
@@ -119,16 +120,26 @@ def _expected(traffic: GridTraffic, settings: GridSettings, device: str) -> floa
     running = 1 if point.load == ALONE else settings.running
     generated = point.output * max(2, requests / running) * _STEP[device]
     arriving = requests / float(point.load) if point.load not in (ALONE, BURST) else 0.0
+    filled = _fill(traffic, settings) / _SPEED[device]
     return sum(
         max(share * _prompt(traffic, settings) / _SPEED[device] + generated, arriving)
-        for share in _computed(traffic, settings)
+        + (filled if arm != "full" else 0.0)
+        for arm, share in _computed(traffic, settings)
     )
 
 
-def _computed(traffic: GridTraffic, settings: GridSettings) -> Iterator[float]:
+def _computed(traffic: GridTraffic, settings: GridSettings) -> Iterator[tuple[str, float]]:
     """The share of prompt tokens that each arm computes, about."""
-    for arm in settings.arms(traffic.point):
-        yield 1 - traffic.point.reuse / 2 if arm in _LINKED else 1.0
+    for arm in settings.arms_at(traffic.point):
+        yield arm, 1 - 0.75 * traffic.point.reuse if arm in _LINKED else 1.0
+
+
+def _fill(traffic: GridTraffic, settings: GridSettings) -> float:
+    """Tokens that fill the cache of one arm: chunks that warm requests draw from the corpus."""
+    point = traffic.point
+    drawn = settings.requests(point) * point.chunks * point.reuse
+    used = point.corpus * (1 - math.pow(1 - 1 / point.corpus, drawn))
+    return used * (point.chunk_tokens + _TEXT)
 
 
 def _prompt(traffic: GridTraffic, settings: GridSettings) -> int:

@@ -1,14 +1,16 @@
 """The grids that are measured: which traffic, in which order, and its requests."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
 from random import Random
 
+from picbench.engines.config import BLOCK_SIZE
 from picbench.grid.measured_grid import ALONE, BURST, GridPoint
-from picbench.workloads.sample import Sample
+from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.traffic.corpus import from_tokens
-from picbench.workloads.traffic.draw import Stream, draw
+from picbench.workloads.traffic.draw import draw
 from picbench.workloads.traffic.settings import Traffic
 
 #: Ids that every model's vocabulary has; the first ones are often special.
@@ -28,9 +30,9 @@ class GridSettings:
     All combinations of `reuse`, `chunks` and `chunk_tokens` are served with chunks of `corpus`,
     alone and in bursts, with replies of `alone_output` and of `output` tokens. The other `corpora`,
     `outputs` and the `rates` (requests a second) are served at some reuses only, with chunks in the
-    middle. `alone` and `burst` requests are measured with a cold cache, and as many with a warm
-    one; `running` are served at a time in a burst. Bursts have about `burst_tokens` of prompts and
-    fewer requests where these are longer, but half of `running` at least.
+    middle. `alone` to `most_alone` requests, and `burst` at most, are measured with a cold cache,
+    and as many with a warm one: about `alone_tokens` and `burst_tokens` of prompts. `running` are
+    served at a time in a burst, half of which are served at least. `arms` are those of the device.
     """
 
     reuse: tuple[float, ...]
@@ -41,6 +43,8 @@ class GridSettings:
     rates: tuple[float, ...]
     seeds: int
     alone: int
+    most_alone: int
+    alone_tokens: int
     burst: int
     burst_tokens: int
     running: int
@@ -48,6 +52,7 @@ class GridSettings:
     output: int
     outputs: tuple[int, ...]
     pool: int
+    arms: tuple[str, ...]
 
     @property
     def longest(self) -> int:
@@ -56,16 +61,16 @@ class GridSettings:
 
     def requests(self, point: GridPoint) -> int:
         """How many requests are served at a point with a cold cache, and again with a warm one."""
+        prompt = point.chunks * point.chunk_tokens
         if point.load == ALONE:
-            return self.alone
-        fit = self.burst_tokens // (point.chunks * point.chunk_tokens)
-        return min(self.burst, max(fit, self.running // 2))
+            return min(self.most_alone, max(self.alone_tokens // prompt, self.alone))
+        return min(self.burst, max(self.burst_tokens // prompt, self.running // 2))
 
-    def arms(self, point: GridPoint) -> tuple[str, ...]:
+    def arms_at(self, point: GridPoint) -> tuple[str, ...]:
         """The arms that are served at a point: `full` takes the same at every reuse."""
         if point.load not in (ALONE, BURST):
             return _RATED
-        return ARMS if point.reuse == min(self.reuse) else ARMS[1:]
+        return self.arms if point.reuse == min(self.reuse) else self.arms[1:]
 
 
 #: By device. On an H200 about half an hour for all seeds, on two idle cores about ten minutes.
@@ -79,6 +84,8 @@ GRIDS = {
         rates=(4.0, 12.0),
         seeds=3,
         alone=3,
+        most_alone=12,
+        alone_tokens=16_384,
         burst=16,
         burst_tokens=65_536,
         running=16,
@@ -86,6 +93,8 @@ GRIDS = {
         output=16,
         outputs=(64, 256),
         pool=20_000,
+        # The costs of `naive` are those of `mepic`, and a fifth of the time.
+        arms=("full", "prefix", "reorder", "mepic"),
     ),
     "cpu": GridSettings(
         reuse=(0.0, 0.5, 0.95),
@@ -96,6 +105,8 @@ GRIDS = {
         rates=(),
         seeds=3,
         alone=4,
+        most_alone=4,
+        alone_tokens=0,
         burst=8,
         burst_tokens=8_192,
         running=4,
@@ -103,13 +114,14 @@ GRIDS = {
         output=4,
         outputs=(),
         pool=2_000,
+        arms=ARMS,
     ),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class GridTraffic:
-    """Traffic that every arm serves twice as much of: first with a cold cache, then a warm one."""
+    """Traffic that every arm serves with a cold cache, and as much again with a warm one."""
 
     point: GridPoint
     seed: int
@@ -172,10 +184,24 @@ def _point(
     )
 
 
-def draw_traffic(
-    traffic: GridTraffic, settings: GridSettings
-) -> tuple[list[Sample], list[Sample], Stream]:
-    """Its cold and its warm requests, and all of them as a stream with their arrivals."""
+@dataclass(frozen=True, slots=True)
+class GridRequests:
+    """What is served at a point, one after the other: `cold` requests from an empty cache, requests
+    of one chunk each that `fill` it, and `warm` ones.
+
+    `fill` has the chunks of the corpus that `warm` needs, so that each was once the first of a
+    prompt: prefix caching finds these. Of a corpus that is larger than the pool it has as large a
+    share as fits. `arrivals` are those of the cold requests, then of the warm ones, if any.
+    """
+
+    cold: tuple[Sample, ...]
+    fill: tuple[Sample, ...]
+    warm: tuple[Sample, ...]
+    arrivals: tuple[float, ...] | None
+
+
+def draw_traffic(traffic: GridTraffic, settings: GridSettings) -> GridRequests:
+    """The requests of a traffic."""
     point, count = traffic.point, settings.requests(traffic.point)
     corpus = from_tokens(
         IDS,
@@ -194,5 +220,16 @@ def draw_traffic(
         ),
         corpus,
     )
-    samples: Sequence[Sample] = drawn.samples
-    return list(samples[:count]), list(samples[count:]), drawn
+    cold, warm = drawn.samples[:count], drawn.samples[count:]
+    fits = settings.pool * BLOCK_SIZE / (point.corpus * point.chunk_tokens)
+    return GridRequests(cold, tuple(_fill(warm, drawn.preload, fits)), warm, drawn.arrivals)
+
+
+def _fill(
+    warm: Sequence[Sample], known: Collection[SampleSegment], fits: float
+) -> Iterator[Sample]:
+    """Requests of one chunk each for a share `fits` of the `known` chunks in `warm`."""
+    used = dict.fromkeys(chunk for sample in warm for chunk in sample.chunks if chunk in known)
+    for number, chunk in enumerate(list(used)[: math.ceil(fits * len(used))]):
+        first, last = warm[0].segments[0], warm[0].segments[-1]
+        yield replace(warm[0], id=f"fill {number}", segments=(first, chunk, last), max_tokens=1)

@@ -128,15 +128,15 @@ def add_cells(path: Path, facts: GridFacts, cells: Sequence[MeasuredCell]) -> Me
 
 def _measure(traffic: GridTraffic, run: GridRun, engines: Engines) -> list[MeasuredCell]:
     settings = run.settings
-    cold, warm, stream = draw_traffic(traffic, settings)
+    requests = draw_traffic(traffic, settings)
     running = 1 if traffic.point.load == ALONE else settings.running
-    arms = settings.arms(traffic.point)
+    arms = settings.arms_at(traffic.point)
     order = Random(f"{traffic}").sample(arms, len(arms))
     found: dict[str, Sequence[ArmCell]] = {}
     began = time.monotonic()
     for arm in order:
         engine, stock = engines[arm]
-        work = make_work(arm, (cold, warm), running, stream.arrivals, stock=stock)
+        work = make_work(arm, requests, running, stock=stock)
         found[arm] = engine.call(partial(serve_cells, work))
     seconds = (time.monotonic() - began) / len(traffic.points)
     return [

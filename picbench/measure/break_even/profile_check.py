@@ -27,7 +27,12 @@ from picbench.measure.break_even.grid_plan import (
     plan_grid,
 )
 from picbench.measure.break_even.measure_grid import Engines, GridRun, grid_facts, open_engines
-from picbench.measure.break_even.serve_cells import make_work, serve_cells, without_replies
+from picbench.measure.break_even.serve_cells import (
+    CellWork,
+    CellWorkMaker,
+    serve_cells,
+    without_replies,
+)
 from picbench.profile.prediction.predictor import GridPredictor
 from picbench.profile.trace_profile import TraceProfile, profile_trace
 from picbench.profile.traces.trace_reader import Encode, read_trace_file
@@ -158,8 +163,7 @@ def _control(settings: GridSettings, load: str, prompt: float) -> GridControl:
     traffic = min(
         planned, key=lambda t: (abs(t.point.chunks * t.point.chunk_tokens - prompt), t.seed)
     )
-    cold, _, _ = draw_traffic(traffic, settings)
-    return GridControl(traffic.point, tuple(cold))
+    return GridControl(traffic.point, draw_traffic(traffic, settings).cold)
 
 
 def _profile(name: str, stream: Stream, run: GridRun, facts: GridFacts) -> TraceProfile:
@@ -197,7 +201,8 @@ def _serve(
             cells: list[ArmCell] = []
             for control, at_once in zip(controls, (1, running), strict=True):
                 for each in (control.samples, samples):
-                    work = make_work(arm, [each], at_once, None, stock=stock)
+                    batch = CellWorkMaker(arm, stock=stock).make(each)
+                    work = CellWork(arm, (batch,), at_once)
                     work = without_replies(work) if at_once == 1 else work
                     cells += engine.call(partial(serve_cells, work))
             control_alone, alone, control_together, together = cells

@@ -10,81 +10,108 @@ from picbench.engines.ledger import summarise
 from picbench.engines.request import Request, Result
 from picbench.errors import EngineError
 from picbench.grid.measured_grid import ArmCell
+from picbench.measure.break_even.grid_plan import GridRequests
 from picbench.run.chunk_order import ChunkOrder
 from picbench.run.protocol import to_request
 from picbench.workloads.sample import Sample
 
 
 @dataclass(frozen=True, slots=True)
+class CellBatch:
+    """Requests that are served together, at their `arrivals` if any: seconds from its start.
+
+    One that is not `measured` is there for the cache.
+    """
+
+    requests: tuple[Request, ...]
+    arrivals: tuple[float, ...] | None = None
+    measured: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class CellWork:
     """What an arm serves: batches one after another, without dropping KV between them.
 
-    Each batch is measured by itself. `running` requests are served at a time, or all at their
-    `arrivals`, in seconds from the start of their batch.
+    `running` requests are served at a time where they do not arrive.
     """
 
     arm: str
-    batches: tuple[tuple[Request, ...], ...]
+    batches: tuple[CellBatch, ...]
     running: int
-    arrivals: tuple[tuple[float, ...], ...] | None = None
 
 
-def make_work(
-    arm: str,
-    batches: Sequence[Sequence[Sample]],
-    running: int,
-    arrivals: Sequence[float] | None,
-    *,
-    stock: bool,
-) -> CellWork:
-    """The requests of an arm. A stock engine serves `full` with a tenant for each request."""
-    order, number = ChunkOrder(), 0
-    requests: list[tuple[Request, ...]] = []
-    times: list[tuple[float, ...]] = []
-    for batch in batches:
-        made = []
-        for sample in batch:
-            sent = order.arrange(sample) if arm == "reorder" else sample
-            algorithm = None if stock else "prefix" if arm == "reorder" else arm
-            request = to_request(sent, algorithm)
-            if stock and arm == "full":
-                request = replace(request, salt=f"tenant {number}")
-            made.append(request)
-            number += 1
-        if arrivals is not None:
-            begin = arrivals[number - len(made)]
-            times.append(tuple(time - begin for time in arrivals[number - len(made) : number]))
-        requests.append(tuple(made))
-    return CellWork(arm, tuple(requests), running, tuple(times) or None)
+class CellWorkMaker:
+    """Makes requests of samples for one arm; `full` of a stock engine gets a tenant for each."""
+
+    def __init__(self, arm: str, *, stock: bool) -> None:
+        self._arm, self._stock = arm, stock
+        self._order, self._tenants = ChunkOrder(), 0
+
+    def make(
+        self,
+        samples: Sequence[Sample],
+        arrivals: Sequence[float] | None = None,
+        *,
+        measured: bool = True,
+    ) -> CellBatch:
+        """A batch that follows those that were made before; `arrivals` may begin at any time."""
+        times = None if arrivals is None else tuple(time - arrivals[0] for time in arrivals)
+        return CellBatch(tuple(map(self._request, samples)), times, measured)
+
+    def _request(self, sample: Sample) -> Request:
+        reordered = self._arm == "reorder"
+        sent = self._order.arrange(sample) if reordered else sample
+        request = to_request(sent, None if self._stock else "prefix" if reordered else self._arm)
+        if not (self._stock and self._arm == "full"):
+            return request
+        self._tenants += 1
+        return replace(request, salt=f"tenant {self._tenants}")
+
+
+def make_work(arm: str, requests: GridRequests, running: int, *, stock: bool) -> CellWork:
+    """What an arm serves at a point. Nothing fills the cache of `full`, which has none."""
+    maker, count = CellWorkMaker(arm, stock=stock), len(requests.cold)
+    times = requests.arrivals
+    cold = maker.make(requests.cold, times and times[:count])
+    fill = maker.make(() if arm == "full" else requests.fill, measured=False)
+    warm = maker.make(requests.warm, times and times[count:])
+    return CellWork(arm, (cold, fill, warm), running)
 
 
 def without_replies(work: CellWork) -> CellWork:
     """The same prompts, of whose replies only the first token is generated: for TTFT."""
-    batches = (tuple(replace(r, max_tokens=1) for r in batch) for batch in work.batches)
+    batches = (
+        replace(batch, requests=tuple(replace(r, max_tokens=1) for r in batch.requests))
+        for batch in work.batches
+    )
     return replace(work, batches=tuple(batches))
 
 
 def serve_cells(work: CellWork, engine: Engine) -> list[ArmCell]:
-    """Serve all batches from an empty cache; a cell for each. Raises EngineError for a failure."""
+    """Serve all batches from an empty cache; a cell for each that is measured.
+
+    Raises EngineError for a failure.
+    """
     engine.reset()
     found = []
-    for number, batch in enumerate(work.batches):
-        arrivals = work.arrivals[number] if work.arrivals else None
+    for batch in filter(lambda batch: batch.requests, work.batches):
         engine.measure()
         results = engine.generate(
-            batch,
+            batch.requests,
             ignore_eos=True,
-            concurrency=None if arrivals else work.running,
-            arrivals=arrivals,
+            concurrency=None if batch.arrivals else work.running,
+            arrivals=batch.arrivals,
         )
-        found.append(_cell(results, engine.busy_s, summarise(engine.memory).peak_referenced))
+        failed = next((result.error for result in results if result.error), None)
+        if failed is not None:
+            raise EngineError(f"a request of the grid failed: {failed}")
+        if batch.measured:
+            peak = summarise(engine.memory).peak_referenced
+            found.append(_cell(results, engine.busy_s, peak))
     return found
 
 
 def _cell(results: Sequence[Result], took: float, peak: float) -> ArmCell:
-    failed = next((result.error for result in results if result.error), None)
-    if failed is not None:
-        raise EngineError(f"a request of the grid failed: {failed}")
     ttft = [result.timings.ttft for result in results]
     counts = [result.counts for result in results]
     computed = [c.prompt - (c.reused or 0) + c.compiled for c in counts]

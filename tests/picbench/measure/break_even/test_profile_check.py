@@ -54,7 +54,8 @@ def test_errors_are_those_of_the_median(tmp_path: Path, monkeypatch: pytest.Monk
         def call(self, function: Callable[[Any], Any]) -> Any:
             [work] = function.args  # type: ignore[attr-defined]
             [batch] = work.batches
-            prompt = sum(len(s.tokens) for request in batch for s in request.segments) / len(batch)
+            tokens = [len(s.tokens) for request in batch.requests for s in request.segments]
+            prompt = sum(tokens) / len(batch.requests)
             Engine.called += 1
             repeat = (Engine.called - 1) // (4 * len(ARMS)) % 2
             return [exact(prompt, prompt, 4, 1.0 + repeat)]
