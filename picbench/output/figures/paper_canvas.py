@@ -4,10 +4,11 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from picbench.output.figures.style import drawing
+from picbench.output.figures.style import drawing, log_steps
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +20,9 @@ _LEFT, _TOP = 0.51, 0.1
 
 #: Points: letters of axes, of labels in the plot, and of the note. Less than 6 cannot be read.
 AXIS, LABEL, NOTE = 7.0, 6.2, 6.0
+
+#: Inches: a digit of a tick's label.
+_LETTER = 0.64 * LABEL / 72
 
 #: Letters of a line of the note, and inches from one line of it to the next.
 _LETTERS, _LINE = 69, 0.098
@@ -110,18 +114,24 @@ def scale(axis: "Axes", panel: Panel) -> None:
     axis.set_xlabel(panel.x_label, labelpad=2)
     axis.set_ylabel(panel.y_label, labelpad=2)
     axis.tick_params(pad=2, length=2)
+    # Limits are asked for once the scale is set: margins of a linear one may begin below 0.
+    box = axis.get_window_extent()
+    inch = axis.figure.dpi
     if panel.log_x:
-        _log(axis.xaxis, axis.set_xscale, axis.get_xlim())
+        axis.set_xscale("log")
+        low, high = axis.get_xlim()
+        _log(axis.xaxis, low, high, box.width / inch, _LETTER * (len(f"{high:,.0f}") + 1))
     if panel.log_y:
-        _log(axis.yaxis, axis.set_yscale, axis.get_ylim())
+        axis.set_yscale("log")
+        _log(axis.yaxis, *axis.get_ylim(), box.height / inch, 1.3 * LABEL / 72)
 
 
-def _log(one: Any, set_scale: Any, limits: tuple[float, float]) -> None:
+def _log(one: Any, low: float, high: float, inches: float, label: float) -> None:
+    """Ticks at 1, 2 and 5, or only at 1 where labels of so many inches would touch."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    set_scale("log")
-    wide = limits[0] <= 0 or limits[1] / limits[0] > 30
-    one.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    apart = inches * log10(2) / log10(high / low)
+    one.set_major_locator(LogLocator(subs=log_steps(low, high) if apart > label else (1.0,)))
     one.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     one.set_minor_formatter(NullFormatter())
 

@@ -153,22 +153,22 @@ def draw_bars(panel: Panel, bars: Mapping[str, Spot], base: Path) -> None:
                 spot.x, number, xerr=error, color="#000000", lw=0.7, capsize=1.5, zorder=3
             )
             axis.annotate(
-                f"{spot.x:,.0f}" if spot.x >= 100 else f"{spot.x:.3g}",
+                f"{spot.x:,.0f}" if spot.x >= 99.95 else f"{spot.x:#.3g}",
                 (max(spot.x, spot.high), number),
                 xytext=(3, 0),
                 textcoords="offset points",
                 va="center",
                 fontsize=LABEL,
             )
-        scale(axis, replace(panel, y_label=""))
-        axis.set_yticks(range(len(bars)), list(bars))
-        axis.set_ylim(len(bars) - 0.5, -0.5)
-        axis.grid(visible=False, axis="y")
         most = max(max(spot.x, spot.high) for spot in bars.values())
         least = min(spot.x for spot in bars.values())
         axis.set_xlim(
             (0.5 * least, most * (most / least) ** 0.25 * 1.2) if panel.log_x else (0, 1.18 * most)
         )
+        scale(axis, replace(panel, y_label=""))
+        axis.set_yticks(range(len(bars)), list(bars))
+        axis.set_ylim(len(bars) - 0.5, -0.5)
+        axis.grid(visible=False, axis="y")
 
 
 def draw_time(

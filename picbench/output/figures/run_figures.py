@@ -11,6 +11,7 @@ from picbench.output.figures.style import (
     drawing,
     kind_colours,
     line_style,
+    log_steps,
     write,
 )
 from picbench.output.summary import ArmSummary
@@ -177,7 +178,7 @@ def _log_scale(axis: Any) -> None:
 
     plain = FuncFormatter(lambda value, _: f"{value:,g}")
     axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.xaxis.set_major_locator(LogLocator(subs=log_steps(*axis.get_xlim())))
     axis.xaxis.set_major_formatter(plain)
     axis.xaxis.set_minor_formatter("")
 

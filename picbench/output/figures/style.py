@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import ceil, floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,14 @@ def arm_styles(arms: Sequence[str]) -> dict[str, tuple[str, str]]:
 def line_style(place: int) -> str:
     """The line of the arm at `place`, from 0: colours come again, with other lines."""
     return LINES[place // len(PALETTE) % len(LINES)]
+
+
+def log_steps(low: float, high: float) -> tuple[float, ...]:
+    """Multiples of powers of ten to name on a logarithmic axis: two names at least make a scale."""
+    steps = (1.0, 2.0, 5.0)
+    powers = range(floor(log10(low)), ceil(log10(high)) + 1)
+    named = [step for power in powers for step in steps if low <= step * 10.0**power <= high]
+    return steps if len(named) > 1 else tuple(map(float, range(1, 10)))
 
 
 def kind_colours() -> Mapping[str, str]:

@@ -8,7 +8,7 @@ from printed_figure import check_printed
 
 from picbench.engines.ledger import KINDS
 from picbench.output.figures.occupancy import draw_occupancy
-from picbench.output.figures.style import PALETTE, arm_styles, kind_colours
+from picbench.output.figures.style import PALETTE, arm_styles, kind_colours, log_steps
 from picbench.output.run_reader import Series
 
 CAPTION = "cpu: a machine. testbed model, synthetic rows. 3 requests an arm, seeds 1."
@@ -51,3 +51,13 @@ def test_arms_and_kinds_have_colours_of_their_own(count: int) -> None:
     assert set(colours) == set(KINDS)
     assert len(set(colours.values())) == len(KINDS)
     assert len(set(PALETTE)) == 8
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "named"),
+    [(15, 300, {1, 2, 5}), (0.4, 2.2, {1, 2, 5}), (530, 1280, set(range(1, 10)))],
+)
+def test_a_logarithmic_axis_has_two_names_at_least(
+    low: float, high: float, named: set[int]
+) -> None:
+    assert set(log_steps(low, high)) == named

@@ -64,6 +64,28 @@ def test_a_legend_fits_the_width_and_is_above_the_panels(
     check_printed(tmp_path / "time")
 
 
+@pytest.mark.parametrize(
+    ("most", "named", "left_out"),
+    [(75.0, ("20", "50", "100"), "30"), (2300.0, ("100", "1,000"), "200")],
+)
+def test_a_logarithmic_axis_has_as_many_names_as_there_is_room_for(
+    most: float, named: tuple[str, ...], left_out: str, tmp_path: Path
+) -> None:
+    values = {"cacheblend:r=0.5": 25.0, "full": most}
+    bars = {name: Spot(x, 0, x, x) for name, x in values.items()}
+    draw_bars(Panel("x", "y", "n", log_x=True), bars, tmp_path / "bars")
+    text = check_printed(tmp_path / "bars")
+    assert all(f">{name}<" in text for name in named)
+    assert f">{left_out}<" not in text
+
+
+def test_bars_are_named_with_three_digits(tmp_path: Path) -> None:
+    values = {"a": 26.0, "b": 99.96, "c": 1234.5}
+    draw_bars(PANEL, {name: Spot(x, 0, x, x) for name, x in values.items()}, tmp_path / "bars")
+    text = check_printed(tmp_path / "bars")
+    assert all(f">{value}<" in text for value in ("26.0", "100", "1,234"))
+
+
 def test_what_a_legend_needs_grows_with_its_lines() -> None:
     short = [f"arm{n}" for n in range(4)]
     assert legend_height(short) < legend_height([*short, "arm4"])
