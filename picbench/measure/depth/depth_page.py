@@ -114,15 +114,13 @@ def _document(
 
 
 def _draw(cut: DepthCut, bins: Sequence[DepthBin], note: str, output: Path) -> None:
-    middle = (len(DRAWN) - 1) / 2
     lines = {
         name: [
-            # Beside each other, so that bars can be told apart.
-            Spot(place + 0.06 * (number - middle), s.value, s.low, s.high)
+            Spot(place, s.value, s.low, s.high)
             for place, found in enumerate(bins)
             if (s := found.scores[arm])
         ]
-        for number, (arm, name) in enumerate(DRAWN.items())
+        for arm, name in DRAWN.items()
     }
     ticks = {float(place): f"{found.label}\nn={found.rows}" for place, found in enumerate(bins)}
     sets = ", ".join(f"{dataset}-like" for dataset in cut.datasets)

@@ -18,6 +18,15 @@ from picbench.output.figures.paper_canvas import (
 )
 from picbench.output.figures.style import MARKERS, PALETTE, arm_styles
 
+#: Points from an arm's bars to the next arm's at the same place.
+_STEP = 1.5
+
+#: Points between the names of ticks.
+_SPACE = 2.0
+
+#: Inches that a marker needs in a row of `draw_dots`.
+_DOT = 0.085
+
 
 @dataclass(frozen=True, slots=True)
 class Spot:
@@ -45,18 +54,67 @@ def draw_lines(
     with canvas(panel, base, right=beside(lines), ticks=deepest) as figure:
         axis = figure.subplots()
         styles = arm_styles(list(lines))
+        shifts = _shifts(axis, lines)
         for name, spots in lines.items():
             colour, marker = styles[name]
-            draw_spots(axis, spots, colour, marker)
+            draw_spots(axis, spots, colour, marker, shift=shifts[name])
             for x, y in (printed or {}).get(name, ()):
-                axis.plot(x, y, marker, mfc="white", mec=colour, ms=5)
+                found = axis.plot(x, y, marker, mfc="white", mec=colour, ms=5)
+                _shift(axis, found, shifts[name])
         scale(axis, panel)
-        axis.set_xticks(list(ticks), list(ticks.values()))
+        axis.margins(x=0.05 + max(map(abs, shifts.values()), default=0.0) / _width(axis))
+        axis.set_xticks(list(ticks))
         axis.minorticks_off()
         if not panel.log_y:
             axis.set_ylim(bottom=0)
+        axis.set_xticks(list(ticks), _tick_names(axis, ticks))
         ends = [(name, max(spots, key=lambda s: s.x)) for name, spots in lines.items() if spots]
-        label_ends(axis, [(name, spot.x, spot.y, styles[name][0]) for name, spot in ends])
+        label_ends(
+            axis,
+            [(name, *_moved(axis, spot, shifts[name]), styles[name][0]) for name, spot in ends],
+        )
+
+
+def _shifts(axis: Any, lines: Mapping[str, Sequence[Spot]]) -> dict[str, float]:
+    """Points by which each line is moved aside, so that bars at one place can be told apart."""
+    places = len({spot.x for spots in lines.values() for spot in spots})
+    step = min(_STEP, 0.8 * _width(axis) / max(1, places * len(lines)))
+    middle = (len(lines) - 1) / 2
+    return {name: step * (number - middle) for number, name in enumerate(lines)}
+
+
+def _tick_names(axis: Any, ticks: Mapping[float, str]) -> list[str]:
+    """Names of ticks, without those that would touch the next one's. Needs final limits."""
+    low, _ = axis.get_ylim()
+    at = {x: float(axis.transData.transform((x, low))[0]) * 72 / axis.figure.dpi for x in ticks}
+    names: dict[float, str] = {}
+    end = float("inf")
+    for x in sorted(ticks, reverse=True):
+        half = 0.3 * LABEL * max(map(len, ticks[x].split("\n")))
+        names[x] = ticks[x] if at[x] + half + _SPACE < end else ""
+        end = at[x] - half if names[x] else end
+    return [names[x] for x in ticks]
+
+
+def _width(axis: Any) -> float:
+    """Points."""
+    return float(axis.get_window_extent().width * 72 / axis.figure.dpi)
+
+
+def _moved(axis: Any, spot: Spot, points: float) -> tuple[float, float]:
+    """The x and y at which a spot is drawn that is moved aside. Needs final limits."""
+    x, y = axis.transData.transform((spot.x, spot.y))
+    x, y = axis.transData.inverted().transform((x + points * axis.figure.dpi / 72, y))
+    return float(x), float(y)
+
+
+def _shift(axis: Any, drawn: Iterable[Any], points: float) -> None:
+    """Move what is drawn; afterwards, as the axes' limits are of data that is where it is."""
+    from matplotlib.transforms import ScaledTranslation
+
+    aside = ScaledTranslation(points / 72, 0, axis.figure.dpi_scale_trans)
+    for artist in drawn:
+        artist.set_transform(axis.transData + aside)
 
 
 def draw_scatter(
@@ -113,7 +171,7 @@ def draw_dots(
     """A row a workload and a marker an arm: ours filled, with bars, the paper's hollow."""
     arms = list(dict.fromkeys(arm for row in rows.values() for arm in row))
     colours = {arm: (PALETTE[n % 8], MARKERS[n % 8]) for n, arm in enumerate(arms)}
-    height = 0.4 * len(rows)
+    height = max(0.4, _DOT * len(arms)) * len(rows)
     hollow = any(printed.values())
     above = legend_height(_legend_names(arms, hollow=hollow))
     with canvas(replace(panel, y_label=""), base, plot=height, above=above) as figure:
@@ -227,9 +285,10 @@ def draw_spots(
     *,
     line: bool = True,
     hollow: bool = False,
+    shift: float = 0.0,
 ) -> None:
-    """Markers with their bars, and a line through them."""
-    axis.errorbar(
+    """Markers with their bars, and a line through them; all `shift` points to the right."""
+    found = axis.errorbar(
         [spot.x for spot in spots],
         [spot.y for spot in spots],
         yerr=[
@@ -245,6 +304,7 @@ def draw_spots(
         capsize=1.5,
         capthick=0.6,
     )
+    _shift(axis, found.get_children(), shift)
 
 
 def _across(axis: Any, spot: Spot, y: float, colour: str, marker: str, *, filled: bool) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from printed_figure import check_printed
 
 from picbench.output.figures.figure_legend import legend_height
@@ -16,6 +17,7 @@ from picbench.output.figures.paper_panels import (
     draw_dots,
     draw_lines,
     draw_scatter,
+    draw_spots,
     draw_time,
 )
 
@@ -84,6 +86,23 @@ def test_bars_are_named_with_three_digits(tmp_path: Path) -> None:
     draw_bars(PANEL, {name: Spot(x, 0, x, x) for name, x in values.items()}, tmp_path / "bars")
     text = check_printed(tmp_path / "bars")
     assert all(f">{value}<" in text for value in ("26.0", "100", "1,234"))
+
+
+def test_names_of_ticks_that_would_touch_are_left_out(tmp_path: Path) -> None:
+    ticks = {1: "1k", 2: "2k", 100: "100k", 101: "101k"}
+    lines = {"mepic": [Spot(x, 1, 1, 1) for x in ticks]}
+    draw_lines(PANEL, lines, ticks, tmp_path / "lines")
+    text = check_printed(tmp_path / "lines")
+    assert [name for name in ticks.values() if f">{name}<" in text] == ["2k", "101k"]
+
+
+def test_bars_at_one_place_are_beside_each_other() -> None:
+    axis = Figure().subplots()
+    for shift in (-3.0, 3.0):
+        draw_spots(axis, spots(10), "black", "o", shift=shift)
+    at = [line.get_transform().transform((1.0, 10.0)) for line in axis.lines[::3]]
+    assert at[1][0] - at[0][0] == pytest.approx(6.0 * axis.figure.dpi / 72)
+    assert axis.dataLim.intervalx.tolist() == [1.0, 1.0]
 
 
 def test_what_a_legend_needs_grows_with_its_lines() -> None:
