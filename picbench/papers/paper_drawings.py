@@ -1,6 +1,7 @@
 """A paper's drawings: what of the evidence goes into each panel."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -13,6 +14,7 @@ from picbench.output.figures.paper_panels import (
     draw_lines,
     draw_scatter,
     draw_time,
+    percent_floor,
 )
 from picbench.papers.experiments.experiment_data import ExperimentData, quartiles
 from picbench.papers.judging.evidence import Evidence
@@ -205,23 +207,29 @@ def _draw_scores(
         kept = _kept(evidence, arm, drawing.dataset)
         if ttft is not None and kept is not None:
             name, _, option = arm.partition(":")
-            spot = _percent(kept, ttft.y, option or name)
+            spot = _percent(kept, ttft.y, option)
             families.setdefault(name, []).append(spot)
             if theirs := drawing.published.get(arm):
                 low, high = theirs["low"], theirs["high"]
                 printed.setdefault(name, []).append(Spot(ttft.y, (low + high) / 2, low, high))
     if not families:
         return []
-    for name in _FAMILIES:
-        families[name] = sorted(families.get(name, []), key=lambda s: _option(s.name))
-        families[name] = _named_ends(name, families[name])
+    for name in families.keys() & set(_FAMILIES):
+        families[name].sort(key=lambda spot: _option(spot.name))
+    titles = {name: _title(name, spots) for name, spots in families.items()}
     times = f"Time: {drawing.at} {_inputs(data)}, {data.hardware}, commit "
     times += f"{data.conditions['commit']}, median of {data.repeated} repeats."
     note = f"{drawing.dataset}-like. {_score_note(evidence, [drawing.dataset])} {times}"
     note += f" {_hollow(drawing, published)}" if printed else ""
     panel = Panel("time to the first token, ms", drawing.label, note, log_x=True)
     name = f"{drawing.name}-{data.device}"
-    draw_scatter(panel, {n: s for n, s in families.items() if s}, _FAMILIES, folder / name, printed)
+    draw_scatter(
+        panel,
+        {titles[name]: _last_named(name, spots) for name, spots in families.items()},
+        [titles[name] for name in _FAMILIES if name in titles],
+        folder / name,
+        {titles[name]: spots for name, spots in printed.items()},
+    )
     return [name]
 
 
@@ -234,13 +242,19 @@ def _option(name: str) -> float:
     return float(name.partition("=")[2] or 0)
 
 
-def _named_ends(family: str, spots: Sequence[Spot]) -> list[Spot]:
-    """Only the first and last spot of a family keep their names: others stand close to these."""
-    ends = (0, len(spots) - 1)
-    return [
-        Spot(s.x, s.y, s.low, s.high, f"{family} {s.name}" if number in ends else "")
-        for number, s in enumerate(spots)
-    ]
+def _title(family: str, spots: Sequence[Spot]) -> str:
+    """A family, and from where to where the number of its arms goes."""
+    if family not in _FAMILIES or len(spots) < 2:
+        return family
+    first, last = spots[0].name.split("="), spots[-1].name.split("=")
+    return f"{family}, {first[0]} = {first[-1]} to {last[-1]}"
+
+
+def _last_named(family: str, spots: Sequence[Spot]) -> list[Spot]:
+    """The last spot of a family shows which way it goes; names of more would cover its points."""
+    if family not in _FAMILIES:
+        return list(spots)
+    return [*(replace(spot, name="") for spot in spots[:-1]), spots[-1]]
 
 
 def _draw_kept(drawing: Drawing, evidence: Evidence, folder: Path) -> list[str]:
@@ -264,5 +278,6 @@ def _draw_kept(drawing: Drawing, evidence: Evidence, folder: Path) -> list[str]:
         lines,
         ticks,
         folder / drawing.name,
+        bottom=percent_floor(lines.values()),
     )
     return [drawing.name]

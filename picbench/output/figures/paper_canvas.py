@@ -185,11 +185,11 @@ def label_ends(
             color=colour,
             va="center",
             linespacing=1.0,
-            path_effects=_outline(),
+            path_effects=outline(),
         )
 
 
-def _outline() -> list[Any]:
+def outline() -> list[Any]:
     """White around letters, which keeps them readable on lines and bars."""
     from matplotlib.patheffects import withStroke
 
@@ -210,85 +210,3 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     for number, place in zip(order, placed, strict=True):
         found[number] = place
     return found
-
-
-def label_points(
-    axis: "Axes",
-    points: Iterable[tuple[str, float, float, str]],
-    drawn: Iterable[tuple[float, float]] = (),
-    letters: float = NOTE,
-) -> None:
-    """Names beside points, each where it covers least of other names, points and what is `drawn`.
-
-    Needs final limits. What would stand outside the axes is not placed there.
-    """
-    named = list(points)
-    per_point = axis.figure.dpi / 72
-    box = axis.get_window_extent()
-    at = [tuple(map(float, axis.transData.transform((x, y)))) for _, x, y, _ in named]
-    marks = [tuple(map(float, axis.transData.transform(place))) for place in drawn]
-    taken: list[_Box] = [
-        (x - reach, y - reach, x + reach, y + reach)
-        for places, reach in ((at, 2.2 * per_point), (marks, 1.6 * per_point))
-        for x, y in places
-    ]
-    for (name, x, y, colour), place in zip(named, at, strict=True):
-        if not name:
-            continue
-        size = (0.63 * letters * len(name) * per_point, 1.1 * letters * per_point)
-        offsets = [
-            (dx, dy)
-            for reach in (4.0, 9.0, 15.0, 22.0)
-            for dx, dy in (
-                (reach, 0.0),
-                (reach, reach),
-                (reach, -reach),
-                (-1.0, reach),
-                (-1.0, -reach),
-                (-reach, reach),
-                (-reach, -reach),
-                (-reach, 0.0),
-            )
-        ]
-        boxes = [(offset, _box(place, offset, size, per_point)) for offset in offsets]
-        offset, chosen = min(
-            boxes, key=lambda b: (_cost(b[1], taken, box), abs(b[0][0]) + abs(b[0][1]))
-        )
-        taken.append(chosen)
-        far = abs(offset[0]) + abs(offset[1]) > 14
-        axis.annotate(
-            name,
-            (x, y),
-            xytext=offset,
-            textcoords="offset points",
-            fontsize=letters,
-            color=colour,
-            ha="left" if offset[0] > 0 else "right" if offset[0] < -1 else "center",
-            va="center",
-            path_effects=_outline(),
-            zorder=5,
-            arrowprops={"arrowstyle": "-", "lw": 0.3, "color": colour} if far else None,
-        )
-
-
-_Box = tuple[float, float, float, float]
-
-
-def _box(
-    place: Sequence[float], offset: tuple[float, float], size: tuple[float, float], unit: float
-) -> _Box:
-    x, y = place[0] + offset[0] * unit, place[1] + offset[1] * unit
-    width, height = size
-    left = x if offset[0] > 0 else x - width if offset[0] < -1 else x - width / 2
-    return left, y - height / 2, left + width, y + height / 2
-
-
-def _cost(box: _Box, taken: Sequence[_Box], frame: Any) -> float:
-    """Covered area, and much more for what is outside."""
-    covered = sum(
-        max(0.0, min(box[2], other[2]) - max(box[0], other[0]))
-        * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))
-        for other in taken
-    )
-    inside = frame.x0 <= box[0] and box[2] <= frame.x1 and frame.y0 <= box[1] and box[3] <= frame.y1
-    return covered + (0 if inside else 1e6)

@@ -1,6 +1,6 @@
 """The kinds of panel that papers' figures are redrawn as; one quantity a panel."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,9 +13,9 @@ from picbench.output.figures.paper_canvas import (
     beside,
     canvas,
     label_ends,
-    label_points,
     scale,
 )
+from picbench.output.figures.point_labels import label_points
 from picbench.output.figures.style import MARKERS, PALETTE, arm_styles
 
 #: Points from an arm's bars to the next arm's at the same place.
@@ -45,10 +45,12 @@ def draw_lines(
     ticks: Mapping[float, str],
     base: Path,
     printed: Mapping[str, Sequence[tuple[float, float]]] | None = None,
+    bottom: float = 0.0,
 ) -> None:
     """A line an arm, named where it ends; `ticks` name places on the x axis.
 
-    `printed` are a paper's points, drawn hollow.
+    `printed` are a paper's points, drawn hollow. A y axis that is not logarithmic begins at
+    `bottom`.
     """
     deepest = 1 + max((label.count("\n") for label in ticks.values()), default=0)
     with canvas(panel, base, right=beside(lines), ticks=deepest) as figure:
@@ -66,7 +68,7 @@ def draw_lines(
         axis.set_xticks(list(ticks))
         axis.minorticks_off()
         if not panel.log_y:
-            axis.set_ylim(bottom=0)
+            axis.set_ylim(bottom=bottom)
         axis.set_xticks(list(ticks), _tick_names(axis, ticks))
         ends = [(name, max(spots, key=lambda s: s.x)) for name, spots in lines.items() if spots]
         label_ends(
@@ -124,30 +126,42 @@ def draw_scatter(
     base: Path,
     printed: Mapping[str, Sequence[Spot]] | None = None,
 ) -> None:
-    """Percents of families of arms; those in `joined` are joined by a line. Spots have names.
+    """Percents of families of arms; those in `joined` are joined by a line.
 
-    `printed` are a paper's values by family, drawn hollow.
+    The legend has the families' names; a spot's own name is written beside it. `printed` are a
+    paper's values by family, drawn hollow.
     """
-    with canvas(panel, base, plot=1.75) as figure:
+    hollow = any((printed or {}).values())
+    above = legend_height(_legend_names(families, hollow=hollow))
+    with canvas(panel, base, plot=1.75, right=0.2, above=above) as figure:
         axis = figure.subplots()
         styles = arm_styles(list(families))
-        for name, spots in families.items():
+        for number, (name, spots) in enumerate(families.items()):
             colour, marker = styles[name]
-            draw_spots(axis, spots, colour, marker, line=name in joined)
+            # Lines have many markers, others one, of which the first, a small circle, is on top.
+            order = 2.0 if name in joined else 3.0 - number / len(families)
+            draw_spots(axis, spots, colour, marker, line=name in joined, order=order)
             for theirs in (printed or {}).get(name, ()):
                 draw_spots(axis, [theirs], colour, marker, line=False, hollow=True)
-        axis.margins(x=0.1)
+        axis.margins(x=0.12)
         scale(axis, panel)
-        lowest = min(spot.low for spots in families.values() for spot in spots)
-        axis.set_ylim(min(90.0, 10 * (lowest // 10)), 103)
+        axis.set_ylim(percent_floor(families.values()), 103)
         named = [
             (spot.name, spot.x, spot.y, styles[name][0])
             for name, spots in families.items()
             for spot in spots
         ]
+        papers = [spot for spots in (printed or {}).values() for spot in spots]
+        named += [("", spot.x, spot.y, "") for spot in papers]
         drawn = [mark for name, spots in families.items() for mark in _ink(spots, name in joined)]
-        drawn += [mark for spots in (printed or {}).values() for mark in _ink(spots, line=False)]
+        drawn += _ink(papers, line=False)
         label_points(axis, named, drawn)
+        _legend(figure, styles, hollow=hollow, joined=joined)
+
+
+def percent_floor(lines: Iterable[Iterable[Spot]]) -> float:
+    """Where an axis of percents begins: at tens below all bars, and at 90 at most."""
+    return min(90.0, 10 * (min(spot.low for spots in lines for spot in spots) // 10))
 
 
 def _ink(spots: Sequence[Spot], line: bool) -> Iterator[tuple[float, float]]:
@@ -255,7 +269,7 @@ def draw_time(
             axis.set_xlabel(panel.x_label, labelpad=2)
         for row in grid:
             row[0].set_ylabel(panel.y_label, labelpad=2, fontsize=LABEL)
-        _legend(figure, colours, hollow=False, line=True)
+        _legend(figure, colours, hollow=False, joined=arms)
 
 
 def _legend_names(arms: Iterable[str], *, hollow: bool) -> list[str]:
@@ -264,13 +278,18 @@ def _legend_names(arms: Iterable[str], *, hollow: bool) -> list[str]:
 
 
 def _legend(
-    figure: Any, styles: Mapping[str, tuple[str, str]], *, hollow: bool, line: bool = False
+    figure: Any,
+    styles: Mapping[str, tuple[str, str]],
+    *,
+    hollow: bool,
+    joined: Collection[str] = (),
 ) -> None:
+    """Those in `joined` are shown with a line."""
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=colour, marker=marker, ls="-" if line else "")
-        for colour, marker in styles.values()
+        Line2D([], [], color=colour, marker=marker, ls="-" if name in joined else "")
+        for name, (colour, marker) in styles.items()
     ]
     if hollow:
         handles.append(Line2D([], [], color="#000000", marker="o", mfc="white", ls=""))
@@ -286,8 +305,12 @@ def draw_spots(
     line: bool = True,
     hollow: bool = False,
     shift: float = 0.0,
+    order: float = 2.0,
 ) -> None:
-    """Markers with their bars, and a line through them; all `shift` points to the right."""
+    """Markers with their bars, and a line through them; all `shift` points to the right.
+
+    What has a higher `order` covers what has a lower one.
+    """
     found = axis.errorbar(
         [spot.x for spot in spots],
         [spot.y for spot in spots],
@@ -303,6 +326,7 @@ def draw_spots(
         elinewidth=0.6,
         capsize=1.5,
         capthick=0.6,
+        zorder=order,
     )
     _shift(axis, found.get_children(), shift)
 

@@ -19,6 +19,7 @@ from picbench.output.figures.paper_panels import (
     draw_scatter,
     draw_spots,
     draw_time,
+    percent_floor,
 )
 
 PANEL = Panel("x", "y", "Random weights, a machine. " * 4)
@@ -66,6 +67,16 @@ def test_a_legend_fits_the_width_and_is_above_the_panels(
     check_printed(tmp_path / "time")
 
 
+def test_a_scatter_says_in_its_legend_what_markers_are(tmp_path: Path) -> None:
+    """Beside points there is no room for names of arms."""
+    families = {"full": spots(90), "epic, k = 2 to 64": spots(60, 70, 80)}
+    printed = {"full": spots(95)}
+    draw_scatter(Panel("x", "y", "n"), families, ["epic, k = 2 to 64"], tmp_path / "s", printed)
+    text = check_printed(tmp_path / "s")
+    for name in ("full", "epic, k = 2 to 64", "hollow: paper"):
+        assert f">{name}<" in text
+
+
 @pytest.mark.parametrize(
     ("most", "named", "left_out"),
     [(75.0, ("20", "50", "100"), "30"), (2300.0, ("100", "1,000"), "200")],
@@ -103,6 +114,11 @@ def test_bars_at_one_place_are_beside_each_other() -> None:
     at = [line.get_transform().transform((1.0, 10.0)) for line in axis.lines[::3]]
     assert at[1][0] - at[0][0] == pytest.approx(6.0 * axis.figure.dpi / 72)
     assert axis.dataLim.intervalx.tolist() == [1.0, 1.0]
+
+
+def test_an_axis_of_percents_begins_below_all_bars() -> None:
+    assert percent_floor([spots(75, 88), spots(62)]) == 60
+    assert percent_floor([spots(99)]) == 90
 
 
 def test_what_a_legend_needs_grows_with_its_lines() -> None:
