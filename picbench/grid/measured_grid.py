@@ -19,7 +19,7 @@ from picbench.output.json_file import write_json
 #: How requests come: one at a time, or as many at a time as the grid says; else requests a second.
 ALONE, BURST = "alone", "burst"
 
-SCHEMA = 1
+SCHEMA = 2
 
 #: The grids that come with the package.
 DATA = Path(__file__).parent / "data"

@@ -58,7 +58,7 @@ def break_even(
     page: bool,
     **options: Any,
 ) -> int:
-    """Serve a grid of traffic under full, prefix, reorder, mepic and naive.
+    """Serve a grid of traffic under full, prefix, reorder and mepic, on a CPU also under naive.
 
     Reuse, chunks, their length, the corpus, arrivals, cold and warm caches, three seeds. Exit 4 if
     cells are left.

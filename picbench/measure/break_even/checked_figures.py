@@ -104,7 +104,8 @@ def write_figures(
     page = [
         "# What `picbench profile` predicts, against engines",
         f"Three traces that the grid has no point of, served by {facts.model}, {facts.dtype}, "
-        f"{facts.hardware}, commit {facts.versions['commit'][:7]}; {facts.caveat or 'idle'}. "
+        f"{facts.hardware}, commit {facts.versions['commit'][:7]}. "
+        f"{facts.caveat and facts.caveat.rstrip('.') + '. '}"
         f"Median (lowest - highest) of {repeats} repeats, arms in a new order in each; spread is "
         "highest over lowest. Predicted "
         f"from: {grid.about()} TTFT: median of requests alone, from an empty cache; requests a "

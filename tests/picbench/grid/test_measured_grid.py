@@ -7,6 +7,7 @@ import pytest
 from picbench.errors import ConfigError
 from picbench.grid.measured_grid import (
     ALONE,
+    SCHEMA,
     ArmCell,
     GridFacts,
     GridPoint,
@@ -48,8 +49,8 @@ def test_what_is_no_grid_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "grid.json"
     for text, message in (
         ("[", "JSON"),
-        ('{"schema": 0}', "schema 1"),
-        ('{"schema": 1, "cells": []}', "facts"),
+        ('{"schema": 0}', f"schema {SCHEMA}"),
+        (f'{{"schema": {SCHEMA}, "cells": []}}', "facts"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=message):
