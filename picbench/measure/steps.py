@@ -36,6 +36,9 @@ _ON_ONE_GPU = {
     "rope-pad-ablation": "RoPE in attention or before it, pads masked or counted",
 }
 
+#: `picbench reproduce` measures their figures.
+PAPERS = ("mepic", "epic", "minipic", "cacheblend")
+
 Command = tuple[str, ...]
 
 
@@ -55,7 +58,12 @@ class CheckStep:
 
 def steps(output: Path, runs: Path, commit: str | None) -> list[CheckStep]:
     """All steps; results go to `output`, what they are made from to `runs`."""
-    return [*_checks(output, commit), *_measurements(output, runs, commit)]
+    return [
+        *_checks(output, commit),
+        *_measurements(output, runs, commit),
+        *_grid(output.parent / "break_even" / output.name, commit),
+        *_papers(output.parent, runs, commit),
+    ]
 
 
 def run_steps(
@@ -184,6 +192,25 @@ def _measurements(output: Path, runs: Path, commit: str | None) -> Iterator[Chec
     for gpus in (2, 4):
         scaling = _measure("scaling", *where, "--workers", str(gpus))
         yield CheckStep(f"scaling-{gpus}", f"throughput on {gpus} GPUs", (scaling,), gpus)
+
+
+def _grid(output: Path, commit: str | None) -> Iterator[CheckStep]:
+    """Where chunks pay, and whether predictions from that hold."""
+    where = ("--device", "cuda", "--output", str(output), *_named(commit))
+    measured = _measure("break-even", *where)
+    yield CheckStep("break-even", "where chunks pay, about 40 minutes", (measured,))
+    check = _measure("profile", *where, "--grid", str(output / "grid.json"))
+    yield CheckStep("profile", "what picbench profile predicts, against engines", (check,))
+
+
+def _papers(results: Path, runs: Path, commit: str | None) -> Iterator[CheckStep]:
+    """The papers' figures, over scores that were measured before, where they are."""
+    scores = results / "testbed" / "algorithms"
+    known = ("--scores", str(scores)) if scores.is_dir() else ()
+    for paper in PAPERS:
+        where = ("--device", "cuda", "--output", str(runs / paper), *_named(commit))
+        command = _python("picbench", "reproduce", paper, *where, *known)
+        yield CheckStep(f"paper-{paper}", f"what {paper}'s figures show", (command,))
 
 
 def _load(name: str, settings: dict[str, int], runs: Path) -> Iterator[Command]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER
+from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, MeasureCommand
 
 if TYPE_CHECKING:
     from picbench.profile.prediction.predictor import PredictorErrors
@@ -21,7 +21,7 @@ def _part(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:
     return part
 
 
-@click.command(name="break-even")
+@click.command(name="break-even", cls=MeasureCommand)
 @click.option(
     "--output", type=FOLDER, default=Path("results/break_even"), show_default=True, help="Goes on."
 )

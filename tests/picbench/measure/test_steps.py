@@ -14,8 +14,9 @@ from picbench.arms.arm import parse_arms
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.errors import ConfigError, InvalidRun
 from picbench.measure.load_settings import PREFIX, PRIVATE, SUBJECT
-from picbench.measure.steps import CheckStep, Command, run_steps, steps
+from picbench.measure.steps import PAPERS, CheckStep, Command, run_steps, steps
 from picbench.output import provenance
+from picbench.papers import paper_settings
 
 #: Steps that say whether the engine is right, and are followed by those that say how fast.
 CHECKS = (
@@ -45,6 +46,7 @@ MEASUREMENTS = (
     "load",
     "scaling-2",
 )
+LATER = ("break-even", "profile", "paper-mepic", "paper-epic", "paper-minipic", "paper-cacheblend")
 
 
 @pytest.fixture(autouse=True)
@@ -204,7 +206,7 @@ def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, CheckSte
 def test_no_measurement_comes_before_a_check(found: dict[str, CheckStep]) -> None:
     names = list(found)
     last = max(names.index(name) for name in CHECKS)
-    assert last < min(names.index(name) for name in MEASUREMENTS)
+    assert last < min(names.index(name) for name in (*MEASUREMENTS, *LATER))
     assert {name: step.gpus for name, step in found.items() if step.gpus > 1} == {
         "engine-tp2": 2,
         "engine-tp4": 4,
@@ -233,10 +235,28 @@ def test_steps_have_names_of_their_own(tmp_path: Path, found: dict[str, CheckSte
 def test_all_flags_of_picbench_exist(found: dict[str, CheckStep]) -> None:
     ours = [c for step in found.values() for c in step.commands if c[2] == "picbench"]
     assert all(flags(command) for command in ours)
-    assert {command[3] for command in ours} == {"measure", "traffic", "run"}
+    assert {command[3] for command in ours} == {"measure", "traffic", "run", "reproduce"}
     measured = {command[4] for command in ours if command[3] == "measure"}
     assert measured >= {"oracle", "accuracy", "context", "load", "scaling", "engine-comparison"}
     assert "storm" in measured
+
+
+def test_papers_take_scores_that_are_there(tmp_path: Path, found: dict[str, CheckStep]) -> None:
+    assert "--scores" not in found["paper-epic"].commands[0]
+    (tmp_path / "testbed" / "algorithms").mkdir(parents=True)
+    known = {step.name: step for step in steps(tmp_path / "out", tmp_path / "runs", None)}
+    [command] = known["paper-epic"].commands
+    assert command[command.index("--scores") + 1] == str(tmp_path / "testbed" / "algorithms")
+
+
+def test_every_paper_is_a_step() -> None:
+    assert set(PAPERS) == set(paper_settings.PAPERS)
+
+
+def test_predictions_are_made_from_the_grid_that_was_measured(found: dict[str, CheckStep]) -> None:
+    [measured], [checked] = (found[name].commands for name in ("break-even", "profile"))
+    grid = Path(checked[checked.index("--grid") + 1])
+    assert str(grid.parent) == measured[measured.index("--output") + 1]
 
 
 def test_what_is_tested_is_there(found: dict[str, CheckStep]) -> None:
@@ -256,6 +276,10 @@ def test_the_name_of_the_code_reaches_what_is_written(
         [command] = found[name].commands
         assert command[command.index("--commit") + 1] == "abc"
         assert command[command.index("--output") + 1] == str(tmp_path / "out")
+    for name in LATER:
+        [command] = found[name].commands
+        assert command[command.index("--commit") + 1] == "abc"
+        assert str(tmp_path) in command[command.index("--output") + 1]
     unnamed = steps(tmp_path, tmp_path, None)
     assert not any("--commit" in command for step in unnamed for command in step.commands)
 
