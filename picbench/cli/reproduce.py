@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.guard import traced
+from picbench.cli.measuring.measurement import PART
 
 if TYPE_CHECKING:
     from picbench.papers.accuracy.accuracy_run import AccuracyRun
@@ -19,6 +20,9 @@ _PAPERS = ("mepic", "epic", "cacheblend", "minipic")
 _ACCURACY = "accuracy"
 
 _ALL = (*_PAPERS, _ACCURACY)
+
+#: One part of one: everything.
+_WHOLE = (1, 1)
 
 _DRY = "dry run: no engine was started, nothing was written"
 
@@ -87,6 +91,7 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Begin nothing that would end later; the same command goes on.",
 )
 @click.option("--commit", metavar="NAME", help="What to call the code where this is no checkout.")
+@PART
 @click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
 @click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
 @click.pass_obj
@@ -110,6 +115,7 @@ def reproduce(
     with traced(debug):
         of_accuracy = {name: options.pop(name) for name in ("models", "rows", "data", "texts")}
         if paper == _ACCURACY:
+            options["part"] = None if options["part"] == _WHOLE else "K/N"
             return _accuracy(dry_run, **of_accuracy, **options)
         _refuse(of_accuracy, f"`PAPER` {paper} has none; accuracy does")
         plan = _plan(paper, **options)
@@ -171,6 +177,7 @@ def _plan(
     scores: Path | None,
     seconds: float | None,
     commit: str | None,
+    part: tuple[int, int],
 ) -> "Reproduction":
     from picbench.errors import ConfigError
     from picbench.papers.paper_settings import changed, read_settings
@@ -186,7 +193,8 @@ def _plan(
             )
     found = changed(found, model=model, requests=requests, seeds=seeds)
     folder = output or Path("runs") / paper
-    return Reproduction(paper, found, figures, device, folder, scores, commit, seconds or 0.0)
+    spent = seconds or 0.0
+    return Reproduction(paper, found, figures, device, folder, scores, commit, spent, part)
 
 
 def _refuse(options: Mapping[str, Any], hint: str) -> None:
@@ -277,12 +285,14 @@ def _print_table(first: str, rows: Sequence[tuple[str, str, int, float]], headin
 
 
 def _reproduce(services: "Services | None", plan: "Reproduction") -> int:
+    from picbench.output.json_file import locked
     from picbench.papers.paper_page import write_page
     from picbench.run.progress import open_progress
     from picbench.run.session import Services
 
     whole = plan.run(services or Services(), open_progress)
-    write_page(plan.name, plan.settings, plan.output, plan.scores)
+    with locked(plan.output / "README.md"):
+        write_page(plan.name, plan.settings, plan.output, plan.scores)
     page = plan.output / "README.md"
     click.echo(page.read_text(encoding="utf-8"), file=sys.stdout)
     if not whole:

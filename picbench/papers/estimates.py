@@ -47,8 +47,11 @@ def estimate(plan: Reproduction) -> Iterator[Estimate]:
     """
     kinds: set[object] = set()
     for experiment in plan.experiments:
+        if not (plan.first or experiment in plan.settings.loads):
+            continue
         if experiment in plan.settings.loads:
-            found = list(points(plan.settings, experiment, plan.device))
+            every = points(plan.settings, experiment, plan.device)
+            found = [point for point in every if plan.owns(point)]
             yield _load(experiment, found, plan, kinds)
         elif experiment in plan.settings.latencies:
             yield _latency(experiment, plan, kinds)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from picbench.measure.frontier import serve_arms
+from picbench.output.json_file import locked
 from picbench.papers.budget import TimeBudget, expected_attention
 from picbench.papers.experiments.attention_experiment import measure_attention
 from picbench.papers.experiments.experiment_data import ExperimentData
@@ -17,6 +18,7 @@ from picbench.papers.paper_settings import (
     AttentionExperiment,
     Device,
     LatencySettings,
+    Point,
     ScoreSettings,
     Settings,
     points,
@@ -35,7 +37,8 @@ class Reproduction:
 
     `scores` says where scores were measured already; None has them measured below `output`.
     `commit` names the code where a checkout cannot. `seconds` are what may be spent (0: no limit);
-    no part is begun that would take longer.
+    no part is begun that would take longer. Of `part` (k, n) every n-th point of loads is measured,
+    and all else by the first; what the others have measured by then is in the data, too.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Reproduction:
     scores: Path | None = None
     commit: str | None = None
     seconds: float = 0.0
+    part: tuple[int, int] = (1, 1)
 
     @property
     def experiments(self) -> list[str]:
@@ -67,11 +71,25 @@ class Reproduction:
         """The points of loads that are measured."""
         return PointStore(self.output / POINTS)
 
+    @property
+    def first(self) -> bool:
+        """Whether this is the part that measures what is no load."""
+        return self.part[0] == 1
+
+    def owns(self, point: Point) -> bool:
+        """Whether a point is measured by this part, whatever the figures."""
+        every = (p.name for name in self.settings.loads for p in self._points(name))
+        names = list(dict.fromkeys(every))
+        return names.index(point.name) % self.part[1] == self.part[0] - 1
+
+    def _points(self, experiment: str) -> list[Point]:
+        return list(points(self.settings, experiment, self.device))
+
     def plan_loads(self, services: Services) -> dict[str, list[PlannedRun]]:
-        """All runs of loads; those that are complete have no job."""
+        """All runs of loads; those that are complete or another part's have no job."""
         plan = self._load_plan(services)
         return {
-            experiment: plan.plan(list(points(self.settings, experiment, self.device)))
+            experiment: plan.plan(self._points(experiment), self.owns)
             for experiment in self.experiments
             if experiment in self.settings.loads
         }
@@ -88,12 +106,17 @@ class Reproduction:
 
     def latencies(self) -> dict[str, LatencyRun]:
         """The latency experiments that there are on this device."""
-        wanted = [name for name in self.experiments if name in self.settings.latencies]
+        wanted = [n for n in self.experiments if self.first and n in self.settings.latencies]
         return {name: run for name in wanted if (run := self.latency(name)) is not None}
 
     def score_settings(self) -> ScoreSettings | None:
         """The scores that are to be measured; None if there are none, or they are given."""
-        if self.scores or "scores" not in self.experiments or self.settings.scores is None:
+        if (
+            not self.first
+            or self.scores
+            or "scores" not in self.experiments
+            or self.settings.scores is None
+        ):
             return None
         found: ScoreSettings | None = getattr(self.settings.scores, self.device)
         return found
@@ -117,8 +140,9 @@ class Reproduction:
             if not budget.stopped:
                 plan.run([run for planned in loads.values() for run in planned], display, budget)
         finally:
-            for experiment, planned in loads.items():
-                self._keep_loads(experiment, planned, plan)
+            with locked(self.output / DATA):
+                for experiment, planned in loads.items():
+                    self._keep_loads(experiment, planned, plan)
         if not budget.stopped and (wanted := self.score_settings()) is not None:
             self._measure_scores(wanted)
         return not budget.stopped
@@ -130,7 +154,9 @@ class Reproduction:
         return {
             name: found
             for name, found in self.settings.attentions.items()
-            if name in self.experiments and not (folder / f"cpu-{name}.json").exists()
+            if self.first
+            and name in self.experiments
+            and not (folder / f"cpu-{name}.json").exists()
         }
 
     def _measure_attention(self, budget: TimeBudget) -> None:
@@ -149,7 +175,7 @@ class Reproduction:
     def missing_layers(self) -> list[str]:
         """Counts by layer that there are not yet, which need no device."""
         folder = self.output / DATA
-        wanted = [name for name in self.experiments if name in self.settings.layers]
+        wanted = [n for n in self.experiments if self.first and n in self.settings.layers]
         return [name for name in wanted if not (folder / f"cpu-{name}.json").exists()]
 
     def _count_layers(self) -> None:
@@ -158,7 +184,10 @@ class Reproduction:
             measure_layers(self.name, name, found, self.commit).write(self.output / DATA)
 
     def _load_plan(self, services: Services) -> LoadPlan:
-        return LoadPlan(self.output, services, self.store, self.commit)
+        logs = self.output / "logs"
+        if self.part[1] > 1:
+            logs /= f"part-{self.part[0]}"
+        return LoadPlan(self.output, services, self.store, logs, self.commit)
 
     def _keep_latencies(self, latencies: Mapping[str, LatencyRun]) -> None:
         for experiment, latency in latencies.items():

@@ -15,6 +15,7 @@ the token ids; the text is for readers, and to check that a model's tokenizer ma
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -59,7 +60,8 @@ def write_requests(path: Path, header: Header, stream: Stream) -> str:
     body = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(stream)).encode()
     fingerprint = hashlib.sha256(body).hexdigest()
     head = {"format": FORMAT, "version": VERSION} | asdict(header) | {"sha256": fingerprint}
-    draft = path.with_name(f".{path.name}.tmp")
+    # Processes that measure parts of one plan write the same files.
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draft.write_bytes(json.dumps(head, ensure_ascii=False).encode() + b"\n" + body)

@@ -1,24 +1,15 @@
 """`picbench measure break-even`: where chunks pay, over a grid of traffic."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, MeasureCommand
+from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, PART, MeasureCommand
 
 if TYPE_CHECKING:
     from picbench.profile.prediction.predictor import PredictorErrors
-
-
-def _part(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)/(\d+)", value)
-    part = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not 1 <= part[0] <= part[1]:
-        raise click.BadParameter(f"{value!r}: not like 1/2")
-    return part
 
 
 @click.command(name="break-even", cls=MeasureCommand)
@@ -39,13 +30,7 @@ def _part(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:
     help="Begin nothing that would not end within so many; the same command goes on [no limit].",
 )
 @click.option("--caveat", default="", metavar="TEXT", help="What readers must know of the figures.")
-@click.option(
-    "--part",
-    callback=_part,
-    default="1/1",
-    metavar="K/N",
-    help="The K-th of N parts, for N processes on a GPU each that write the same output [all].",
-)
+@PART
 @click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
 @click.option("--page", is_flag=True, help="Only make tables and figures of what is measured.")
 def break_even(

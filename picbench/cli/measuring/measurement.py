@@ -1,6 +1,7 @@
 """What the commands of `picbench measure` have in common."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,23 @@ EAGER = click.option("--eager", is_flag=True, help="Neither compile nor capture 
 MODEL = click.option("--model", default="shape:llama-3.1-8b", show_default=True)
 ON_GPU = click.option("--output", type=FOLDER, default=Path("results/gpu"), show_default=True)
 SEED = click.option("--seed", type=int, default=0, show_default=True, help="For inputs and order.")
+
+
+def _part(_: click.Context, __: click.Parameter, value: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/(\d+)", value)
+    part = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= part[0] <= part[1]:
+        raise click.BadParameter(f"{value!r}: not like 1/2")
+    return part
+
+
+PART = click.option(
+    "--part",
+    callback=_part,
+    default="1/1",
+    metavar="K/N",
+    help="The K-th of N parts, for N processes on a GPU each that write the same output [all].",
+)
 
 
 class MeasureCommand(click.Command):

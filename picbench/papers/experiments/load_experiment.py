@@ -35,7 +35,8 @@ _DECISIVE = ("algo", "model", "kv_blocks", "context", "max_running", "compile_or
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A point, the facts about its requests, and its run; no `job` where that is already complete.
+    """A point, the facts about its requests, and its run; no `job` where that is already complete,
+    or for another process to serve.
 
     `stored` is what is kept of it. `identity` says which requests it serves, with which settings.
     """
@@ -55,20 +56,24 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """The loads of a paper, whose points and run directories lie below `output`."""
+    """The loads of a paper, whose points and run directories lie below `output`.
+
+    Engines write to `logs`.
+    """
 
     output: Path
     services: Services
     store: PointStore
+    logs: Path
     commit: str | None = None
 
-    def plan(self, points: Sequence[Point]) -> list[PlannedRun]:
-        """Write every point's request file and prepare the runs that are missing.
+    def plan(self, points: Sequence[Point], wanted: Callable[[Point], bool]) -> list[PlannedRun]:
+        """Write every point's request file and prepare the wanted runs that are missing.
 
         A complete run is kept, and one that was stopped goes on. ConfigError for one with other
         settings.
         """
-        return [self._plan(point) for point in points]
+        return [self._plan(point, wanted(point)) for point in points]
 
     def run(self, planned: Sequence[PlannedRun], display: Display, budget: TimeBudget) -> None:
         """Measure what is missing, as long as the budget lasts, and keep each point.
@@ -136,14 +141,13 @@ class LoadPlan:
             return budget.allows(runs[jobs.index(job)].expected)
 
         served = 0
-        logs = self.output / "logs"
-        for served, _ in enumerate(execute_all(jobs, launch, progress, logs, allowed), 1):
+        for served, _ in enumerate(execute_all(jobs, launch, progress, self.logs, allowed), 1):
             run = runs[served - 1]
             budget.note(run.expected, monotonic() - began[-1])
             self.stored(run)
         return served == len(runs)
 
-    def _plan(self, point: Point) -> PlannedRun:
+    def _plan(self, point: Point, missing: bool) -> PlannedRun:
         requests = self.output / "requests" / f"{point.name}.jsonl"
         model = models.resolve(point.run["model"])
         written = write_traffic(requests, point.traffic, model)
@@ -155,7 +159,7 @@ class LoadPlan:
         identity = decisive | {"algo": list(point.arms), "requests": written.fingerprint}
         stored = self.store.find(point.name, identity)
         job = None
-        if stored is None and not _is_complete(directory, wanted, written.fingerprint):
+        if missing and stored is None and not _is_complete(directory, wanted, written.fingerprint):
             config = parse_config(wanted)
             services, shared = self.services, point.device == "cuda"
             job = prepare(config, services.load, services.memory, shared=shared)

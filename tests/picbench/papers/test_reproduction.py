@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from functools import reduce
 from operator import getitem
@@ -262,3 +263,46 @@ def test_what_is_wrong_is_said_before_an_engine_starts(
     assert result.exit_code == 2
     assert said in result.stderr
     assert again.order == []
+
+
+def test_parts_measure_each_point_once_and_the_last_has_all(
+    bench: Bench, settings_file: Path, tmp_path: Path
+) -> None:
+    output, whole = tmp_path / "out", tmp_path / "whole"
+    measured = []
+    for part in ("1/2", "2/2"):
+        before = bench.runs
+        result = reproduce(bench, settings_file, output, "--part", part)
+        assert result.exit_code == 0, result.stderr
+        measured.append(bench.runs - before)
+    assert all(count > 0 for count in measured)
+    assert reproduce(bench, settings_file, whole).exit_code == 0
+    assert sum(measured) == bench.runs - sum(measured)
+    for data in sorted((whole / "data").glob("*.json")):
+        found, wanted = (
+            [
+                (point["label"], point["seed"])
+                for point in json.loads((folder / "data" / data.name).read_bytes())["points"]
+            ]
+            for folder in (output, whole)
+        )
+        assert found == wanted
+    again = reproduce(bench, settings_file, output, "--part", "2/2")
+    assert again.exit_code == 0
+    assert bench.runs == 2 * sum(measured)
+
+
+def test_a_part_estimates_its_own_share(bench: Bench, settings_file: Path, tmp_path: Path) -> None:
+    parts = [
+        reproduce(bench, settings_file, tmp_path / "out", "--dry-run", "--part", part).stdout
+        for part in ("1/1", "1/2", "2/2")
+    ]
+    left = [sum(map(int, re.findall(r"(\d+) of \d+ runs", text))) for text in parts]
+    assert left[0] == left[1] + left[2]
+    assert min(left) > 0
+
+
+def test_accuracy_has_no_parts() -> None:
+    result = CliRunner().invoke(main, ["reproduce", "accuracy", "--dry-run", "--part", "1/2"])
+    assert result.exit_code == 2
+    assert "--part" in result.stderr
