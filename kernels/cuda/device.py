@@ -71,9 +71,9 @@ def overwrite(target: Tensor, values: np.ndarray) -> None:
 
 
 def write_rows(targets: Sequence[Tensor], rows: Mapping[int, Sequence[NDArray[np.int32]]]) -> None:
-    """Write the begin of rows of two-dimensional tensors of int32: rows[i][n] to row i of target n.
+    """Write rows[i][n] to the front of row i of each target n, a two-dimensional tensor of int32.
 
-    What the longest of them writes of a target, the others do as well, zeros where they end. One
+    Each row of a target is written as far as the longest of them, with zeros after what it has. One
     asynchronous copy brings all to the device: the host waits for nothing, and takes pinned memory
     once, which costs most where there is none to be used again.
     """

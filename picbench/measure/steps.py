@@ -198,7 +198,7 @@ def _grid(output: Path, commit: str | None) -> Iterator[CheckStep]:
     """Where chunks pay, and whether predictions from that hold."""
     where = ("--device", "cuda", "--output", str(output), *_named(commit))
     measured = _measure("break-even", *where)
-    yield CheckStep("break-even", "where chunks pay, about 40 minutes", (measured,))
+    yield CheckStep("break-even", "where chunks pay, over a grid of traffic", (measured,))
     check = _measure("profile", *where, "--grid", str(output / "grid.json"))
     yield CheckStep("profile", "what picbench profile predicts, against engines", (check,))
 

@@ -47,7 +47,7 @@ def estimate(plan: Reproduction) -> Iterator[Estimate]:
     """
     kinds: set[object] = set()
     for experiment in plan.experiments:
-        if not (plan.first or experiment in plan.settings.loads):
+        if not (plan.is_first_part or experiment in plan.settings.loads):
             continue
         if experiment in plan.settings.loads:
             every = points(plan.settings, experiment, plan.device)

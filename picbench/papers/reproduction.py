@@ -72,7 +72,7 @@ class Reproduction:
         return PointStore(self.output / POINTS)
 
     @property
-    def first(self) -> bool:
+    def is_first_part(self) -> bool:
         """Whether this is the part that measures what is no load."""
         return self.part[0] == 1
 
@@ -106,13 +106,15 @@ class Reproduction:
 
     def latencies(self) -> dict[str, LatencyRun]:
         """The latency experiments that there are on this device."""
-        wanted = [n for n in self.experiments if self.first and n in self.settings.latencies]
+        wanted = [
+            n for n in self.experiments if self.is_first_part and n in self.settings.latencies
+        ]
         return {name: run for name in wanted if (run := self.latency(name)) is not None}
 
     def score_settings(self) -> ScoreSettings | None:
         """The scores that are to be measured; None if there are none, or they are given."""
         if (
-            not self.first
+            not self.is_first_part
             or self.scores
             or "scores" not in self.experiments
             or self.settings.scores is None
@@ -154,7 +156,7 @@ class Reproduction:
         return {
             name: found
             for name, found in self.settings.attentions.items()
-            if self.first
+            if self.is_first_part
             and name in self.experiments
             and not (folder / f"cpu-{name}.json").exists()
         }
@@ -175,7 +177,7 @@ class Reproduction:
     def missing_layers(self) -> list[str]:
         """Counts by layer that there are not yet, which need no device."""
         folder = self.output / DATA
-        wanted = [n for n in self.experiments if self.first and n in self.settings.layers]
+        wanted = [n for n in self.experiments if self.is_first_part and n in self.settings.layers]
         return [name for name in wanted if not (folder / f"cpu-{name}.json").exists()]
 
     def _count_layers(self) -> None:

@@ -101,7 +101,7 @@ class DecodeBatch:
         return self._chosen_splits or choose_splits(pairs, self._resident)
 
     def fill(self, block_table: Tensor, table_rows: Tensor, lengths: Tensor) -> None:
-        """Prepares a step of `len(table_rows)` requests; nothing is copied to or from the host.
+        """Prepares a step of `len(table_rows)` requests; only new rows of the table are copied.
 
         `block_table` [requests, max_blocks], `table_rows` [requests], rows of the request table,
         and `lengths` [requests], the slots of each with this step's token, are int32 on the device.

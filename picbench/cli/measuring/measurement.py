@@ -1,4 +1,4 @@
-"""What the commands of `picbench measure` have in common."""
+"""What commands that measure have in common: `picbench measure`, `picbench reproduce`."""
 
 import os
 import re

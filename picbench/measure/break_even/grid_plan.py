@@ -93,7 +93,7 @@ GRIDS = {
         output=16,
         outputs=(64, 256),
         pool=20_000,
-        # The costs of `naive` are those of `mepic`, and a fifth of the time.
+        # Predictions take the costs of `naive` from `mepic`: one arm less to serve.
         arms=("full", "prefix", "reorder", "mepic"),
     ),
     "cpu": GridSettings(

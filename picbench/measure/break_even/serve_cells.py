@@ -94,7 +94,9 @@ def serve_cells(work: CellWork, engine: Engine) -> list[ArmCell]:
     """
     engine.reset()
     found = []
-    for batch in filter(lambda batch: batch.requests, work.batches):
+    for batch in work.batches:
+        if not batch.requests:
+            continue
         engine.measure()
         results = engine.generate(
             batch.requests,

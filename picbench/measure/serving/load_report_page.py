@@ -173,14 +173,13 @@ def _rows(
 
 
 def _knee(found: RoundsFound, cells: Sequence[str], arm: str) -> str:
-    rates = {float(cell.removeprefix("rate ")): cell for cell in cells}
-    served = [
-        rate
-        for rate, cell in rates.items()
-        if arm in found.cells[cell]
-        and median(found.cells[cell][arm]["requests_s"]) >= _SERVED * rate
-    ]
-    return f"{max(served):g}" if served else f"below {min(rates):g}"
+    """The highest rate that an arm serves; at least that where no higher one was measured."""
+    rates = {float(cell.removeprefix("rate ")): found.cells[cell] for cell in cells}
+    own = {rate: arms[arm] for rate, arms in rates.items() if arm in arms}
+    served = [r for r, cell in own.items() if median(cell["requests_s"]) >= _SERVED * r]
+    if not served:
+        return f"below {min(rates):g}"
+    return f"{'at least ' if max(served) == max(own) else ''}{max(served):g}"
 
 
 def _cells(found: RoundsFound, group: str) -> list[str]:

@@ -100,7 +100,7 @@ class SharedDecodeBatch(DecodeBatch):
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> Tensor:
         """`decode` of this batch: groups, then what each request reads alone, merged."""
         # In a graph it costs the host nothing that kernels run at once. Elsewhere it takes four
-        # calls more, in steps in which the GPU waits for the host (those that also link).
+        # calls more, in steps that also link: there two GPUs were seen to wait for the host.
         if self._side is None or not torch.cuda.is_current_stream_capturing():
             self.read_groups(query, kv_cache, scale)
             read_tiles(query, kv_cache, self, scale)

@@ -1,6 +1,6 @@
 """The request table of decode that reads shared blocks once: which tiles a group reads, and where.
 
-What changes of them is copied to the device with the next step that shares (`flush_groups`).
+Groups that changed are copied to the device with the next step that shares (`flush_groups`).
 """
 
 from typing import Any

@@ -116,6 +116,9 @@ def test_the_page_and_the_summary(tmp_path: Path) -> None:
     assert f"| mixed | 1 | {NEW} | 2.0 (2.0 - 2.0)" in page
     assert "is served, requests/s: mepic 8, prefix below 8." in page
     assert "compiled after engines were ready: mepic: 1, prefix: 0." in page
+    served = found()
+    del served.cells["rate 64"]
+    assert "requests/s: mepic at least 8, prefix below 8." in render_report(served)
     assert "| rate 64 | 1 | mepic | 40.00 (40.00 - 40.00)" in page
     assert page.endswith("rate 96 failed: arm mepic: gone\n")
     assert "Closed loop" not in page
