@@ -13,7 +13,7 @@ from picbench.workloads.datasets.grid import Grid
 from picbench.workloads.prompts.chat import Chat
 from picbench.workloads.prompts.drop import Drop, leads
 from picbench.workloads.prompts.template import Template, read_prompts
-from picbench.workloads.prompts.tokens import Tokenizer, begin, encode
+from picbench.workloads.prompts.tokens import Encoder, Tokenizer
 from picbench.workloads.prompts.truncate import Frame, truncate
 from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.sources.row import BadRows, DatasetRow
@@ -31,13 +31,14 @@ class _Rendering:
     template: Template
     max_tokens: int
     tokenizer: Tokenizer
+    encode: Encoder
     context: int | None
     chat: Chat | None
     documents: bool = False
     drop: Drop | None = None
 
     def count(self, texts: Iterable[str]) -> list[int]:
-        return [len(ids) for ids in encode(self.tokenizer, list(texts))]
+        return [len(ids) for ids in self.encode(texts)]
 
     @property
     def budget(self) -> int | None:
@@ -83,8 +84,8 @@ class _Rendering:
     def _frame(self, budget: int) -> Frame:
         if self.chat is None:
             return Frame()
-        head, tail = encode(self.tokenizer, self.chat.wrap("", ""))
-        frame = Frame(len(begin(self.tokenizer, head)), len(tail))
+        head, tail = self.encode(self.chat.wrap("", ""))
+        frame = Frame(len(self.encode.begin(head)), len(tail))
         if frame.size >= budget:
             raise ConfigError(
                 f"a chat template of {frame.size} tokens leaves none for the prompt",
@@ -96,7 +97,7 @@ class _Rendering:
         self, row: DatasetRow, chunks: Sequence[str], left_out: frozenset[int]
     ) -> tuple[SampleSegment, ...]:
         head, tail = self.around(row.input)
-        first, *ids, last = encode(self.tokenizer, [head, *chunks, tail])
+        first, *ids, last = self.encode([head, *chunks, tail])
         shown = (
             SampleSegment("chunk", text, tokens, before)
             for number, (text, tokens, before) in enumerate(
@@ -104,7 +105,7 @@ class _Rendering:
             )
             if number not in left_out
         )
-        begun = SampleSegment("text", head, begin(self.tokenizer, first))
+        begun = SampleSegment("text", head, self.encode.begin(first))
         segments = (begun, *shown, SampleSegment("text", tail, last))
         return tuple(segment for segment in segments if segment.tokens)
 
@@ -112,7 +113,7 @@ class _Rendering:
         if not self.documents:
             return [None] * len(chunks)
         texts = self.dataset.before(chunks, row.documents)
-        pairs = zip(texts, encode(self.tokenizer, texts), strict=True)
+        pairs = zip(texts, self.encode(texts), strict=True)
         return [SampleSegment("text", text, ids) if ids else None for text, ids in pairs]
 
     def _check(self, row: DatasetRow, chunks: Sequence[str]) -> None:
@@ -199,7 +200,7 @@ def _rendering(
             "of output",
             hint="lower `max_tokens` or raise `context`",
         )
-    return _Rendering(dataset, template, length, tokenizer, context, chat)
+    return _Rendering(dataset, template, length, tokenizer, Encoder(tokenizer), context, chat)
 
 
 def _shuffle(rows: Iterator[DatasetRow], seed: int) -> Iterator[DatasetRow]:

@@ -74,13 +74,14 @@ def traffic(*, out: str, preset: str | None, model: str, debug: bool, **flags: A
 def _traffic(out: Path, preset: str | None, model: str, flags: dict[str, Any]) -> int:
     from dataclasses import asdict
 
-    from picbench.inputs.traffic_file import parse_traffic, write_traffic
+    from picbench.inputs.traffic_file import TrafficWriter, parse_traffic
     from picbench.papers.paper_settings import find_preset
     from picbench.workloads import models
 
     settings = find_preset(preset) if preset else {}
     given = {name: value for name, value in flags.items() if value is not None}
-    written = write_traffic(out, parse_traffic({**settings, **given}), models.resolve(model))
+    config = parse_traffic({**settings, **given})
+    written = TrafficWriter().write(out, config, models.resolve(model))
     for name, value in asdict(written.facts).items():
         click.echo(f"{name}: {f'{value:,.4g}' if isinstance(value, float) else value}")
     if written.left_out:

@@ -12,8 +12,9 @@ from picbench.errors import ConfigError
 from picbench.inputs.workload import reply_tokens
 from picbench.run.config import parse_settings
 from picbench.workloads import models
+from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.traffic.chunk_source import ChunkSource, build, plain_ids
-from picbench.workloads.traffic.corpus import SYNTHETIC
+from picbench.workloads.traffic.corpus import SYNTHETIC, Corpus
 from picbench.workloads.traffic.draw import draw
 from picbench.workloads.traffic.file import Header, write_requests
 from picbench.workloads.traffic.ragpulse import TraceReplay, read_trace
@@ -108,33 +109,53 @@ def parse_traffic(values: Mapping[str, Any]) -> TrafficConfig:
     return parse_settings(TrafficConfig, values, command="picbench traffic")
 
 
-def write_traffic(path: Path, config: TrafficConfig, model: models.ModelSpec) -> Written:
-    """Draw the requests, or take those of a trace, and write them.
+class TrafficWriter:
+    """Writes request files; tokenizers, and chunks that several files draw from, are made once."""
 
-    ConfigError or DataError where that cannot be.
-    """
-    if config.trace is not None:
-        return _write_trace(path, Path(config.trace), config.replay(), model)
-    source, traffic = config.source(model), config.traffic()
-    stream = draw(traffic, build(source, models.load_tokenizer(model), traffic.seed))
-    header = Header(
-        dataset=source.dataset,
-        synthetic=source.synthetic,
-        settings={"model": model.name, "source": asdict(source), "traffic": asdict(traffic)},
-    )
-    return Written(write_requests(path, header, stream), measure(stream))
+    def __init__(self) -> None:
+        self._tokenizers: dict[Path | str, Tokenizer] = {}
+        self._corpora: dict[tuple[Path | str, ChunkSource, int], Corpus] = {}
 
+    def write(self, path: Path, config: TrafficConfig, model: models.ModelSpec) -> Written:
+        """Draw the requests, or take those of a trace, and write them.
 
-def _write_trace(path: Path, folder: Path, replay: TraceReplay, model: models.ModelSpec) -> Written:
-    found = read_trace(folder, replay, plain_ids(models.load_tokenizer(model)))
-    trace = {"format": "RAGPulse", "sha256": found.sha256, "left_out": found.left_out}
-    header = Header(
-        dataset=SYNTHETIC,
-        synthetic=True,
-        settings={"model": model.name, "trace": trace, "replay": asdict(replay)},
-    )
-    fingerprint = write_requests(path, header, found.stream)
-    return Written(fingerprint, measure(found.stream), found.left_out)
+        ConfigError or DataError where that cannot be.
+        """
+        if config.trace is not None:
+            return self._write_trace(path, Path(config.trace), config.replay(), model)
+        source, traffic = config.source(model), config.traffic()
+        stream = draw(traffic, self._corpus(source, traffic.seed, model))
+        header = Header(
+            dataset=source.dataset,
+            synthetic=source.synthetic,
+            settings={"model": model.name, "source": asdict(source), "traffic": asdict(traffic)},
+        )
+        return Written(write_requests(path, header, stream), measure(stream))
+
+    def _write_trace(
+        self, path: Path, folder: Path, replay: TraceReplay, model: models.ModelSpec
+    ) -> Written:
+        found = read_trace(folder, replay, plain_ids(self._tokenizer(model)))
+        trace = {"format": "RAGPulse", "sha256": found.sha256, "left_out": found.left_out}
+        header = Header(
+            dataset=SYNTHETIC,
+            synthetic=True,
+            settings={"model": model.name, "trace": trace, "replay": asdict(replay)},
+        )
+        fingerprint = write_requests(path, header, found.stream)
+        return Written(fingerprint, measure(found.stream), found.left_out)
+
+    def _corpus(self, source: ChunkSource, seed: int, model: models.ModelSpec) -> Corpus:
+        # Only random tokens differ between seeds.
+        kind = (model.path, source, seed if source.dataset == SYNTHETIC else 0)
+        if kind not in self._corpora:
+            self._corpora[kind] = build(source, self._tokenizer(model), seed)
+        return self._corpora[kind]
+
+    def _tokenizer(self, model: models.ModelSpec) -> Tokenizer:
+        if model.path not in self._tokenizers:
+            self._tokenizers[model.path] = models.load_tokenizer(model)
+        return self._tokenizers[model.path]
 
 
 def _span(text: str | None) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from picbench.inputs.traffic_file import write_traffic
+from picbench.inputs.traffic_file import TrafficWriter
 from picbench.measure.frontier.arm_sets import ARMS_OF
 from picbench.output.run_directory import MANIFEST
 from picbench.papers.budget import (
@@ -46,13 +46,14 @@ def estimate(plan: Reproduction) -> Iterator[Estimate]:
     of the first of these.
     """
     kinds: set[object] = set()
+    owned, writer = plan.owned, TrafficWriter()
     for experiment in plan.experiments:
         if not (plan.is_first_part or experiment in plan.settings.loads):
             continue
         if experiment in plan.settings.loads:
             every = points(plan.settings, experiment, plan.device)
-            found = [point for point in every if plan.owns(point)]
-            yield _load(experiment, found, plan, kinds)
+            found = [point for point in every if point.name in owned]
+            yield _load(experiment, found, plan, kinds, writer)
         elif experiment in plan.settings.latencies:
             yield _latency(experiment, plan, kinds)
         elif experiment in plan.settings.attentions:
@@ -81,14 +82,18 @@ def _layers(experiment: str, plan: Reproduction) -> Estimate:
 
 
 def _load(
-    experiment: str, found: Sequence[Point], plan: Reproduction, kinds: set[object]
+    experiment: str,
+    found: Sequence[Point],
+    plan: Reproduction,
+    kinds: set[object],
+    writer: TrafficWriter,
 ) -> Estimate:
     left = [point for point in found if not _complete(plan, point)]
     sizes: dict[str, TrafficFacts] = {}
     with TemporaryDirectory(prefix="picbench-") as folder:
         for point in left:
             if point.label not in sizes:
-                sizes[point.label] = _size(point, Path(folder))
+                sizes[point.label] = _size(point, writer, Path(folder))
     wanted = {_engines(point) for point in left}
     starts = len(wanted - kinds) * START[plan.device]
     kinds |= wanted
@@ -126,9 +131,9 @@ def _tokens(facts: TrafficFacts) -> float:
     return facts.mean_tokens * facts.requests
 
 
-def _size(point: Point, folder: Path) -> TrafficFacts:
+def _size(point: Point, writer: TrafficWriter, folder: Path) -> TrafficFacts:
     model = models.resolve(point.run["model"])
-    return write_traffic(folder / "requests.jsonl", point.traffic, model).facts
+    return writer.write(folder / "requests.jsonl", point.traffic, model).facts
 
 
 def _complete(plan: Reproduction, point: Point) -> bool:

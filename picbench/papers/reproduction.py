@@ -76,20 +76,21 @@ class Reproduction:
         """Whether this is the part that measures what is no load."""
         return self.part[0] == 1
 
-    def owns(self, point: Point) -> bool:
-        """Whether a point is measured by this part, whatever the figures."""
-        every = (p.name for name in self.settings.loads for p in self._points(name))
-        names = list(dict.fromkeys(every))
-        return names.index(point.name) % self.part[1] == self.part[0] - 1
+    @property
+    def owned(self) -> frozenset[str]:
+        """Names of the points of loads that this part measures, whatever the figures."""
+        every = (point.name for name in self.settings.loads for point in self._points(name))
+        first, parts = self.part
+        return frozenset(list(dict.fromkeys(every))[first - 1 :: parts])
 
     def _points(self, experiment: str) -> list[Point]:
         return list(points(self.settings, experiment, self.device))
 
     def plan_loads(self, services: Services) -> dict[str, list[PlannedRun]]:
         """All runs of loads; those that are complete or another part's have no job."""
-        plan = self._load_plan(services)
+        plan, owned = self._load_plan(services), self.owned
         return {
-            experiment: plan.plan(self._points(experiment), self.owns)
+            experiment: plan.plan(self._points(experiment), owned)
             for experiment in self.experiments
             if experiment in self.settings.loads
         }

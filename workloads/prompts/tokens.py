@@ -1,6 +1,7 @@
 """The interface of a tokenizer, and how texts are encoded."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 
@@ -25,17 +26,6 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[tuple[int, ...]]:
     return [tuple(ids) for ids in tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
 
 
-def begin(tokenizer: Tokenizer, tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the first tokens of a prompt with exactly one BOS, if the tokenizer adds one.
-
-    Chat templates may have put it into the text already.
-    """
-    bos = tokenizer.bos_token_id
-    if bos is not None and tokens[:1] == (bos,):
-        return tokens
-    return start_tokens(tokenizer) + tokens
-
-
 def start_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the BOS token if this tokenizer puts one before a prompt by itself, else nothing.
 
@@ -45,3 +35,36 @@ def start_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
     bos = tokenizer.bos_token_id
     ids = tokenizer(["a"], add_special_tokens=True)["input_ids"][0]
     return (bos,) if bos is not None and ids[0] == bos else ()
+
+
+class Encoder:
+    """Tokenizes each text alone, without special tokens, and every distinct text once.
+
+    Rows repeat texts: instructions, and passages that several questions are about.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def __call__(self, texts: Iterable[str]) -> list[tuple[int, ...]]:
+        """The ids of each text."""
+        wanted = list(texts)
+        new = [text for text in dict.fromkeys(wanted) if text not in self._known]
+        self._known.update(zip(new, encode(self._tokenizer, new), strict=True))
+        return [self._known[text] for text in wanted]
+
+    @cached_property
+    def start(self) -> tuple[int, ...]:
+        """What begins a prompt; see `start_tokens`."""
+        return start_tokens(self._tokenizer)
+
+    def begin(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the first tokens of a prompt with exactly one BOS, if the tokenizer adds one.
+
+        Chat templates may have put it into the text already.
+        """
+        bos = self._tokenizer.bos_token_id
+        if bos is not None and tokens[:1] == (bos,):
+            return tokens
+        return self.start + tokens

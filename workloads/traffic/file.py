@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from picbench.errors import ConfigError, DataError
-from picbench.workloads.prompts.tokens import Tokenizer, begin, encode
+from picbench.workloads.prompts.tokens import Encoder, Tokenizer
 from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.traffic.draw import Stream
 
@@ -224,8 +224,9 @@ def check_tokens(stream: Stream, tokenizer: Tokenizer, path: Path) -> None:
     Segments without text, which are random tokens, are skipped.
     """
     segments = tuple(dict.fromkeys(segment for segment in _segments(stream) if segment.text))
-    for segment, ids in zip(segments, encode(tokenizer, [s.text for s in segments]), strict=True):
-        if segment.tokens not in (ids, begin(tokenizer, ids)):
+    encode = Encoder(tokenizer)
+    for segment, ids in zip(segments, encode(s.text for s in segments), strict=True):
+        if segment.tokens not in (ids, encode.begin(ids)):
             raise ConfigError(
                 f"`requests` {path}: its token ids are not those of `model`'s tokenizer "
                 f"(first seen at {segment.text[:40]!r})",

@@ -1,9 +1,9 @@
 """Loads: requests that arrive whether others are done or not, a run directory for each point."""
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from picbench.arms.shared_engines import SharedEngines, shareable
 from picbench.engines.config import EngineConfig
 from picbench.errors import ConfigError
-from picbench.inputs.traffic_file import write_traffic
+from picbench.inputs.traffic_file import TrafficWriter
 from picbench.output.run_directory import MANIFEST
 from picbench.output.run_reader import read_run
 from picbench.papers.budget import START, TimeBudget, expected_load
@@ -66,14 +66,15 @@ class LoadPlan:
     store: PointStore
     logs: Path
     commit: str | None = None
+    writer: TrafficWriter = field(default_factory=TrafficWriter)
 
-    def plan(self, points: Sequence[Point], wanted: Callable[[Point], bool]) -> list[PlannedRun]:
-        """Write every point's request file and prepare the wanted runs that are missing.
+    def plan(self, points: Sequence[Point], wanted: Container[str]) -> list[PlannedRun]:
+        """Write every point's request file and prepare those of the `wanted` runs that are missing.
 
-        A complete run is kept, and one that was stopped goes on. ConfigError for one with other
-        settings.
+        `wanted` are names of points. A complete run is kept, and one that was stopped goes on.
+        ConfigError for one with other settings.
         """
-        return [self._plan(point, wanted(point)) for point in points]
+        return [self._plan(point, point.name in wanted) for point in points]
 
     def run(self, planned: Sequence[PlannedRun], display: Display, budget: TimeBudget) -> None:
         """Measure what is missing, as long as the budget lasts, and keep each point.
@@ -150,7 +151,7 @@ class LoadPlan:
     def _plan(self, point: Point, missing: bool) -> PlannedRun:
         requests = self.output / "requests" / f"{point.name}.jsonl"
         model = models.resolve(point.run["model"])
-        written = write_traffic(requests, point.traffic, model)
+        written = self.writer.write(requests, point.traffic, model)
         directory = self.output / "runs" / point.name
         context = point.run["context"] or model.context
         files = {"requests": str(requests), "output": str(directory)}

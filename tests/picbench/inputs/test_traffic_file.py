@@ -9,8 +9,10 @@ from click.testing import CliRunner, Result
 
 from picbench.cli import main
 from picbench.errors import ConfigError
+from picbench.inputs.traffic_file import TrafficWriter, parse_traffic
 from picbench.inputs.workload import load_workload
 from picbench.run.config import parse_config
+from picbench.workloads import models
 
 FLAGS = ("--dataset", "synthetic", "--requests", "6", "--pool", "8", "--chunk-tokens", "20")
 
@@ -46,6 +48,24 @@ def test_the_same_settings_write_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     traffic(tmp_path / "c", "--seed", "6", "--zipf", "1")
     assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
+
+
+@pytest.mark.parametrize("dataset", ["synthetic", "musique"])
+def test_files_from_one_writer_are_those_of_writers_of_their_own(
+    tmp_path: Path, dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    load = models.load_tokenizer
+    monkeypatch.setattr(models, "load_tokenizer", lambda m: (loaded.append(m.name), load(m))[1])
+    writer, model = TrafficWriter(), models.resolve("testbed")
+    for seed, pool in ((1, 16), (2, 16), (2, 24)):
+        settings = {"dataset": dataset, "seed": seed, "pool": pool, "chunks": "8", "requests": 4}
+        config = parse_traffic(settings)
+        one = writer.write(tmp_path / "one", config, model)
+        assert loaded == ["testbed"]
+        assert one == TrafficWriter().write(tmp_path / "other", config, model)
+        assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+        del loaded[1:]
 
 
 def test_flags_of_a_run_shorten_and_pace_the_file(tmp_path: Path) -> None:

@@ -297,6 +297,7 @@ def test_a_part_estimates_its_own_share(bench: Bench, settings_file: Path, tmp_p
         reproduce(bench, settings_file, tmp_path / "out", "--dry-run", "--part", part).stdout
         for part in ("1/1", "1/2", "2/2")
     ]
+    assert all(text.startswith("dry run: no engine was started") for text in parts)
     left = [sum(map(int, re.findall(r"(\d+) of \d+ runs", text))) for text in parts]
     assert left[0] == left[1] + left[2]
     assert min(left) > 0
