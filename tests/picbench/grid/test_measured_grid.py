@@ -66,3 +66,11 @@ def test_the_packages_grids_say_where_they_were_measured() -> None:
         assert grid.facts.hardware, name
         assert grid.facts.versions["vllm"], name
         assert len({cell.seed for cell in grid.cells}) >= 3, name
+
+
+def test_a_gpus_grid_is_the_default() -> None:
+    grid = choose_grid(None)
+    assert grid is not None
+    assert grid == choose_grid("h200-llama-3.1-8b")
+    assert grid.facts.hardware == "NVIDIA H200"
+    assert {cell.point.cache for cell in grid.cells} == {"cold", "warm"}
