@@ -129,6 +129,7 @@ def test_warm_caches_are_filled_with_chunks_and_not_with_prompts(tmp_path: Path)
     cache = read_run(tmp_path / "run").summary["mepic"].cache
     assert cache is not None
     assert cache.missed_requests == 0
+    assert (cache.expected_tokens, cache.found_tokens) == (8 * 32, 8 * 32)
 
 
 def test_what_fills_a_cache_has_the_texts_around_it() -> None:
