@@ -119,6 +119,8 @@ def test_a_place_that_others_are_compared_with_is_none_itself() -> None:
     growth = judged(claim(**run, against=["none", "a"], least=1), found)
     # The third seed has nothing to be compared with.
     assert [(cell.on, cell.value, cell.samples) for cell in growth.cells] == [("b", 2.0, 2)]
+    nothing = judged(claim(**run, over="none", least=1), found)
+    assert (nothing.verdict, nothing.ours) == ("undecided", None)
     unknown = judged(claim(**run, against="none", least=1), found)
     assert unknown.why == "Not measured: arms or points are missing in the data."
     nowhere = judged(claim(**run | {"experiment": "f"}, least=1), found)
@@ -136,11 +138,18 @@ def test_a_single_run_has_no_interval() -> None:
 def test_bars_would_cut_cells_of_tables() -> None:
     with pytest.raises(ValueError, match="no vertical bar"):
         TypeAdapter(Claim).validate_python(
-            {"claim": "a | b", "source": "s", "published": "p", "judge": {"kind": "none", "why": ""}}
+            {
+                "claim": "a | b",
+                "source": "s",
+                "published": "p",
+                "judge": {"kind": "none", "why": ""},
+            }
         )
 
 
-def test_a_claim_has_a_bound() -> None:
+def test_a_claim_has_a_bound_and_no_unknown_field() -> None:
+    with pytest.raises(ValueError, match="Extra inputs"):
+        claim(kind="score", arms=["a", "b"], lest=1)
     with pytest.raises(ValueError, match="least or most"):
         claim(kind="score", arms=["a", "b"])
 
@@ -157,6 +166,14 @@ def test_peaks_that_the_pool_cuts_off_decide_nothing() -> None:
     run = {"kind": "run", "experiment": "e", "metric": "peak_blocks", "arm": "a", "over": "b"}
     assert judged(claim(**run, least=2), full(99.0)).verdict == "undecided"
     assert judged(claim(**run, least=2), full(50.0)).verdict == "fails"
+    # Not all of the pool, no other metric, and nothing where the share is not known.
+    assert judged(claim(**run, least=2), full(94.9)).verdict == "fails"
+    assert judged(claim(**run | {"metric": "peak_pct"}, least=2), full(99.0)).verdict == "undecided"
+    times = evidence(*(point("x", seed, 1, a=1.0, b=1.0) for seed in (1, 2, 3)))
+    assert judged(claim(**run | {"metric": "time"}, least=2), times).verdict == "fails"
+    peaks = {arm: PointArm({"peak_blocks": 100.0}) for arm in "ab"}
+    unknown = evidence(*(PointData("x", seed, {}, peaks) for seed in (1, 2, 3)))
+    assert judged(claim(**run, least=2), unknown).verdict == "fails"
 
 
 def test_growth_and_exponents() -> None:
@@ -206,6 +223,24 @@ def test_two_rows_are_the_fewest_that_are_told_of() -> None:
     assert "testbed weights, 2 rows a set" in two.run
     one = judged(less, scored(full=[1.0], naive=[0.5]))
     assert (one.ours, one.run) == (None, None)
+
+
+def test_rows_are_counted_over_all_sets() -> None:
+    parts = {}
+    for dataset, rows in (("musique", 40), ("samsum", 25)):
+        part = ScoredPart.begin(Case("testbed", dataset), rows, FACTS, ["full", "naive"])
+        for arm, score in (("full", 1.0), ("naive", 0.5)):
+            part.arms[arm] = ArmRows([score] * rows, [0] * rows, [0] * rows)
+        parts[part.case] = part
+    found = Evidence({}, parts, "scores")
+    verdict = judged(claim(kind="score", arms=["naive", "full"], least=0), found)
+    assert (
+        verdict.run
+        == "scores: a GPU, float32, commit 0123456; testbed weights, 25 to 40 rows a set"
+    )
+    assert verdict.why == "Fails at musique, samsum."
+    one = claim(kind="score", arms=["naive", "full"], least=0, datasets=["samsum"])
+    assert judged(one, found).why == "Fails at samsum."
 
 
 def test_what_is_zero_divides_nothing() -> None:

@@ -137,6 +137,17 @@ def test_a_cell_is_predicted_as_it_was_measured(predictor: GridPredictor) -> Non
             assert found.requests_s == pytest.approx(arm.requests_s, rel=0.03)
 
 
+def test_few_cells_predict_nothing_but_memory() -> None:
+    point, plain = cell(2, 1.0, ALONE, 1.0)
+    facts = GridFacts("m", {}, "m", "float32", 1 << 20, 100, RUNNING, "", step_tokens=8192)
+    grid = MeasuredGrid(facts, [MeasuredCell(point, 0, {"prefix": plain})])
+    found = GridPredictor(grid).predict(*served("prefix", [400.0] * 4, last=9.0))
+    assert (found.ttft_s, found.requests_s, found.loaded_ttft_s) == (None, None, None)
+    assert (found.kv_gib, found.inside) == (0.5, False)
+    other = GridPredictor(grid, block_bytes=1 << 22).predict(*served("prefix", [400.0]))
+    assert other.kv_gib == 2.0
+
+
 def test_a_grid_of_known_costs_interpolates(predictor: GridPredictor) -> None:
     errors = predictor.errors()
     for found in (errors.ttft, errors.requests_s):

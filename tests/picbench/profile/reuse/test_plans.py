@@ -15,6 +15,7 @@ from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.errors import ConfigError
 from picbench.profile.reuse.arm_simulation import ArmSimulation
+from picbench.profile.reuse.block_runs import BlockKeys, ComputedSlice
 from picbench.profile.traces.traced_request import TracedRequest, TraceSegment
 
 ARMS = (
@@ -169,6 +170,21 @@ def test_a_known_reply_goes_on_where_the_chunks_end(exact: bool, blocks: int | N
 
 def bare(segments: tuple[TraceSegment, ...]) -> tuple[TraceSegment, ...]:
     return tuple(segment._replace(tokens=None) for segment in segments)
+
+
+def test_what_is_not_known_is_never_found_again() -> None:
+    """Contents without a name: a text of two whole blocks, then a chunk."""
+    text = TraceSegment(None, 32, chunk=False)
+    runs = BlockKeys(exact=False).runs([ComputedSlice(text, 0, 32)])
+    assert [(run.blocks, run.forever) for run in runs] == [(1, False), (1, False)]
+    for blocks in (None, 40):
+        for content, reused in ((None, 0), (7, 32)):
+            arm = ArmSimulation(parse("naive"), exact=False, blocks=blocks)
+            chunk = TraceSegment(content, 32, chunk=True)
+            tail = TraceSegment(None, 8, chunk=False)
+            found = [arm.serve(TracedRequest((chunk, tail), 1)) for _ in range(2)]
+            compiled = [counts.compiled for counts in found if counts is not None]
+            assert compiled == [32, 32 - reused]
 
 
 def test_algorithms_that_are_not_counted_are_refused() -> None:
