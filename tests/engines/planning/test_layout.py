@@ -88,6 +88,9 @@ def test_a_plan_says_of_slots_and_blocks_what_its_pages_say(given_segments, poli
         assert found.copies == tuple(page.copy_of for page in pages if page.copy_of)
         assert found.real == sum(page.real for page in pages)
         assert found.pages_from(first) == pages[first:]
+        # Of a chunk, which a compile ends with, the last page is complete with fewer tokens.
+        whole = [len(page.tokens) == SIZE or page.canonical for page in pages]
+        assert found.filled == [*whole, False].index(False)
         assert all(found.count(kind) == found.kinds.count(kind) for kind in SlotKind)
         mapped = [page.canonical and page.copy_of is None for page in pages]
         assert found.shared == [*mapped, False].index(False)
