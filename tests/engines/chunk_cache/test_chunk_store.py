@@ -132,6 +132,14 @@ def test_one_block_takes_the_whole_chunk_along() -> None:
     assert stores == [StoreCommand(canonical(4).key, queue.block_ids(pages))]
 
 
+def test_a_chunk_that_a_tier_has_is_not_stored_again() -> None:
+    queue, store, stores = filled(4, 3)
+    told(store, stored={canonical(4).key})
+    for index in (4, 3):
+        evict(queue, store, canonical(index).pages[0].name)
+    assert [command.key for command in stores] == [canonical(3).key]
+
+
 def test_a_chunk_in_use_loses_only_pages_that_no_request_maps() -> None:
     queue, store, stores = filled(4)
     mapped = canonical(4, linked=SIZE)

@@ -247,6 +247,27 @@ def test_the_footprint_is_the_plans(given_segments, policy, pad):
     assert footprint == Footprint.of(plan)
 
 
+def test_chunks_are_counted_from_the_first_of_the_prompt():
+    """With the lengths that they have; text does not count."""
+    prompt = [
+        Segment((1, 2)),
+        *(
+            part
+            for length in (5, 20, 7)
+            for part in (Segment((3,) * length, chunk=True), Segment((4,)))
+        ),
+    ]
+    for plans in (lay_out, measure):
+        asked: list[tuple[int, int]] = []
+
+        def policy(index: int, length: int, asked: list[tuple[int, int]] = asked) -> ChunkPolicy:
+            asked.append((index, length))
+            return ChunkPolicy()
+
+        plans(prompt, policy, layout())
+        assert asked == [(0, 5), (1, 20), (2, 7)]
+
+
 def test_linking_everything_leaves_no_chunk_block():
     plan = lay_out(
         [Segment((1, 2)), Segment((3,) * 40, chunk=True), Segment((4,))], everything, layout()
