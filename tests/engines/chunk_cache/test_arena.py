@@ -115,11 +115,13 @@ def test_nothing_is_evicted_for_what_does_not_fit() -> None:
     stored(arena, b"a", 2)
     held = arena.find(b"a", 2)
     stored(arena, b"b", 2)
+    assert arena.find(b"c", 3) is None
     assert arena.reserve(b"c", 3) is None
     assert b"b" in arena
     assert held is not None
     counters, usage = arena.counters(), arena.usage()
-    assert (counters.hits, counters.stored, counters.refused) == (1, 2, 1)
+    assert (counters.hits, counters.misses) == (1, 1)
+    assert (counters.stored, counters.refused) == (2, 1)
     assert (counters.bytes_read, counters.bytes_written) == (2 * ROW, 4 * ROW)
     assert (usage.evictions, usage.capacity) == (0, 4 * ROW)
 

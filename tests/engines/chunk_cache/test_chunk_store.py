@@ -132,6 +132,14 @@ def test_one_block_takes_the_whole_chunk_along() -> None:
     assert stores == [StoreCommand(canonical(4).key, queue.block_ids(pages))]
 
 
+def test_a_chunk_that_a_tier_has_is_not_stored_again() -> None:
+    queue, store, stores = filled(4, 3)
+    told(store, stored={canonical(4).key})
+    for index in (4, 3):
+        evict(queue, store, canonical(index).pages[0].name)
+    assert [command.key for command in stores] == [canonical(3).key]
+
+
 def test_a_chunk_in_use_loses_only_pages_that_no_request_maps() -> None:
     queue, store, stores = filled(4)
     mapped = canonical(4, linked=SIZE)
@@ -218,6 +226,7 @@ def test_a_chunk_compiled_for_copies_is_resident_only_if_no_tier_takes_it() -> N
         key = canonical(index).key
         compile_chunk(queue, store, index, shared=False)
         assert not store.get(key).size
+        assert store.get(key).state is ChunkState.STORING
         assert not store.idle
         store.complete_transfers(TransferResults(**{name: {key} for name in results}))
     store.release_stored()
@@ -226,6 +235,31 @@ def test_a_chunk_compiled_for_copies_is_resident_only_if_no_tier_takes_it() -> N
     store.commands.take()
     assert store.idle
     assert store.get(canonical(4).key).whole
+
+
+def test_a_page_that_leaves_for_a_tier_stays_if_another_chunk_has_it() -> None:
+    queue, store, _ = filled(1)
+    compile_chunk(queue, store, 0, shared=False)
+    told(store, stored={A})
+    store.release_stored()
+    shared, own = (page.name for page in canonical(0).pages)
+    assert queue.resident(shared)
+    assert not queue.resident(own)
+    assert store.get(B).whole
+
+
+def test_pages_that_are_copied_from_leave_for_a_tier_afterwards() -> None:
+    queue, store, _ = filled()
+    compile_chunk(queue, store, 4, shared=False)
+    pages = [page.name for page in canonical(4).pages]
+    block = queue.hold(pages[1])
+    assert block is not None
+    told(store, stored={canonical(4).key})
+    store.release_stored()
+    assert [queue.resident(page) for page in pages] == [False, True, False]
+    queue.release([block])
+    store.release_stored()
+    assert not queue.pages
 
 
 def test_a_chunk_that_lost_a_page_while_it_was_stored_is_not_resident_as_a_whole() -> None:

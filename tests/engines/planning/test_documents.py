@@ -90,3 +90,24 @@ def test_keys_of_beginnings_do_not_depend_on_their_order(text, other, order):
             assert part.key_after(b"a") == alone.key_after(b"a") != alone.key_after(b"b")
     same = Context.of(other).key_after(b"a") == context.key_after(b"a")
     assert same == (text == other)
+
+
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ({"ids": bytes(8), "places": [[0, 2], [0, 1]]}, True),
+        ({"ids": b"", "places": []}, True),
+        ({"ids": bytes(8), "places": [[0, 2]]}, False),  # Of one chunk of two.
+        ({"ids": bytes(8), "places": [[0, 2], [0, 3]]}, False),
+        ({"ids": bytes(8), "places": [[0, 2], [2, 1]]}, False),
+        ({"ids": bytes(8), "places": [[0, 2], [-1, 1]]}, False),
+        ({"ids": bytes(7), "places": [[0, 1], [0, 1]]}, False),
+        ({"ids": b"\0\0\0\xff", "places": [[0, 1], [0, 1]]}, False),
+        ({"ids": "text", "places": [[0, 1], [0, 1]]}, False),
+        ({"ids": bytes(8), "places": [[0, 1], [0]]}, False),
+        ({"ids": bytes(8)}, False),
+        (None, False),
+    ],
+)
+def test_what_does_not_say_where_contexts_are_is_not_taken(given, right):
+    assert (ChunkContexts.sent(given, 2) is not None) == right

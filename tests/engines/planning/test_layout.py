@@ -88,6 +88,9 @@ def test_a_plan_says_of_slots_and_blocks_what_its_pages_say(given_segments, poli
         assert found.copies == tuple(page.copy_of for page in pages if page.copy_of)
         assert found.real == sum(page.real for page in pages)
         assert found.pages_from(first) == pages[first:]
+        # Of a chunk, which a compile ends with, the last page is complete with fewer tokens.
+        whole = [len(page.tokens) == SIZE or page.canonical for page in pages]
+        assert found.filled == [*whole, False].index(False)
         assert all(found.count(kind) == found.kinds.count(kind) for kind in SlotKind)
         mapped = [page.canonical and page.copy_of is None for page in pages]
         assert found.shared == [*mapped, False].index(False)
@@ -242,6 +245,27 @@ def test_the_footprint_is_the_plans(given_segments, policy, pad):
     assert footprint.compile_slots == max((16 * len(c.keys) for c in compiles), default=0)
     assert footprint.compile_end == max((c.end for c in compiles), default=0)
     assert footprint == Footprint.of(plan)
+
+
+def test_chunks_are_counted_from_the_first_of_the_prompt():
+    """With the lengths that they have; text does not count."""
+    prompt = [
+        Segment((1, 2)),
+        *(
+            part
+            for length in (5, 20, 7)
+            for part in (Segment((3,) * length, chunk=True), Segment((4,)))
+        ),
+    ]
+    for plans in (lay_out, measure):
+        asked: list[tuple[int, int]] = []
+
+        def policy(index: int, length: int, asked: list[tuple[int, int]] = asked) -> ChunkPolicy:
+            asked.append((index, length))
+            return ChunkPolicy()
+
+        plans(prompt, policy, layout())
+        assert asked == [(0, 5), (1, 20), (2, 7)]
 
 
 def test_linking_everything_leaves_no_chunk_block():

@@ -99,6 +99,20 @@ def test_times_are_ratios_over_rounds() -> None:
     assert found.losses > 60 > found.wins
 
 
+def test_more_is_better_of_scores_and_less_of_times() -> None:
+    before = make_arm(scores=[0.0, 1.0, 1.0, 0.5], ttft=[10.0, 10.0, 10.0, 10.0])
+    after = make_arm(scores=[1.0, 0.0, 0.5, 0.5], ttft=[5.0, 20.0, 9.0, 8.0])
+    found = compare_arms(before, after)
+    score, time = found.metric(SCORE), found.metric("ttft_ms")
+    assert score is not None
+    assert time is not None
+    assert (score.wins, score.losses, score.change.equal) == (1, 2, 1)
+    assert (time.wins, time.losses, time.change.equal) == (3, 1, 0)
+    assert (score.before, score.after) == (0.625, 0.5)
+    # The fourth root of 5 * 20 * 9 * 8.
+    assert (time.before, time.after) == (pytest.approx(10.0), pytest.approx(9.2116, abs=1e-4))
+
+
 def test_an_open_loop_has_batches_of_neighbours_for_rounds() -> None:
     before = make_arm(scores=[1.0] * 100, size=100)
     found = compare_arms(before, noisy(before, 1)).metric("ttft_ms")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from measured_noise import measured, possible_run, residuals, save
 
@@ -113,6 +114,57 @@ def test_a_loss_that_few_samples_show_is_inconclusive() -> None:
     saved = save([possible_run(1000, size=40)])
     checks = check(with_lost_answers(possible_run(0, size=40), 1), saved)
     assert ("mepic", "score") in found(checks, INCONCLUSIVE)
+
+
+def test_a_sure_loss_within_the_margin_is_inconclusive() -> None:
+    """Six of 400 lost are 1.5 points, sure to be a loss; it may be one of 2 points."""
+    saved = save([possible_run(1000, size=400)], Thresholds(score=ScoreThreshold(margin=0.02)))
+    checks = check(with_lost_answers(possible_run(0, size=400), 6), saved)
+    assert found(checks, INCONCLUSIVE) == [("mepic", "score")]
+    assert found(checks, REGRESSION) == []
+
+
+def test_of_one_document_nothing_is_known_but_that_nothing_changed() -> None:
+    """A gain is as little known as a loss: samples of one document are a single cluster."""
+    scores = (0.0, *(1.0,) * 19)
+    before = replace(possible_run(0, size=20)["mepic"], scores=scores, clusters=("d",) * 20)
+    saved = save([{"mepic": before}], Thresholds(score=ScoreThreshold(margin=0.02)))
+    for after, verdict in ((scores, OK), ((1.0,) * 20, INCONCLUSIVE), ((0.0,) * 20, INCONCLUSIVE)):
+        (found_check,) = check({"mepic": replace(before, scores=after)}, saved)
+        assert found_check.verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("factor", "drift", "noise", "verdict"),
+    [
+        # t(0.005, 3 degrees) * 0.06455: of four batches, as one run tells no drift.
+        (1.0, 0.0, 1.458, INCONCLUSIVE),
+        (1.2, 0.0, 1.458, REGRESSION),
+        # The variance is 0.004167 + 0.0004 * 4 / 3, which has 3.73 degrees of freedom (Welch).
+        (1.0, 0.02, 1.394, INCONCLUSIVE),
+        (1.1, 0.02, 1.394, REGRESSION),
+        (0.8, 0.02, 1.394, OK),
+    ],
+)
+def test_the_noise_of_a_time_by_hand(
+    factor: float, drift: float, noise: float, verdict: GateVerdict
+) -> None:
+    """Sixteen rounds make four batches, which are 10, 20, 30 and 40 % slower in logarithms."""
+    before = possible_run(0, size=16)["mepic"]
+    before = replace(before, times={"ttft_ms": (100.0,) * 16, "e2e_ms": (100.0,) * 16})
+    slower = tuple(100.0 * factor * float(np.exp(0.1 * (1 + n // 4))) for n in range(16))
+    runs = 3 if drift else 1
+    limit = TimeThreshold(ratio=1.05)
+    saved = save([{"mepic": before}] * runs, Thresholds(ttft_ms=limit, e2e_ms=limit))
+    known = saved.arms["mepic"].model_copy(update={"drift": {"ttft_ms": drift} if drift else {}})
+    saved = saved.model_copy(update={"arms": {"mepic": known}})
+    after = replace(before, times={"ttft_ms": slower, "e2e_ms": (100.0,) * 16})
+    ttft, e2e = check({"mepic": after}, saved)
+    assert (ttft.metric, e2e.metric) == ("ttft_ms", "e2e_ms")
+    # The mean is 25 % in logarithms: 1.284.
+    assert ttft.message == f"{1.2840254 * factor:.3f}x, limit 1.05x, noise up to {noise:.3f}x"
+    assert ttft.verdict is verdict
+    assert e2e.message == "1.000x, limit 1.05x, noise up to 1.000x"
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,28 @@ def test_junit_has_a_case_for_each_check(baseline: str, tmp_path: Path) -> None:
     assert int(suite.get("tests", 0)) == len(cases)
 
 
+def test_junit_skips_what_is_open(baseline: str, tmp_path: Path) -> None:
+    new = run(tmp_path / "new", mepic=ForgetfulEngine("mepic"))
+    suite = ElementTree.fromstring(
+        invoke("gate", new, "--baseline", baseline, "--format", "junit").stdout
+    )
+    skipped = {
+        (case.get("classname"), case.get("name"))
+        for case in suite.iter("testcase")
+        if case.find("skipped") is not None
+    }
+    assert skipped == {("mepic", "score")}
+    assert (suite.get("skipped"), suite.get("failures")) == ("1", "0")
+
+
+def test_drift_is_unknown_from_one_run_alone(baseline: str, tmp_path: Path) -> None:
+    again, new = run(tmp_path / "again"), run(tmp_path / "new")
+    note = "The baseline is from one run"
+    assert note in invoke("gate", new, "--baseline", baseline).stdout
+    assert invoke("baseline", "save", str(tmp_path / "old"), again, "two").exit_code == 0
+    assert note not in invoke("gate", new, "--baseline", "two").stdout
+
+
 def test_github_gets_annotations_and_a_summary(
     baseline: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

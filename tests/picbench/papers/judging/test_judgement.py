@@ -94,6 +94,66 @@ def test_a_claim_is_as_good_as_its_worst_place() -> None:
     assert judged(claim(**value | {"arm": "none"}), found).verdict == "undecided"
 
 
+def test_the_worst_of_several_places_is_named() -> None:
+    values = {"a": 4.0, "b": 1.0, "c": 2.0, "d": 9.0}
+    found = evidence(
+        *(point(on, seed, 1, x=at + seed / 100) for on, at in values.items() for seed in (1, 2, 3))
+    )
+    value = {"kind": "run", "experiment": "e", "metric": "time", "arm": "x"}
+    failed = judged(claim(**value, least=3), found)
+    assert failed.ours == "1.02 (b: x)"
+    assert failed.why == "Holds at a, d; fails at b, c."
+    assert judged(claim(**value, least=0.5), found).ours == "1.02 (b: x)"
+    assert judged(claim(**value, most=20), found).ours == "9.02 (d: x)"
+    # Between two bounds the nearer one counts.
+    assert judged(claim(**value, at=["a", "c"], least=0, most=5), found).ours == "4.02 (a: x)"
+    assert [cell.on for cell in failed.cells] == ["a", "b", "c", "d"]
+
+
+def test_a_place_that_others_are_compared_with_is_none_itself() -> None:
+    found = evidence(
+        *(point(on, seed, 100, x=at) for on, at in (("a", 1.0), ("b", 2.0)) for seed in (1, 2)),
+        point("b", 3, 100, x=2.0),
+    )
+    run = {"kind": "run", "experiment": "e", "metric": "time", "arm": "x"}
+    growth = judged(claim(**run, against=["none", "a"], least=1), found)
+    # The third seed has nothing to be compared with.
+    assert [(cell.on, cell.value, cell.samples) for cell in growth.cells] == [("b", 2.0, 2)]
+    nothing = judged(claim(**run, over="none", least=1), found)
+    assert (nothing.verdict, nothing.ours) == ("undecided", None)
+    unknown = judged(claim(**run, against="none", least=1), found)
+    assert unknown.why == "Not measured: arms or points are missing in the data."
+    nowhere = judged(claim(**run | {"experiment": "f"}, least=1), found)
+    assert nowhere.why == "Not measured: the experiment f has not been run."
+
+
+def test_a_single_run_has_no_interval() -> None:
+    run = {"kind": "run", "experiment": "e", "metric": "time", "arm": "x", "least": 1}
+    verdict = judged(claim(**run), evidence(point("a", 1, 1, x=12345.6)))
+    assert (verdict.verdict, verdict.interval) == ("undecided", None)
+    assert verdict.ours == "12,346 (a: x)"
+    assert verdict.why == "Undecided at a (a single run has no interval)."
+
+
+def test_bars_would_cut_cells_of_tables() -> None:
+    with pytest.raises(ValueError, match="no vertical bar"):
+        TypeAdapter(Claim).validate_python(
+            {
+                "claim": "a | b",
+                "source": "s",
+                "published": "p",
+                "judge": {"kind": "none", "why": ""},
+            }
+        )
+
+
+def test_a_claim_has_a_bound_and_no_unknown_field() -> None:
+    with pytest.raises(ValueError, match="Extra inputs"):
+        claim(kind="score", arms=["a", "b"], lest=1)
+    with pytest.raises(ValueError, match="least or most"):
+        claim(kind="score", arms=["a", "b"])
+
+
 def test_peaks_that_the_pool_cuts_off_decide_nothing() -> None:
     def full(share: float) -> Evidence:
         held = {"a": (100.0, 99.0), "b": (100.0, share)}
@@ -106,6 +166,14 @@ def test_peaks_that_the_pool_cuts_off_decide_nothing() -> None:
     run = {"kind": "run", "experiment": "e", "metric": "peak_blocks", "arm": "a", "over": "b"}
     assert judged(claim(**run, least=2), full(99.0)).verdict == "undecided"
     assert judged(claim(**run, least=2), full(50.0)).verdict == "fails"
+    # Not all of the pool, no other metric, and nothing where the share is not known.
+    assert judged(claim(**run, least=2), full(94.9)).verdict == "fails"
+    assert judged(claim(**run | {"metric": "peak_pct"}, least=2), full(99.0)).verdict == "undecided"
+    times = evidence(*(point("x", seed, 1, a=1.0, b=1.0) for seed in (1, 2, 3)))
+    assert judged(claim(**run | {"metric": "time"}, least=2), times).verdict == "fails"
+    peaks = {arm: PointArm({"peak_blocks": 100.0}) for arm in "ab"}
+    unknown = evidence(*(PointData("x", seed, {}, peaks) for seed in (1, 2, 3)))
+    assert judged(claim(**run, least=2), unknown).verdict == "fails"
 
 
 def test_growth_and_exponents() -> None:
@@ -145,6 +213,48 @@ def test_a_few_rows_decide_nothing() -> None:
     assert few.verdict == "undecided"
     assert few.run is not None
     assert "fewer than 20 decide nothing" in few.run
+
+
+def test_two_rows_are_the_fewest_that_are_told_of() -> None:
+    less = claim(kind="score", arms=["naive", "full"], least=-0.1)
+    two = judged(less, scored(full=[1.0, 1.0], naive=[0.5, 0.75]))
+    assert two.ours == "-0.375 (musique: naive less full)"
+    assert two.run is not None
+    assert "testbed weights, 2 rows a set" in two.run
+    one = judged(less, scored(full=[1.0], naive=[0.5]))
+    assert (one.ours, one.run) == (None, None)
+
+
+def test_rows_are_counted_over_all_sets() -> None:
+    parts = {}
+    for dataset, rows in (("musique", 40), ("samsum", 25)):
+        part = ScoredPart.begin(Case("testbed", dataset), rows, FACTS, ["full", "naive"])
+        for arm, score in (("full", 1.0), ("naive", 0.5)):
+            part.arms[arm] = ArmRows([score] * rows, [0] * rows, [0] * rows)
+        parts[part.case] = part
+    found = Evidence({}, parts, "scores")
+    verdict = judged(claim(kind="score", arms=["naive", "full"], least=0), found)
+    assert (
+        verdict.run
+        == "scores: a GPU, float32, commit 0123456; testbed weights, 25 to 40 rows a set"
+    )
+    assert verdict.why == "Fails at musique, samsum."
+    one = claim(kind="score", arms=["naive", "full"], least=0, datasets=["samsum"])
+    assert judged(one, found).why == "Fails at samsum."
+
+
+def test_what_is_zero_divides_nothing() -> None:
+    over = claim(kind="score", arms=["naive", "full"], ratio=True, least=0.5)
+    nothing = judged(over, scored(full=[0.0] * 30, naive=[1.0] * 30))
+    assert nothing.why == "Not measured: no score is above zero."
+    # One row of 30 scores: many resamples have none.
+    rare = judged(over, scored(full=[1.0] + [0.0] * 29, naive=[1.0] * 30))
+    assert (rare.verdict, rare.interval, rare.ours) == (
+        "undecided",
+        None,
+        "30 (musique: naive over full)",
+    )
+    assert rare.why == "Undecided at musique (too few rows score)."
 
 
 def test_intervals_of_many_places_are_wider() -> None:

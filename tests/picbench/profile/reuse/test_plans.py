@@ -15,6 +15,7 @@ from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.errors import ConfigError
 from picbench.profile.reuse.arm_simulation import ArmSimulation
+from picbench.profile.reuse.block_runs import BlockKeys, ComputedSlice
 from picbench.profile.traces.traced_request import TracedRequest, TraceSegment
 
 ARMS = (
@@ -79,6 +80,36 @@ def test_counts_are_those_of_plans(spec: str, mix: str) -> None:
         )
 
 
+@pytest.mark.parametrize("spec", ARMS)
+@pytest.mark.parametrize("blocks", [None, 400])
+def test_a_request_holds_the_blocks_of_its_plan(spec: str, blocks: int | None) -> None:
+    """Its own and shared ones together, until its reply ends; the last token is not stored."""
+    algorithm = parse(spec)
+    counted = ArmSimulation(algorithm, exact=True, blocks=blocks)
+    for request in Mixes(9, 30).nothing():
+        found = counted.serve(request)
+        assert found is not None
+        slots = len(plan_of(request, algorithm).tokens) + request.output - 1
+        held = found.own_blocks + sum(count for _, count in found.shared)
+        if blocks is not None:  # In a pool what others hold is counted by kind.
+            held += found.chunk_blocks + found.prefix_blocks
+        assert held == -(-slots // 16)
+
+
+@pytest.mark.parametrize(("spec", "unmapped"), [("naive", 0), ("mepic", 1), ("mepic:blocks=2", 2)])
+def test_a_compile_holds_what_its_request_does_not_map(spec: str, unmapped: int) -> None:
+    """Two chunks of 45 tokens, three blocks each, and one of 10 that is linked as a whole."""
+    mixes = Mixes(2, 1)
+    chunks = mixes.chunk(45), mixes.chunk(45), mixes.chunk(10)
+    request = mixes.request(*chunks, mixes.text(5))
+    arm = ArmSimulation(parse(spec), exact=True)
+    first, again = arm.serve(request), arm.serve(request)
+    assert first is not None
+    assert again is not None
+    assert (first.compile_blocks, again.compile_blocks) == (2 * unmapped, 0)
+    assert first.compiled == 90 + (10 if spec == "naive" else 0)
+
+
 @pytest.mark.parametrize("spec", ["prefix", "reorder", *ARMS])
 @pytest.mark.parametrize("blocks", [None, 44])
 @pytest.mark.parametrize("mix", ["rag", "nothing"])
@@ -119,8 +150,41 @@ def test_a_known_reply_is_found_by_the_next_request() -> None:
             assert found.prefix_blocks == 3
 
 
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("blocks", [None, 20])
+def test_a_known_reply_goes_on_where_the_chunks_end(exact: bool, blocks: int | None) -> None:
+    mixes = Mixes(1, 1)
+    head, chunk, question = mixes.text(20), mixes.chunk(32), mixes.text(10)
+    reply, more = mixes.text(29), mixes.text(9)
+    first, second = (head, chunk, question), (head, chunk, question, reply, more)
+    if not exact:
+        (reply,), first, second = bare((reply,)), bare(first), bare(second)
+    arm = ArmSimulation(parse("naive"), exact=exact, blocks=blocks)
+    arm.serve(TracedRequest(first, 29, reply=reply))
+    found = arm.serve(TracedRequest(second, 1))
+    # Of 20 + 10 + 29 computed tokens the last is not stored: three full blocks.
+    assert found is not None
+    assert (found.chunk_blocks, found.prefix_blocks) == (2, 3)
+    assert found.reused == 32 + 48
+
+
 def bare(segments: tuple[TraceSegment, ...]) -> tuple[TraceSegment, ...]:
     return tuple(segment._replace(tokens=None) for segment in segments)
+
+
+def test_what_is_not_known_is_never_found_again() -> None:
+    """Contents without a name: a text of two whole blocks, then a chunk."""
+    text = TraceSegment(None, 32, chunk=False)
+    runs = BlockKeys(exact=False).runs([ComputedSlice(text, 0, 32)])
+    assert [(run.blocks, run.forever) for run in runs] == [(1, False), (1, False)]
+    for blocks in (None, 40):
+        for content, reused in ((None, 0), (7, 32)):
+            arm = ArmSimulation(parse("naive"), exact=False, blocks=blocks)
+            chunk = TraceSegment(content, 32, chunk=True)
+            tail = TraceSegment(None, 8, chunk=False)
+            found = [arm.serve(TracedRequest((chunk, tail), 1)) for _ in range(2)]
+            compiled = [counts.compiled for counts in found if counts is not None]
+            assert compiled == [32, 32 - reused]
 
 
 def test_algorithms_that_are_not_counted_are_refused() -> None:

@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,7 @@ def test_warm_caches_are_filled_with_chunks_and_not_with_prompts(tmp_path: Path)
     cache = read_run(tmp_path / "run").summary["mepic"].cache
     assert cache is not None
     assert cache.missed_requests == 0
+    assert (cache.expected_tokens, cache.found_tokens) == (8 * 32, 8 * 32)
 
 
 def test_what_fills_a_cache_has_the_texts_around_it() -> None:
@@ -176,11 +177,17 @@ def test_a_steady_stream_shows_how_gains_decay(tmp_path: Path) -> None:
     assert any(found.startswith(line) for found in lines)
 
 
+def without_chunks(number: int) -> Sample:
+    sample = make_sample(number)
+    return replace(sample, segments=tuple(s for s in sample.segments if s.kind == "text"))
+
+
 @pytest.mark.parametrize(
     ("harness", "state", "message"),
     [
         (PicHarness([make_sample(n) for n in range(199)]), "steady", "199 different prompts"),
         (PicHarness([make_sample(0)] * 300), "steady", "1 different prompts"),
+        (PicHarness([without_chunks(n) for n in range(8)]), "warm", "have no chunks to fill"),
         (PicHarness(arrivals=(0.0,) * 8), "cold", "arrive on their own overlap"),
         (PicHarness(preload=SAMPLES[:2]), "cold", "2 chunks to preload"),
     ],

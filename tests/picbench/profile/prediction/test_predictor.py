@@ -1,0 +1,157 @@
+"""Predictions from a grid whose times follow known costs."""
+
+from math import inf
+
+import pytest
+
+from picbench.engines.algorithms import parse
+from picbench.grid.measured_grid import (
+    ALONE,
+    BURST,
+    ArmCell,
+    GridFacts,
+    GridPoint,
+    MeasuredCell,
+    MeasuredGrid,
+)
+from picbench.profile.prediction.closed_loop import serve_loop
+from picbench.profile.prediction.predictor import GridPredictor
+from picbench.profile.prediction.request_sizes import RequestSize, RequestSizes
+from picbench.profile.reuse.reuse_counts import ReuseTotals
+from picbench.profile.trace_profile import ArmProfile, TraceProfile, TrafficSums
+
+RUNNING, OUTPUT = 4, 8
+
+#: Seconds: of a request, of a thousand computed tokens; of a step, of a generated token.
+REQUEST, TOKENS, STEP, REPLY = 0.004, 0.020, 0.003, 0.001
+
+#: So many times longer takes an arm that maps chunks.
+LINKED = 2.0
+
+
+def ttft(computed: float, factor: float) -> float:
+    return factor * (REQUEST + TOKENS * computed / 1e3)
+
+
+def seconds(requests: int, computed: float, loop: tuple[float, float], factor: float) -> float:
+    """Of the engine for a whole cell, which takes so many steps and replies."""
+    steps, replies = loop
+    return requests * ttft(computed, factor) + factor * (STEP * steps + REPLY * replies)
+
+
+def cell(chunks: int, share: float, load: str, factor: float) -> tuple[GridPoint, ArmCell]:
+    prompt, requests = 100.0 * chunks + 50, 8
+    computed = prompt * share
+    point = GridPoint(
+        reuse=1 - share,
+        chunks=chunks,
+        chunk_tokens=100,
+        corpus=24,
+        load=load,
+        output=OUTPUT,
+        cache="cold",
+    )
+    # Prompts fit a step: one for all that begin together, one for each further token.
+    running = 1 if load == ALONE else RUNNING
+    steps, replies = requests // running * OUTPUT, requests * (OUTPUT - 1)
+    took = seconds(requests, computed, (steps, replies), factor)
+    measured = ArmCell(
+        requests=requests,
+        ttft_s=ttft(computed, factor),
+        ttft_p95_s=1.0,
+        requests_s=requests / took,
+        peak_blocks=1.0,
+        prompt=prompt,
+        computed=computed,
+        output=OUTPUT,
+        compiled=0.0,
+    )
+    return point, measured
+
+
+@pytest.fixture(scope="module")
+def predictor() -> GridPredictor:
+    cells = []
+    for load in (ALONE, BURST, "5"):
+        for chunks in (1, 2, 4, 7, 10):
+            for share in (0.3, 0.6, 1.0):
+                point, plain = cell(chunks, share, load, 1.0)
+                _, linked = cell(chunks, share, load, LINKED)
+                cells.append(MeasuredCell(point, 0, {"prefix": plain, "mepic": linked}))
+    facts = GridFacts("m", {}, "m", "float32", 1 << 20, 100, RUNNING, "", step_tokens=8192)
+    return GridPredictor(MeasuredGrid(facts, cells))
+
+
+def served(
+    spec: str, computed: list[float], *, last: float | None = None
+) -> tuple[TraceProfile, ArmProfile]:
+    """Requests of 550 tokens in five chunks, of which so many are computed."""
+    sizes = [RequestSize(550, count, 0, 5, 100, OUTPUT) for count in computed]
+    loop = serve_loop(sizes, RUNNING, 8192)
+    totals = ReuseTotals(requests=len(sizes))
+    arm = ArmProfile(parse(spec), totals, None, 512, RequestSizes.of(sizes), loop)
+    traffic = TrafficSums(requests=len(sizes), chunks=5 * len(sizes), last=last)
+    return TraceProfile("t", "plain", False, None, RUNNING, traffic, (arm,)), arm
+
+
+@pytest.mark.parametrize(("spec", "factor"), [("prefix", 1.0), ("mepic", LINKED)])
+def test_costs_of_the_grid_are_paid_by_the_trace(
+    predictor: GridPredictor, spec: str, factor: float
+) -> None:
+    found = predictor.predict(*served(spec, [200.0, 300.0, 550.0, 500.0]))
+    # The median computes 400 tokens. Four requests run together: eight steps, 28 further tokens.
+    assert found.ttft_s == pytest.approx(factor * 0.012, rel=0.02)
+    total = 4 * 0.004 + 1.55 * 0.020 + 8 * 0.003 + 28 * 0.001
+    assert found.requests_s == pytest.approx(4 / (factor * total), rel=0.03)
+    assert found.kv_gib == 0.5
+    assert found.loaded_ttft_s is None
+    assert found.inside
+
+
+def test_requests_wait_in_a_queue(predictor: GridPredictor) -> None:
+    """Pollaczek and Khinchine for equal service times: half of rate * s^2 / (1 - rate * s)."""
+    alone = predictor.predict(*served("prefix", [400.0] * 4))
+    assert alone.ttft_s is not None
+    assert alone.requests_s is not None
+    each = 1 / alone.requests_s
+    for used in (0.5, 0.8):
+        found = predictor.predict(*served("prefix", [400.0] * 4, last=4 * each / used))
+        assert found.loaded_ttft_s is not None
+        # Half of the time: s / 2; four fifths of it: 2 s.
+        wait = {0.5: 0.5, 0.8: 2.0}[used] * each
+        assert found.loaded_ttft_s == pytest.approx(alone.ttft_s + wait)
+    assert predictor.predict(*served("prefix", [400.0] * 4, last=3.9 * each)).loaded_ttft_s == inf
+
+
+def test_what_the_grid_does_not_have_is_outside(predictor: GridPredictor) -> None:
+    assert not predictor.predict(*served("prefix", [5000.0] * 4)).inside
+    assert not predictor.predict(*served("mepic", [1.0] * 4)).inside
+
+
+def test_a_cell_is_predicted_as_it_was_measured(predictor: GridPredictor) -> None:
+    for load in (ALONE, BURST):
+        for spec, factor in (("prefix", 1.0), ("mepic", LINKED)):
+            point, arm = cell(4, 0.6, load, factor)
+            found = predictor.predict_cell(spec, point, arm)
+            assert found.ttft_s == pytest.approx(arm.ttft_s, rel=0.02)
+            assert found.requests_s == pytest.approx(arm.requests_s, rel=0.03)
+
+
+def test_few_cells_predict_nothing_but_memory() -> None:
+    point, plain = cell(2, 1.0, ALONE, 1.0)
+    facts = GridFacts("m", {}, "m", "float32", 1 << 20, 100, RUNNING, "", step_tokens=8192)
+    grid = MeasuredGrid(facts, [MeasuredCell(point, 0, {"prefix": plain})])
+    found = GridPredictor(grid).predict(*served("prefix", [400.0] * 4, last=9.0))
+    assert (found.ttft_s, found.requests_s, found.loaded_ttft_s) == (None, None, None)
+    assert (found.kv_gib, found.inside) == (0.5, False)
+    other = GridPredictor(grid, block_bytes=1 << 22).predict(*served("prefix", [400.0]))
+    assert other.kv_gib == 2.0
+
+
+def test_a_grid_of_known_costs_interpolates(predictor: GridPredictor) -> None:
+    errors = predictor.errors()
+    for found in (errors.ttft, errors.requests_s):
+        assert found is not None
+        assert found.points >= 30
+        assert found.median < 0.01
+        assert found.within == 1.0
