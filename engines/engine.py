@@ -56,6 +56,8 @@ class Engine:
             raise ConfigError("stock vLLM has no self-check", hint="leave `self_check` off")
         self._launched: Launched | None = launch(config)
         self._submitted: dict[str, PreparedRequest] = {}
+        # Outputs of submitted requests that `step` has not returned yet.
+        self._ended: dict[str, RequestOutput] = {}
         self._busy_s = 0.0
         if config.self_check:
             self._require_right_answers()
@@ -108,8 +110,9 @@ class Engine:
     ) -> str:
         """Queue a request and return its tag, for callers that decide between steps what to do.
 
-        `step` serves it, `abort` ends it; for the rest see `generate`. Raises ConfigError for a
-        request that can never be served.
+        `step` serves it, `abort` ends it; for the rest see `generate`. While that runs, or `drain`,
+        submitted requests run beside it, and the next `step` returns their results. Raises
+        ConfigError for a request that can never be served.
         """
         prepared = self._prepare(request, max_tokens, logprobs, ignore_eos)
         self._submit(Departure(prepared, time.time(), 0.0))
@@ -117,19 +120,20 @@ class Engine:
         return prepared.tag
 
     def step(self) -> dict[str, Result]:
-        """Run one scheduler step; results, by tag, of submitted requests that ended in it."""
-        outputs: list[Any] = self._running.engine.step()
-        ended = {output.request_id: output for output in outputs}
-        known = ((tag, self._submitted.pop(tag, None)) for tag in ended)
+        """Run one scheduler step; results, by tag, of submitted requests that have ended by now."""
+        self._step()
+        ended, self._ended = self._ended, {}
         return {
-            tag: make_result(own, ended[tag], 0.0, self._report(tag), self._tokenizer)
-            for tag, own in known
-            if own is not None
+            tag: make_result(
+                self._submitted.pop(tag), output, 0.0, self._report(tag), self._tokenizer
+            )
+            for tag, output in ended.items()
         }
 
     def abort(self, tag: str) -> None:
         """End a submitted request without a result; one that has ended is ignored."""
         if self._submitted.pop(tag, None) is not None:
+            self._ended.pop(tag, None)
             self._running.engine.abort_request([tag])
             self._report(tag)
 
@@ -241,16 +245,18 @@ class Engine:
 
         Raises EngineError while requests run or chunks are pinned.
         """
+        if self._running.engine.has_unfinished_requests():
+            raise EngineError("the cache cannot be dropped while requests run")
         self.drain()
         if not self._running.scheduler.reset_prefix_cache(reset_connector=tiers):
             raise EngineError("the cache cannot be dropped while requests hold blocks")
         self.drain()
 
     def drain(self) -> None:
-        """Run until no transfer between the pool and the tiers is pending."""
+        """Run until no request runs, and no transfer between the pool and the tiers is pending."""
         core: Any = self._running.engine.engine_core
         while core.engine_core.scheduler.has_requests():
-            self._running.engine.step()
+            self._step()
 
     @property
     def cache(self) -> "ChunkCache":
@@ -374,7 +380,6 @@ class Engine:
         self, prepared: Sequence[PreparedRequest], pace: Pace[PreparedRequest]
     ) -> "dict[str, tuple[RequestOutput, float]]":
         """Outputs, and how many seconds late each request was submitted, by tag."""
-        engine = self._running.engine
         late: dict[str, float] = {}
         done: dict[str, Any] = {}
         try:
@@ -386,16 +391,22 @@ class Engine:
                     self._running.ledger.note()
                     pace.wait()
                     continue
-                for output in engine.step():
+                for output in self._step():
                     done[output.request_id] = output
                     pace.landed()
         except BaseException:
             unfinished = [p.tag for p in prepared if p.tag not in done]
-            engine.abort_request(unfinished)
+            self._running.engine.abort_request(unfinished)
             for tag in unfinished:
                 self._report(tag)
             raise
         return {tag: (output, late[tag]) for tag, output in done.items()}
+
+    def _step(self) -> "list[RequestOutput]":
+        """Run one scheduler step; keep what ended of submitted requests, and return the rest."""
+        outputs: list[Any] = self._running.engine.step()
+        self._ended |= {o.request_id: o for o in outputs if o.request_id in self._submitted}
+        return [output for output in outputs if output.request_id not in self._submitted]
 
     def _ahead(self, pace: Pace[PreparedRequest]) -> Iterator[Departure[PreparedRequest]]:
         """Requests to submit before the next step: one, and more while they do not fill it.

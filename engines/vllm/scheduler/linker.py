@@ -306,6 +306,11 @@ class Linker:
         waiting = [block for link in self._links.values() for block in link.held.values()]
         return waiting + self._store.pinned_blocks()
 
+    def release_held(self) -> None:
+        """Drop what is referenced for waiting requests: the next step references it again."""
+        for link in self._links.values():
+            self._release(link)
+
     def take_cost(self, tag: str) -> PromptCost | None:
         """Remove and return the cost of the request with this tag; None for a plain request."""
         return self._costs.pop(tag, None)

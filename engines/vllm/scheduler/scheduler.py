@@ -147,6 +147,13 @@ class PicScheduler(Scheduler):
             super().finish_requests(orphans, RequestStatus.FINISHED_ABORTED)
         return finished
 
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Drop the cache; what waiting requests reference until the next step is no hindrance."""
+        self.linker.release_held()
+        return super().reset_prefix_cache(reset_running_requests, reset_connector)
+
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         if self._hooks.has_failed(request):
             return False
@@ -310,6 +317,7 @@ _UPSTREAM = {
     "schedule": ("self", "throttle_prefills"),
     "update_from_output": ("self", "scheduler_output", "model_runner_output"),
     "finish_requests": ("self", "request_ids", "finished_status"),
+    "reset_prefix_cache": ("self", "reset_running_requests", "reset_connector"),
     "_preempt_request": ("self", "request", "timestamp", "drop_stale_output"),
     "_handle_blocked_waiting_request": ("self", "request"),
     "_get_local_prefix_cache_hit": ("self", "request"),

@@ -109,7 +109,8 @@ class ChunkTransfers:
     def store(self, name: Key, blocks: Sequence[int], stored: Callable[[], None]) -> Stages[bool]:
         """Store the rows of `blocks`, read when the first stage is run; whether a tier has them.
 
-        `stored` is called as soon as one does. Far tiers go on afterwards.
+        `stored` is called as soon as one does. Far tiers go on afterwards; what is returned holds
+        when they have ended.
         """
         if self.arena is not None and self.arena.touch(name):
             stored()
@@ -125,10 +126,12 @@ class ChunkTransfers:
             if len(self._stack):
                 ticket = self._stack.store([(name, room.parts())], copy=False)
                 yield ticket
-                if room.extent is None and ticket.result()[0]:
-                    stored()
+                if ticket.result()[0]:
+                    if room.extent is None:
+                        stored()
                     return True
-            return room.extent is not None
+            # The host tier may have been cleared while far tiers went on.
+            return room.extent is not None and self.holds(name)
         finally:
             self._leave(room)
 

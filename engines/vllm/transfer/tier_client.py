@@ -66,6 +66,8 @@ class TierClient:
         # What is under way.
         self._loads: list[tuple[LoadCommand, list[TransferTask[Served]]]] = []
         self._stores: dict[Key, TransferTask[bool]] = {}
+        # Stores among them that were commanded once more: their answer may have been given.
+        self._repeated: set[Key] = set()
         self._lookups: list[tuple[Sequence[Key], Ticket[str | None]]] = []
         self._stored: OrderedDict[Key, None] = OrderedDict()
         self._results = TransferResults()
@@ -247,8 +249,9 @@ class TierClient:
         self._results.lost.update(chunk.key for chunk in load.chunks)
 
     def _store(self, store: StoreCommand) -> None:
-        """Queue the reading of a chunk; if it is being stored, one answer does for both."""
+        """Queue the reading of a chunk; if it is being stored, it is answered when that ends."""
         if store.key in self._stores:
+            self._repeated.add(store.key)
             return
         stored = partial(self._note_stored, store.key)
         task = TransferTask(self._chunks.store(self._name(store.key), store.blocks, stored))
@@ -284,7 +287,11 @@ class TierClient:
             if task.advance():
                 del self._stores[key]
                 if not self.faults.attempt("store a chunk", None, task.result, False):
-                    self._results.refused.add(key)
+                    if key not in self._results.stored:
+                        self._results.refused.add(key)
+                elif key in self._repeated:
+                    self._note_stored(key)
+                self._repeated.discard(key)
 
     def _finish_lookups(self) -> None:
         lookups, self._lookups = self._lookups, []

@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -67,11 +68,12 @@ def requests(storm: Storm, draw: Any) -> list[Request]:
 
 @dataclass(slots=True)
 class Driver:
-    """Keeps an engine busy, and aborts requests at random if it is told to."""
+    """Keeps an engine busy; at random aborts requests and has vLLM drop the cache, if told to."""
 
     engine: Engine
     abort_share: float = 0.0
     dice: random.Random = field(default_factory=lambda: random.Random(13))
+    reset_share: float = 0.0
     sampling: Callable[[int], Mapping[str, Any]] = lambda index: {}
     tokens: Tokens = field(default_factory=dict)
 
@@ -90,8 +92,17 @@ class Driver:
                 running.abort_request([victim])
                 self.engine._report(victim)
                 del alive[victim]
+            if self.dice.random() < self.reset_share:
+                self._drop_cache()
             self._fill(queue, alive, flying)
         self.engine.drain()
+
+    def _drop_cache(self) -> None:
+        """Have all requests start over, and the tiers cleared; vLLM refuses while one loads."""
+        with suppress(RuntimeError):
+            self.engine._running.engine.reset_prefix_cache(
+                reset_running_requests=True, reset_connector=True
+            )
 
     def _fill(self, queue: Iterator[Any], alive: dict[str, int], flying: int) -> None:
         while len(alive) < flying and (entry := next(queue, None)) is not None:
@@ -201,7 +212,10 @@ def mixed(draw: Any, seed: int) -> list[Request]:
 def test_small_storms_end_no_engine(
     pebble: Path, tmp_path: Path, draw: Any, seed: int, start: Start
 ) -> None:
-    """Requests as large as the pool: their chunks are evicted page by page, and lost by tiers."""
+    """Requests as large as the pool: their chunks are evicted page by page, and lost by tiers.
+
+    Now and then all of them lose their blocks, and the tiers what they have.
+    """
     requests = mixed(draw, seed)
     expected: Tokens = {}
     for blocks, tiers in [(2000, ""), *STARVED]:
@@ -210,7 +224,9 @@ def test_small_storms_end_no_engine(
         with engine_of(
             pebble, storm, blocks, place, context=1024, batch_tokens=128, start=own
         ) as engine:
-            driver = Driver(engine, 0.05 if expected else 0.0, random.Random(seed))
+            driver = Driver(engine)
+            if expected:
+                driver = Driver(engine, 0.05, random.Random(seed), reset_share=0.02)
             expected = survive(driver, requests, expected)
 
 

@@ -198,6 +198,30 @@ def test_a_value_passes_by_a_host_tier_that_is_too_small() -> None:
     client.close()
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["far", "nowhere"])
+def test_a_store_that_is_repeated_while_far_tiers_go_on_is_answered(kept: bool) -> None:
+    """The host tier took the chunk and said so, and was cleared; then the chunk is stored again."""
+    client = TierClient(f"host:{4 * 64 * 4}B")
+    client.register_kv_caches([torch.zeros(8, 1, 16, 4)])
+    tiers = FarTiers(answering=False)
+    client._chunks._stack = tiers  # type: ignore[assignment]
+    store = StoreCommand(KEPT, (1, 2))
+    client.start(TransferCommands(stores=[store]))
+    client.finish_loads()
+    assert client.take_results().stored == {KEPT}
+    client.start(TransferCommands(stores=[store], clear=True))
+    client.finish_loads()
+    results = client.take_results()
+    assert (results.stored, results.refused, results.pending) == (set(), set(), 1)
+    future, _ = tiers.asked.pop()
+    future.set_result([("far",) if kept else ()])
+    client.finish_loads()
+    results = client.take_results()
+    answers = ({KEPT}, set()) if kept else (set(), {KEPT})
+    assert (results.stored, results.refused) == answers
+    assert results.pending == 0
+
+
 BLOCKS, LAYERS = 8, 2
 keys = st.integers(0, 4)
 
@@ -232,6 +256,7 @@ class Engine(RuleBasedStateMachine):
         self.loading: dict[str, tuple[int, ...]] = {}
         self.expected: dict[str, dict[int, float]] = {}
         self.number = 0
+        self.storing: set[bytes] = set()
 
     def _free(self, count: int, dice: int) -> list[int]:
         busy = {block for blocks in self.loading.values() for block in blocks}
@@ -258,6 +283,7 @@ class Engine(RuleBasedStateMachine):
         blocks = self._free(1 + key % 3, dice)
         if blocks:
             self._write({block: page(key, index) for index, block in enumerate(blocks)})
+            self.storing.add(bytes([key]))
             self.client.start(TransferCommands(stores=[StoreCommand(bytes([key]), tuple(blocks))]))
 
     @rule(dice=st.integers(0, 7), count=st.integers(1, 4))
@@ -312,6 +338,7 @@ class Engine(RuleBasedStateMachine):
         results = self.client.take_results()
         assert set(results.faults) <= failed
         assert not results.stored & results.refused
+        self.storing -= results.stored | results.refused
         assert set(results.served) == done
 
     def teardown(self) -> None:
@@ -324,6 +351,7 @@ class Engine(RuleBasedStateMachine):
             self.streams.drain()
             self.finish_loads()
         assert not self.loading
+        assert not self.storing, "each store has an answer"
         assert self.client.take_results().pending == 0
         for block, value in enumerate(self.pool):
             held = (torch.all(layer[block] == value) for layer in self.layers)
