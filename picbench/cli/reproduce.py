@@ -271,8 +271,8 @@ def _print_table(first: str, rows: Sequence[tuple[str, str, int, float]], headin
 
     table = Table()
     table.add_column(first)
-    for heading in ("left", "prompt tokens", "time left\nmin:s"):
-        table.add_column(heading, justify="right")
+    for column in ("left", "prompt tokens", "time left\nmin:s"):
+        table.add_column(column, justify="right")
     for name, left, tokens, seconds in rows:
         table.add_row(name, left, f"{tokens:,}", minutes(seconds))
     print_all(

@@ -111,6 +111,7 @@ def test_a_dry_run_counts_what_is_left(bench: Bench, settings_file: Path, tmp_pa
     again = Bench()
     result = reproduce(again, settings_file, output, "--dry-run")
     assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("dry run: no engine was started, nothing was written")
     assert "0 of 4 runs" in result.stdout
     assert "4 of 4 runs" in result.stdout
     assert again.order == []
