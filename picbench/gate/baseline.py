@@ -70,6 +70,12 @@ class BaselineArm(_BaselineModel):
             values["clusters"] = None
         return cls(**values, drift=_drift(arms))
 
+    def total(self, counter: str) -> float | None:
+        """A count over all samples; None where the arm does not have it."""
+        if counter in self.counters:
+            return sum(self.counters[counter])
+        return self.totals.get(counter)
+
     def measured(self, name: str) -> MeasuredArm:
         """The arm as comparisons take it."""
         values = self.model_dump(exclude={"drift"})

@@ -126,12 +126,12 @@ def test_columns_that_cannot_be_paired_are_named() -> None:
     name, arm = next(iter(values["arms"].items()))
     few = {**arm, "counters": {**arm["counters"], "linked_tokens": [1]}}
     change(arms={name: few})
-    with pytest.raises(ConfigError, match=rf"arms\.{name}: .*counters.linked_tokens has 1 values"):
+    with pytest.raises(ConfigError, match=rf"arms\.{name}: .*counters\.linked_tokens has 1 values"):
         read_baseline("b.json")
     # `json` writes and reads NaN, which no other score differs from.
     change(arms={name: {**arm, "scores": [float("nan")] * len(arm["samples"])}})
     with pytest.raises(ConfigError, match=rf"arms\.{name}\.scores\.0: .*finite"):
         read_baseline("b.json")
     change(arms={})
-    with pytest.raises(ConfigError, match="arms: .*at least 1 item"):
+    with pytest.raises(ConfigError, match=r"arms: .*at least 1 item"):
         read_baseline("b.json")
