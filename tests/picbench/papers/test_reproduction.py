@@ -307,3 +307,11 @@ def test_accuracy_has_no_parts() -> None:
     result = CliRunner().invoke(main, ["reproduce", "accuracy", "--dry-run", "--part", "1/2"])
     assert result.exit_code == 2
     assert "--part" in result.stderr
+
+
+def test_a_folder_without_the_paper_is_named_and_stays_empty(tmp_path: Path) -> None:
+    for paper in ("mepic", "all"):
+        result = CliRunner().invoke(main, ["figures", paper, "--data", str(tmp_path)])
+        assert result.exit_code == 2
+        assert f"--data {tmp_path}: no folder mepic in it" in result.stderr
+    assert not list(tmp_path.iterdir())
