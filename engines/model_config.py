@@ -63,6 +63,18 @@ def kv_heads(model: Mapping[str, Any]) -> int:
     return int(model.get("num_key_value_heads") or model["num_attention_heads"])
 
 
+def check_ranks(model: Mapping[str, Any], ranks: int) -> None:
+    """Raise ConfigError where `ranks` GPUs cannot share the heads of a model."""
+    heads = model.get("num_attention_heads")
+    if heads and int(heads) % ranks:
+        possible = [str(count) for count in range(1, int(heads) + 1) if not int(heads) % count]
+        raise ConfigError(
+            f"`tensor_parallel` {ranks}: the model has {heads} attention heads, of which each GPU "
+            "needs as many as the others",
+            hint=f"possible are {', '.join(possible)}",
+        )
+
+
 def element_bytes(model: Mapping[str, Any], dtype: str) -> int:
     """Bytes of a number of weights and KV; `dtype` is that of `EngineConfig`."""
     if dtype == "auto":

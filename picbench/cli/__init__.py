@@ -30,7 +30,7 @@ def main() -> None:
     \b
     Exit codes: 0 ok, 1 regression, 2 wrong usage or configuration,
     3 invalid or incomparable runs, 4 partial results or a failed engine,
-    5 inconclusive, 70 a bug in picbench, 130 interrupted.
+    5 inconclusive, 70 a bug in picbench, 130 interrupted, 141 its output was closed.
     """
 
 

@@ -1,6 +1,8 @@
 """Errors of commands: one line on stderr, which names flags, and an exit code."""
 
 import contextlib
+import errno
+import os
 import re
 import signal
 import sys
@@ -12,10 +14,29 @@ from typing import Any
 
 import click
 
-from picbench.errors import PicBenchError
+from picbench.errors import ConfigError, EngineError, PicBenchError
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
+
+#: What a shell says of a program whose reader went away; click's own 1 would be a regression.
+PIPE_CLOSED = 141
+
+#: The disk is full: what was written before is kept.
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+#: What a file system refuses; any other `OSError` is a bug.
+_REFUSED = _FULL | {
+    errno.EACCES,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
 
 #: What a terminal that is closed, a batch system and a container's end send.
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -42,14 +63,26 @@ class GuardedGroup(click.Group):
         except PicBenchError as error:
             sys.exit(_fail(str(error), error.exit_code))
         except Exception as error:
-            sys.exit(_fail(_internal(error), INTERNAL_ERROR))
+            sys.exit(_fail(_unexpected(error), exit_code(error)))
         sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; `PIPE_CLOSED` where its output is no longer read."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # What is still buffered must not fail when Python ends.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return PIPE_CLOSED
 
 
 def exit_code(error: BaseException) -> int:
     """The code with which a command ends that raises `error`."""
     if isinstance(error, PicBenchError):
         return error.exit_code
+    if isinstance(error, OSError) and error.errno in _REFUSED:
+        return EngineError.exit_code if error.errno in _FULL else ConfigError.exit_code
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else INTERNAL_ERROR
 
 
@@ -113,6 +146,14 @@ def _usage(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "picbench"
     return f"{error.format_message()} (see {command} --help)"
+
+
+def _unexpected(error: Exception) -> str:
+    if not (isinstance(error, OSError) and error.errno in _REFUSED):
+        return _internal(error)
+    where = f"{error.filename}: " if error.filename else ""
+    hint = "make room" if error.errno in _FULL else "name a place that can be read and written"
+    return f"{where}{error.strerror} ({hint}; --debug shows the traceback)"
 
 
 def _internal(error: Exception) -> str:

@@ -82,6 +82,7 @@ def profile(
     with traced(debug):
         from functools import partial
 
+        from picbench.arms.arm import parse_arms
         from picbench.engines.algorithms import Registry
         from picbench.grid.measured_grid import choose_grid
         from picbench.profile.profile_formats import FORMATS
@@ -89,7 +90,7 @@ def profile(
         from picbench.profile.traces.trace_reader import read_trace_file
 
         registry = Registry()
-        arms = [registry.parse(spec.strip()) for spec in algo.split(",")]
+        arms = [registry.parse(arm.algorithm) for arm in parse_arms([algo], same_engine=False)]
         measured = choose_grid(grid)
         found = profile_trace(
             trace,
@@ -106,7 +107,9 @@ def profile(
             from picbench.output.figures.profile_figure import draw_profile
 
             saved = {arm.algorithm.spec: arm.counted.saved for arm in found.arms}
-            draw_profile(saved, f"{found.name}: a simulation, {report.advice.line}", Path(figure))
+            base = Path(figure)
+            base = base.with_suffix("") if base.suffix in (".png", ".svg") else base
+            draw_profile(saved, f"{found.name}: a simulation, {report.advice.line}", base)
         return 0
 
 

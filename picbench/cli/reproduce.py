@@ -151,8 +151,7 @@ def figures(
         from picbench.papers.paper_page import counts_of, write_page
         from picbench.papers.paper_settings import read_settings
 
-        wanted = _ALL if not papers or "all" in papers else tuple(dict.fromkeys(papers))
-        for name in wanted:
+        for name in _wanted(papers, data):
             if name == _ACCURACY:
                 verdicts = write_accuracy(read_accuracy(), data / name, scores)
             else:
@@ -162,6 +161,23 @@ def figures(
             titles = [(read_settings(name).paper, data / name) for name in _PAPERS]
             write_claims(claims, [(title.partition(",")[0], folder) for title, folder in titles])
     return 0
+
+
+def _wanted(papers: Sequence[str], data: Path) -> Sequence[str]:
+    """The papers that are named, or all that `data` has; ConfigError where one is not there."""
+    from picbench.errors import ConfigError
+
+    named = _ALL if not papers or "all" in papers else tuple(dict.fromkeys(papers))
+    found = [name for name in named if (data / name).is_dir()]
+    if found and named == _ALL:
+        return found
+    for name in named:
+        if name not in found:
+            raise ConfigError(
+                f"`data` {data}: no folder {name} in it",
+                hint=f"picbench reproduce {name} makes one; `data` is what is above it",
+            )
+    return found
 
 
 def _plan(

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from math import exp, log
 from statistics import mean, stdev
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from picbench.comparison.conditions import check_comparable, conditions_of
 from picbench.comparison.measured_arm import MeasuredArm, measured_arms
@@ -21,6 +21,10 @@ SCHEMA = 1
 
 #: Digits of a millisecond that are kept.
 _DIGITS = 3
+
+
+#: A NaN would differ from nothing.
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _BaselineModel(BaseModel):
@@ -38,12 +42,23 @@ class BaselineArm(_BaselineModel):
     rounds: tuple[int, ...]
     prompts: tuple[str, ...]
     outputs: tuple[str, ...]
-    scores: tuple[float | None, ...]
-    times: Mapping[str, tuple[float | None, ...]]
+    scores: tuple[_Finite | None, ...]
+    times: Mapping[str, tuple[_Finite | None, ...]]
     counters: Mapping[str, tuple[int, ...]]
-    totals: Mapping[str, float]
+    totals: Mapping[str, _Finite]
     clusters: tuple[str, ...] | None = None
-    drift: Mapping[str, float] = Field(default_factory=dict)
+    drift: Mapping[str, _Finite] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _same_lengths(self) -> Self:
+        names = ("rounds", "prompts", "outputs", "scores", "clusters")
+        columns = {name: getattr(self, name) for name in names}
+        columns |= {f"times.{name}": column for name, column in self.times.items()}
+        columns |= {f"counters.{name}": column for name, column in self.counters.items()}
+        for name, column in columns.items():
+            if column is not None and len(column) != len(self.samples):
+                raise ValueError(f"{name} has {len(column)} values, samples {len(self.samples)}")
+        return self
 
     @classmethod
     def of(cls, arms: Sequence[MeasuredArm]) -> "BaselineArm":
@@ -54,6 +69,12 @@ class BaselineArm(_BaselineModel):
         if first.clusters == first.samples:
             values["clusters"] = None
         return cls(**values, drift=_drift(arms))
+
+    def total(self, counter: str) -> float | None:
+        """A count over all samples; None where the arm does not have it."""
+        if counter in self.counters:
+            return sum(self.counters[counter])
+        return self.totals.get(counter)
 
     def measured(self, name: str) -> MeasuredArm:
         """The arm as comparisons take it."""
@@ -82,7 +103,7 @@ class Baseline(_BaselineModel):
     metric: str
     thresholds: Thresholds
     conditions: BaselineConditions
-    arms: Mapping[str, BaselineArm]
+    arms: Mapping[str, BaselineArm] = Field(min_length=1)
 
 
 def make_baseline(runs: Sequence[Run], thresholds: Thresholds | None = None) -> Baseline:

@@ -61,12 +61,20 @@ def read_baseline(name: str) -> Baseline:
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:
-    """Write a baseline as JSON or YAML, whichever the name says; ConfigError if it cannot be."""
+    """Write a baseline as JSON or YAML, whichever the name says, whole or not at all.
+
+    Raises ConfigError if it cannot be written; a file that was there before then stays.
+    """
     values = baseline.model_dump(mode="json", exclude_none=False)
     text = _to_yaml(values) if path.suffix in (".yaml", ".yml") else _to_json(values)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        draft = path.with_name(f".{path.name}.tmp")
+        try:
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="name another file") from error
 

@@ -35,13 +35,16 @@ class GateVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One metric of one arm: its value in the baseline and in the run, and what follows."""
+    """One metric of one arm: its value in the baseline and in the run, and what follows.
+
+    `after` is None where the run does not tell.
+    """
 
     arm: str
     metric: str
     verdict: GateVerdict
     before: float
-    after: float
+    after: float | None
     message: str
 
 
@@ -151,6 +154,10 @@ class _ArmChecks:
             counter = self._comparison.counter(name)
             if counter is not None:
                 yield self._count(counter, tolerance)
+            elif (before := self._saved.total(name)) is not None:
+                # Servers elsewhere count some things only where they are told to.
+                message = f"{before:,g} before, not counted now"
+                yield self._check(name, GateVerdict.INCONCLUSIVE, before, None, message)
         for metric in self._comparison.metrics:
             if not metric.change.ratio and self._thresholds.score:
                 yield self._score(metric, self._thresholds.score.margin)
@@ -213,6 +220,6 @@ class _ArmChecks:
         return float(stats.t.isf(ALPHA / max(1, self._tests), freedom)) * sqrt(total)
 
     def _check(
-        self, metric: str, verdict: GateVerdict, before: float, after: float, message: str
+        self, metric: str, verdict: GateVerdict, before: float, after: float | None, message: str
     ) -> Check:
         return Check(self._comparison.after, metric, verdict, before, after, message)

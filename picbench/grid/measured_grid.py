@@ -130,16 +130,18 @@ def read_grid(path: Path) -> MeasuredGrid:
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
         if found.pop("schema", None) != SCHEMA:
-            raise ConfigError(f"{path}: no grid of schema {SCHEMA}", hint="measure it anew")
+            raise ConfigError(f"`grid` {path}: no grid of schema {SCHEMA}", hint="measure it anew")
         return TypeAdapter(MeasuredGrid).validate_python(found)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", hint="name a grid.json") from error
+        raise ConfigError(f"`grid` {path}: {error.strerror}", hint="name a grid.json") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path}: {where}: {first['msg']}", hint="measure it anew") from error
+        raise ConfigError(
+            f"`grid` {path}: {where}: {first['msg']}", hint="measure it anew"
+        ) from error
     except ValueError as error:
-        raise ConfigError(f"{path}: {error}", hint="it must be JSON") from error
+        raise ConfigError(f"`grid` {path}: {error}", hint="it must be JSON") from error
 
 
 def write_grid(path: Path, grid: MeasuredGrid) -> None:

@@ -139,12 +139,12 @@ def _row(report: ProfileReport, arm: ArmProfile) -> list[str]:
     counted = arm.counted
     row = [
         arm.algorithm.spec,
-        f"{arm.unbounded.saved:.1%}",
-        f"{counted.computed / max(1, counted.requests):,.0f}",
+        f"{arm.unbounded.saved:z.1%}",
+        f"{counted.computed / counted.requests:,.0f}" if counted.requests else "-",
     ]
     if arm.limited:
         row += [
-            f"{arm.limited.saved:.1%}",
+            f"{arm.limited.saved:z.1%}",
             f"{arm.limited.evicted_blocks:,}",
             f"{arm.limited.refused:,}",
         ]

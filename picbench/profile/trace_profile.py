@@ -19,23 +19,30 @@ STEP_TOKENS = 8192
 
 @dataclass(slots=True)
 class TrafficSums:
-    """Sums over a trace: tokens, chunks, occurrences; `last` is the last arrival in seconds."""
+    """Sums over a trace: tokens, chunks, occurrences; `first` and `last` arrival in seconds."""
 
     requests: int = 0
     prompt: int = 0
     output: int = 0
     chunks: int = 0
     chunk_tokens: int = 0
+    first: float | None = None
     last: float | None = None
     contents: set[int] = field(default_factory=set)
     contents_tokens: int = 0
 
     def add(self, request: TracedRequest) -> None:
-        """Count a request."""
+        """Count a request; DataError where only some requests have times."""
+        if self.requests and (request.arrival is None) != (self.last is None):
+            raise DataError(
+                f"{request.source}: field 'arrival': some requests have a time and some have none",
+                hint="give all of them one, or none",
+            )
+        self.first = request.arrival if self.first is None else self.first
+        self.last = request.arrival
         self.requests += 1
         self.prompt += request.prompt_tokens
         self.output += request.output
-        self.last = request.arrival if request.arrival is not None else self.last
         for segment in request.segments:
             if not segment.chunk:
                 continue
@@ -53,8 +60,10 @@ class TrafficSums:
 
     @property
     def rate(self) -> float | None:
-        """Requests a second; None without times."""
-        return self.requests / self.last if self.last else None
+        """Requests a second; None without times. Clocks may begin anywhere."""
+        if self.first is None or self.last is None or self.last <= self.first:
+            return None
+        return (self.requests - 1) / (self.last - self.first)
 
 
 @dataclass(frozen=True, slots=True)

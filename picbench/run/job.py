@@ -16,7 +16,7 @@ from picbench.engines.algorithms import Registry
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.engines.config import EngineConfig
 from picbench.engines.footprint import GpuFootprint
-from picbench.engines.model_config import read_model_config
+from picbench.engines.model_config import check_ranks, read_model_config
 from picbench.errors import ConfigError
 from picbench.inputs.workload import Workload
 from picbench.run.caches.declared_cache import check_declared
@@ -101,6 +101,8 @@ def prepare(
     if config.output:
         check_output(Path(config.output))
     workload = load(config)
+    if config.tensor_parallel > 1:
+        check_ranks(read_model_config(str(workload.model.path)), config.tensor_parallel)
     check_declared(
         config.cache, workload.samples, arrivals=workload.arrivals, preload=workload.preload
     )

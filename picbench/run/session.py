@@ -393,14 +393,15 @@ def _start_engines(
 ) -> AbstractContextManager[Fleet]:
     for note in job.notes:
         progress.say(note)
-    ours = [arm.name for arm in job.arms if arm.endpoint is None]
-    what = "arms in turn" if job.shared else "engines"
-    progress.say(f"starting {len(ours)} {what}: {', '.join(ours)}")
     with ExitStack() as stack:
         for arm in job.arms:
             if arm.endpoint is not None:
                 server = stack.enter_context(closing(_connect(job, arm, arm.endpoint)))
                 server.ready()  # Before engines start, which takes minutes.
+    ours = [arm.name for arm in job.arms if arm.endpoint is None]
+    many = "s" if len(ours) > 1 else ""
+    what = f"arm{many} in turn" if job.shared else f"engine{many}"
+    progress.say(f"starting {len(ours)} {what}: {', '.join(ours)}")
     return open_fleet(
         job.arms,
         lambda arm: (

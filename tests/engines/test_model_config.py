@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from picbench.engines.config import EngineConfig
-from picbench.engines.model_config import head_size, read_model_config
+from picbench.engines.model_config import check_ranks, head_size, read_model_config
 from picbench.engines.vllm.launch import _context
 from picbench.errors import ConfigError
 
@@ -42,3 +42,10 @@ def test_a_model_of_any_length_needs_a_context(tmp_path: Path) -> None:
     assert _context(EngineConfig("bloom", context=300), model) == 300
     with pytest.raises(ConfigError, match=r"no length \(give `context`\)"):
         _context(EngineConfig("bloom"), model)
+
+
+def test_gpus_have_as_many_heads_each() -> None:
+    check_ranks({"num_attention_heads": 8}, 4)
+    check_ranks({}, 3)  # A model that does not say is left to vLLM.
+    with pytest.raises(ConfigError, match=r"`tensor_parallel` 16: .* 8 .*possible are 1, 2, 4, 8"):
+        check_ranks({"num_attention_heads": 8}, 16)

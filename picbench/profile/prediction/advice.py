@@ -45,6 +45,14 @@ def advise(profile: TraceProfile, predicted: Mapping[str, ArmPrediction]) -> Adv
         return Advice(Worth.UNKNOWN, None, "unknown: an arm with chunks and one without are needed")
     ours = _best(linked, predicted)
     theirs = min(plain, key=lambda arm: _cost(arm, predicted))
+    worst = max(linked + plain, key=lambda arm: arm.counted.refused)
+    if worst.counted.refused:
+        line = (
+            f"unknown: a pool of {profile.pool:,} blocks is too small for "
+            f"{worst.counted.refused:,} of {profile.traffic.requests:,} requests under "
+            f"{worst.algorithm.spec} (raise --pool)"
+        )
+        return Advice(Worth.UNKNOWN, None, line)
     ratio = _cost(ours, predicted) / max(_cost(theirs, predicted), 1e-12)
     figure = "seconds of the engine a request" if predicted else "computed tokens"
     if ratio < 1 - MARGIN:
@@ -90,8 +98,8 @@ def _why(profile: TraceProfile, ours: ArmProfile, theirs: ArmProfile) -> str:
     if not traffic.chunks:
         return "the trace has no chunks"
     reasons = [
-        f"{traffic.repeated:.0%} of chunk tokens recur",
-        f"{ours.counted.saved:.0%} of prompt tokens are saved against {theirs.counted.saved:.0%}",
+        f"{traffic.repeated:z.0%} of chunk tokens recur",
+        f"{ours.counted.saved:z.0%} of prompt tokens are saved against {theirs.counted.saved:z.0%}",
         f"prompts have {traffic.prompt / traffic.requests:,.0f} tokens in {chunks:.1f} chunks",
     ]
     if ours.limited and ours.limited.saved < ours.unbounded.saved - 0.05:

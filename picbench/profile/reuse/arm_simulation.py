@@ -50,6 +50,8 @@ class ArmSimulation:
         prompt = request.prompt_tokens
         if self._reuse is Reuse.NOTHING:
             own = -(-(prompt + request.output - 1) // 16)
+            if isinstance(self._cache, SimulatedEngine) and own > self._cache.pool.usable:
+                return None
             return RequestReuse(prompt, 0, own_blocks=own)
         if self._order is not None:
             order = self._order.arrange([(s.chunk, _name(s), s.length) for s in segments])

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 
 from picbench.profile.traces.traced_request import TraceSegment
 
-#: Token ids that stand for those of content of which only the length is known.
-_INVENTED = 1 << 40
+#: From here on ids stand for tokens of content of which only the length is known.
+INVENTED = 1 << 40
 
 
 class ContentTable:
     """Makes segments; in an `exact` table each has token ids, invented ones where none are known.
 
-    Raises ValueError where a name has two lengths or has none yet.
+    Raises ValueError where a name has two lengths or two contents, or has none yet.
     """
 
     def __init__(self, *, exact: bool) -> None:
         self.exact = exact
         self._named: dict[tuple[str, str], TraceSegment] = {}
         self._by_tokens: dict[bytes, int] = {}
+        self._told: set[int] = set()
         self._numbers = 0
         self._unique = 0
 
@@ -30,6 +31,7 @@ class ContentTable:
         content = self._by_tokens.get(digest)
         if content is None:
             content = self._by_tokens[digest] = self._next()
+            self._told.add(content)
         return TraceSegment(content, len(ids), chunk, tokens if self.exact else None)
 
     def of_length(self, length: int, *, chunk: bool) -> TraceSegment:
@@ -49,6 +51,8 @@ class ContentTable:
                 f"field {kind!r}: {name!r} has {segment.length} tokens here and had "
                 f"{known.length} before"
             )
+        elif known.content != segment.content and {known.content, segment.content} <= self._told:
+            raise ValueError(f"field {kind!r}: {name!r} has other tokens here than before")
         return known
 
     def named(self, kind: str, name: str) -> TraceSegment:
@@ -70,6 +74,6 @@ class ContentTable:
         return self._numbers
 
     def _invented(self, length: int) -> bytes:
-        begin = _INVENTED + self._unique
+        begin = INVENTED + self._unique
         self._unique += length
         return array("q", range(begin, begin + length)).tobytes()

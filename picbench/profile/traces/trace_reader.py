@@ -4,20 +4,29 @@ Traces are read line by line and never held as a whole, RAGPulse's excepted, who
 be sorted.
 """
 
+import gzip
+import io
 import json
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from picbench.errors import ConfigError, DataError
 from picbench.profile.traces.content_table import ContentTable
 from picbench.profile.traces.traced_request import TracedRequest, TraceSegment
 from picbench.workloads.traffic.file import FORMAT
 
+if TYPE_CHECKING:
+    from picbench.profile.traces.trace_schema import PromptContent
+
 #: From a text to its token ids, and from those of a prompt's first text to those it begins with.
 Encode = Callable[[str], tuple[int, ...]]
+
+#: What a file that is compressed with gzip begins with.
+_GZIP = b"\x1f\x8b"
 
 #: Lines that are looked at to tell whether a trace has texts or token ids.
 _LOOKED_AT = 100
@@ -51,7 +60,7 @@ def read_trace_file(path: Path, encode: Callable[[], Encode]) -> Trace:
         from picbench.profile.traces.ragpulse_requests import ragpulse_requests
 
         return Trace("RAGPulse", False, ragpulse_requests(path))
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"{path}: no such file", hint=_HINT)
     lines = _lines(path)
     first = list(islice(lines, _LOOKED_AT))
@@ -67,16 +76,24 @@ def read_trace_file(path: Path, encode: Callable[[], Encode]) -> Trace:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open(encoding="utf-8-sig", errors="backslashreplace") as file:
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                yield number, line
+    """Lines that are not blank, with their numbers; ConfigError where the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            packed = file.peek(len(_GZIP)).startswith(_GZIP)
+            plain = gzip.GzipFile(fileobj=file) if packed else file
+            text = io.TextIOWrapper(plain, encoding="utf-8-sig", errors="backslashreplace")
+            for number, line in enumerate(text, 1):
+                if line.strip():
+                    yield number, line
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read: {reason}", hint="name another file") from error
 
 
 def _has_tokens(line: str) -> bool:
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False  # It is named when it is read.
     parts = found.get("parts") if isinstance(found, dict) else None
     return isinstance(parts, list) and any(
@@ -100,21 +117,19 @@ def _user_requests(
     for number, line in lines:
         source = f"{path}:{number}"
         try:
-            found = PromptLine.model_validate_json(line)
+            found = PromptLine.model_validate_json(line.rstrip())
             if found.arrival is not None and clock is not None and found.arrival < clock:
                 raise ValueError(f"field 'arrival': {found.arrival} is earlier than {clock} before")
-            segments = tuple(
-                maker.segment(content, f"parts.{place}", first=not place)
-                for place, content in enumerate(found.parts)
-            )
-            reply = maker.segment(found.reply, "reply", first=False) if found.reply else None
+            segments = maker.prompt(found.parts)
+            reply = maker.segment(found.reply, "reply") if found.reply else None
         except ValueError as error:
-            raise DataError(f"{source}: {first_problem(error)}", hint=_HINT) from error
+            # The line's own number is in `source`.
+            problem = first_problem(error).replace(" at line 1 column ", " at column ")
+            raise DataError(f"{source}: {problem}", hint=_HINT) from error
         clock = found.arrival if found.arrival is not None else clock
-        kept = tuple(segment for segment in segments if segment.length)
-        if not kept:
+        if not segments:
             raise DataError(f"{source}: field 'parts': no tokens", hint=_HINT)
-        yield TracedRequest(kept, found.output, found.arrival, reply, source)
+        yield TracedRequest(segments, found.output, found.arrival, reply, source)
 
 
 class _SegmentMaker:
@@ -125,31 +140,53 @@ class _SegmentMaker:
         self._load = encode
         self._encode: Encode | None = None
         self._start: tuple[int, ...] = ()
+        self._texts: set[tuple[str, str]] = set()
 
-    def segment(self, content: Any, where: str, *, first: bool) -> TraceSegment:
+    def prompt(self, parts: Sequence["PromptContent"]) -> tuple[TraceSegment, ...]:
+        """The segments of a prompt that have tokens.
+
+        What a tokenizer begins prompts with is text of its own, before a chunk as well: the tokens
+        of names are the same wherever they stand.
+        """
+        made = [self.segment(content, f"parts.{place}") for place, content in enumerate(parts)]
+        if self._start and self._is_text(parts[0]):
+            made.insert(0, self._table.of_tokens(self._start, chunk=False))
+        return tuple(segment for segment in made if segment.length)
+
+    def segment(self, content: "PromptContent", where: str) -> TraceSegment:
+        """The segment of a content; ValueError, with `where` it stands, for what is none."""
         chunk = content.chunk is not None
         kind, name = ("chunk", content.chunk) if chunk else ("id", content.id)
         try:
+            if name is None:
+                return self._made(content, kind, None)
             if content.text is None and content.tokens is None:
                 return self._table.named(kind, name)
-            made = self._made(content, kind, name, first=first)
-            return made if name is None else self._table.name(kind, name, made)
+            if content.text is not None:
+                self._texts.add((kind, name))
+            return self._table.name(kind, name, self._made(content, kind, name))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
 
-    def _made(self, content: Any, kind: str, name: str | None, *, first: bool) -> TraceSegment:
+    def _is_text(self, content: "PromptContent") -> bool:
+        if content.text is not None or content.tokens is not None:
+            return content.text is not None
+        names = (("chunk", content.chunk), ("id", content.id))
+        return any(named in self._texts for named in names)
+
+    def _made(self, content: "PromptContent", kind: str, name: str | None) -> TraceSegment:
         chunk = content.chunk is not None
         if content.text is not None:
-            return self._table.of_tokens(self._tokens(content.text, first=first), chunk=chunk)
+            return self._table.of_tokens(self._tokens(content.text), chunk=chunk)
         if isinstance(content.tokens, list):
             return self._table.of_tokens(content.tokens, chunk=chunk)
+        assert content.tokens is not None
         if name is not None and self._table.length(kind, name) == content.tokens:
             return self._table.named(kind, name)
         return self._table.of_length(content.tokens, chunk=chunk)
 
-    def _tokens(self, text: str, *, first: bool) -> tuple[int, ...]:
+    def _tokens(self, text: str) -> tuple[int, ...]:
         if self._encode is None:
             self._encode = self._load()
             self._start = self._encode("")
-        ids = self._encode(text)
-        return ids if first else ids[len(self._start) :]
+        return self._encode(text)[len(self._start) :]

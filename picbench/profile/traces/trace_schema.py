@@ -1,18 +1,27 @@
 """Pydantic schemas of the lines of a user's trace."""
 
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from picbench.profile.traces.content_table import INVENTED
+
+#: More tokens than any prompt has; longer ones would take the memory of the machine.
+_MOST = 10_000_000
+
+_Count = Annotated[int, Field(ge=1, le=_MOST)]
+_Ids = Annotated[list[Annotated[int, Field(ge=0, lt=INVENTED)]], Field(min_length=1)]
+
+
+def _form(tokens: Any) -> str:
+    """Which of both forms of `tokens` is meant, so that an error is about that one."""
+    return "ids" if isinstance(tokens, list) else "count"
+
 
 #: Token ids, or only how many there are.
-_Tokens = PositiveInt | Annotated[list[NonNegativeInt], Field(min_length=1)]
+_Tokens = Annotated[
+    Annotated[_Count, Tag("count")] | Annotated[_Ids, Tag("ids")], Discriminator(_form)
+]
 
 
 class PromptContent(BaseModel):
@@ -52,5 +61,5 @@ class PromptLine(BaseModel):
 
     parts: Annotated[list[PromptContent], Field(min_length=1)]
     arrival: float | None = Field(None, ge=0, allow_inf_nan=False)
-    output: PositiveInt = 16
+    output: _Count = 16
     reply: PromptContent | None = None

@@ -1,10 +1,13 @@
 """How errors are printed: one line that names the flags of the running command."""
 
+import errno
+import os
+
 import click
 import pytest
 from click.testing import CliRunner
 
-from picbench.cli.guard import GuardedGroup, traced, with_flags
+from picbench.cli.guard import PIPE_CLOSED, GuardedGroup, traced, with_flags
 from picbench.errors import ConfigError
 
 
@@ -63,3 +66,30 @@ def test_a_traceback_names_the_same_flags() -> None:
     *traceback, line = result.stderr.splitlines()
     assert traceback[0].startswith("Traceback")
     assert traceback[-1].endswith(line.removeprefix("picbench: "))
+
+
+@main.command()
+@click.argument("number", type=int)
+def refuse(number: int) -> None:
+    """Fail as a file system does."""
+    raise OSError(number, os.strerror(number), "some/file")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (errno.ENOSPC, 4, "some/file: No space left on device (make room"),
+        (errno.EROFS, 2, "some/file: Read-only file system (name a place"),
+        (errno.ECONNRESET, 70, "internal error: ConnectionResetError"),
+    ],
+)
+def test_what_a_file_system_refuses_is_no_bug(number: int, code: int, said: str) -> None:
+    result = CliRunner().invoke(main, ["refuse", str(number)])
+    assert result.exit_code == code
+    assert result.stderr.startswith(f"picbench: {said}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_reader_that_goes_away_is_no_regression() -> None:
+    result = CliRunner().invoke(main, ["refuse", str(errno.EPIPE)])
+    assert (result.exit_code, result.stderr) == (PIPE_CLOSED, "")

@@ -63,7 +63,25 @@ def test_chunks_that_recur_are_worth_it(tmp_path: Path) -> None:
     assert mepic["limited"]["compiled"] == mepic["unbounded"]["compiled"]
     small = profiled(path, "--pool", "110")["arms"]["mepic"]["limited"]
     assert small["compiled"] > mepic["limited"]["compiled"]
-    assert profiled(path, "--pool", "80")["arms"]["mepic"]["limited"]["refused"] == 60
+    none = profiled(path, "--pool", "80")
+    assert none["arms"]["mepic"]["limited"]["refused"] == 60
+    assert none["advice"]["worth"] == "unknown"
+    assert "80 blocks is too small for 60 of 60 requests under" in none["advice"]["line"]
+    assert profiled(path, "--pool", "70")["arms"]["full"]["limited"]["refused"] == 60
+
+
+def test_times_may_begin_anywhere(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", shared(5, 2))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["arrival"] += 1.7e9
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert profiled(path)["traffic"]["rate"] == 1
+    del lines[2]["arrival"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = CliRunner().invoke(main, ["profile", str(path)])
+    assert done.exit_code == 2
+    assert "t.jsonl:3: field 'arrival': some requests have a time and some have none" in done.output
 
 
 def test_chunks_that_never_recur_lose(tmp_path: Path) -> None:
@@ -99,6 +117,8 @@ def test_a_figure_is_drawn(tmp_path: Path) -> None:
     run(str(path), "--grid", "none", "--figure", str(tmp_path / "computed"))
     assert "simulation" in (tmp_path / "computed.svg").read_text()
     assert (tmp_path / "computed.png").stat().st_size > 5000
+    run(str(path), "--grid", "none", "--figure", str(tmp_path / "named.png"))
+    assert {found.name for found in tmp_path.glob("named*")} == {"named.png", "named.svg"}
 
 
 def test_arms_that_are_not_counted_are_named(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """Baselines as files."""
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,34 @@ def test_thresholds_can_be_edited_by_hand() -> None:
     assert isinstance(found, Baseline)
     assert found.thresholds.times == {}
     assert found.thresholds.counters == {"peak_blocks": 0.02}
+
+
+def test_a_disk_that_is_full_keeps_the_old_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_baseline(Path("b.json"), measured())
+    before = Path("b.json").read_bytes()
+
+    def full(path: Path, text: str, **_: object) -> int:
+        path.write_bytes(text[:10].encode())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(ConfigError, match=r"b\.json: No space left"):
+            write_baseline(Path("b.json"), measured())
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == {"b.json": before}
+
+
+def test_columns_that_cannot_be_paired_are_named() -> None:
+    values = measured().model_dump(mode="json")
+    name, arm = next(iter(values["arms"].items()))
+    few = {**arm, "counters": {**arm["counters"], "linked_tokens": [1]}}
+    change(arms={name: few})
+    with pytest.raises(ConfigError, match=rf"arms\.{name}: .*counters\.linked_tokens has 1 values"):
+        read_baseline("b.json")
+    # `json` writes and reads NaN, which no other score differs from.
+    change(arms={name: {**arm, "scores": [float("nan")] * len(arm["samples"])}})
+    with pytest.raises(ConfigError, match=rf"arms\.{name}\.scores\.0: .*finite"):
+        read_baseline("b.json")
+    change(arms={})
+    with pytest.raises(ConfigError, match=r"arms: .*at least 1 item"):
+        read_baseline("b.json")

@@ -186,6 +186,15 @@ def test_one_more_block_in_one_request_is_caught(baseline: Baseline) -> None:
     assert found(checks, REGRESSION) == [("mepic", "computed_tokens")]
 
 
+def test_a_count_that_is_no_longer_given_is_inconclusive(baseline: Baseline) -> None:
+    arms = possible_run(0)
+    counters = {k: v for k, v in arms["mepic"].counters.items() if k != "computed_tokens"}
+    checks = check({**arms, "mepic": replace(arms["mepic"], counters=counters)}, baseline)
+    assert found(checks, INCONCLUSIVE) == [("mepic", "computed_tokens")]
+    [lost] = [c for c in checks if c.verdict is INCONCLUSIVE]
+    assert (lost.after, lost.before > 0) == (None, True)
+
+
 def test_a_higher_peak_of_blocks_is_caught(baseline: Baseline) -> None:
     arms = possible_run(0)
     totals = {**arms["mepic"].totals, "peak_blocks": arms["mepic"].totals["peak_blocks"] + 1}

@@ -111,6 +111,7 @@ def test_a_dry_run_counts_what_is_left(bench: Bench, settings_file: Path, tmp_pa
     again = Bench()
     result = reproduce(again, settings_file, output, "--dry-run")
     assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("dry run: no engine was started, nothing was written")
     assert "0 of 4 runs" in result.stdout
     assert "4 of 4 runs" in result.stdout
     assert again.order == []
@@ -307,3 +308,11 @@ def test_accuracy_has_no_parts() -> None:
     result = CliRunner().invoke(main, ["reproduce", "accuracy", "--dry-run", "--part", "1/2"])
     assert result.exit_code == 2
     assert "--part" in result.stderr
+
+
+def test_a_folder_without_the_paper_is_named_and_stays_empty(tmp_path: Path) -> None:
+    for paper in ("mepic", "all"):
+        result = CliRunner().invoke(main, ["figures", paper, "--data", str(tmp_path)])
+        assert result.exit_code == 2
+        assert f"--data {tmp_path}: no folder mepic in it" in result.stderr
+    assert not list(tmp_path.iterdir())

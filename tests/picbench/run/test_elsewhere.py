@@ -172,9 +172,8 @@ def test_a_server_that_is_not_there_stops_the_run_before_engines_start(
         pass
     result = run(harness, tmp_path / "run", "--arm", f"theirs={gone.url}")
     assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1].startswith(
-        f"picbench: --arm theirs: {gone.url} cannot be reached"
-    )
+    [line] = result.stderr.splitlines()
+    assert line.startswith(f"picbench: --arm theirs: {gone.url} cannot be reached")
     assert harness.servers == {} and not (tmp_path / "run").exists()
 
 

@@ -1,5 +1,6 @@
 """Traces of each kind, and what is said about malformed ones."""
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,12 +44,17 @@ def test_texts_are_tokenized_and_begin_once(tmp_path: Path) -> None:
     lines = [
         {"parts": [{"text": "ab"}, {"chunk": "x", "text": "cd"}, {"text": "e"}]},
         {"parts": [{"chunk": "x"}, {"tokens": 3}], "reply": {"tokens": [5, 6]}},
+        {"parts": [{"chunk": "x", "text": "cd"}, {"text": "e"}]},
     ]
     trace = read_trace_file(written(tmp_path / "t.jsonl", lines), encode)
-    first, second = trace.requests
+    first, second, third = trace.requests
     assert trace.exact
-    assert [s.length for s in first.segments] == [3, 2, 1]
-    assert second.segments[0] == first.segments[1]
+    assert [s.length for s in first.segments] == [1, 2, 2, 1]
+    # A chunk is the same where it begins a prompt: the BOS before it is text.
+    for later in (second, third):
+        assert [s.length for s in later.segments[:2]] == [1, 2]
+        assert later.segments[0] == first.segments[0]
+        assert later.segments[1] == first.segments[2]
     assert second.reply is not None
     assert second.reply.length == 2
 
@@ -108,7 +114,10 @@ GOOD = {"arrival": 2, "parts": [{"chunk": "a", "tokens": 30}]}
     ("line", "message"),
     [
         ({"parts": []}, "2: field 'parts'"),
-        ({"parts": [{"tokens": 0}]}, "2: field 'parts.0.tokens"),
+        ({"parts": [{"tokens": 0}]}, "2: field 'parts.0.tokens.count': .* greater"),
+        ({"parts": [{"tokens": 10**9}]}, "2: field 'parts.0.tokens.count': .* less"),
+        ({"parts": [{"tokens": [3, -1]}]}, "2: field 'parts.0.tokens.ids.1': .* greater"),
+        ({"parts": [{"tokens": [2**70]}]}, "2: field 'parts.0.tokens.ids.0': .* less"),
         ({"parts": [{"chunk": "b"}]}, "2: parts.0: field 'chunk': 'b' has no 'text'"),
         ({"parts": [{"chunk": "a", "tokens": 31}]}, "2: parts.0: .*'a' has 31 .* had 30 before"),
         ({"parts": [{"tokens": 5}], "arrival": 1}, "2: field 'arrival': 1.0 is earlier than 2.0"),
@@ -133,5 +142,26 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(ConfigError, match="no requests"):
         opened(tmp_path / "empty.jsonl")
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"1: Invalid JSON: recursion limit .* at column"):
+        list(opened(tmp_path / "deep.jsonl").requests)
     with pytest.raises(ConfigError, match=r"no 0_trace\.jsonl"):
         list(opened(tmp_path).requests)
+
+
+def test_a_name_has_one_content(tmp_path: Path) -> None:
+    lines = [{"parts": [{"chunk": "a", "tokens": ids}]} for ids in ([1, 2], [1, 2], [1, 3])]
+    requests = opened(written(tmp_path / "t.jsonl", lines)).requests
+    assert next(requests).segments == next(requests).segments
+    with pytest.raises(DataError, match=r"3: parts\.0: field 'chunk': 'a' has other tokens here"):
+        next(requests)
+
+
+def test_a_trace_may_be_compressed(tmp_path: Path) -> None:
+    packed = gzip.compress((json.dumps(GOOD) + "\n").encode())
+    (tmp_path / "t.jsonl.gz").write_bytes(packed)
+    [request] = opened(tmp_path / "t.jsonl.gz").requests
+    assert request.prompt_tokens == 30
+    (tmp_path / "cut.jsonl.gz").write_bytes(packed[:-9])
+    with pytest.raises(ConfigError, match=r"cut\.jsonl\.gz: cannot be read"):
+        opened(tmp_path / "cut.jsonl.gz")
