@@ -69,11 +69,19 @@ class Limits:
                 f"the engine has room for {self.capacity} a request",
                 hint="raise `context` (vLLM: max_model_len), or send fewer chunks",
             )
-        if footprint.compile_end > self.positions or footprint.compile_slots > self.capacity:
+        if footprint.compile_end > self.positions:
             raise ConfigError(
                 f"a chunk and the text that it is compiled after have {footprint.compile_end} "
                 f"tokens; the context has {self.positions}",
                 hint="raise `context`, or send a shorter document",
+            )
+        # It samples a token, which is dropped; vLLM does not end requests without room for one.
+        compiled = footprint.compile_slots + 1
+        if compiled > self.capacity:
+            raise ConfigError(
+                f"a chunk and the text that it is compiled after need {compiled} KV slots with "
+                f"pads; the engine has room for {self.capacity} a request",
+                hint="raise `context` (vLLM: max_model_len), or send a shorter document",
             )
         if footprint.end + max_tokens > self.positions:
             raise ConfigError(
