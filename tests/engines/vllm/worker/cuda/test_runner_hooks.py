@@ -93,6 +93,20 @@ def test_penalties_of_v1_leave_out_what_users_did_not_send(
     assert counted == [[[7, VOCABULARY, 8, VOCABULARY], [PAD, 9, 9, VOCABULARY]]]
 
 
+@pytest.mark.parametrize("zeroed", [None, [4, 7]])
+def test_transfers_of_v2_start_before_blocks_are_zeroed(
+    monkeypatch: pytest.MonkeyPatch, zeroed: list[int] | None
+) -> None:
+    """Else a block would be stored or copied as zeros, in which a chunk is going to end."""
+    done: list[str] = []
+    group = SimpleNamespace(handle_preemptions=done.append)
+    monkeypatch.setattr(runner, "get_kv_transfer_group", lambda: group)
+    monkeypatch.setattr(GPUModelRunner, "update_requests", lambda *args: done.append("updated"))
+    output = SimpleNamespace(new_block_ids_to_zero=zeroed, kv_connector_metadata="commands")
+    bare(runner.PicModelRunner).update_requests(output)
+    assert done == (["commands", "updated"] if zeroed else ["updated"])
+
+
 @pytest.mark.parametrize("is_profiling", [False, True])
 def test_kernels_are_compiled_once_there_is_a_cache(
     monkeypatch: pytest.MonkeyPatch, is_profiling: bool
