@@ -107,6 +107,27 @@ def test_transfers_of_v2_start_before_blocks_are_zeroed(
     assert done == (["commands", "updated"] if zeroed else ["updated"])
 
 
+def test_v1_keeps_no_row_for_a_preempted_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one runs in its place, and upstream still knows it."""
+    monkeypatch.setattr(GPUModelRunnerV1, "_update_states", lambda *args: "later")
+    moved = SlotMap(((4, 16), (20, 4)), ((0, 16), (GAP, 4)), 24)
+    params = SimpleNamespace(extra_args={SLOT_MAP: moved}, max_tokens=5)
+    asked = SimpleNamespace(sampling_params=params, num_prompt_tokens=20)
+    planned = PlannedRequests(1, None)
+    made = bare(
+        runner_v1.PicModelRunnerV1, _attention=SimpleNamespace(requests=planned), _seen=set()
+    )
+    for known, preempted, scheduled in (
+        (["first"], None, ["first"]),
+        (["first", "second"], {"first"}, ["second"]),
+        (["first"], set(), ["first"]),
+    ):
+        made.requests = dict.fromkeys(known, asked)
+        assert made._update_states(SimpleNamespace(preempted_req_ids=preempted)) == "later"
+        made._update_requests(scheduled)
+        assert [name for name in ("first", "second") if name in planned] == scheduled
+
+
 @pytest.mark.parametrize("is_profiling", [False, True])
 def test_kernels_are_compiled_once_there_is_a_cache(
     monkeypatch: pytest.MonkeyPatch, is_profiling: bool
