@@ -180,7 +180,11 @@ class Engine:
 
     @property
     def memory(self) -> list[Snapshot]:
-        """The block ledger since `measure`, one snapshot a scheduler step."""
+        """The block ledger since `measure`, one snapshot a scheduler step.
+
+        They are kept until `measure` is called again, some 700 bytes a step: call it now and then
+        in an engine that runs for days.
+        """
         return self._running.ledger.snapshots
 
     @property
@@ -395,10 +399,10 @@ class Engine:
                     done[output.request_id] = output
                     pace.landed()
         except BaseException:
-            unfinished = [p.tag for p in prepared if p.tag not in done]
-            self._running.engine.abort_request(unfinished)
-            for tag in unfinished:
-                self._report(tag)
+            self._running.engine.abort_request([p.tag for p in prepared if p.tag not in done])
+            # No one gets a result any more, of those that have ended neither.
+            for one in prepared:
+                self._report(one.tag)
             raise
         return {tag: (output, late[tag]) for tag, output in done.items()}
 

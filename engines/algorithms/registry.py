@@ -17,11 +17,15 @@ from picbench.errors import ConfigError
 
 GROUP, CONTROLS = "picbench.algorithms", "picbench.controls"
 
+#: How many specs a registry remembers: the clients of a server may send any number of them.
+_REMEMBERED = 256
+
 
 class Registry:
     """The algorithms that are installed at its first use.
 
     Searching the installed packages takes milliseconds, so keep one to parse for every request.
+    Any thread may call it.
     """
 
     def __init__(self) -> None:
@@ -42,9 +46,13 @@ class Registry:
 
         Raises ConfigError, with a suggestion, for unknown names, options and values.
         """
-        if spec not in self._parsed:
-            self._parsed[spec] = self._parse(spec)
-        return self._parsed[spec]
+        found = self._parsed.get(spec)
+        if found is None:
+            found = self._parse(spec)
+            if len(self._parsed) >= _REMEMBERED:
+                self._parsed.clear()
+            self._parsed[spec] = found
+        return found
 
     def _parse(self, spec: str) -> Algorithm:
         name, *settings = spec.strip().split(":")

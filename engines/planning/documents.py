@@ -52,11 +52,22 @@ def preceding(document: bytes, chunk: bytes) -> bytes | None:
     """
     if document.endswith(chunk):
         return document[: len(document) - len(chunk)]
-    at = document.rfind(chunk)
-    # Bytes may also agree in the middle of an id.
-    while at > 0 and at % WIDTH:
-        at = document.rfind(chunk, 0, at + len(chunk) - 1)
-    return document[:at] if at >= 0 else None
+    # Python searches forward in time that grows with both, but backward in their product for some
+    # that clients may send. So what is searched is reversed.
+    whole, part = (text[::-1] for text in _texts(document, chunk))
+    after = whole.find(part)
+    return document[: len(document) - after * WIDTH - len(chunk)] if after >= 0 else None
+
+
+def _texts(*packed: bytes) -> list[str]:
+    """Token ids as texts of as many characters, equal ones where ids are."""
+    try:
+        return [ids.decode("utf-32-le", "surrogatepass") for ids in packed]
+    except UnicodeDecodeError:
+        # There is an id that is no code point, and in no model's vocabulary.
+        codes = dict[int, int]()
+        numbered = ([codes.setdefault(i, len(codes)) for i in unpack_ids(ids)] for ids in packed)
+        return ["".join(map(chr, numbers)) for numbers in numbered]
 
 
 class DocumentText:

@@ -83,7 +83,7 @@ class Footprint:
             slots=len(plan.tokens),
             spare=max(added, default=0) + len(plan.copies),
             end=plan.end,
-            compile_slots=max(compiles, default=0) * plan.block_size,
+            compile_slots=max((c.compile_slots for c in plan.canonicals), default=0),
             compile_end=max((c.compile_end for c in plan.canonicals), default=0),
             compares=_compares(plan.picks),
         )
@@ -171,14 +171,14 @@ class _Builder:
             held += used if policy.private else 0
             if used:
                 before, _ = self._before(policy, segment)
-                needed = before.blocks + pages
-                spare, compiled = max(spare, needed - used), max(compiled, needed)
+                spare = max(spare, before.blocks + pages - used)
+                compiled = max(compiled, before.blocks * size + len(segment.tokens))
                 end = (start if policy.fixed else len(before)) + len(segment.tokens)
                 compile_end = max(compile_end, end)
             index += 1
         picks = self._picks()
         slots += picks.count if picks else 0
-        sizes = slots, spare + held, self._end, compiled * size, compile_end
+        sizes = slots, spare + held, self._end, compiled, compile_end
         return Footprint(*sizes, _compares(picks))
 
     def _pack(self, picks: Picks | None) -> list[Page]:

@@ -70,6 +70,13 @@ class Canonical(NamedTuple):
         """The position after those at which the chunk is compiled."""
         return 1 + self.pages[-1].visible.positions[-1]
 
+    @property
+    def compile_slots(self) -> int:
+        """Slots that the request which compiles the chunk computes."""
+        *first, last = self.pages
+        own = sum(len(page.tokens) for page in first) + len(last.visible.tokens)
+        return self.anchor.blocks * self.anchor.size + own
+
     def resident(self, resident: Callable[[Key], bool]) -> bool:
         """Whether all blocks that a request needs are resident: a chunk is used whole or not."""
         return all(map(resident, self.keys))

@@ -9,6 +9,7 @@ import numpy as np
 from picbench.engines.algorithms import Registry, Reuse, check_served
 from picbench.engines.planning.documents import ChunkContexts
 from picbench.engines.planning.layout import Footprint, measure
+from picbench.engines.vllm.frontend.placements import SlotSpan
 from picbench.engines.vllm.frontend.request_args import (
     cut,
     describes_chunks,
@@ -69,11 +70,19 @@ class Limits:
                 f"the engine has room for {self.capacity} a request",
                 hint="raise `context` (vLLM: max_model_len), or send fewer chunks",
             )
-        if footprint.compile_end > self.positions or footprint.compile_slots > self.capacity:
+        if footprint.compile_end > self.positions:
             raise ConfigError(
                 f"a chunk and the text that it is compiled after have {footprint.compile_end} "
                 f"tokens; the context has {self.positions}",
                 hint="raise `context`, or send a shorter document",
+            )
+        # It samples a token, which is dropped; vLLM does not end requests without room for one.
+        compiled = footprint.compile_slots + 1
+        if compiled > self.capacity:
+            raise ConfigError(
+                f"a chunk and the text that it is compiled after need {compiled} KV slots with "
+                f"pads; the engine has room for {self.capacity} a request",
+                hint="raise `context` (vLLM: max_model_len), or send a shorter document",
             )
         if footprint.end + max_tokens > self.positions:
             raise ConfigError(
@@ -130,6 +139,7 @@ def check_request(config: Any, request: Any, registry: Registry, *, shorten: boo
         _check_features(config, request)
         limits = Limits.of(config)
         layout = settings.layout(algorithm, request.cache_salt, limits.block_size)
+        _check_slots(args.slots, limits.positions)
         given = cut(request.prompt_token_ids, args, layout.pad_token)
         _check_ids(args.documents, config.model_config.get_vocab_size())
         try:
@@ -168,6 +178,16 @@ def _check_ids(documents: ChunkContexts, vocabulary: int) -> None:
                 f"documents[{index}] has token id {largest}, the model has {vocabulary}",
                 hint="send the ids of the served model's tokenizer",
             )
+
+
+def _check_slots(slots: Collection[SlotSpan], positions: int) -> None:
+    """Raise ConfigError for slots longer than any prompt: segments have a token for each place."""
+    length = sum(slot[3] for slot in slots)
+    if length > positions:
+        raise ConfigError(
+            f"slots of {length} positions; the context has {positions}",
+            hint="raise `context`, or give slots fewer positions",
+        )
 
 
 def _shorten(request: Any, capacity: int, room: int) -> None:

@@ -1,6 +1,8 @@
 """Where the segments of a request are, what chunks leave to be filled, and what is recomputed."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 from picbench.engines.vllm.frontend.lists import rows_of_integers
@@ -37,6 +39,12 @@ def ordered_spans(
     return tuple(spans)
 
 
+def overlapping(spans: Sequence[Span], start: int, end: int) -> Sequence[Span]:
+    """Those of some spans, in order and without overlap, that have tokens of [start, end)."""
+    first = bisect_right(spans, start, key=itemgetter(1))
+    return spans[first : bisect_left(spans, end, lo=first, key=itemgetter(0))]
+
+
 def read_dependent(given: Any, spans: Sequence[Span], prompt_tokens: int) -> tuple[Span, ...]:
     """Parse the spans of tokens that see the whole prompt before them.
 
@@ -45,9 +53,8 @@ def read_dependent(given: Any, spans: Sequence[Span], prompt_tokens: int) -> tup
     rows = rows_of_integers(given, "dependent", 2, "each is [start, end] in prompt tokens")
     dependent = ordered_spans(rows, "dependent", prompt_tokens)
     for index, (start, end) in enumerate(dependent):
-        for first, last in spans:
-            inside, apart = first <= start and end <= last, end <= first or last <= start
-            if not inside and not apart:
+        for first, last in overlapping(spans, start, end):
+            if not first <= start < end <= last:
                 raise ConfigError(
                     f"dependent[{index}] = [{start}, {end}] is partly inside the chunk "
                     f"[{first}, {last}]",
@@ -71,7 +78,7 @@ def read_positions(given: Any, spans: Sequence[Span], prompt_tokens: int) -> tup
                 f"{named} leaves the prompt of {prompt_tokens} tokens, or its order",
                 hint="prompt tokens ascend, and positions are 0 or more",
             )
-        inside = [span for span in spans if span[0] < token < span[1]]
+        inside = [span for span in overlapping(spans, token, token + 1) if span[0] < token]
         if inside:
             raise ConfigError(
                 f"{named} is inside the chunk {list(inside[0])}",

@@ -23,6 +23,7 @@ another process, msgspec makes that a mapping of the same fields again.
 """
 
 import copy
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -38,6 +39,7 @@ from picbench.engines.vllm.frontend.placements import (
     SlotSpan,
     Span,
     ordered_spans,
+    overlapping,
     read_dependent,
     read_positions,
     read_slots,
@@ -181,19 +183,23 @@ def cut(tokens: Sequence[int], args: RequestArgs, placeholder: int) -> list[Segm
     tokens = tuple(tokens)
     if not (starts or contexts or args.slots or args.dependent):
         return list(_spans_and_text(tokens, args.spans))
+    slots_of = defaultdict[int, list[SlotSpan]](list)
+    for slot in args.slots:
+        slots_of[slot[0]].append(slot)
     segments: list[Segment] = []
     at = 0
     for index, (start, end) in enumerate((*args.spans, (len(tokens), len(tokens)))):
-        cuts = sorted({at, start, *(token for token in starts if at < token < start)})
+        cuts = sorted({at, start, *(token for token in range(at + 1, start) if token in starts)})
         for first, last in pairwise(cuts):
             segments.append(Segment(tokens[first:last], position=starts.get(first)))
         if start < end:
-            slots = [slot for slot in args.slots if slot[0] == index]
+            slots = slots_of[index]
             ids, places = _with_placeholders(tokens, (start, end), slots, placeholder)
             context: Context | tuple[int, ...] = (contexts and contexts[index]) or ()
             position = starts.get(start)
             chunk = Segment(ids, chunk=True, position=position, slots=places, context=context)
-            segments.append(_with_dependent(chunk, (start, end), slots, args.dependent))
+            dependent = overlapping(args.dependent, start, end)
+            segments.append(_with_dependent(chunk, (start, end), slots, dependent))
         at = end
     return segments
 

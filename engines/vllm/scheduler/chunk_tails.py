@@ -37,11 +37,14 @@ class ChunkTails:
         self._block_size = block_size
 
     def cache_blocks(self, request: "Request", num_computed_tokens: int) -> None:
-        """What the coordinator's own does; a computed chunk's last block counts as full."""
-        slots = len(request.block_hashes) * self._block_size
-        if slots > num_computed_tokens >= request.num_prompt_tokens:
-            # Only the request of a chunk has keys of more slots than it has tokens.
-            num_computed_tokens = slots
+        """What the coordinator's own does; a computed chunk's last block counts as full.
+
+        No other request's last block does: a request has the key of a block as soon as it has the
+        block's last token, which may have been generated and is then not computed yet.
+        """
+        computed = num_computed_tokens >= request.num_prompt_tokens
+        if computed and self._jobs.find(request.request_id) is not None:
+            num_computed_tokens = len(request.block_hashes) * self._block_size
         self._cache_blocks(request, num_computed_tokens)
 
     def zero_new(self, output: "SchedulerOutput", block_ids: BlockIds) -> None:

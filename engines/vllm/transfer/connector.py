@@ -146,8 +146,8 @@ class PicConnector(KVConnectorBase_V1):
 
         vLLM calls this in every step, whether or not anything was preempted: model runner V1 before
         anything else (vllm/v1/worker/gpu_model_runner.py, execute_model), V2 before the model runs
-        (vllm/v1/worker/gpu/kv_connector.py, pre_forward). Only the first call of a step has
-        commands, so that others may call this earlier.
+        (vllm/v1/worker/gpu/kv_connector.py, pre_forward), which is after it zeroes blocks. Only the
+        first call of a step has commands, so that runners may call this earlier.
         """
         assert isinstance(kv_connector_metadata, StepTransferCommands)
         self._idle = kv_connector_metadata.idle

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import groupby
 from math import inf
 from operator import attrgetter
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,10 +32,7 @@ from picbench.engines.vllm.transfer.cuda_streams import CudaStreams
 from picbench.engines.vllm.transfer.pool_rows import PoolRows
 from picbench.engines.vllm.transfer.step_clock import StepClock, StreamTimer, WallTimer
 from picbench.engines.vllm.transfer.stream_copies import StreamCopies
-from picbench.engines.vllm.transfer.transfer_task import Pending, TransferTask, advance_all
-
-T = TypeVar("T")
-U = TypeVar("U", bound=Pending)
+from picbench.engines.vllm.transfer.transfer_task import TransferTask, advance_all
 
 #: Seconds that an idle step waits for transfers instead of spinning.
 _WAIT = 0.001

@@ -17,7 +17,9 @@ from picbench.engines.planning.documents import (
 )
 
 # Few ids, some of which share bytes, so that chunks are found often and at several places.
-ids = st.lists(st.sampled_from([0, 1, 256, 65536, 1 << 30]), max_size=12)
+ids = st.sampled_from([[0, 1, 256, 65536], [0, 1, 256, 0xD800, 0xDC00, 0xFEFF, 1 << 30]]).flatmap(
+    lambda some: st.lists(st.sampled_from(some), max_size=12)
+)
 
 
 def packed(values: Sequence[int]) -> bytes:

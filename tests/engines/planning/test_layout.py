@@ -242,7 +242,7 @@ def test_the_footprint_is_the_plans(given_segments, policy, pad):
     assert footprint.end == plan.end
     assert footprint.spare == max(spares, default=0)
     compiles = [c.compile_plan() for c in plan.canonicals]
-    assert footprint.compile_slots == max((16 * len(c.keys) for c in compiles), default=0)
+    assert footprint.compile_slots == max((len(c.tokens) for c in compiles), default=0)
     assert footprint.compile_end == max((c.end for c in compiles), default=0)
     assert footprint == Footprint.of(plan)
 

@@ -212,6 +212,27 @@ def test_an_abort_at_any_stage_leaks_nothing(engine, inside, draw, steps):
     assert not inside.scheduler.requests
 
 
+def test_an_interrupted_call_leaves_nothing_of_its_requests(engine, inside, draw, monkeypatch):
+    """Neither of those that had ended nor of the others."""
+    asked = [request(draw(40, 1), question=draw(5, n), max_tokens=n) for n in (1, 30)]
+    llm = engine._running.engine
+    step, ended, before = llm.step, [], set(inside.linker._costs)
+
+    def interrupted() -> list[Any]:
+        if ended:
+            raise KeyboardInterrupt
+        ended.extend(outputs := step())
+        return outputs
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(llm, "step", interrupted)
+        engine.generate(asked, ignore_eos=True)
+    engine.drain()
+    assert len(ended) == 1
+    assert inside.linker._costs.keys() == before
+    assert engine.drained
+
+
 def test_blocks_that_a_running_step_may_still_write_are_counted(engine, inside, draw, monkeypatch):
     """Asynchronous schedulers free a request's blocks a step after it ended."""
     frees = []

@@ -2,11 +2,13 @@
 
 import json
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from serving_document import refused_at_start
+from vllm import SamplingParams
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
@@ -16,7 +18,7 @@ from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm import compat
 from picbench.engines.vllm.frontend import limits, plugin
 from picbench.engines.vllm.frontend.limits import Limits
-from picbench.engines.vllm.launch import launch
+from picbench.engines.vllm.launch import _start, launch
 from picbench.engines.vllm.scheduler.scheduler import _checked
 from picbench.engines.vllm.settings import (
     ASYNC_SCHEDULER,
@@ -24,6 +26,7 @@ from picbench.engines.vllm.settings import (
     CUDA_WORKER,
     SCHEDULER,
     PicSettings,
+    engine_arguments,
 )
 from picbench.engines.vllm.worker.cpu.worker import PicCPUWorker
 from picbench.engines.vllm.worker.cuda.worker import PicGPUWorker
@@ -265,6 +268,30 @@ class TestStart:
             Engine(EngineConfig(model=str(llama), context=9000))
 
 
+def test_a_document_as_long_as_the_context(llama, draw):
+    """Its compile would fill the context, where vLLM's users set that themselves."""
+    settings = PicSettings(tiers="", algorithm="naive:context=document")
+    sizes = {"max_model_len": 128, "num_gpu_blocks_override": 50, "max_num_batched_tokens": 64}
+    arguments = {"model": str(llama), "dtype": "float32", "enforce_eager": True}
+    arguments |= {"skip_tokenizer_init": True, "kv_cache_memory_bytes": 1 << 28}
+    engine = _start({**arguments, **sizes, **engine_arguments(settings)}, {})
+    document = draw(128, 5)
+
+    def add(end: int) -> None:
+        """A request with the document's tokens from 96 up to `end` as its chunk."""
+        pic = {"spans": [[0, end - 96]], "documents": [document[:end]]}
+        params = SamplingParams(max_tokens=2, detokenize=False, extra_args={"pic": pic})
+        prompt = {"prompt_token_ids": [*document[96:end], 7, 8]}
+        engine.add_request(str(end), prompt, params)
+
+    with pytest.raises(ValueError, match="need 129 KV slots with pads"):
+        add(128)
+    add(127)
+    outputs = [output for _ in range(20) for output in engine.step()]
+    assert [output.request_id for output in outputs if output.finished] == ["127"]
+    engine.engine_core.shutdown()
+
+
 class TestArrival:
     """Requests that can never be served are refused before any is started."""
 
@@ -298,6 +325,19 @@ class TestArrival:
         assert limits.check(Footprint(slots=90, spare=2, end=80), max_tokens=10) == 9
         with pytest.raises(ConfigError, match="needs 101 KV slots"):
             limits.check(Footprint(slots=90, spare=2, end=80), max_tokens=11)
+
+    def test_slots_longer_than_the_context(self, engine, draw):
+        """They are counted before there is a token for each of their places."""
+        chunk = Chunk(tokens=draw(20, 1), slots=((2, 3, 1049), (5, 5, 1000)))
+        with pytest.raises(ConfigError, match="slots of 2049 positions; the context has 2048"):
+            engine.generate([Request([chunk, Text(tokens=(5,))], "prompt-cache")])
+
+    def test_a_compile_without_room_for_the_token_that_it_samples(self):
+        limits = Limits(capacity=100, positions=100, blocks=50, block_size=16, layers=2)
+        footprint = Footprint(slots=40, spare=2, end=40, compile_slots=99, compile_end=99)
+        assert limits.check(footprint, max_tokens=8) == 5
+        with pytest.raises(ConfigError, match=r"need 101 KV slots with pads; .* room for 100"):
+            limits.check(replace(footprint, compile_slots=100), max_tokens=8)
 
     def test_visible_pads_beyond_the_last_position(self):
         limits = Limits(capacity=200, positions=100, blocks=50, block_size=16, layers=2)

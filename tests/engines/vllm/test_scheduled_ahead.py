@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ahead_engine import engine_ahead
 
-from picbench.engines.config import EngineConfig
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
 
@@ -66,3 +66,24 @@ def test_chunks_that_begin_alike_are_compiled_once(
     assert [result.tokens for result in found] == [result.tokens for result in alone]
     # The page that both begin with may have been compiled twice.
     assert 16 + 2 * 20 <= sum(result.counts.compiled for result in found) <= 2 * 36
+
+
+@pytest.mark.parametrize("chunk", [(), tuple(range(300, 316))], ids=["plain", "with a chunk"])
+def test_a_reply_that_ends_where_a_block_does_is_not_cached_before_it_is_computed(
+    ahead: Engine, chunk: tuple[int, ...]
+) -> None:
+    """The last token of a reply is never computed, so what follows it in a dialogue has to be."""
+    chunks = [Chunk(tokens=chunk)] * bool(chunk)
+    asked = tuple(range(400, 420 - len(chunk)))
+
+    def ask(*more: int) -> Result:
+        request = Request([*chunks, Text(tokens=(*asked, *more))], "naive")
+        return ahead.generate([request], max_tokens=12, ignore_eos=True)[0]
+
+    ahead.reset()
+    reply = ask().tokens
+    assert (20 + len(reply)) % BLOCK_SIZE == 0
+    again = ask(*reply, 7, 8, 9)
+    assert again.counts.reused == BLOCK_SIZE
+    ahead.reset()
+    assert again.tokens == ask(*reply, 7, 8, 9).tokens

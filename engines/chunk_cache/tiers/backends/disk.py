@@ -181,12 +181,15 @@ class ValueFiles:
 
     def scan(self, known: Collection[Key]) -> Iterator[tuple[Key, int]]:
         """(key, bytes) of the files of values that are not `known`, oldest first."""
-        paths = [path for path in self._values.glob("*/*") if _key(path) not in known]
-        stats = [(path, path.stat()) for path in paths]
-        for path, stat in sorted(stats, key=lambda entry: entry[1].st_mtime_ns):
+        found: list[tuple[int, Key, int]] = []
+        for path in self._values.glob("*/*"):
             key = _key(path)
-            if key is not None:
-                yield key, stat.st_size
+            # Another process may remove the value meanwhile.
+            with suppress(FileNotFoundError):
+                if key is not None and key not in known:
+                    stat = path.stat()
+                    found.append((stat.st_mtime_ns, key, stat.st_size))
+        yield from ((key, size) for _, key, size in sorted(found))
 
     def _path(self, key: Key) -> Path:
         name = key.hex()

@@ -127,6 +127,16 @@ class PicModelRunner(GPUModelRunner):
         finally:
             self.cudagraph_manager = self._stock_graphs
 
+    def update_requests(self, scheduler_output: Any) -> None:
+        """Start transfers before blocks are zeroed: they read what these held until now.
+
+        Upstream zeroes blocks here, and has its connector start transfers right before the model
+        runs. Of a block in which a chunk ends, what it held is often just being stored or copied.
+        """
+        if scheduler_output.new_block_ids_to_zero:
+            get_kv_transfer_group().handle_preemptions(scheduler_output.kv_connector_metadata)
+        super().update_requests(scheduler_output)
+
     def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
         """Choose the set of graphs for a step.
 
@@ -163,6 +173,7 @@ class PicModelRunner(GPUModelRunner):
 
 #: What is extended here, and with which parameters.
 UPSTREAM: tuple[tuple[type, str, tuple[str, ...]], ...] = (
+    (GPUModelRunner, "update_requests", ("self", "scheduler_output")),
     (GPUModelRunner, "gather_batch_req_state", ("self", "scheduler_output", "dummy_run")),
     (GPUModelRunner, "capture_model", ("self", "profile_only")),
     (GPUModelRunner, "_init_kv_zero_meta", ("self",)),

@@ -3,6 +3,7 @@
 Upstream: vllm/v1/worker/gpu_model_runner.py of vLLM 0.32.0.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class PicModelRunnerV1(GPUModelRunner):
             GPUModelRunner.initialize_kv_cache,
             ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
         )
+        check_signature(GPUModelRunner._update_states, ("self", "scheduler_output"))
         check_signature(GPUModelRunner._init_kv_zero_meta, ("self",))
         check_signature(GPUModelRunner.load_model, ("self", "load_dummy_weights", "model"))
         check_signature(GPUModelRunner._sample, ("self", "logits", "spec_decode_metadata"))
@@ -70,9 +72,9 @@ class PicModelRunnerV1(GPUModelRunner):
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         inputs = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
-        self._update_requests()
         count = self.input_batch.num_reqs
         request_ids = self.input_batch.req_ids[:count]
+        self._update_requests(request_ids)
         computed = self.input_batch.num_computed_tokens_cpu[:count].tolist()
         planned = self._attention.requests
         self._attention.pick(pickable(request_ids, planned.slot_maps, computed), self._prompt)
@@ -90,15 +92,25 @@ class PicModelRunnerV1(GPUModelRunner):
         drop_foreign_tokens(self.input_batch, self.requests)
         return super()._sample(logits, spec_decode_metadata)
 
-    def _update_requests(self) -> None:
-        """Add new requests, and remove finished ones."""
+    def _update_states(self, scheduler_output: Any) -> Any:
+        # Upstream goes on to know preempted requests. With those that run in their place they may
+        # be more than the request table has rows.
+        for request_id in scheduler_output.preempted_req_ids or ():
+            self._attention.requests.remove(request_id)
+            self._seen.discard(request_id)
+        return super()._update_states(scheduler_output)
+
+    def _update_requests(self, scheduled: Sequence[str]) -> None:
+        """Add new and resumed requests, and remove finished ones."""
         planned = self._attention.requests
         for request_id in self._seen - self.requests.keys():
             planned.remove(request_id)
-        for request_id in self.requests.keys() - self._seen:
+        self._seen &= self.requests.keys()
+        for request_id in scheduled:
+            if request_id in self._seen:
+                continue
+            self._seen.add(request_id)
             request = self.requests[request_id]
             if request.sampling_params is not None:
-                # Here a preempted request is known under other blocks once it is resumed, so that
-                # no one is told which blocks it has.
+                # Its blocks are not told: requests read blocks together in V2 only.
                 planned.add(request_id, request.sampling_params, request.num_prompt_tokens)
-        self._seen = set(self.requests)

@@ -11,6 +11,7 @@ from picbench.engines.algorithms import Registry
 from picbench.engines.planning.documents import ChunkContexts, Context
 from picbench.engines.planning.policy import Segment, Slot
 from picbench.engines.vllm.frontend import request_args
+from picbench.engines.vllm.frontend.placements import overlapping
 from picbench.engines.vllm.frontend.request_args import RequestArgs, cut
 from picbench.errors import ConfigError
 
@@ -211,6 +212,39 @@ def test_dependent_tokens_are_counted_with_the_slots_before_them():
     args = RequestArgs(((2, 8),), slots=((0, 4, 5, 3),), dependent=((2, 3), (4, 7)))
     (chunk,) = [segment for segment in cut(range(8), args, 99) if segment.chunk]
     assert [chunk.tokens[index] for index in chunk.dependent] == [2, 5, 6]
+
+
+@given(st.sets(st.integers(0, 20), max_size=12).map(sorted), st.integers(0, 20), st.data())
+def test_overlapping_spans_are_those_with_a_common_token(ends, start, data):
+    spans = list(zip(ends[::2], ends[1::2], strict=False))
+    end = data.draw(st.integers(start + 1, 21))
+    asked = set(range(start, end))
+    expected = [span for span in spans if not asked.isdisjoint(range(*span))]
+    assert overlapping(spans, start, end) == expected
+
+
+class Counted(tuple[int, int]):
+    """A span that counts how often its tokens are looked at."""
+
+    __slots__ = ()
+    looked = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        Counted.looked += 1
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Any:
+        Counted.looked += 1
+        return super().__iter__()
+
+
+def test_no_chunk_goes_through_the_dependent_tokens_of_all():
+    spans = tuple((at, at + 4) for at in range(0, 4000, 4))
+    dependent = tuple(Counted((at, at + 1)) for at, _ in spans)
+    Counted.looked = 0
+    segments = cut(range(4000), RequestArgs(spans, dependent=dependent), 0)
+    assert {segment.dependent for segment in segments} == {(0,)}
+    assert Counted.looked < 50 * len(spans)
 
 
 def test_nested_and_flat_dependent_tokens_agree():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.planning.keys import is_canonical
 from picbench.engines.request import Chunk, Request, Text
+from picbench.engines.vllm.scheduler.chunk_tails import ChunkTails
 from picbench.engines.vllm.scheduler.pool import key_of
 
 QUESTION = Text(tokens=(7, 8, 9, 10))
@@ -135,3 +137,38 @@ def test_requests_find_all_that_they_can(
         segments = [chunk(length, 5 * length) for length in asked]
         tokens = computed(small, Request([*segments, QUESTION], "naive"))
         assert sum(tokens) == sum(new) + 4
+
+
+class Coordinator:
+    """Notes how many tokens are cached."""
+
+    def __init__(self) -> None:
+        self.cached: list[int] = []
+
+    def cache_blocks(self, request: Any, num_computed_tokens: int) -> None:
+        self.cached.append(num_computed_tokens)
+
+
+@pytest.mark.parametrize(
+    ("own", "prompt", "keys", "computed", "cached"),
+    [
+        (True, 21, 2, 16, 16),
+        (True, 21, 2, 21, 32),
+        # It lost its blocks and computes again what it had generated, 16 tokens at a time.
+        (False, 20, 5, 32, 32),
+        (False, 20, 5, 40, 40),
+        # It has just generated the last token of its second block.
+        (False, 20, 2, 31, 31),
+    ],
+)
+def test_only_a_computed_chunk_ends_inside_a_full_block(
+    own: bool, prompt: int, keys: int, computed: int, cached: int
+) -> None:
+    coordinator, request = (
+        Coordinator(),
+        SimpleNamespace(request_id="one", num_prompt_tokens=prompt, block_hashes=[b""] * keys),
+    )
+    known: Any = SimpleNamespace(find={"one": "a job"}.get if own else {}.get)
+    tails = ChunkTails(coordinator, known, BLOCK_SIZE)  # type: ignore[arg-type]
+    tails.cache_blocks(request, computed)  # type: ignore[arg-type]
+    assert coordinator.cached == [cached]

@@ -89,8 +89,9 @@ def served(
     sizes = [RequestSize(550, count, 0, 5, 100, OUTPUT) for count in computed]
     loop = serve_loop(sizes, RUNNING, 8192)
     totals = ReuseTotals(requests=len(sizes))
+    first = None if last is None else 0.0
     arm = ArmProfile(parse(spec), totals, None, 512, RequestSizes.of(sizes), loop)
-    traffic = TrafficSums(requests=len(sizes), chunks=5 * len(sizes), last=last)
+    traffic = TrafficSums(requests=len(sizes), chunks=5 * len(sizes), first=first, last=last)
     return TraceProfile("t", "plain", False, None, RUNNING, traffic, (arm,)), arm
 
 
@@ -115,12 +116,12 @@ def test_requests_wait_in_a_queue(predictor: GridPredictor) -> None:
     assert alone.requests_s is not None
     each = 1 / alone.requests_s
     for used in (0.5, 0.8):
-        found = predictor.predict(*served("prefix", [400.0] * 4, last=4 * each / used))
+        found = predictor.predict(*served("prefix", [400.0] * 4, last=3 * each / used))
         assert found.loaded_ttft_s is not None
         # Half of the time: s / 2; four fifths of it: 2 s.
         wait = {0.5: 0.5, 0.8: 2.0}[used] * each
         assert found.loaded_ttft_s == pytest.approx(alone.ttft_s + wait)
-    assert predictor.predict(*served("prefix", [400.0] * 4, last=3.9 * each)).loaded_ttft_s == inf
+    assert predictor.predict(*served("prefix", [400.0] * 4, last=2.9 * each)).loaded_ttft_s == inf
 
 
 def test_what_the_grid_does_not_have_is_outside(predictor: GridPredictor) -> None:

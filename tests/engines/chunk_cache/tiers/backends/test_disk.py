@@ -185,6 +185,23 @@ def test_values_outlive_their_index(damage: str, tmp_path: Path) -> None:
     tier.close()
 
 
+def test_a_file_that_is_removed_while_a_folder_is_opened_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = Disk(tmp_path, CAPACITY)
+    assert tier.put([(A, b"1234"), (B, b"5678")]) == [True, True]
+    tier._index.remove([A, B])
+    gone, real = value_file(tmp_path, A), Path.stat
+
+    def stat(self: Path, **options: Any) -> os.stat_result:
+        if self == gone:
+            self.unlink(missing_ok=True)
+        return real(self, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert Disk(tmp_path, CAPACITY).exists([A, B]) == [False, True]
+
+
 def test_processes_keep_one_bound_together(tmp_path: Path) -> None:
     mine, theirs = Disk(tmp_path, 100), Disk(tmp_path, 100)
     mine.put([(A, bytes(40))])

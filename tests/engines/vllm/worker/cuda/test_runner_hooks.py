@@ -93,6 +93,41 @@ def test_penalties_of_v1_leave_out_what_users_did_not_send(
     assert counted == [[[7, VOCABULARY, 8, VOCABULARY], [PAD, 9, 9, VOCABULARY]]]
 
 
+@pytest.mark.parametrize("zeroed", [None, [4, 7]])
+def test_transfers_of_v2_start_before_blocks_are_zeroed(
+    monkeypatch: pytest.MonkeyPatch, zeroed: list[int] | None
+) -> None:
+    """Else a block would be stored or copied as zeros, in which a chunk is going to end."""
+    done: list[str] = []
+    group = SimpleNamespace(handle_preemptions=done.append)
+    monkeypatch.setattr(runner, "get_kv_transfer_group", lambda: group)
+    monkeypatch.setattr(GPUModelRunner, "update_requests", lambda *args: done.append("updated"))
+    output = SimpleNamespace(new_block_ids_to_zero=zeroed, kv_connector_metadata="commands")
+    bare(runner.PicModelRunner).update_requests(output)
+    assert done == (["commands", "updated"] if zeroed else ["updated"])
+
+
+def test_v1_keeps_no_row_for_a_preempted_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one runs in its place, and upstream still knows it."""
+    monkeypatch.setattr(GPUModelRunnerV1, "_update_states", lambda *args: "later")
+    moved = SlotMap(((4, 16), (20, 4)), ((0, 16), (GAP, 4)), 24)
+    params = SimpleNamespace(extra_args={SLOT_MAP: moved}, max_tokens=5)
+    asked = SimpleNamespace(sampling_params=params, num_prompt_tokens=20)
+    planned = PlannedRequests(1, None)
+    made = bare(
+        runner_v1.PicModelRunnerV1, _attention=SimpleNamespace(requests=planned), _seen=set()
+    )
+    for known, preempted, scheduled in (
+        (["first"], None, ["first"]),
+        (["first", "second"], {"first"}, ["second"]),
+        (["first"], set(), ["first"]),
+    ):
+        made.requests = dict.fromkeys(known, asked)
+        assert made._update_states(SimpleNamespace(preempted_req_ids=preempted)) == "later"
+        made._update_requests(scheduled)
+        assert [name for name in ("first", "second") if name in planned] == scheduled
+
+
 @pytest.mark.parametrize("is_profiling", [False, True])
 def test_kernels_are_compiled_once_there_is_a_cache(
     monkeypatch: pytest.MonkeyPatch, is_profiling: bool
