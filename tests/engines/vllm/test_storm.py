@@ -73,8 +73,8 @@ class Driver:
     engine: Engine
     abort_share: float = 0.0
     dice: random.Random = field(default_factory=lambda: random.Random(13))
-    reset_share: float = 0.0
     sampling: Callable[[int], Mapping[str, Any]] = lambda index: {}
+    reset_share: float = 0.0
     tokens: Tokens = field(default_factory=dict)
 
     def run(self, requests: list[Request], flying: int) -> None:

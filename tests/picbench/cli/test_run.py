@@ -24,6 +24,7 @@ from picbench.arms import fleet
 from picbench.cli import main
 from picbench.output.run_reader import read_run
 from picbench.output.sample_row import hash_tokens
+from picbench.run import job
 
 ARMS = "full,prefix,naive,epic:k=16,mepic"
 FILES = {
@@ -223,6 +224,13 @@ def test_every_engine_gets_the_same_pool_and_context(harness: Harness, tmp_path:
     assert {(c.kv_blocks, c.context, c.model) for c in configs} == {(50, 64, "fake")}
 
 
+@pytest.fixture
+def heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake model has four attention heads."""
+    monkeypatch.setattr(job, "read_model_config", lambda model: {"num_attention_heads": 4})
+
+
+@pytest.mark.usefixtures("heads")
 def test_devices_reach_every_engine_and_the_manifest(harness: Harness, tmp_path: Path) -> None:
     flags = ("--device", "cuda", "--tensor-parallel", "2", "--eager")
     run(harness, tmp_path / "run", "--algo", "full,mepic", *flags)
@@ -273,6 +281,16 @@ def test_engines_run_on_what_is_there_unless_told_otherwise(
     assert (config.device, config.tensor_parallel, config.eager) == ("auto", 1, False)
 
 
+@pytest.mark.usefixtures("heads")
+def test_gpus_that_cannot_share_the_heads_are_refused(harness: Harness, tmp_path: Path) -> None:
+    result = run(harness, tmp_path / "run", "--algo", "mepic", "--tensor-parallel", "8")
+    assert result.exit_code == 2
+    assert "--tensor-parallel 8: the model has 4 attention heads" in verdict(result)
+    assert "possible are 1, 2, 4" in verdict(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("heads")
 @pytest.mark.parametrize(
     "flags",
     [
