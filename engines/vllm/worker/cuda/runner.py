@@ -79,10 +79,12 @@ class PicModelRunner(GPUModelRunner):
     ) -> None:
         """Compile kernels, and set up a second set of graphs, for steps with planned requests."""
         super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
-        if not is_profiling:
-            self._state.warm_up()
-            # vLLM zeroes blocks of few caches; here it is those that chunks end inside of.
-            self._init_kv_zero_meta()
+        if is_profiling:
+            # Upstream lets go of these graphs to free what they hold before the pool is allocated.
+            return
+        self._state.warm_up()
+        # vLLM zeroes blocks of few caches; here it is those that chunks end inside of.
+        self._init_kv_zero_meta()
         stock = self.cudagraph_manager
         assert stock is not None
         self._stock_graphs = stock
@@ -113,9 +115,11 @@ class PicModelRunner(GPUModelRunner):
         # Where all keys are cached without RoPE, every request of upstream's warm-up is a planned
         # one, and its last step is still set.
         self._state.begin_step([], [], [])
+        if profile_only:
+            return int(super().capture_model(profile_only=True))
         self.cudagraph_manager = self._stock_graphs
-        size: int = super().capture_model(profile_only=profile_only)
-        if profile_only or not self._state.graphs:
+        size = int(super().capture_model())
+        if not self._state.graphs:
             return size
         sets = [(self._planned_graphs, False), (self._sharing_graphs, True)]
         try:
