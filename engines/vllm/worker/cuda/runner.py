@@ -150,8 +150,10 @@ class PicModelRunner(GPUModelRunner):
         """
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
         batch = self._begin_step(scheduler_output, state)
-        self.cudagraph_manager = self._graphs_for(batch)
-        return state, uniform if batch is None or batch.decodes else None
+        graphs = self.cudagraph_manager = self._graphs_for(batch)
+        if batch is not None and (graphs is self._stock_graphs or not batch.decodes):
+            uniform = None
+        return state, uniform
 
     def _begin_step(self, scheduler_output: Any, state: Any) -> PlannedBatch | None:
         if state is None:
@@ -166,7 +168,9 @@ class PicModelRunner(GPUModelRunner):
     def _graphs_for(self, batch: PlannedBatch | None) -> ModelCudaGraphManager | None:
         if batch is None:
             return self._stock_graphs
-        return self._sharing_graphs if batch.shares else self._planned_graphs
+        planned = self._sharing_graphs if batch.shares else self._planned_graphs
+        # Upstream finds no graph at all in a set without full ones, as it captures nothing of it.
+        return planned if planned.graphs else self._stock_graphs
 
     @property
     def _state(self) -> PicModelState:
