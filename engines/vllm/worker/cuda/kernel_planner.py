@@ -14,6 +14,7 @@ from picbench.kernels.cuda.decode.attention import DecodeBatch
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
+from picbench.kernels.cuda.prefill.gather_rotated import PAGE
 from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.cuda.visible_blocks import Ints
@@ -126,7 +127,8 @@ class KernelPlanner:
         group: list[LinkRequest] = []
         used = 0
         for request in requests:
-            slots = stops[request.index]
+            # Each request's keys are copied into pages of its own.
+            slots = -(-stops[request.index] // PAGE) * PAGE
             if group and used + slots > self._room:
                 yield group
                 group, used = [], 0

@@ -79,10 +79,12 @@ class PicModelRunner(GPUModelRunner):
     ) -> None:
         """Compile kernels, and set up a second set of graphs, for steps with planned requests."""
         super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
-        if not is_profiling:
-            self._state.warm_up()
-            # vLLM zeroes blocks of few caches; here it is those that chunks end inside of.
-            self._init_kv_zero_meta()
+        if is_profiling:
+            # Upstream lets go of these graphs to free what they hold before the pool is allocated.
+            return
+        self._state.warm_up()
+        # vLLM zeroes blocks of few caches; here it is those that chunks end inside of.
+        self._init_kv_zero_meta()
         stock = self.cudagraph_manager
         assert stock is not None
         self._stock_graphs = stock
@@ -113,9 +115,11 @@ class PicModelRunner(GPUModelRunner):
         # Where all keys are cached without RoPE, every request of upstream's warm-up is a planned
         # one, and its last step is still set.
         self._state.begin_step([], [], [])
+        if profile_only:
+            return int(super().capture_model(profile_only=True))
         self.cudagraph_manager = self._stock_graphs
-        size: int = super().capture_model(profile_only=profile_only)
-        if profile_only or not self._state.graphs:
+        size = int(super().capture_model())
+        if not self._state.graphs:
             return size
         sets = [(self._planned_graphs, False), (self._sharing_graphs, True)]
         try:
@@ -146,8 +150,10 @@ class PicModelRunner(GPUModelRunner):
         """
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
         batch = self._begin_step(scheduler_output, state)
-        self.cudagraph_manager = self._graphs_for(batch)
-        return state, uniform if batch is None or batch.decodes else None
+        graphs = self.cudagraph_manager = self._graphs_for(batch)
+        if batch is not None and (graphs is self._stock_graphs or not batch.decodes):
+            uniform = None
+        return state, uniform
 
     def _begin_step(self, scheduler_output: Any, state: Any) -> PlannedBatch | None:
         if state is None:
@@ -162,7 +168,9 @@ class PicModelRunner(GPUModelRunner):
     def _graphs_for(self, batch: PlannedBatch | None) -> ModelCudaGraphManager | None:
         if batch is None:
             return self._stock_graphs
-        return self._sharing_graphs if batch.shares else self._planned_graphs
+        planned = self._sharing_graphs if batch.shares else self._planned_graphs
+        # Upstream finds no graph at all in a set without full ones, as it captures nothing of it.
+        return planned if planned.graphs else self._stock_graphs
 
     @property
     def _state(self) -> PicModelState:

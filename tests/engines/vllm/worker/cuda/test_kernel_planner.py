@@ -16,6 +16,8 @@ from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
+from picbench.kernels.cuda.prefill.gather_rotated import PAGE
+from picbench.kernels.cuda.prefill.link import GatheredPrefill
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
@@ -27,11 +29,11 @@ POSITIONS = [*range(8, 21), *[GAP] * 3, *range(8), 21, 22, 23]
 Pair = tuple[PlannedRequests, KernelPlanner]
 
 
-def planner(room: int) -> KernelPlanner:
+def planner(room: int, shape: HeadShape = SHAPE) -> KernelPlanner:
     angles = torch.arange(64).unsqueeze(1) / torch.arange(1, 17)
     rope = RopeTable(torch.cat([angles.cos(), angles.sin()], dim=-1), 32)
     table = RequestTable(4, 8, "cpu")
-    return KernelPlanner(table, 4, rope, SHAPE, CudaWorkspace(room * TOKEN_BYTES, "cpu"))
+    return KernelPlanner(table, 4, rope, shape, CudaWorkspace(room * TOKEN_BYTES, "cpu"))
 
 
 @pytest.fixture
@@ -72,9 +74,25 @@ def test_a_single_token_in_the_middle_of_a_prompt_is_linked(pair: Pair) -> None:
 
 
 def test_calls_are_cut_where_the_workspace_ends(send: Any) -> None:
-    made = planner(room=50)
+    made = planner(room=2 * PAGE)
     step = [("x", 16, 11), ("y", 16, 2), ("z", 16, 8)]
     assert links((known(made, send), made), *step) == [(0, 13), (13, 21)]
+
+
+def test_the_copies_of_a_call_fit_the_workspace(send: Any) -> None:
+    """Their pages do, also where there is one KV head and no call can be served head by head."""
+    made = planner(room=PAGE, shape=HeadShape(4, 1, 32, torch.float32))
+    requests = known(made, send)
+    batch = requests.batch(["x", "y", "z"], [16, 16, 16], [11, 2, 8])
+    assert batch is not None
+    calls = made.plan(batch, torch.zeros(3, 4, dtype=torch.int32)).calls
+    copied = []
+    for call in calls:
+        assert isinstance(call, LinkCall)
+        assert isinstance(call.batch.prefill, GatheredPrefill)
+        copied.append(len(call.batch.prefill.slots))
+    assert copied == [2 * PAGE, PAGE]
+    assert max(copied) * TOKEN_BYTES // 2 <= PAGE * TOKEN_BYTES
 
 
 def test_what_pads_a_graph_has_no_keys(pair: Pair) -> None:

@@ -1,7 +1,9 @@
 """What the GPU runners add to vLLM's, with vLLM's own methods left out: those need a GPU."""
 
+import gc
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -190,6 +192,44 @@ def test_each_set_of_graphs_is_captured_once(
     assert made.capture_model() == len(expected)
     assert captured == expected
     assert made.cudagraph_manager == "stock"
+
+
+def test_graphs_that_memory_is_profiled_with_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream drops its manager to free them, before it allocates the pool."""
+
+    class Manager:
+        """Stands in for vLLM's manager of graphs."""
+
+        cudagraph_mode = None
+
+    captured: list[Any] = []
+
+    def initialize(self: Any, *args: Any) -> None:
+        self.cudagraph_manager = Manager()
+
+    def capture(self: Any, *, profile_only: bool) -> int:
+        captured.append(ref(self.cudagraph_manager))
+        return 7
+
+    monkeypatch.setattr(GPUModelRunner, "initialize_kv_cache", initialize)
+    monkeypatch.setattr(GPUModelRunner, "capture_model", capture)
+    monkeypatch.setattr(runner, "PlannedGraphs", lambda *args: None)
+    attention = SimpleNamespace(requests=PlannedRequests(2, None))
+    made = bare(
+        runner.PicModelRunner,
+        model_state=bare(PicModelState, _attention=attention),
+        vllm_config=None,
+        device=None,
+        decode_query_len=1,
+        _stock_graphs=None,
+    )
+    made.initialize_kv_cache(None, True)
+    assert made.capture_model(profile_only=True) == 7
+    [manager] = captured
+    assert manager() is made.cudagraph_manager
+    made.cudagraph_manager = None
+    gc.collect()
+    assert manager() is None
 
 
 def test_what_v2_reads_of_positions_is_logical(monkeypatch: pytest.MonkeyPatch, send: Any) -> None:
