@@ -31,7 +31,8 @@ class Pace(Generic[T]):
     Without `arrivals` an item is due as soon as there is room for it (a closed loop), and arrives
     then, though whoever submits it may be busy. With them, in seconds from now for each item, no
     item is submitted before its time; without room, or while the engine is busy, it is submitted as
-    soon as possible, and is late. `clock` is monotonic.
+    soon as possible, and is late. `clock` is monotonic, `wall` gives Unix seconds: it is read for
+    each departure, because a wall clock that is set would shift all that is counted from before.
     """
 
     def __init__(
@@ -40,14 +41,15 @@ class Pace(Generic[T]):
         limit: int,
         arrivals: Sequence[float] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._limit = limit
         self._in_flight = 0
         self._queue = deque(_in_order(items, arrivals))
         # When there was room for each of the next items, in seconds from the beginning.
         self._room = deque([0.0] * min(limit, len(self._queue)))
-        self._began, self._wall = clock(), time.time()
+        self._began = clock()
 
     def __bool__(self) -> bool:
         """Whether any item is waiting or in flight."""
@@ -68,8 +70,8 @@ class Pace(Generic[T]):
             self._queue.popleft()
             self._in_flight += 1
             room = self._room.popleft()
-            late = 0.0 if due is None else now - due
-            yield Departure(item, self._wall + (room if due is None else due), late)
+            arrived = self._wall() - (now - (room if due is None else due))
+            yield Departure(item, arrived, 0.0 if due is None else now - due)
 
     def landed(self) -> None:
         """One of the items in flight is finished."""

@@ -12,6 +12,7 @@ from picbench.comparison.run_comparison import RunComparison
 from picbench.statistics.bootstrap import Interval
 from picbench.statistics.non_inferiority import Loss
 from picbench.statistics.quantiles import Quantile
+from picbench.statistics.student import FEW
 
 #: Flipped samples that are listed; the JSON format has them all.
 FLIPS = 10
@@ -89,9 +90,10 @@ def run_notes(comparison: RunComparison) -> Iterator[str]:
         yield f"MISMATCH: {mismatch}"
     yield from comparison.notes
     if not comparison.meaningful:
-        yield "The weights are random: scores are not meaningful."
+        yield "Random or dummy weights: scores are not meaningful."
     yield f"p: of no change, adjusted for {comparison.tests} tests (Holm)."
-    yield "Times: ratios of geometric means, over rounds of requests; intervals: BCa bootstrap."
+    yield "Times: ratios of geometric means, over rounds of requests."
+    yield (f"Intervals: BCa bootstrap; over up to {FEW} rounds or sets of documents Student's t.")
     if comparison.before != comparison.after:
         yield (
             "Times of separate runs also drift, which no interval here has in it: compare how arms "

@@ -72,7 +72,7 @@ def measured_arms(run: Run) -> dict[str, MeasuredArm]:
 
 def _measure(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> MeasuredArm:
     answered = [row for row in rows if row.error is None]
-    samples = tuple(_labels(answered))
+    samples = tuple(sample_labels(answered))
     failed = {(row.sample, row.repeat) for row in rows if row.error is not None}
     failed -= {(row.sample, row.repeat) for row in answered}  # Those that went well when repeated.
     return MeasuredArm(
@@ -89,18 +89,19 @@ def _measure(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -
     )
 
 
+def sample_labels(answered: Iterable[SampleRow]) -> Iterator[str]:
+    """What comparisons call the answered rows of one arm; see `MeasuredArm`."""
+    seen = Counter[str]()
+    for row in answered:
+        label = row.sample if not row.repeat else f"{row.sample}#{row.repeat + 1}"
+        yield f"{label}+{seen[label]}" if seen[label] else label
+        seen[label] += 1
+
+
 def _counters(rows: Sequence[SampleRow]) -> dict[str, tuple[int, ...]]:
     """Counts by name; without those that a server elsewhere does not give."""
     found = {name: tuple(map(_COUNT[name], rows)) for name in COUNTERS}
     return {name: counts for name, counts in found.items() if None not in counts}
-
-
-def _labels(rows: Iterable[SampleRow]) -> Iterator[str]:
-    seen = Counter[str]()
-    for row in rows:
-        label = row.sample if not row.repeat else f"{row.sample}#{row.repeat + 1}"
-        yield f"{label}+{seen[label]}" if seen[label] else label
-        seen[label] += 1
 
 
 #: None where a server elsewhere does not say.

@@ -145,6 +145,8 @@ def _states(run: Run) -> Iterator[str]:
     status = run.manifest.get("status")
     if status != "complete":
         yield f"{run.path} is {status}: what it lacks is left out"
+    if run.manifest.get("workload", {}).get("synthetic"):
+        yield f"{run.path}: the rows are synthetic"
     for name, arm in run.summary.items():
         if arm.provenance == "simulated":
             yield f"{run.path}: the numbers of {name} are simulated"

@@ -4,13 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 from rich.console import Console, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
-from picbench.output.summary import ArmSummary, labels_of
-from picbench.output.tables.arm_columns import arm_columns
+from picbench.output.summary import ArmSummary
+from picbench.output.tables.arm_table import ArmTable
 from picbench.output.tables.cache_lines import cache_lines
 from picbench.output.tables.memory_lines import memory_lines
 from picbench.output.tables.server_lines import server_lines
@@ -38,7 +36,7 @@ def print_result(
         f"{facts.dataset}{_rows_label(job)}, {facts.samples} requests an arm, "
         f"{job.workload.model.label}, {load_of(job)}, "
         f"pool {job.sizes.pool} blocks",
-        result_table(arms, job.workload.metric),
+        ArmTable(arms, job.workload.metric),
         *verdict(arms, [arm.name for arm in job.arms if arm.reuse is Reuse.CHUNKS]),
         *map(worded, notes(job)),
         *map(worded, cache_lines(job.config.cache, arms)),
@@ -61,21 +59,6 @@ def load_of(job: Job) -> str:
 
 def _rows_label(job: Job) -> str:
     return " (synthetic rows)" if job.workload.synthetic else ""
-
-
-def result_table(arms: Mapping[str, ArmSummary], metric: str) -> Table:
-    """The table of a run's result; arms in an open loop have columns of their own."""
-    # Names are folded where a line is too short: a number that is cut is another number.
-    table = Table()
-    table.add_column("arm", overflow="fold")
-    columns = arm_columns(arms.values(), metric)
-    for column in columns:
-        table.add_column(column.heading, justify="right", no_wrap=True)
-    labels = labels_of(arms)
-    for name, arm in arms.items():
-        cells = (labels[name], *(column.text(arm) for column in columns))
-        table.add_row(*map(Text, cells))
-    return table
 
 
 def traffic(arms: Mapping[str, ArmSummary]) -> Iterator[str]:

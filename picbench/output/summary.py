@@ -128,9 +128,10 @@ class ArmSummary:
     to be computed for them: prompt tokens not reused, and chunks compiled; None where a server
     elsewhere does not say what it reused.
 
-    `makespan_s` is from the start to the last token of the last request and `late_ms` how late
-    requests were submitted; both None in a closed loop. `goodput_req_s` is requests a second that
-    met the objectives, None without any: a second of the makespan, or of busy time. `moved` is what
+    `makespan_s` is from the start to the last token of the last request, in the mean over repeats,
+    and `late_ms` how late requests were submitted; both None in a closed loop. `goodput_req_s` is
+    requests a second that met the objectives, None without any: a second of the makespans of all
+    repeats, or of busy time. `moved` is what
     went through tiers, failed requests included, and `step_times` the seconds of the engine's steps
     and of what tiers took of them; zero without tiers. `compiled` says how often each kernel was
     compiled while requests were measured. `cache` is None where no state of it was declared,
@@ -213,7 +214,7 @@ def summarise_arm(
     timed = [row for row in answered if row.timed]
     output = sum(row.output_tokens for row in timed)
     tokens = sum_tokens(row.tokens for row in answered)
-    makespan = makespan_s(timed)
+    makespans = makespans_s(timed)
     good = sum(objectives.met(row) for row in timed) if objectives else None
     return ArmSummary(
         requests=len(tally.rows),
@@ -238,9 +239,9 @@ def summarise_arm(
         outcomes=count_outcomes(tally.rows),
         stalls=find_stalls(StepSeconds.of(tally.steps)),
         counted=tally.counted,
-        makespan_s=makespan,
+        makespan_s=mean(makespans),
         late_ms=percentiles(row.late_ms for row in timed),
-        goodput_req_s=None if good is None else rate(good, makespan or tally.busy),
+        goodput_req_s=None if good is None else rate(good, sum(makespans) or tally.busy),
     )
 
 
@@ -305,15 +306,13 @@ def sum_hits(hits: Iterable[Hits]) -> Hits:
     )
 
 
-def makespan_s(rows: Iterable[SampleRow]) -> float | None:
-    """Seconds from the start to the last token of any row; None in a closed loop."""
-    ends = (
-        row.arrival_ms + row.e2e_ms
-        for row in rows
-        if row.arrival_ms is not None and row.e2e_ms is not None
-    )
-    last = max(ends, default=None)
-    return None if last is None else last / 1e3
+def makespans_s(rows: Iterable[SampleRow]) -> list[float]:
+    """Seconds from the start to the last token of any row, by repeat; none in a closed loop."""
+    ends: dict[int, float] = {}
+    for row in rows:
+        if row.arrival_ms is not None and row.e2e_ms is not None:
+            ends[row.repeat] = max(ends.get(row.repeat, 0.0), row.arrival_ms + row.e2e_ms)
+    return [last / 1e3 for last in ends.values()]
 
 
 def percentiles(values: Iterable[float | None]) -> Percentiles | None:

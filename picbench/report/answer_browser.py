@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from picbench.comparison.measured_arm import sample_labels
 from picbench.output.run_directory import WORKLOAD
 from picbench.output.sample_row import SampleRow
 from picbench.output.store.workload_file import StoredSample, StoredSegment
@@ -62,12 +63,13 @@ def browse_answers(contents: RunContents, room: int) -> AnswerBrowser | None:
             change = (flip.after or 0.0) - (flip.before or 0.0)
             flipped.setdefault(flip.sample, {})[arm.after] = change
     order = sorted(flipped, key=lambda name: -max(map(abs, flipped[name].values())))
-    sent = contents.sent({name.partition("#")[0] for name in order[:SAMPLES]})
     replies = _by_sample(contents, order[:SAMPLES])
+    asked = {name: next(iter(rows.values())).sample for name, rows in replies.items()}
+    sent = contents.sent({*asked.values()})
     samples: list[BrowsedSample] = []
     passages: dict[str, str] = {}
     for name in order[:SAMPLES]:
-        stored = sent.get(name.partition("#")[0])
+        stored = sent.get(asked[name])
         found = _sample(name, stored, replies[name], flipped[name], contents)
         new = {k: v for k, v in _passages(stored).items() if k not in passages}
         room -= _size(found) + sum(map(len, new.values()))
@@ -83,14 +85,10 @@ def _by_sample(contents: RunContents, wanted: Iterable[str]) -> dict[str, dict[s
     """Answered rows of the wanted samples by arm, named as comparisons name them."""
     found: dict[str, dict[str, SampleRow]] = {name: {} for name in wanted}
     for arm in contents.arms.values():
-        seen: dict[str, int] = {}
-        for row in arm.rows:
-            if row.error is None:
-                seen[row.sample] = seen.get(row.sample, 0) + 1
-                again = seen[row.sample] > 1
-                name = f"{row.sample}#{seen[row.sample]}" if again else row.sample
-                if name in found:
-                    found[name][arm.name] = row
+        answered = [row for row in arm.rows if row.error is None]
+        for name, row in zip(sample_labels(answered), answered, strict=True):
+            if name in found:
+                found[name][arm.name] = row
     return found
 
 

@@ -19,6 +19,9 @@ from picbench.workloads.names import closest
 #: Settings that hold for all cells, and that no file has.
 _OF_COMMAND = ("output", "offline")
 
+#: Settings that are flags which can be repeated: a value is one of them, or a list.
+_SEVERAL = ("algo", "arm")
+
 
 class SweepFile(BaseModel):
     """A sweep: settings that all cells have, and the values of those that differ.
@@ -111,7 +114,7 @@ def _cell(
 
 def _setting(name: str, value: Any) -> Any:
     """A value of the file as `RunConfig` takes it."""
-    if name == "algo":
+    if name in _SEVERAL:
         return tuple(value) if isinstance(value, list) else (value,)
     if name == "chat" and isinstance(value, bool):
         return "on" if value else "off"  # YAML 1.1 reads on and off as true and false.
@@ -120,7 +123,7 @@ def _setting(name: str, value: Any) -> Any:
 
 def _shown(name: str, value: Any) -> Any:
     """A value for files that are passed on: without passwords."""
-    if name == "algo":
+    if name in _SEVERAL:
         return ",".join(value)
     return without_credentials(value) if name == "tiers" and value else value
 

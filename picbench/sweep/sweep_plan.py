@@ -30,7 +30,7 @@ class MeasuredWork:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCell:
-    """A checked cell; `requests` and tokens are those of each arm, all requests of them together.
+    """A checked cell; `requests` and tokens are those of each arm, of all repeats together.
 
     `state` is the status of its run. `output_tokens` are those of replies as long as they may be.
     `pool` is each arm's, in blocks; `pool_bytes` is that of all arms in the type of the model or
@@ -76,14 +76,14 @@ def plan_sweep(cells: Sequence[SweepCell], services: Services) -> Iterator[Plann
 
 def _planned(cell: SweepCell, job: Job) -> PlannedCell:
     state, done = _measured(cell.path)
-    samples = job.workload.samples
+    samples, times = job.workload.samples, job.config.repeats
     return PlannedCell(
         cell=cell,
         state=state,
         arms=tuple(arm.name for arm in job.arms),
-        requests=len(samples),
-        prompt_tokens=sum(sample.prompt_tokens for sample in samples),
-        output_tokens=sum(sample.max_tokens for sample in samples),
+        requests=times * len(samples),
+        prompt_tokens=times * sum(sample.prompt_tokens for sample in samples),
+        output_tokens=times * sum(sample.max_tokens for sample in samples),
         pool=job.sizes.pool,
         pool_bytes=pool_bytes(job),
         done=done,

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from picbench.output import markdown
+from picbench.output.summary import labels_of
 from picbench.output.tables.arm_columns import NOTHING, arm_columns
 from picbench.output.tables.frames import arms_frame
 from picbench.output.tables.table_formats import plain, short_caption, warnings_of
@@ -48,7 +49,11 @@ class SweepTable:
         return f"Sweep {self.name}: {len(self.results)} cells, {counts}."
 
     def _table(self) -> str:
-        arms = [(result, name, arm) for result in self.results for name, arm in result.arms.items()]
+        arms = [
+            (result, label, result.arms[name])
+            for result in self.results
+            for name, label in labels_of(result.arms).items()
+        ]
         metrics = dict.fromkeys(arm.score.metric for _, _, arm in arms)
         columns = arm_columns([arm for _, _, arm in arms], "/".join(metrics))
         axes = self._axes()
@@ -56,10 +61,10 @@ class SweepTable:
         rows = [
             [
                 *(_cell_text(_axis(result, axis)) for axis in axes),
-                name,
+                label,
                 *(plain(column.value(arm), column.digits) for column in columns),
             ]
-            for result, name, arm in arms
+            for result, label, arm in arms
         ]
         return markdown.table(head, rows, right=len(axes) + 1)
 

@@ -1,7 +1,7 @@
 """Requests go when they are due, never earlier, and late ones are known."""
 
-import time
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,6 +17,11 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def made(text: str, clock: Clock, **settings: Any) -> Pace[str]:
+    """A pace whose clocks go alike."""
+    return Pace(text, clock=clock, wall=lambda: 1e9 + clock.now, **settings)
 
 
 def taken(pace: Pace[str]) -> list[str]:
@@ -50,12 +55,11 @@ def test_an_open_loop_hands_out_in_the_order_of_arrival() -> None:
 
 def test_latency_counts_from_the_arrival_that_was_meant() -> None:
     clock = Clock()
-    began = time.time()
-    pace = Pace("ab", limit=1, arrivals=[1.0, 2.0], clock=clock)
+    pace = made("ab", clock, limit=1, arrivals=[1.0, 2.0])
     clock.now += 1.5
     [first] = pace.departures()
     assert first.late == pytest.approx(0.5)
-    assert first.arrived == pytest.approx(began + 1.0, abs=0.5)
+    assert first.arrived == pytest.approx(1e9 + 101.0)
     clock.now += 3.5
     assert not list(pace.departures())
     pace.landed()
@@ -66,7 +70,7 @@ def test_latency_counts_from_the_arrival_that_was_meant() -> None:
 
 def test_a_closed_loop_is_never_late() -> None:
     clock = Clock()
-    pace = Pace("ab", limit=1, clock=clock)
+    pace = made("ab", clock, limit=1)
     [first] = pace.departures()
     clock.now += 5
     pace.landed()
@@ -77,7 +81,7 @@ def test_a_closed_loop_is_never_late() -> None:
 
 def test_an_item_of_a_closed_loop_arrives_when_there_is_room_for_it() -> None:
     clock = Clock()
-    pace = Pace("abcd", limit=2, clock=clock)
+    pace = made("abcd", clock, limit=2)
     departures = pace.departures()
     first = next(departures)
     clock.now += 3  # Whoever submits "a" is busy for so long.
@@ -92,6 +96,18 @@ def test_an_item_of_a_closed_loop_arrives_when_there_is_room_for_it() -> None:
     assert third.arrived - first.arrived == pytest.approx(4)
     assert fourth.arrived - first.arrived == pytest.approx(6)
     assert fourth.late == 0
+
+
+@pytest.mark.parametrize("arrivals", [None, [0.0, 0.0]])
+def test_a_wall_clock_that_is_set_shifts_no_later_request(arrivals: list[float] | None) -> None:
+    clock, wall = Clock(), Clock(5e8)
+    pace = Pace("ab", 1, arrivals, clock, wall)
+    list(pace.departures())
+    clock.now, wall.now = clock.now + 2, wall.now + 3600
+    pace.landed()
+    [second] = pace.departures()
+    waited = 0.0 if arrivals is None else 2.0
+    assert second.arrived == pytest.approx(wall.now - waited)
 
 
 @given(

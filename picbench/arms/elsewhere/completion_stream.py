@@ -1,7 +1,7 @@
 """One streamed completion over HTTP, and its times."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from picbench.arms.messages import ServedReply
 
-_DATA = "data:"
-_DONE = "[DONE]"
+_DATA = b"data:"
+_DONE = b"[DONE]"
 
 #: Characters of a server's own error message that are kept.
 _MESSAGE = 300
@@ -88,7 +88,7 @@ async def stream_completion(
         if response.status_code != httpx.codes.OK:
             message = _short((await response.aread()).decode(errors="replace"))
             raise BadReply(f"HTTP {response.status_code}: {message}", response.status_code)
-        async for line in response.aiter_lines():
+        async for line in _lines(response):
             # Read to the end, for a connection that is left before is not used again.
             data = line.removeprefix(_DATA).strip()
             if line.startswith(_DATA) and data != _DONE:
@@ -96,11 +96,25 @@ async def stream_completion(
     return _reply(received, prompt_tokens, sent, arrived)
 
 
-def _event(data: str) -> CompletionEvent:
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The lines of a stream, as events have them: they end with LF or CR LF.
+
+    httpx also ends lines at characters that a text may have, such as U+2028.
+    """
+    rest = b""
+    async for data in response.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line
+    yield rest
+
+
+def _event(data: bytes) -> CompletionEvent:
     try:
         return CompletionEvent.model_validate_json(data)
     except ValidationError as error:
-        raise BadReply(f"the server streams what is no completion: {_short(data)}") from error
+        text = _short(data.decode(errors="replace"))
+        raise BadReply(f"the server streams what is no completion: {text}") from error
 
 
 def _reply(received: _Received, prompt_tokens: int, sent: float, arrived: float) -> ServedReply:

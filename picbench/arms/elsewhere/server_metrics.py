@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from types import MappingProxyType
 
 import httpx
@@ -70,11 +71,15 @@ def parse_metrics(text: str) -> Scrape:
 
 
 def _samples(lines: Iterable[str]) -> Iterator[tuple[str, float]]:
-    """Names without the suffix, and values. Servers have hundreds of other lines, left unread."""
+    """Names without the suffix, and values. Servers have hundreds of other lines, left unread.
+
+    A value that is no number, as a gauge may be that was never set, tells nothing.
+    """
     known = [line for line in lines if line.partition("{")[0].split(" ")[0] in _WRITTEN]
     for family in text_string_to_metric_families("\n".join(known) + "\n"):
         for sample in family.samples:
-            yield sample.name.removesuffix(_TOTAL), sample.value
+            if isfinite(sample.value):
+                yield sample.name.removesuffix(_TOTAL), sample.value
 
 
 _WRITTEN = frozenset(form for name in _NAMES for form in (name, name + _TOTAL))

@@ -8,9 +8,10 @@ from rich.text import Text
 
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError
-from picbench.output.result_table import print_all, result_table
+from picbench.output.result_table import print_all
 from picbench.output.run_reader import Run
 from picbench.output.summary import ArmSummary
+from picbench.output.tables.arm_table import ArmTable
 from picbench.output.tables.server_lines import server_lines
 from picbench.output.tables.stall_lines import stalled
 from picbench.output.verdict import verdict
@@ -23,7 +24,7 @@ def print_overview(run: Run, stream: TextIO) -> None:
     print_all(
         stream,
         _lines([("run", str(run.path)), *_state(run)]),
-        *([result_table(arms, _metric(arms)), *verdict(arms, _reusing(run))] if arms else ()),
+        *([ArmTable(arms, _metric(arms)), *verdict(arms, _reusing(run))] if arms else ()),
         *stalled(arms),
         *server_lines(arms),
         _lines([*_results(arms), *_settings(run), *_provenance(run)]),

@@ -41,9 +41,11 @@ def _decay(cache: CacheSummary) -> str:
     times = " ".join(_time(window) for window in windows)
     paired = any(window.ttft_vs_full for window in windows)
     what = "TTFT vs full" if paired else "TTFT p50 ms"
-    last = windows[-1].first + windows[-1].requests
+    requests = sum(window.requests for window in windows)
     shares = " ".join(_share(window) for window in windows)
-    return f"{what} over {len(windows)} windows of {last} requests {times}; tokens found {shares}"
+    return (
+        f"{what} over {len(windows)} windows of {requests} requests {times}; tokens found {shares}"
+    )
 
 
 def _time(window: DecayWindow) -> str:

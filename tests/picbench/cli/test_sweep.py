@@ -1,6 +1,7 @@
 """`picbench sweep`, end to end over fake engines."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ from picbench.errors import EngineError
 
 GRID = "base: {dataset: fake, algo: [full, mepic]}\ngrid: {kv_blocks: [40, 60], limit: [2, 4]}\n"
 CELLS = [f"kv_blocks={blocks},limit={limit}" for blocks in (40, 60) for limit in (2, 4)]
+
+
+class SimulatedEngine(FakeEngine):
+    """Computes nothing, and says so."""
+
+    def describe(self) -> Mapping[str, object]:
+        return {**super().describe(), "provenance": "simulated"}
 
 
 class SmallHarness(SweepHarness):
@@ -76,6 +84,15 @@ def test_the_table_has_a_row_for_each_cell_and_arm(harness: SweepHarness, tmp_pa
     assert page.count("fake, model shape:fake (random weights), cpu: ") == 1
     assert "| 60 | 4 | mepic | 4 | 100.0 | 100.0 | 0.25 |" in page
     assert page in result.stdout
+
+
+def test_simulated_arms_are_called_so(harness: SweepHarness, tmp_path: Path) -> None:
+    harness.engines = {"mepic": SimulatedEngine("mepic")}
+    sweep(harness, tmp_path)
+    page = (tmp_path / "out" / "sweep.md").read_text()
+    assert page.count("| mepic (simulated) |") == 4
+    assert "Simulated arms: no engine computed anything" in page
+    assert "full (simulated)" not in page
 
 
 def test_complete_cells_are_kept_and_new_ones_run(harness: SweepHarness, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The run directory survives what can happen to it."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -72,6 +73,29 @@ def test_memory_has_a_column_for_every_kind(directory: RunDirectory) -> None:
     assert table.column_names == ["arm", "step", "time", "pool", *KINDS]
     (only,) = table.to_pylist()
     assert sum(only[kind] for kind in KINDS) == only["pool"] == 100
+
+
+def test_memory_is_replaced_whole_or_not_at_all(directory: RunDirectory) -> None:
+    directory.write_memory({"full": [make_snapshot(0, 0.0, 3)]})
+    torn = replace(make_snapshot(1, 0.5, 4), blocks={})
+    with pytest.raises(KeyError):
+        directory.write_memory({"full": [make_snapshot(0, 0.0, 5)], "mepic": [torn]})
+    (only,) = pq.read_table(directory.path / "memory.parquet").to_pylist()
+    assert (only["arm"], only["prompt"]) == ("full", 3)
+
+
+def test_a_long_ledger_is_not_held_twice(directory: RunDirectory) -> None:
+    """A step takes some 700 bytes; to write it, a number for each of its columns is enough."""
+    steps = 5000
+    ledgers = {arm: [make_snapshot(n, 0.1 * n, 3) for n in range(steps)] for arm in "ab"}
+    tracemalloc.start()
+    try:
+        directory.write_memory(ledgers)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak / (2 * steps) < 200
+    assert pq.read_metadata(directory.path / "memory.parquet").num_rows == 2 * steps
 
 
 def test_discarding_removes_the_folders_that_were_made(tmp_path: Path) -> None:

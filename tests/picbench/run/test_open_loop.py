@@ -68,6 +68,18 @@ def test_an_open_loop_reports_makespan_and_goodput(tmp_path: Path) -> None:
     assert harness.servers["mepic"].engine.calls.count("generate 4 from 0.0 s") == 1
 
 
+def test_goodput_is_that_of_a_repeat(tmp_path: Path) -> None:
+    for repeats in ("1", "3"):
+        flags = ("--slo", "ttft=200", "--repeats", repeats)
+        run(Harness(SAMPLES, arrivals=TIMES), tmp_path / repeats, *flags)
+    once, thrice = (
+        read(tmp_path / repeats / "summary.json")["arms"]["mepic"] for repeats in ("1", "3")
+    )
+    assert thrice["requests"] == 3 * once["requests"]
+    for name in ("makespan_s", "goodput_req_s"):
+        assert thrice[name] == pytest.approx(once[name])
+
+
 def test_a_closed_loop_has_neither(tmp_path: Path) -> None:
     run(Harness(SAMPLES), tmp_path / "run")
     arm = read(tmp_path / "run" / "summary.json")["arms"]["mepic"]

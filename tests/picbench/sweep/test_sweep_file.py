@@ -45,6 +45,18 @@ def test_every_combination_is_a_cell(tmp_path: Path) -> None:
     assert cells[1].settings == {"algo": "full,epic:k=16", "kv_blocks": 200}
 
 
+def test_a_cell_may_have_servers_elsewhere(tmp_path: Path) -> None:
+    one, other = "a=http://h:1/v1", "b=http://h:2/v1"
+    (cell,) = read(
+        tmp_path, f"base: {{dataset: musique, algo: full, arm: {one}}}\ngrid: {{seed: [1]}}"
+    )
+    assert cell.config.arm == (one,)
+    cells = read(tmp_path, f"{BASE}grid: {{arm: [[], {one}, [{one}, '{other},model=m']]}}")
+    assert [cell.config.arm for cell in cells] == [(), (one,), (one, f"{other},model=m")]
+    assert [cell.settings["arm"] for cell in cells] == ["", one, f"{one},{other},model=m"]
+    assert len({cell.name for cell in cells}) == 3
+
+
 def test_the_first_repeat_has_the_name_that_it_has_alone(tmp_path: Path) -> None:
     (once,) = read(tmp_path, BASE + "grid: {seed: [1]}")
     thrice = read(tmp_path, BASE + "grid: {seed: [1]}\nrepeats: 3")

@@ -26,6 +26,13 @@ def test_a_cell_that_is_missing(harness: SweepHarness, tmp_path: Path) -> None:
     assert harness.order == []
 
 
+def test_all_repeats_of_a_run_are_planned(harness: SweepHarness, tmp_path: Path) -> None:
+    once, thrice = plan(harness, tmp_path, "{repeats: [1, 3]}")
+    assert thrice.requests == 3 * once.requests
+    assert thrice.prompt_tokens == 3 * once.prompt_tokens
+    assert thrice.output_tokens == 3 * once.output_tokens
+
+
 def test_time_is_not_known_before_a_cell_is_measured(harness: SweepHarness, tmp_path: Path) -> None:
     planned = plan(harness, tmp_path, "{limit: [2, 6]}")
     assert [TimeEstimate(planned).seconds(cell) for cell in planned] == [None, None]

@@ -10,13 +10,13 @@ from picbench.arms.elsewhere.completion_stream import stream_completion
 from picbench.arms.messages import ServedReply
 
 
-def stream(texts: list[str], tokens: int) -> bytes:
+def stream(texts: list[str], tokens: int, end: str = "\n") -> bytes:
     events = [{"choices": [{"text": text}]} for text in texts]
     events[-1]["choices"][0]["finish_reason"] = "stop"
     usage = {"prompt_tokens": 7, "completion_tokens": tokens}
     events.append({"choices": [], "usage": usage})  # type: ignore[dict-item]
-    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
-    return ": a comment\n\n".join([*lines, "data: [DONE]\n\n"]).encode()
+    lines = [f"data: {json.dumps(event, ensure_ascii=False)}{2 * end}" for event in events]
+    return f": a comment{2 * end}".join([*lines, f"data: [DONE]{2 * end}"]).encode()
 
 
 def measure(
@@ -41,6 +41,16 @@ def test_times_are_those_of_the_first_and_the_last_token(monkeypatch: pytest.Mon
     assert (reply.text, reply.output_tokens) == ("ab", 5)
     assert (reply.late, reply.ttft, reply.e2e) == (0.5, 2.5, 10.5)
     assert reply.tpot == (20.0 - 12.0) / 4
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_reply_may_have_what_others_end_lines_with(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    texts = ["a\u2028b", "c\x85", "\u2029d"]
+    content = stream(texts, tokens=3, end=end)
+    reply = measure(monkeypatch, content, clock=[1.0, 2.0, 3.0, 4.0], arrived=1.0)
+    assert reply.text == "".join(texts)
 
 
 def test_a_single_token_has_no_time_between_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

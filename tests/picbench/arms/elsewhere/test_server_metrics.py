@@ -55,6 +55,16 @@ def test_older_names_and_those_of_sglang_are_known() -> None:
     assert sglang.usage == 0.75
 
 
+def test_what_is_no_number_tells_nothing() -> None:
+    found = parse_metrics(
+        'vllm:kv_cache_usage_perc{engine="0"} NaN\n'
+        'vllm:kv_cache_usage_perc{engine="1"} 0.5\n'
+        "vllm:prompt_tokens_total +Inf\n"
+    )
+    assert (found.counters, found.usage) == ({}, 0.5)
+    assert parse_metrics("vllm:kv_cache_usage_perc NaN\n").usage is None
+
+
 def test_a_counter_that_begins_to_count_began_at_zero() -> None:
     def late(server: CompletionServer) -> str:
         shown = f"vllm:num_preemptions_total {len(server.bodies)}.0\n" if server.bodies else ""

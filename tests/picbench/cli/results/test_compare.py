@@ -1,6 +1,7 @@
 """`picbench compare`, over runs of fake engines: what it prints, and its exit codes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,18 +9,33 @@ from click.testing import CliRunner, Result
 from harness_fakes import FakeEngine, Harness, make_sample
 
 from picbench.cli import main
+from picbench.inputs.workload import Workload
+from picbench.run.config import RunConfig
 
 ARMS = "full,naive,mepic"
 
 
-def run(output: Path, *flags: str, samples: int = 10, weights: str = "real") -> str:
-    harness = Harness(
+class SyntheticHarness(Harness):
+    """Its rows were generated."""
+
+    def load(self, config: RunConfig) -> Workload:
+        return replace(super().load(config), synthetic=True)
+
+
+def run(
+    output: Path,
+    *flags: str,
+    samples: int = 10,
+    weights: str = "real",
+    harness: type[Harness] = Harness,
+) -> str:
+    made = harness(
         [make_sample(n) for n in range(samples)],
         weights=weights,
         engines={"naive": FakeEngine("naive", reused=20)},
     )
     given = ("--dataset", "fake", "--data", "d", "--output", str(output), *flags)
-    done = CliRunner().invoke(main, ("run", *given), obj=harness.services())
+    done = CliRunner().invoke(main, ("run", *given), obj=made.services())
     assert done.exit_code == 0, done.stderr
     return str(output)
 
@@ -125,6 +141,18 @@ def test_what_is_no_run_is_exit_2(tmp_path: Path) -> None:
 def test_random_weights_are_said(tmp_path: Path) -> None:
     path = run(tmp_path / "run", "--algo", ARMS, weights="random")
     assert "scores are not meaningful" in compare(path).stdout
+
+
+@pytest.mark.parametrize("style", ["text", "markdown", "json"])
+def test_synthetic_rows_are_said(tmp_path: Path, style: str) -> None:
+    path = run(tmp_path / "run", "--algo", ARMS, harness=SyntheticHarness)
+    said = " ".join(compare(path, "--format", style).stdout.split())
+    assert "the rows are synthetic" in said
+
+
+def test_it_is_said_how_intervals_are_made(one: str) -> None:
+    said = " ".join(compare(one).stdout.split())
+    assert "over up to 13 rounds or sets of documents Student's t." in said
 
 
 def test_markdown_has_a_table_for_each_arm(one: str) -> None:

@@ -177,6 +177,14 @@ def test_a_steady_stream_shows_how_gains_decay(tmp_path: Path) -> None:
     assert any(found.startswith(line) for found in lines)
 
 
+def test_windows_of_a_stream_are_over_all_repeats(tmp_path: Path) -> None:
+    samples = [make_sample(number) for number in range(NOVEL)]
+    run_fakes(PicHarness(samples), tmp_path / "run", *ARMS, cache="steady", repeats=2)
+    lines = shown(tmp_path / "run", samples, cache="steady", repeats=2)
+    line = "mepic: TTFT vs full over 5 windows of 400 requests 0.25x "
+    assert any(found.startswith(line) for found in lines)
+
+
 def without_chunks(number: int) -> Sample:
     sample = make_sample(number)
     return replace(sample, segments=tuple(s for s in sample.segments if s.kind == "text"))

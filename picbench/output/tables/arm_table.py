@@ -1,0 +1,73 @@
+"""The table of a run's arms as it is printed, in lines of any length."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from picbench.output.summary import ArmSummary, labels_of
+from picbench.output.tables.arm_columns import arm_columns
+
+#: Names of arms are folded to so many characters, or fewer, before an arm becomes a column.
+_NAME = 10
+
+#: Longer than any line.
+_UNLIMITED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ArmTable:
+    """An arm a row; where lines are too short for that, an arm a column, as many as fit.
+
+    Names are folded, and numbers are not: a number that is cut is another number. Arms in an open
+    loop have columns of their own.
+    """
+
+    arms: Mapping[str, ArmSummary]
+    metric: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """See rich's Console Protocol."""
+
+        def fits(table: Table) -> bool:
+            unlimited = options.update(max_width=_UNLIMITED)
+            return Measurement.get(console, unlimited, table).maximum <= options.max_width
+
+        if fits(self._rows(folded=True)):
+            yield self._rows()
+            return
+        left = list(self.arms)
+        while left:
+            counts = range(len(left), 1, -1)
+            count = next((n for n in counts if fits(self._columns(left[:n], folded=True))), 1)
+            yield self._columns(left[:count])
+            left = left[count:]
+
+    def _rows(self, *, folded: bool = False) -> Table:
+        table = Table()
+        table.add_column("arm", overflow="fold", max_width=_NAME if folded else None)
+        columns = arm_columns(self.arms.values(), self.metric)
+        for column in columns:
+            table.add_column(column.heading, justify="right", no_wrap=True)
+        labels = labels_of(self.arms)
+        for name, arm in self.arms.items():
+            cells = (labels[name], *(column.text(arm) for column in columns))
+            table.add_row(*map(Text, cells))
+        return table
+
+    def _columns(self, names: Sequence[str], *, folded: bool = False) -> Table:
+        columns, labels = arm_columns(self.arms.values(), self.metric), labels_of(self.arms)
+        table = Table()
+        table.add_column("arm", no_wrap=True)
+        for name in names:
+            width = max(_NAME, *(len(column.text(self.arms[name])) for column in columns))
+            heading = Text(labels[name], overflow="fold")
+            table.add_column(heading, justify="right", max_width=width if folded else None)
+        for column in columns:
+            texts = [column.text(self.arms[name]) for name in names]
+            cells = (Text(text, no_wrap=True, overflow="ellipsis") for text in texts)
+            table.add_row(column.title, *cells)
+        return table
