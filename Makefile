@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml
 
 demo: install
 	mkdir -p $(dir $(DEMO))
-	$(BIN)/picbench traffic --out $(DEMO) $(DEMO_TRAFFIC)
+	$(BIN)/picbench traffic --output $(DEMO) $(DEMO_TRAFFIC)
 	$(BIN)/picbench run --requests $(DEMO) $(DEMO_RUN) --output runs/demo-$$(date -u +%Y%m%dT%H%M%SZ)
 
 test: check

@@ -126,6 +126,12 @@ class ChunkCache:
         keys = [self._key(chunk, prefix, salt) for chunk in chunks]
         return sum(key is None or self._store.is_remote(key) for key in keys)
 
+    def recomputed(
+        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
+    ) -> int:
+        """How many of the chunks the algorithm always recomputes as a whole."""
+        return sum(self._key(chunk, prefix, salt) is None for chunk in chunks)
+
     def warm(
         self,
         chunks: Sequence[Chunk],

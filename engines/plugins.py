@@ -3,11 +3,45 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
+from inspect import isabstract
+from typing import TypeVar
+
+from picbench.errors import ConfigError
+
+T = TypeVar("T")
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group by name."""
-    return {point.name: point for point in entry_points(group=group)}
+    """The entry points of a group by name; raises ConfigError for a name with two meanings."""
+    found: dict[str, EntryPoint] = {}
+    for point in entry_points(group=group):
+        other = found.setdefault(point.name, point)
+        if other.value != point.value:
+            raise ConfigError(
+                f"{point.name!r} is {_origin(other)} and {_origin(point)} in the group {group}",
+                hint="rename one, or uninstall its package",
+            )
+    return found
+
+
+def load_class(point: EntryPoint, base: type[T]) -> type[T]:
+    """The class that an entry point names.
+
+    Raises ConfigError, with the package, for what cannot be imported, and for what is no subclass
+    of `base` that implements all its methods.
+    """
+    where = f"it is {_origin(point)}"
+    try:
+        kind = point.load()
+    except Exception as error:  # whatever a module of another package raises
+        what = f"{point.name!r} cannot be loaded: {type(error).__name__}: {error}"
+        raise ConfigError(what, hint=where) from error
+    if not (isinstance(kind, type) and issubclass(kind, base)):
+        raise ConfigError(f"{point.name!r} is no subclass of {base.__name__}", hint=where)
+    if isabstract(kind):
+        lacks = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
+        raise ConfigError(f"{point.name!r} lacks {lacks}", hint=where)
+    return kind
 
 
 def suggest(name: str, known: Iterable[str], listing: str = "one of ") -> str:
@@ -15,3 +49,8 @@ def suggest(name: str, known: Iterable[str], listing: str = "one of ") -> str:
     names = tuple(known)
     close = get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else listing + ", ".join(names)
+
+
+def _origin(point: EntryPoint) -> str:
+    package = point.dist.name if point.dist is not None else "an unknown package"
+    return f"{point.value} of {package}"

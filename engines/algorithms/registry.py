@@ -8,11 +8,12 @@ they can be parsed, and are listed nowhere.
 from dataclasses import Field
 from functools import cached_property
 from importlib.metadata import EntryPoint
+from inspect import signature
 from typing import Any
 
 from picbench.engines.algorithms.base import Algorithm
 from picbench.engines.algorithms.number_range import NumberRange
-from picbench.engines.plugins import installed, suggest
+from picbench.engines.plugins import installed, load_class, suggest
 from picbench.errors import ConfigError
 
 GROUP, CONTROLS = "picbench.algorithms", "picbench.controls"
@@ -37,9 +38,8 @@ class Registry:
         return tuple(self._points)
 
     def describe(self) -> list[tuple[str, str, str]]:
-        """(name, summary, options) of every algorithm."""
-        kinds = [(name, _load(point)) for name, point in self._points.items()]
-        return [(name, kind.summary, _options_text(kind)) for name, kind in kinds]
+        """(name, summary, options) of every algorithm; of one that is unusable, why."""
+        return [(name, *_described(point)) for name, point in self._points.items()]
 
     def parse(self, spec: str) -> Algorithm:
         """The algorithm that ``name:option=value:...`` stands for.
@@ -92,15 +92,50 @@ def check_served(algorithm: Algorithm) -> None:
         )
 
 
+def _described(point: EntryPoint) -> tuple[str, str]:
+    try:
+        kind = _load(point)
+    except ConfigError as error:
+        return str(error), ""
+    return kind.summary, _options_text(kind)
+
+
 def _load(point: EntryPoint) -> type[Algorithm]:
-    kind: type[Algorithm] = point.load()
+    """The class of an algorithm; raises ConfigError for one that could not be named or planned."""
+    kind: type[Algorithm] = load_class(point, Algorithm)  # type: ignore[type-abstract]
+    wrong = _mistake(kind, point.name)
+    if wrong:
+        raise ConfigError(f"algorithm {point.name!r}: {wrong}", hint=f"mend {point.value}")
     return kind
+
+
+def _mistake(kind: type[Algorithm], name: str) -> str:
+    """What is wrong with a class that is registered as `name`; "" for nothing."""
+    for field in ("name", "summary"):
+        if not isinstance(getattr(kind, field, None), str):
+            return f"its class has no `{field}`"
+    if kind.name != name:
+        return f"its class has the name {kind.name!r}, which its entry point must have, too"
+    if any(isinstance(value, Field) for value in vars(kind).values()):
+        return "its class has options and is no dataclass: put @dataclass(frozen=True) before it"
+    plain = [field.name for field in kind.options() if "choices" not in field.metadata]
+    if plain:
+        return f"its field {plain[0]!r} is not made by `option`, and users cannot set it"
+    try:
+        signature(kind.plan_chunk).bind(None, 0, 1)
+    except TypeError as error:
+        return f"its plan_chunk must take the index and the length of a chunk: {error}"
+    return ""
 
 
 def _setting(kind: type[Algorithm], spec: str, setting: str) -> tuple[str, Any]:
     key, equals, text = setting.partition("=")
     options = {option.name: option for option in kind.options()}
-    if key not in options or not equals:
+    if key in options and not equals:
+        raise ConfigError(f"{spec!r}: option {key} of {kind.name} has no value", hint=f"{key}=...")
+    if key in options and not equals:
+        raise ConfigError(f"{spec!r}: option {key} of {kind.name} has no value", hint=f"{key}=...")
+    if key not in options:
         hint = suggest(key, tuple(options)) if options else f"{kind.name} takes no options"
         raise ConfigError(f"{spec!r}: unknown option {setting!r} of {kind.name}", hint=hint)
     return key, _value(options[key], spec, text)

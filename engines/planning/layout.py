@@ -29,6 +29,7 @@ from picbench.engines.planning.policy import (
     PlanChunk,
     QuestionSelection,
     Segment,
+    answered,
 )
 
 
@@ -44,8 +45,8 @@ def lay_out(
 
     `prefix_keys` are the engine's own keys of the full blocks of the raw prompt. Those of the text
     before the first chunk are used, so that plain requests share these blocks (their KV is the
-    same). Raises ValueError for an empty prompt and for linked indices outside a chunk, ConfigError
-    as `place`.
+    same). Raises ValueError for an empty prompt, for linked indices outside a chunk and for what
+    `plan_chunk` raises, ConfigError as `place`.
     """
     placed = place(segments, layout)
     count = sum(len(segment.own) for segment, _ in placed)
@@ -111,7 +112,7 @@ class _Builder:
     ) -> None:
         self._chunk_pages = ChunkPages.of if cache is None else cache.find
         self._placed = placed
-        self._plan_chunk = plan_chunk
+        self._plan_chunk = answered(plan_chunk)
         self._layout = layout
         self._end = placed[-1].end if placed else 0
         self._lead = leading_text(placed)

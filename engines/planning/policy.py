@@ -8,9 +8,12 @@ from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from itertools import chain
 from math import floor
+from pathlib import Path
+from traceback import extract_tb
 
 from picbench.engines.planning.documents import Context
 from picbench.engines.planning.pages import SlotKind
+from picbench.errors import ConfigError
 
 #: BOS tokens that a chunk is compiled after for LegoLink-0 (arXiv 2410.15332).
 SINKS = 4
@@ -229,6 +232,27 @@ class Marks:
 
 #: An algorithm as `lay_out` sees it: (index of the chunk in the prompt, its length) -> policy.
 PlanChunk = Callable[[int, int], ChunkPolicy]
+
+
+def answered(plan_chunk: PlanChunk) -> PlanChunk:
+    """`plan_chunk` with ValueErrors for what else it raises, and for another answer."""
+
+    def ask(index: int, length: int) -> ChunkPolicy:
+        call = f"plan_chunk({index}, {length})"
+        try:
+            policy = plan_chunk(index, length)
+        except ConfigError:
+            raise
+        except Exception as error:
+            last = extract_tb(error.__traceback__)[-1]
+            place = f"{Path(last.filename).name}:{last.lineno}"
+            what = f"{call} raised {type(error).__name__}: {error} ({place})"
+            raise ValueError(what) from error
+        if not isinstance(policy, ChunkPolicy):
+            raise ValueError(f"{call} returned {policy!r}, which is no ChunkPolicy")
+        return policy
+
+    return ask
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ def algorithms() -> None:
 
 @listing.command()
 def datasets() -> None:
-    """Datasets, for --dataset."""
+    """Data sets, for --dataset."""
     from picbench.workloads import datasets as known
 
     _print(known.describe().items())

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     "--pool",
     type=click.IntRange(1),
     metavar="BLOCKS",
-    help="Count with a KV pool of so many blocks of 16 tokens, too [never evict].",
+    show_default="nothing is evicted",
+    help="Count with a KV pool of so many blocks of 16 tokens, too.",
 )
 @click.option(
     "--running",
@@ -37,7 +38,13 @@ if TYPE_CHECKING:
     metavar="N",
     help="Requests at a time, for throughput and memory.",
 )
-@click.option("--requests", type=click.IntRange(1), metavar="N", help="Only the first N [all].")
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    metavar="N",
+    show_default="all",
+    help="Only the first N.",
+)
 @click.option(
     "--model",
     default="testbed",
@@ -48,8 +55,8 @@ if TYPE_CHECKING:
 @click.option(
     "--grid",
     metavar="NAME|FILE",
-    help="Predict from this measured grid: one of the package's, or a grid.json; none: only count "
-    "[the package's grid of a GPU, if there is one].",
+    show_default="h200-llama-3.1-8b",
+    help="Predict from this measured grid: one of the package's, or a grid.json; none: only count.",
 )
 @click.option("--figure", metavar="FILE", help="Draw what is computed, as FILE.png and FILE.svg.")
 @click.option(
@@ -58,6 +65,7 @@ if TYPE_CHECKING:
     type=click.Choice(["text", "json", "markdown"]),
     default="text",
     show_default=True,
+    help="How it is printed.",
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def profile(

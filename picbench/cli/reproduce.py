@@ -32,6 +32,7 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 _SCORES = click.option(
     "--scores",
     type=_FOLDER,
+    metavar="DIR",
     help="Scores of picbench measure algorithms serve, instead of measuring them.",
 )
 
@@ -42,11 +43,21 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--models",
             metavar="ID,ID",
-            help="accuracy: names on the hub, or folders [EPIC's three models].",
+            show_default="EPIC's three models",
+            help="accuracy: names on the hub, or folders.",
         ),
-        click.option("--rows", type=click.IntRange(2), metavar="N", help="accuracy: of each set."),
         click.option(
-            "--data", metavar="WHERE", help="accuracy: hub, bundled, DIR; see picbench run [hub]."
+            "--rows",
+            type=click.IntRange(2),
+            metavar="N",
+            show_default="the settings'",
+            help="accuracy: of each set.",
+        ),
+        click.option(
+            "--data",
+            metavar="WHERE",
+            show_default="hub",
+            help="accuracy: hub, bundled, DIR; see picbench run.",
         ),
         click.option("--texts", metavar="DIR", help="accuracy: texts to hide needles in."),
     )
@@ -61,6 +72,7 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
     "--figure",
     "figures",
     multiple=True,
+    metavar="NAME",
     default=("all",),
     show_default=True,
     help="What to make, such as table2 or fig8; repeat the flag for more.",
@@ -88,6 +100,7 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--seconds",
     type=click.FloatRange(0),
+    metavar="S",
     help="Begin nothing that would end later; the same command goes on.",
 )
 @click.option("--commit", metavar="NAME", help="What to call the code where this is no checkout.")
@@ -129,6 +142,7 @@ def reproduce(
 @click.option(
     "--data",
     type=_FOLDER,
+    metavar="DIR",
     default=Path("results/papers"),
     show_default=True,
     help="Folder with a folder a paper in it, which is what picbench reproduce wrote.",
@@ -137,6 +151,7 @@ def reproduce(
 @click.option(
     "--claims",
     type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
     help="Document whose table of claims is made anew, from the verdicts of all papers.",
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")

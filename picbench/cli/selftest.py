@@ -17,7 +17,13 @@ FAILED = 3
 @click.option(
     "--limit", type=click.IntRange(2), default=40, show_default=True, metavar="N", help="Requests."
 )
-@click.option("--dataset", default="musique", show_default=True, metavar="NAME")
+@click.option(
+    "--dataset",
+    default="musique",
+    show_default=True,
+    metavar="NAME",
+    help="See picbench list datasets.",
+)
 @click.option(
     "--model",
     default="testbed",

@@ -9,33 +9,68 @@ from picbench.cli.guard import traced
 
 
 @click.command()
-@click.option("--out", required=True, metavar="FILE", help="The request file to write.")
+@click.option(
+    "--output", "--out", "out", required=True, metavar="FILE", help="The request file to write."
+)
 @click.option(
     "--preset",
     metavar="NAME",
-    help="Settings of a paper's workload; see picbench list traffic. Flags that are given win.",
+    help="Settings of a paper's workload, in place of the defaults; see picbench list traffic. "
+    "Flags that are given win.",
 )
-@click.option("--requests", type=int, metavar="N", help="Number of requests.")
+@click.option("--requests", type=int, metavar="N", show_default="100", help="Number of requests.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For everything drawn.")
 @click.option(
     "--dataset",
     metavar="NAME",
+    show_default="musique",
     help="Passages and questions of a data set, or synthetic: random tokens, for memory and time.",
 )
-@click.option("--data", metavar="bundled|DIR|FILE|hf:OWNER/NAME", help="Rows of the data set.")
+@click.option(
+    "--data",
+    metavar="bundled|DIR|FILE|hf:OWNER/NAME",
+    show_default="bundled",
+    help="Rows of the data set.",
+)
 @click.option("--columns", metavar="NAME|FIELD=COLUMN,...", help="As in picbench run.")
-@click.option("--model", metavar="NAME", default="testbed", help="Whose tokenizer makes the ids.")
-@click.option("--pool", type=int, metavar="N", help="Distinct chunks that requests share.")
-@click.option("--join", type=int, metavar="N", help="Passages of a chunk at least.")
-@click.option("--chunk-tokens", type=int, metavar="N", help="Tokens of a chunk at least.")
-@click.option("--passages", type=int, metavar="N", help="Passages of a generated context.")
-@click.option("--questions", type=int, metavar="N", help="Questions about a generated context.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    default="testbed",
+    show_default=True,
+    help="Whose tokenizer makes the ids.",
+)
+@click.option(
+    "--pool", type=int, metavar="N", show_default="64", help="Distinct chunks that requests share."
+)
+@click.option(
+    "--join", type=int, metavar="N", show_default="1", help="Passages of a chunk at least."
+)
+@click.option(
+    "--chunk-tokens", type=int, metavar="N", show_default="0", help="Tokens of a chunk at least."
+)
+@click.option(
+    "--passages", type=int, metavar="N", show_default="8", help="Passages of a generated context."
+)
+@click.option(
+    "--questions",
+    type=int,
+    metavar="N",
+    show_default="6",
+    help="Questions about a generated context.",
+)
 @click.option(
     "--chunks",
     metavar="N|LOW-HIGH",
     help="Chunks of a request: those it asks about, and others. Without it, the former alone.",
 )
-@click.option("--zipf", type=float, metavar="A", help="Popularity of rank r is r^-A; 0: uniform.")
+@click.option(
+    "--zipf",
+    type=float,
+    metavar="A",
+    show_default="0.0",
+    help="Popularity of rank r is r^-A; 0: uniform.",
+)
 @click.option(
     "--cached",
     type=float,
@@ -45,8 +80,19 @@ from picbench.cli.guard import traced
 )
 @click.option("--users", type=int, metavar="N", help="Users who each repeat one request.")
 @click.option("--rate", type=float, metavar="R", help="Arrivals a second; without: closed loop.")
-@click.option("--arrivals", type=click.Choice(["poisson", "uniform"]), help="Gaps at --rate.")
-@click.option("--max-tokens", type=int, metavar="N", help="Output tokens of a request.")
+@click.option(
+    "--arrivals",
+    type=click.Choice(["poisson", "uniform"]),
+    show_default="poisson",
+    help="Gaps at --rate: random, or all the same.",
+)
+@click.option(
+    "--max-tokens",
+    type=int,
+    metavar="N",
+    show_default="the data set's",
+    help="Output tokens of a request.",
+)
 @click.option(
     "--trace",
     metavar="DIR",
@@ -54,7 +100,13 @@ from picbench.cli.guard import traced
     "--longest, --max-tokens and --seed. Its passages and sessions are real, its text is random "
     "tokens.",
 )
-@click.option("--speed", type=float, metavar="F", help="Arrivals of a trace F times as fast.")
+@click.option(
+    "--speed",
+    type=float,
+    metavar="F",
+    show_default="1.0",
+    help="Arrivals of a trace F times as fast.",
+)
 @click.option(
     "--longest",
     type=int,

@@ -76,7 +76,11 @@ def warm_tiers(
         cache.warm(chunks, Text(prefix) if prefix else None, salt=salt)
         found = cache.tiers
         kept = cache.stored(chunks, Text(prefix) if prefix else None, salt=salt)
+        short = cache.recomputed(chunks, Text(prefix) if prefix else None, salt=salt)
     Console(file=out).print(_table(found))
+    if short:
+        what = "have nothing to store: requests recompute all of their tokens"
+        print(f"{short} of {len(chunks)} chunks {what} under {algo}", file=out)
     if kept < len(chunks):
         raise EngineError(
             f"{len(chunks) - kept} of {len(chunks)} chunks were not stored",

@@ -217,7 +217,7 @@ def _load(name: str, settings: dict[str, int], runs: Path) -> Iterator[Command]:
     requests = str(runs / f"{name}.jsonl")
     flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
     cli = _python("picbench")
-    yield (*cli, "traffic", "--out", requests, "--dataset", "2wikimqa", "--model", SHAPE, *flags)
+    yield (*cli, "traffic", "--output", requests, "--dataset", "2wikimqa", "--model", SHAPE, *flags)
     yield (
         *(*cli, "run", "--requests", requests, "--model", SHAPE, "--device", "cuda"),
         *("--algo", f"{PREFIX},{PRIVATE},{SUBJECT}", "--kv-blocks", str(POOL)),

@@ -12,7 +12,7 @@ from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 from picbench.engines.chunk_cache.tiers.spec import TierSpec
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
 from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, pageable
-from picbench.engines.plugins import installed, suggest
+from picbench.engines.plugins import installed, load_class, suggest
 from picbench.errors import ConfigError
 
 GROUP = "picbench.tiers"
@@ -62,8 +62,15 @@ def open_tiers(
 
 def describe_tiers() -> list[tuple[str, str, str]]:
     """(name, summary, notation) of every installed kind; imports no client library."""
-    kinds = [(name, _load(point)) for name, point in sorted(installed(GROUP).items())]
-    return [(name, kind.summary, kind.notation) for name, kind in kinds]
+    return [(name, *_described(point)) for name, point in sorted(installed(GROUP).items())]
+
+
+def _described(point: EntryPoint) -> tuple[str, str]:
+    try:
+        kind = _load(point)
+    except ConfigError as error:
+        return str(error), ""
+    return kind.summary, kind.notation
 
 
 def _open(spec: TierSpec, allocate: Allocate, taken: Iterable[str]) -> GuardedTier:
@@ -75,5 +82,10 @@ def _open(spec: TierSpec, allocate: Allocate, taken: Iterable[str]) -> GuardedTi
 
 
 def _load(point: EntryPoint) -> type[Tier]:
-    kind: type[Tier] = point.load()
+    kind: type[Tier] = load_class(point, Tier)  # type: ignore[type-abstract]
+    for field in ("kind", "summary", "notation"):
+        if not isinstance(getattr(kind, field, None), str):
+            raise ConfigError(
+                f"tier {point.name!r}: its class has no `{field}`", hint=f"mend {point.value}"
+            )
     return kind

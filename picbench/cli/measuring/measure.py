@@ -73,7 +73,7 @@ def every(
 )
 @click.option("--rounds", type=click.IntRange(5), default=21, show_default=True, help="Of a case.")
 @click.option("--seconds", type=float, default=20.0, show_default=True, help="Of a case on a CPU.")
-@click.option("--threads", type=click.IntRange(1), help="Of a CPU [all cores].")
+@click.option("--threads", type=click.IntRange(1), show_default="all cores", help="Of a CPU.")
 @click.option(
     "--work",
     multiple=True,
@@ -243,7 +243,7 @@ def architectures(**settings: Any) -> int:
 @click.option("--synchronous", is_flag=True, help="Schedule no step ahead.")
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, help="Workers.")
 @click.option("--pool", type=click.IntRange(32), default=5000, show_default=True, help="Blocks.")
-@click.option("--tiers", default="", help="As for picbench run [none].")
+@click.option("--tiers", default="", show_default="none", help="As for picbench run.")
 @click.option("--requests", type=click.IntRange(1), default=1000, show_default=True)
 @click.option(
     "--longest",
@@ -384,7 +384,7 @@ def agreement() -> None:
 
 @agreement.command()
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16")), required=True)
-@click.option("--model", type=FOLDER, help="The model folder [the testbed's].")
+@click.option("--model", type=FOLDER, show_default="the testbed's", help="The model folder.")
 @click.option("--rows", type=click.IntRange(1), default=200, help="Rows of every data set.")
 @click.option("--dataset", "datasets", multiple=True, help="Only these; repeat the flag for more.")
 @click.option("--output", type=FILE, required=True, help="The file to write.")

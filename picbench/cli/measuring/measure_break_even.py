@@ -21,13 +21,19 @@ if TYPE_CHECKING:
 @click.option(
     "--model", show_default="shape:llama-3.1-8b, the testbed on a CPU", help="Who serves it."
 )
-@click.option("--dtype", type=click.Choice(("float32", "bfloat16")), help="[bfloat16; float32]")
+@click.option(
+    "--dtype",
+    type=click.Choice(("float32", "bfloat16")),
+    show_default="bfloat16, float32 on a CPU",
+    help="Type of weights and KV.",
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(0),
     default=0.0,
     metavar="S",
-    help="Begin nothing that would not end within so many; the same command goes on [no limit].",
+    show_default="no limit",
+    help="Begin nothing that would not end within so many; the same command goes on.",
 )
 @click.option("--caveat", default="", metavar="TEXT", help="What readers must know of the figures.")
 @PART

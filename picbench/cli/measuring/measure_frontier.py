@@ -38,7 +38,8 @@ def _serving(output: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]
             "datasets",
             multiple=True,
             metavar="NAME",
-            help="Only this one; repeat the flag for more [all six].",
+            show_default="all six",
+            help="Only this one; repeat the flag for more.",
         ),
         click.option("--algo", multiple=True, metavar="SPEC", help="Only these, and full."),
         DEVICE,
@@ -66,9 +67,17 @@ def _serving(output: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 @_serving(_PARTS)
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="bfloat16")
 @click.option("--rows", type=click.IntRange(1), default=200, show_default=True, help="Of each set.")
-@click.option("--first", type=click.IntRange(0), default=0, help="Leave out so many of them [0].")
+@click.option(
+    "--first", type=click.IntRange(0), default=0, show_default=True, help="Leave out so many."
+)
 @click.option("--drop", is_flag=True, help="Leave out the passages before those that answer.")
-@click.option("--seconds", type=float, default=0.0, help="Begin no rows after so many [no limit].")
+@click.option(
+    "--seconds",
+    type=float,
+    default=0.0,
+    show_default="no limit",
+    help="Begin no rows after so many.",
+)
 def serve(output: Path, commit: str | None, **options: Any) -> int:
     """Score all algorithms on every row, in batches of all of them; exit 4 if rows are missing.
 

@@ -15,7 +15,12 @@ from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, MeasureCo
 @click.option(
     "--model", show_default="shape:llama-3.1-8b, the testbed on a CPU", help="Who serves it."
 )
-@click.option("--dtype", type=click.Choice(("float32", "bfloat16")), help="[bfloat16; float32]")
+@click.option(
+    "--dtype",
+    type=click.Choice(("float32", "bfloat16")),
+    show_default="bfloat16, float32 on a CPU",
+    help="Type of weights and KV.",
+)
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--caveat", default="", metavar="TEXT", help="What readers must know of the figures.")
 def profile_check(

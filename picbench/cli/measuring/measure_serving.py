@@ -15,7 +15,8 @@ _SECONDS = click.option(
     type=click.FloatRange(0),
     default=0.0,
     metavar="S",
-    help="Begin nothing that would not end within so many; the same command goes on [no limit].",
+    show_default="no limit",
+    help="Begin nothing that would not end within so many; the same command goes on.",
 )
 _SHARED_DECODE = click.option(
     "--shared-decode",
@@ -36,7 +37,13 @@ _ESTIMATE = click.option(
 @_MODEL
 @click.option("--sharing", is_flag=True, help="Over degrees of sharing instead, with a figure.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--reply", type=click.IntRange(8), help="Tokens of a reply [512; 32 for --sharing].")
+@click.option(
+    "--reply",
+    type=click.IntRange(8),
+    metavar="N",
+    show_default="512, 32 for --sharing",
+    help="Tokens of a reply.",
+)
 @_SECONDS
 @_ESTIMATE
 def decode_load(
@@ -79,7 +86,8 @@ def decode_load(
     "--only",
     multiple=True,
     metavar="GROUP",
-    help="share-nothing, 2wiki, mixed, cold, closed or rate; repeat the flag for more [all].",
+    show_default="all",
+    help="share-nothing, 2wiki, mixed, cold, closed or rate; repeat the flag for more.",
 )
 @_SHARED_DECODE
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)

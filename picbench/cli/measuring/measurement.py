@@ -12,7 +12,9 @@ from picbench.cli.guard import traced
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
-COMMIT = click.option("--commit", metavar="NAME", help="What to call the code [this checkout's].")
+COMMIT = click.option(
+    "--commit", metavar="NAME", show_default="this checkout's", help="What to call the code."
+)
 DEVICE = click.option("--device", default="cuda", show_default=True, help="cuda or cpu.")
 EAGER = click.option("--eager", is_flag=True, help="Neither compile nor capture CUDA graphs.")
 MODEL = click.option("--model", default="shape:llama-3.1-8b", show_default=True)
@@ -32,8 +34,9 @@ PART = click.option(
     "--part",
     callback=_part,
     default="1/1",
+    show_default="all",
     metavar="K/N",
-    help="The K-th of N parts, for N processes on a GPU each that write the same output [all].",
+    help="The K-th of N parts, for N processes on a GPU each that write the same output.",
 )
 
 

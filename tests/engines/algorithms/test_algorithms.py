@@ -150,7 +150,7 @@ def test_pad_option():
         ("mepik", "did you mean 'mepic'"),
         ("zzz", "one of "),
         ("epic:q=3", "unknown option 'q=3'"),
-        ("epic:k", "unknown option 'k'"),
+        ("epic:k", "option k of epic has no value"),
         ("epic:k=-1", "k=-1 is not possible (use a whole number of at least 0)"),
         ("epic:k=1.5", "use a whole number"),
         ("epic:k=many", "use a whole number"),

@@ -37,7 +37,7 @@ def picbench(*arguments: str) -> str:
 def test_the_demo_ends_with_what_reuse_gains(tmp_path: Path) -> None:
     requests, output = str(tmp_path / "demo.jsonl"), tmp_path / "run"
     few = changed(variable("DEMO_TRAFFIC"), requests="2", chunks="8", pool="8")
-    facts = picbench("traffic", "--out", requests, *few)
+    facts = picbench("traffic", "--output", requests, *few)
     assert "cached: 1\n" in facts
     arms = changed(variable("DEMO_RUN"), algo="full,mepic")
     shown = picbench("run", "--requests", requests, *arms, "--output", str(output))

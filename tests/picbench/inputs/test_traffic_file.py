@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from picbench.cli import main
 from picbench.errors import ConfigError
-from picbench.inputs.traffic_file import TrafficWriter, parse_traffic
+from picbench.inputs.traffic_file import TrafficConfig, TrafficWriter, parse_traffic
 from picbench.inputs.workload import load_workload
 from picbench.run.config import parse_config
 from picbench.workloads import models
@@ -18,7 +19,7 @@ FLAGS = ("--dataset", "synthetic", "--requests", "6", "--pool", "8", "--chunk-to
 
 
 def traffic(path: Path, *flags: str) -> Result:
-    return CliRunner().invoke(main, ("traffic", "--out", str(path), *FLAGS, *flags))
+    return CliRunner().invoke(main, ("traffic", "--output", str(path), *FLAGS, *flags))
 
 
 def replay(path: Path, **values: Any) -> Any:
@@ -133,3 +134,16 @@ def test_a_trace_takes_no_settings_of_drawn_traffic() -> None:
     assert parse_traffic({"trace": "d", "speed": 2.0, "requests": 5}).replay().speed == 2.0
     with pytest.raises(ConfigError, match="`trace` and `zipf`"):
         parse_traffic({"trace": "d", "zipf": 1.0}).replay()
+
+
+def test_help_has_the_defaults() -> None:
+    fields = TrafficConfig.model_fields
+    shown = {
+        option.name: str(option.show_default)
+        for option in main.commands["traffic"].params
+        if isinstance(option, click.Option) and isinstance(option.show_default, str)
+    }
+    del shown["max_tokens"]
+    assert shown == {name: str(fields[name].default) for name in shown}
+    given = {name for name, field in fields.items() if field.default is not None}
+    assert set(shown) == given - {"seed"}

@@ -92,6 +92,7 @@ def test_a_second_run_finds_everything_stored(tmp_path: Path) -> None:
     (holds, _, stored, *_), (holds_again, _, stored_again, *_) = cells
     assert holds == holds_again == stored == "3"
     assert stored_again == "0"
+    assert "1 of 4 chunks have nothing to store: requests recompute all" in first.stdout
 
 
 @pytest.mark.engine

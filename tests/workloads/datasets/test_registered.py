@@ -1,0 +1,51 @@
+"""Mistakes of packages that add data sets: each is one line, and the others stay usable."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from picbench.errors import ConfigError
+from picbench.workloads import datasets
+
+Register = Callable[[str, str], None]
+
+
+@pytest.fixture
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
+    """(name, value) -> a package has that entry point."""
+    info = tmp_path / "stranger-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(name: str, value: str) -> None:
+        (info / "entry_points.txt").write_text(f"[picbench.datasets]\n{name} = {value}\n")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("pathlib:Path", "is not a Dataset"),
+        ("picbench.workloads.datasets.base:Dataset", "has no `name`"),
+        ("picbench.workloads.datasets.musique:MuSiQue", "has the name 'musique'"),
+        ("operator:itemgetter", "cannot be loaded: TypeError"),
+    ],
+)
+def test_a_mistaken_data_set_leaves_the_others_listed(
+    register: Register, value: str, message: str
+) -> None:
+    register("mine", value)
+    with pytest.raises(ConfigError, match=message):
+        datasets.find("mine")
+    listed = datasets.describe()
+    assert message in listed["mine"]
+    assert "hops" in listed["musique"]
+
+
+def test_a_data_set_of_two_packages_is_refused(register: Register) -> None:
+    register("musique", "pathlib:Path")
+    with pytest.raises(ConfigError, match=r"data set 'musique' is .* and"):
+        datasets.names()
