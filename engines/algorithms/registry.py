@@ -133,8 +133,6 @@ def _setting(kind: type[Algorithm], spec: str, setting: str) -> tuple[str, Any]:
     options = {option.name: option for option in kind.options()}
     if key in options and not equals:
         raise ConfigError(f"{spec!r}: option {key} of {kind.name} has no value", hint=f"{key}=...")
-    if key in options and not equals:
-        raise ConfigError(f"{spec!r}: option {key} of {kind.name} has no value", hint=f"{key}=...")
     if key not in options:
         hint = suggest(key, tuple(options)) if options else f"{kind.name} takes no options"
         raise ConfigError(f"{spec!r}: unknown option {setting!r} of {kind.name}", hint=hint)
