@@ -62,6 +62,14 @@ class Algorithm(ABC):
         """
         return segments
 
+    def added(self, chunks: int) -> int:
+        """Tokens that `arrange` adds at least to a prompt of so many chunks.
+
+        Requests name options: those that would add more than an engine has room for are refused
+        before `arrange` makes them.
+        """
+        return 0
+
     @property
     def separators(self) -> tuple[int, ...]:
         """Ids of the tokens that divide a prompt; none where requests have to say what is where."""

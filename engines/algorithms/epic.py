@@ -43,7 +43,10 @@ class Epic(CopyingAlgorithm):
         "prompt", "one BOS, as the prompt has it, or one before every chunk", ("prompt", "chunk")
     )
 
-    sinks: int = option(SINKS, "BOS tokens that chunks are compiled after, for k=0", NumberRange(1))
+    #: A request may name any, and they are made before it is known that they fit no context.
+    sinks: int = option(
+        SINKS, "BOS tokens that chunks are compiled after, for k=0", NumberRange(1, 4096)
+    )
 
     def arrange(self, segments: Sequence[Segment], layout: LayoutConfig) -> Sequence[Segment]:
         """Give every chunk a BOS of its own, if it is to have one."""

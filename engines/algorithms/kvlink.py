@@ -36,6 +36,10 @@ class KVLink(ChunkAlgorithm):
         """Put the link tokens after every chunk."""
         return list(self._linked(segments, layout)) if self.n else segments
 
+    def added(self, chunks: int) -> int:
+        """The link tokens."""
+        return chunks * self.n
+
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link nothing."""
         return ChunkPolicy(anchor=self.anchor)

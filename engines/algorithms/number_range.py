@@ -18,10 +18,11 @@ class NumberRange:
         """The number that `text` is; None if it is none of these."""
         try:
             value = type(self.low)(text)
-        except ValueError:
+            finite = isfinite(value)
+        except (ValueError, OverflowError):  # the latter for whole numbers of hundreds of digits
             return None
         above = self.high is not None and value > self.high
-        return None if above or value < self.low or not isfinite(value) else value
+        return None if above or value < self.low or not finite else value
 
     def __str__(self) -> str:
         kind = "a whole number" if isinstance(self.low, int) else "a number"

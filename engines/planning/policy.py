@@ -3,11 +3,13 @@
 Nothing here imports torch or vllm.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from itertools import chain
 from math import floor
+from operator import attrgetter
 from pathlib import Path
 from traceback import extract_tb
 
@@ -93,11 +95,12 @@ class Segment:
         if self.plain:
             return self.tokens
         at, end = self.lead, len(self.tokens) - self.trail
-        own: tuple[int, ...] = ()
+        own: list[int] = []
         for slot in self.slots:
-            own += self.tokens[at : slot.index] + slot.tokens
+            own += self.tokens[at : slot.index]
+            own += slot.tokens
             at = slot.index + slot.length
-        return own + self.tokens[at:end]
+        return (*own, *self.tokens[at:end])
 
     @property
     def placeholders(self) -> frozenset[int]:
@@ -134,7 +137,11 @@ class Segment:
         """The kinds of `count` tokens from `begin` on: `kind`, or PAD where they are added."""
         if self.plain:
             return (kind,) * count
-        end, hidden = len(self.tokens) - self.trail, self.placeholders
+        end, last = len(self.tokens) - self.trail, begin + count
+        # A chunk may have thousands of slots, and this is asked for each of its pages.
+        first = bisect_right(self.slots, begin, key=lambda slot: slot.index + slot.length)
+        over = bisect_left(self.slots, last, lo=first, key=attrgetter("index"))
+        hidden = {index for slot in self.slots[first:over] for index in slot.indices}
         return tuple(
             kind if self.lead <= i < end and i not in hidden else SlotKind.PAD
             for i in range(begin, begin + count)

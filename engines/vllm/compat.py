@@ -18,6 +18,7 @@ from picbench.engines.vllm.settings import (
     CONNECTOR_MODULE,
     SCHEDULER,
     WORKERS,
+    PicSettings,
 )
 from picbench.errors import ConfigError
 
@@ -84,14 +85,16 @@ def check_config(config: Any) -> None:
 
 
 def check_frontend(config: Any) -> None:
-    """Raise ConfigError if a `VllmConfig` names another part of picbench, but not its KV connector.
+    """Raise ConfigError if a `VllmConfig` names a part of picbench, and others are wrong.
 
-    This is for the process that is about to start an engine: of a refusal in the engine's own
-    processes it only says that one failed, after the tracebacks of all of them.
+    These are the KV connector and the settings, if there are any. This is for the process that is
+    about to start an engine: of a refusal in the engine's own processes it only says that one
+    failed, after the tracebacks of all of them.
     """
     scheduler, worker = config.scheduler_config.scheduler_cls, config.parallel_config.worker_cls
     if scheduler in (SCHEDULER, ASYNC_SCHEDULER) or worker in WORKERS:
         _check_connector(config)
+        PicSettings.read(config.additional_config)
 
 
 def check_weights(quantization: str | None) -> None:

@@ -203,10 +203,11 @@ def _common_arguments(config: EngineConfig, device: Device) -> dict[str, Any]:
 
 
 def _settings(config: EngineConfig, model: Mapping[str, Any], context: int) -> PicSettings:
+    # Some models' configurations have -1 where there is none.
     pad = model.get("pad_token_id")
     return PicSettings(
         algorithm=config.algorithm,
-        pad_token=pad if pad is not None else 0,
+        pad_token=pad if pad is not None and pad >= 0 else 0,
         bos_token=_first(model.get("bos_token_id")),
         link_tokens=tuple(model.get("link_token_ids") or ()),
         keys_without_rope=config.keys_without_rope,
@@ -266,5 +267,5 @@ def _has_weights(model: str) -> bool:
 
 def _first(token: Any) -> int | None:
     if isinstance(token, list):
-        return int(token[0]) if token else None
-    return None if token is None else int(token)
+        token = token[0] if token else None
+    return None if token is None or token < 0 else int(token)

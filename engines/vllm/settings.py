@@ -4,8 +4,9 @@ vLLM hashes `additional_config` into the key of its compile cache, so no artifac
 vLLM is used in a PIC engine (vllm/config/vllm.py, compute_hash).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral
 from typing import Any, Self
 
 from picbench.engines.algorithms import Algorithm, check_served, parse
@@ -65,7 +66,7 @@ class PicSettings:
     def read(cls, additional_config: Any) -> "PicSettings | None":
         """The checked settings in an engine's `additional_config`; None in a stock engine.
 
-        Raises ConfigError for unknown fields, algorithms and tiers.
+        Raises ConfigError for unknown fields, algorithms and tiers, and as `check`.
         """
         settings = cls.given(additional_config)
         if settings is not None:
@@ -76,13 +77,18 @@ class PicSettings:
     def given(cls, additional_config: Any) -> "PicSettings | None":
         """The settings without checking their values: cheap enough for each request.
 
-        Raises ConfigError for unknown fields.
+        Raises ConfigError for unknown fields, and for what is no mapping.
         """
         if not isinstance(additional_config, Mapping) or KEY not in additional_config:
             return None
-        given = dict(additional_config[KEY] or {})
+        given = additional_config[KEY] or {}
+        if not isinstance(given, Mapping):
+            raise ConfigError(
+                f"additional_config[{KEY!r}] is {given!r}, not a mapping",
+                hint='give fields, as in {"algorithm": "mepic"}',
+            )
         known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(given) - known):
+        if unknown := sorted(set(given) - known, key=str):
             hint = "known fields: " + ", ".join(sorted(known))
             raise ConfigError(
                 f"additional_config[{KEY!r}]: unknown field {unknown[0]!r}", hint=hint
@@ -94,7 +100,10 @@ class PicSettings:
         return replace(self, tiers=DEFAULT_TIERS[device]) if self.tiers is None else self
 
     def check(self) -> None:
-        """Raise ConfigError for a wrong algorithm, tier, or word."""
+        """Raise ConfigError for a wrong algorithm, tier, or word, and for values of other types."""
+        for name, right, what in self._kinds():
+            if not right:
+                raise ConfigError(f"`{name}` is {getattr(self, name)!r}", hint=f"use {what}")
         check_served(parse(self.algorithm))
         parse_tiers(self.tiers or "")
         words = (
@@ -107,6 +116,18 @@ class PicSettings:
                 raise ConfigError(
                     f"`{name}` is {getattr(self, name)!r}", hint=f"use {' or '.join(choices)}"
                 )
+
+    def _kinds(self) -> Iterator[tuple[str, bool, str]]:
+        """Fields, whether each has a value of its type, and which that is; JSON gives any."""
+        links = isinstance(self.link_tokens, list | tuple) and all(map(_is_id, self.link_tokens))
+        positions = self.positions
+        yield "algorithm", isinstance(self.algorithm, str), "a name, such as mepic"
+        yield "tiers", isinstance(self.tiers, str | None), "text, such as host:4GiB"
+        yield "pad_token", _is_id(self.pad_token), "a token id"
+        yield "bos_token", self.bos_token is None or _is_id(self.bos_token), "a token id"
+        yield "link_tokens", links, "a list of token ids"
+        yield "keys_without_rope", isinstance(self.keys_without_rope, bool), "true or false"
+        yield "positions", positions is None or _is_id(positions), "a number of positions"
 
     @property
     def shares_tiers(self) -> bool:
@@ -124,6 +145,10 @@ class PicSettings:
             link_tokens=tuple(self.link_tokens),
             documents=algorithm.documents,
         )
+
+
+def _is_id(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 0
 
 
 def engine_arguments(

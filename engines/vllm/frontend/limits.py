@@ -6,7 +6,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from picbench.engines.algorithms import Registry, Reuse, check_served
+from picbench.engines.algorithms import Algorithm, Registry, Reuse, check_served
 from picbench.engines.planning.documents import ChunkContexts
 from picbench.engines.planning.layout import Footprint, measure
 from picbench.engines.vllm.frontend.placements import SlotSpan
@@ -140,6 +140,7 @@ def check_request(config: Any, request: Any, registry: Registry, *, shorten: boo
         limits = Limits.of(config)
         layout = settings.layout(algorithm, request.cache_salt, limits.block_size)
         _check_slots(args.slots, limits.positions)
+        _check_added(algorithm, len(args.spans), limits.capacity)
         given = cut(request.prompt_token_ids, args, layout.pad_token)
         _check_ids(args.documents, config.model_config.get_vocab_size())
         try:
@@ -178,6 +179,17 @@ def _check_ids(documents: ChunkContexts, vocabulary: int) -> None:
                 f"documents[{index}] has token id {largest}, the model has {vocabulary}",
                 hint="send the ids of the served model's tokenizer",
             )
+
+
+def _check_added(algorithm: Algorithm, chunks: int, capacity: int) -> None:
+    """Raise ConfigError for more tokens of an algorithm than a request may have."""
+    added = algorithm.added(chunks)
+    if added > capacity:
+        raise ConfigError(
+            f"{algorithm.spec} adds {added} tokens to the prompt; the engine has room for "
+            f"{capacity} KV slots a request",
+            hint="lower the option, or send fewer chunks",
+        )
 
 
 def _check_slots(slots: Collection[SlotSpan], positions: int) -> None:

@@ -23,7 +23,7 @@ another process, msgspec makes that a mapping of the same fields again.
 """
 
 import copy
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -222,28 +222,32 @@ def _with_placeholders(
     """A chunk's tokens with placeholders where its slots are, and the slots."""
     if not slots:
         return tokens[slice(*span)], ()
-    ids: tuple[int, ...] = ()
+    ids: list[int] = []
     places, at = [], span[0]
     for _, start, end, length in slots:
         ids += tokens[at:start]
         places.append(Slot(len(ids), length, tokens[start:end]))
         ids += (placeholder,) * length
         at = end
-    return ids + tokens[at : span[1]], tuple(places)
+    return (*ids, *tokens[at : span[1]]), tuple(places)
 
 
 def _with_dependent(
     chunk: Segment, span: Span, slots: Sequence[SlotSpan], dependent: Sequence[Span]
 ) -> Segment:
     """The chunk of a span with its dependent tokens; those that fill slots are computed anyway."""
-    asked = [token for first, last in dependent for token in range(*_common(span, (first, last)))]
-    if not asked:
+    indices: list[int] = []
+    # Both ascend: slots that end before a token have moved it.
+    moved, left = 0, deque(slots)
+    for first, last in dependent:
+        for token in range(*_common(span, (first, last))):
+            while left and left[0][2] <= token:
+                _, start, end, length = left.popleft()
+                moved += length - (end - start)
+            if not (left and left[0][1] <= token):
+                indices.append(token - span[0] + moved)
+    if not indices:
         return chunk
-    indices = []
-    for token in asked:
-        if not any(start <= token < end for _, start, end, _ in slots):
-            moved = sum(length - (end - start) for _, start, end, length in slots if end <= token)
-            indices.append(token - span[0] + moved)
     return replace(chunk, dependent=tuple(indices))
 
 

@@ -158,6 +158,8 @@ def test_pad_option():
         ("kvlink:n=-1", "use a whole number of at least 0"),
         ("block-attention:k=1", "block-attention takes no options"),
         ("mepic:blocks=0", "use a whole number of at least 1"),
+        ("epic:k=0:sinks=4097", "use a whole number from 1 to 4096"),
+        ("minipic:ssep=" + "9" * 400, "use a whole number of at least -1"),
         ("full:k=1", "full takes no options"),
         ("mepic:pad=paqer", "use masked, paper"),
         ("mepic:select=answer", "use first, question"),

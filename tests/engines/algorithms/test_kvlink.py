@@ -48,6 +48,12 @@ def test_more_link_tokens_than_the_model_has_are_refused():
         links("kvlink:n=6")
 
 
+@pytest.mark.parametrize("spec", ["kvlink", "kvlink:n=0", "kvlink:n=3:first=500"])
+def test_it_says_how_many_tokens_it_adds(spec):
+    """So that more than an engine has room for are refused before they are made."""
+    assert parse(spec).added(2) == sum(map(len, links(spec)))
+
+
 def test_without_link_tokens_it_is_naive():
     prompt = [HEAD, A, B, QUESTION]
     algorithm = parse("kvlink:n=0")

@@ -10,6 +10,7 @@ import pytest
 from serving_document import refused_at_start
 from vllm import SamplingParams
 
+from picbench.engines.algorithms.kvlink import KVLink
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.pace import Departure
@@ -18,7 +19,7 @@ from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm import compat
 from picbench.engines.vllm.frontend import limits, plugin
 from picbench.engines.vllm.frontend.limits import Limits
-from picbench.engines.vllm.launch import _start, launch
+from picbench.engines.vllm.launch import _settings, _start, launch
 from picbench.engines.vllm.scheduler.scheduler import _checked
 from picbench.engines.vllm.settings import (
     ASYNC_SCHEDULER,
@@ -80,6 +81,7 @@ def config(**changes: Any) -> Any:
     whole |= {"kv_events_config": None, "watermark_config": None}
     whole["aux_output_config"] = SimpleNamespace(enabled=False)
     whole["kv_transfer_config"] = SimpleNamespace(kv_connector="PicConnector")
+    whole["additional_config"] = {}
     for name, value in changes.items():
         part = next((p for p in parts.values() if name in p), whole)
         part[name] = value
@@ -176,6 +178,49 @@ def test_unknown_settings_are_refused():
         PicSettings.read({"pic": {"algorthm": "mepic"}})
     with pytest.raises(ConfigError, match="did you mean 'mepic'"):
         PicSettings.read({"pic": {"algorithm": "mepik"}})
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ("mepic", r"additional_config\['pic'\] is 'mepic', not a mapping"),
+        ([1], r"additional_config\['pic'\] is \[1\], not a mapping"),
+        ({1: 2, "x": 3}, "unknown field 1"),
+        ({"algorithm": 5}, "`algorithm` is 5"),
+        ({"tiers": ["host:1GiB"]}, "`tiers` is "),
+        ({"pad_token": "2"}, "`pad_token` is '2'"),
+        ({"pad_token": -1}, "`pad_token` is -1"),
+        ({"bos_token": True}, "`bos_token` is True"),
+        ({"link_tokens": 5}, "`link_tokens` is 5"),
+        ({"link_tokens": "12"}, "`link_tokens` is '12'"),
+        ({"keys_without_rope": "no"}, "`keys_without_rope` is 'no'"),
+        ({"positions": "x"}, "`positions` is 'x'"),
+    ],
+)
+def test_settings_of_other_types_are_named(given, named):
+    """By all processes that read them, and by servers before they start another."""
+    with pytest.raises(ConfigError, match=named):
+        PicSettings.read({"pic": given})
+    asked = config(additional_config={"pic": given})
+    asked.scheduler_config.scheduler_cls = SCHEDULER
+    asked.parallel_config.worker_cls = CPU_WORKER
+    with pytest.raises(ConfigError, match=named):
+        compat.check_frontend(asked)
+
+
+def test_a_model_may_say_by_minus_one_that_it_has_no_pad():
+    settings = _settings(
+        EngineConfig(model="any"), {"pad_token_id": -1, "bos_token_id": -1}, context=64
+    )
+    settings.check()
+    assert (settings.pad_token, settings.bos_token) == (0, None)
+
+
+def test_no_step_is_scheduled_ahead_on_a_cpu():
+    asked = config(additional_config={"pic": {}})
+    asked.scheduler_config.scheduler_cls = ASYNC_SCHEDULER
+    with pytest.raises(ConfigError, match=rf"scheduled ahead.*{SCHEDULER}"):
+        PicCPUWorker.init_device(SimpleNamespace(vllm_config=asked))
 
 
 class TestStart:
@@ -443,8 +488,6 @@ class TestFeatures:
     )
     def test_of_other_engines(self, engine, draw, change, message):
         """What this engine's vLLM has no use for, or refuses itself."""
-        from vllm import SamplingParams
-
         from picbench.engines.algorithms import Registry
         from picbench.engines.vllm.frontend.limits import check_request
 
@@ -463,6 +506,19 @@ class TestFeatures:
                 continue
             with pytest.raises(ConfigError, match=message):
                 check_request(config, asked, Registry())
+
+    def test_more_added_tokens_than_a_request_may_have(self, engine, draw, monkeypatch):
+        """They are counted before they are made: so many would fill any memory."""
+
+        def made(*given: Any) -> Any:
+            raise AssertionError("link tokens were made")
+
+        monkeypatch.setattr(KVLink, "arrange", made)
+        segments = [Chunk(tokens=draw(20, 1)), Chunk(tokens=draw(20, 2)), Text(tokens=(5,))]
+        for option in ("", ":first=3"):
+            asked = Request(segments, algorithm=f"kvlink:n={1 << 40}{option}")
+            with pytest.raises(ConfigError, match=rf"adds {2 << 40} tokens to the prompt"):
+                engine.generate([asked])
 
     def test_a_refusal_is_an_error_of_the_client(self):
         """vLLM's servers answer these with 400; and they cross processes."""

@@ -4,7 +4,7 @@ import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from picbench.engines.vllm.compat import check_config, check_version
-from picbench.engines.vllm.settings import SCHEDULER, PicSettings
+from picbench.engines.vllm.settings import ASYNC_SCHEDULER, SCHEDULER, PicSettings
 from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
 from picbench.engines.vllm.worker.cpu.runner import PicModelRunner
 from picbench.errors import ConfigError
@@ -17,9 +17,13 @@ class PicCPUWorker(ConnectorWorkerMixin, CPUWorker):
         """Set up the device, with picbench's model runner."""
         check_version()
         scheduler = self.vllm_config.scheduler_config.scheduler_cls
-        if PicSettings.read(self.vllm_config.additional_config) is None or scheduler != SCHEDULER:
+        settings = PicSettings.read(self.vllm_config.additional_config)
+        if settings is None or scheduler != SCHEDULER:
+            ahead = settings is not None and scheduler == ASYNC_SCHEDULER
             raise ConfigError(
-                "the workers are picbench's, but the scheduler is not",
+                "on a CPU no step is scheduled ahead of the one before it"
+                if ahead
+                else "the workers are picbench's, but the scheduler is not",
                 hint=f"scheduler_cls={SCHEDULER} and additional_config with 'pic'",
             )
         check_config(self.vllm_config)

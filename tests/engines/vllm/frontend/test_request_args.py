@@ -214,6 +214,32 @@ def test_dependent_tokens_are_counted_with_the_slots_before_them():
     assert [chunk.tokens[index] for index in chunk.dependent] == [2, 5, 6]
 
 
+class Slots(tuple[Any, ...]):
+    """A slot that counts how often it is looked at."""
+
+    __slots__ = ()
+    looked = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        Slots.looked += 1
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Any:
+        Slots.looked += 1
+        return super().__iter__()
+
+
+def test_no_dependent_token_goes_through_all_slots():
+    slots = tuple(Slots((0, at, at + 1, 2)) for at in range(0, 4000, 4))
+    Slots.looked = 0
+    args = RequestArgs(((0, 4000),), slots=slots, dependent=((0, 4000),))
+    (chunk,) = cut(range(4000), args, -1)
+    assert [chunk.tokens[index] for index in chunk.dependent] == [
+        token for token in range(4000) if token % 4
+    ]
+    assert Slots.looked < 50 * len(slots)
+
+
 @given(st.sets(st.integers(0, 20), max_size=12).map(sorted), st.integers(0, 20), st.data())
 def test_overlapping_spans_are_those_with_a_common_token(ends, start, data):
     spans = list(zip(ends[::2], ends[1::2], strict=False))
