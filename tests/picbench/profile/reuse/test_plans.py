@@ -168,6 +168,23 @@ def test_a_known_reply_goes_on_where_the_chunks_end(exact: bool, blocks: int | N
     assert found.reused == 32 + 48
 
 
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("blocks", [None, 20])
+def test_a_reply_that_ends_early_forgets_nothing(exact: bool, blocks: int | None) -> None:
+    mixes = Mixes(1, 1)
+    head, reply, more = mixes.text(20), mixes.text(60), mixes.text(9)
+    first, second = (head,), (head, reply, more)
+    if not exact:
+        (reply,), first, second = bare((reply,)), bare(first), bare(second)
+    arm = ArmSimulation(parse("prefix"), exact=exact, blocks=blocks)
+    for output in (40, 5):
+        arm.serve(TracedRequest(first, output, reply=reply))
+    found = arm.serve(TracedRequest(second, 1))
+    # Of 20 + 60 tokens 59 were stored at the first time: three full blocks.
+    assert found is not None
+    assert found.prefix_blocks == 3
+
+
 def bare(segments: tuple[TraceSegment, ...]) -> tuple[TraceSegment, ...]:
     return tuple(segment._replace(tokens=None) for segment in segments)
 
