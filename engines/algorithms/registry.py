@@ -13,8 +13,8 @@ from typing import Any
 
 from picbench.engines.algorithms.base import Algorithm
 from picbench.engines.algorithms.number_range import NumberRange
-from picbench.engines.plugins import installed, load_class, suggest
 from picbench.errors import ConfigError
+from picbench.plugins import installed, load_class, suggest
 
 GROUP, CONTROLS = "picbench.algorithms", "picbench.controls"
 

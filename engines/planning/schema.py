@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from picbench.engines.plugins import suggest
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import ConfigError
+from picbench.plugins import suggest
 
 #: Text, or the token ids of a text.
 Words = str | Sequence[int]

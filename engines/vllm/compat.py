@@ -11,7 +11,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.plugins import installed
 from picbench.engines.vllm.settings import (
     ASYNC_SCHEDULER,
     CONNECTOR,
@@ -21,6 +20,7 @@ from picbench.engines.vllm.settings import (
     PicSettings,
 )
 from picbench.errors import ConfigError
+from picbench.plugins import installed
 
 VLLM = "0.32.0"
 

@@ -16,10 +16,10 @@ from packaging.specifiers import SpecifierSet
 from picbench.engines.algorithms.registry import GROUP as ALGORITHMS
 from picbench.engines.chunk_cache.tiers.kinds import GROUP as TIERS
 from picbench.engines.config import DEFAULT_TIERS
-from picbench.engines.plugins import installed
 from picbench.engines.vllm.compat import PACKAGES, VLLM, check_plug_in, check_version
 from picbench.engines.vllm.device import CPU, find, slow_short_types
 from picbench.errors import ConfigError
+from picbench.plugins import installed
 
 #: Instructions that decide which CPU kernels run, by the names that torch gives them.
 _FEATURES = {

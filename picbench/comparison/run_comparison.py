@@ -11,10 +11,10 @@ from picbench.comparison.conditions import (
     mismatches,
 )
 from picbench.comparison.measured_arm import MeasuredArm, measured_arms
-from picbench.engines.plugins import suggest
 from picbench.errors import ConfigError
 from picbench.output.run_reader import Run
 from picbench.output.summary import BASELINE
+from picbench.plugins import suggest
 from picbench.statistics.significance import holm
 
 _ArmPair = tuple[MeasuredArm, MeasuredArm]

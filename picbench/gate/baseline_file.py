@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from picbench.engines.plugins import suggest
 from picbench.errors import ConfigError, InvalidRun
 from picbench.gate.baseline import SCHEMA, Baseline
+from picbench.plugins import suggest
 
 #: Where baselines with a name are, below the current directory.
 FOLDER = Path("baselines")

@@ -12,8 +12,8 @@ from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 from picbench.engines.chunk_cache.tiers.spec import TierSpec
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
 from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, pageable
-from picbench.engines.plugins import installed, load_class, suggest
 from picbench.errors import ConfigError
+from picbench.plugins import installed, load_class, suggest
 
 GROUP = "picbench.tiers"
 

@@ -4,8 +4,8 @@ import pytest
 
 from picbench.arms.arm import parse_arms
 from picbench.engines.algorithms import registry
-from picbench.engines.plugins import installed
 from picbench.errors import ConfigError
+from picbench.plugins import installed
 
 
 def test_commas_and_repeats_mix_and_keep_their_order() -> None:

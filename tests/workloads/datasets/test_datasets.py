@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from picbench import plugins
 from picbench.errors import ConfigError
 from picbench.workloads import datasets
 from picbench.workloads.datasets import Reading, find
@@ -60,7 +61,7 @@ def test_an_unknown_name_is_met_with_the_nearest() -> None:
 @pytest.mark.parametrize("value", ["picbench.nowhere:X", "picbench.errors:X", "pathlib:Path"])
 def test_a_broken_registration_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     point = EntryPoint("broken", value, "picbench.datasets")
-    monkeypatch.setattr(datasets, "entry_points", lambda group: [point])
+    monkeypatch.setattr(plugins, "entry_points", lambda group: [point])
     with pytest.raises(ConfigError, match=f"broken.*{value}"):
         find("broken")
 

@@ -138,7 +138,7 @@ class PicModelRunner(GPUModelRunner):
         runs. Of a block in which a chunk ends, what it held is often just being stored or copied.
         """
         if scheduler_output.new_block_ids_to_zero:
-            get_kv_transfer_group().handle_preemptions(scheduler_output.kv_connector_metadata)
+            _start_transfers(scheduler_output)
         super().update_requests(scheduler_output)
 
     def gather_batch_req_state(self, scheduler_output: Any, dummy_run: bool) -> Any:
@@ -160,8 +160,7 @@ class PicModelRunner(GPUModelRunner):
             return self._state.begin_step([], [], [])
         computed = self.req_states.num_computed_tokens_np[state.idx_mapping_np].tolist()
         if unpicked := self._state.pickable(state.req_ids, computed):
-            # Upstream has its connector start transfers later, before the model runs.
-            get_kv_transfer_group().handle_preemptions(scheduler_output.kv_connector_metadata)
+            _start_transfers(scheduler_output)
             self._state.pick(unpicked)
         return self._state.begin_step(state.req_ids, computed, state.num_scheduled_tokens)
 
@@ -177,6 +176,11 @@ class PicModelRunner(GPUModelRunner):
         state = self.model_state
         assert isinstance(state, PicModelState)
         return state
+
+
+def _start_transfers(scheduler_output: Any) -> None:
+    """Have the connector start a step's transfers now; upstream's own call then starts none."""
+    get_kv_transfer_group().handle_preemptions(scheduler_output.kv_connector_metadata)
 
 
 #: What is extended here, and with which parameters.

@@ -11,8 +11,8 @@ import pytest
 from picbench.engines.algorithms import Algorithm, ChunkAlgorithm, Registry, describe, option, parse
 from picbench.engines.chunk_cache.tiers.kinds import describe_tiers
 from picbench.engines.planning.policy import ChunkPolicy
-from picbench.engines.plugins import installed, load_class
 from picbench.errors import ConfigError
+from picbench.plugins import installed, load_class
 
 Register = Callable[[str, str, str], None]
 
