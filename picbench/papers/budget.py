@@ -1,26 +1,43 @@
 """How long a reproduction may take, and what its parts are expected to."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import exp
 from time import monotonic
+from typing import Any
 
+from picbench.engines.config import BLOCK_SIZE
 from picbench.papers.paper_settings import AttentionSettings, LatencyPoint, LatencySettings, Point
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
+
+@dataclass(frozen=True, slots=True)
+class ReuseCost:
+    """What an arm does for a chunk that it has: links some of it, and may copy all of it."""
+
+    chunk_s: float
+    token_s: float
+    copies: bool = False
+
+
 #: Prompt tokens a second that are computed, and what else is one of reused chunks, by arm. CPU: two
 #: cores of an AMD EPYC, testbed model, README's demo. CUDA: H200, Llama-3.1-8B's shape, prompts of
-#: 1.9k and 4.1k tokens: results/papers/minipic, and three runs of EPIC's Figure 8; mepic links as
-#: many tokens as epic, and copies none.
+#: 1.9k tokens in 10 chunks, results/papers/minipic, and Mistral-7B's, 1.1k to 8.2k tokens in 2 to
+#: 16 chunks, results/papers/mepic: what they took is 0.6 to 1.4 of what is expected.
 COMPUTED: Mapping[str, float] = {"cpu": 3_400, "cuda": 41_000}
-REUSED: Mapping[str, Mapping[str, float]] = {
-    "cpu": {"other": 16_000},
+REUSED: Mapping[str, Mapping[str, ReuseCost]] = {
+    "cpu": {"other": ReuseCost(0.0, 1 / 16_000)},
     "cuda": {
-        "epic": 120_000,
-        "mepic": 250_000,
-        "minipic": 1_200_000,
-        "naive": 1_200_000,
-        "other": 70_000,
+        "epic": ReuseCost(1.5e-3, 1 / 300_000, copies=True),
+        "mepic": ReuseCost(0.9e-3, 0.0),
+        "minipic": ReuseCost(0.15e-3, 0.0),
+        "naive": ReuseCost(0.3e-3, 0.0),
+        "other": ReuseCost(0.5e-3, 1 / 90_000, copies=True),
     },
 }
+
+#: Share of a full pool that is not of running requests: 0.11 to 0.23 in results/papers/mepic.
+_IDLE = 0.15
 
 #: Arms that compute what the same text does not precede.
 _PREFIX_ONLY = ("full", "prefix")
@@ -77,18 +94,51 @@ class TimeBudget:
         self._took += took
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Tokens that a pool holds, and how many requests run at a time."""
+
+    tokens: int
+    running: int
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> "Room":
+        """What a run's settings give its requests."""
+        return cls(settings["kv_blocks"] * BLOCK_SIZE, settings["max_running"])
+
+
 def expected_load(point: Point, facts: TrafficFacts) -> float:
     """Seconds of a point of a load: of each arm until it has served all, and all have arrived."""
-    return sum(expected_arm(arm, facts, point.device) for arm in point.arms)
+    room = Room.of(point.run)
+    return sum(expected_arm(arm, facts, point.device, room) for arm in point.arms)
 
 
-def expected_arm(arm: str, facts: TrafficFacts, device: str) -> float:
+def expected_arm(arm: str, facts: TrafficFacts, device: str, room: Room) -> float:
     """Seconds of one arm."""
     arriving = facts.requests / facts.rate if facts.rate else 0.0
-    kind, speeds = arm.partition(":")[0], REUSED[device]
-    computed = facts.mean_tokens if kind in _PREFIX_ONLY else facts.fresh_tokens
-    reused = (facts.mean_tokens - computed) / speeds.get(kind, speeds["other"])
-    return max(facts.requests * (computed / COMPUTED[device] + reused), arriving)
+    kind, costs = arm.partition(":")[0], REUSED[device]
+    if kind in _PREFIX_ONLY:
+        return max(facts.requests * facts.mean_tokens / COMPUTED[device], arriving)
+    cost = costs.get(kind, costs["other"])
+    recurring = facts.mean_tokens - facts.fresh_tokens
+    found = recurring * (_kept(facts, room) if cost.copies else 1.0)
+    chunks = found / facts.mean_chunk_tokens if facts.mean_chunk_tokens else 0.0
+    computed = (facts.mean_tokens - found) / COMPUTED[device]
+    return max(facts.requests * (computed + chunks * cost.chunk_s + found * cost.token_s), arriving)
+
+
+def _kept(facts: TrafficFacts, room: Room) -> float:
+    """Share of recurring chunks that a pool still holds, of arms that copy chunks.
+
+    Between two uses of a chunk, requests write their copies of others; a chunk is found again where
+    these fit beside what running requests hold. Uses are as far apart as random draws are.
+    """
+    if not facts.mean_chunks:
+        return 1.0
+    held = min(room.running, facts.requests) * facts.mean_tokens
+    idle = max(_IDLE * room.tokens, room.tokens - held)
+    between = facts.unique_chunks / facts.mean_chunks * facts.mean_tokens
+    return 1.0 - exp(-idle / between)
 
 
 def expected_latency(settings: LatencySettings, point: LatencyPoint, device: str) -> float:

@@ -12,6 +12,7 @@ from picbench.output.run_directory import MANIFEST
 from picbench.papers.budget import (
     QUESTION,
     START,
+    Room,
     expected_arm,
     expected_attention,
     expected_load,
@@ -121,8 +122,9 @@ def _factor(plan: Reproduction, experiment: str) -> float:
     for name in sorted(plan.store.folder.glob(f"{plan.device}-{experiment}-*.json")):
         stored = StoredPoint.read(name)
         served = TrafficFacts(**{"users": 1, **stored.point.facts})  # type: ignore[arg-type]
+        room = Room.of(stored.identity)
         for arm, found in stored.point.arms.items():
-            expected += expected_arm(arm, served, plan.device)
+            expected += expected_arm(arm, served, plan.device, room)
             took += found.metrics["makespan_s"] or 0.0
     return took / expected if expected else 1.0
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from picbench.papers.budget import TimeBudget, expected_arm
+from picbench.papers.budget import Room, TimeBudget, expected_arm
 from picbench.papers.experiments.experiment_data import ExperimentData
+from picbench.papers.paper_settings import points, read_settings
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 ROOT = Path(__file__).parents[3]
@@ -36,17 +37,24 @@ def test_without_a_limit_all_is_allowed() -> None:
 
 
 def test_loads_that_were_measured_took_about_as_long_as_expected() -> None:
-    factors = []
+    factors = {}
     for path in (ROOT / "results" / "papers").glob("*/data/cuda-*.json"):
-        for point in ExperimentData.read(path).points:
-            if "fresh_tokens" not in point.facts:
-                continue
+        data = ExperimentData.read(path)
+        settings = read_settings(data.paper)
+        if data.experiment not in settings.loads:
+            continue
+        rooms = {
+            point.label: Room.of(point.run) for point in points(settings, data.experiment, "cuda")
+        }
+        for point in data.points:
             facts = TrafficFacts(**{"users": 1, **point.facts})
             for name, arm in point.arms.items():
                 took = arm.metrics["makespan_s"]
                 assert took is not None
-                factors.append(took / expected_arm(name, facts, "cuda"))
-    assert 1 / 2 < min(factors) <= max(factors) < 2
+                expected = expected_arm(name, facts, "cuda", rooms[point.label])
+                factors[data.paper, data.experiment, point.label, name] = took / expected
+    assert {cell: factor for cell, factor in factors.items() if not 1 / 2 < factor < 2} == {}
+    assert len(factors) > 20
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -67,8 +75,35 @@ def test_what_recurs_takes_less_time_than_what_is_new(device: str) -> None:
         )
         for fresh in (1000.0, 100.0)
     )
+    room = Room(100_000, 8)
     for arm in ("mepic", "epic:k=16", "cacheblend:r=0.15", "naive"):
-        assert expected_arm(arm, known, device) < expected_arm(arm, new, device)
-    assert expected_arm("prefix", known, device) == expected_arm("prefix", new, device)
+        assert expected_arm(arm, known, device, room) < expected_arm(arm, new, device, room)
+    assert expected_arm("prefix", known, device, room) == expected_arm("prefix", new, device, room)
     late = replace(known, rate=0.1)
-    assert expected_arm("naive", late, device) == 100.0
+    assert expected_arm("naive", late, device, room) == 100.0
+
+
+def test_what_a_pool_forgets_is_computed_again() -> None:
+    facts = TrafficFacts(
+        requests=300,
+        users=1,
+        mean_tokens=4000.0,
+        mean_chunks=10.0,
+        mean_chunk_tokens=390.0,
+        unique_chunks=500,
+        reuse=0.85,
+        fresh_tokens=600.0,
+        cached=0.0,
+        top_chunk=0.1,
+        rate=None,
+    )
+    large, small = Room(10_000_000, 128), Room(100_000, 128)
+    full = expected_arm("full", facts, "cuda", small)
+    assert full == expected_arm("full", facts, "cuda", large)
+    assert expected_arm("mepic", facts, "cuda", small) == expected_arm(
+        "mepic", facts, "cuda", large
+    )
+    kept = expected_arm("epic:k=16", facts, "cuda", large)
+    forgotten = expected_arm("epic:k=16", facts, "cuda", small)
+    assert kept < 0.6 * full
+    assert 0.9 * full < forgotten < 1.1 * full
