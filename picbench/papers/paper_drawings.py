@@ -54,17 +54,18 @@ def _note(data: ExperimentData) -> str:
         if data.single_requests
         else f"Mean of {data.repeated} {data.repeats}, bars: sd."
     )
+    return f"{_origin(data)} {how}"
+
+
+def _origin(data: ExperimentData) -> str:
+    """Where points come from; hardware first, since names of models begin with small letters."""
     commit = data.conditions["commit"]
-    return f"{_sentence(data.weights)}, {_inputs(data)}. {data.hardware}, commit {commit}. {how}"
+    return f"{data.hardware}, commit {commit}; {data.weights}, {_inputs(data)}."
 
 
 def _inputs(data: ExperimentData) -> str:
     """What requests were made of."""
     return "random tokens" if data.single_requests else "synthetic rows"
-
-
-def _sentence(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 def _spot(data: ExperimentData, label: str, arm: str, metric: str, x: float) -> Spot | None:
@@ -158,10 +159,7 @@ def _draw_time(drawing: Drawing, data: ExperimentData, _: Published, base: Path)
         for point in data.points
         if point.seed == data.seeds[0]
     }
-    note = (
-        f"{_sentence(data.weights)}, {_inputs(data)}. {data.hardware}, commit "
-        f"{data.conditions['commit']}. One seed."
-    )
+    note = f"{_origin(data)} One seed."
     draw_time(Panel("time, s", drawing.label, note), panels, base)
 
 
