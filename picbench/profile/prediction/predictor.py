@@ -74,7 +74,9 @@ class GridPredictor:
         kind = _links(arm.algorithm) and profile.traffic.chunks > 0
         ttft, seconds = self._ttft[kind], self._seconds[kind]
         sizes = [_of_kind(size, kind) for size in arm.sizes]
-        alone = median(ttft.predict(size.prefill()) for size in sizes) if ttft and sizes else None
+        alone = (
+            median(ttft.predict(size.first_token()) for size in sizes) if ttft and sizes else None
+        )
         each = _each(sizes, arm.loop, seconds) if seconds and sizes else None
         return ArmPrediction(
             ttft_s=alone,
@@ -90,7 +92,7 @@ class GridPredictor:
         ttft, seconds = self._ttft[linked], self._seconds[linked]
         alone, loop = self._cell_counts(point, [cell], linked)
         return CellPrediction(
-            ttft.predict(alone.prefill()) if ttft else None,
+            ttft.predict(alone.first_token()) if ttft else None,
             cell.requests / seconds.predict(loop.costs()) if seconds else None,
         )
 
@@ -106,7 +108,7 @@ class GridPredictor:
             if point.load == ALONE:
                 size, _ = self._cell_counts(point, arms, linked)
                 value = median(arm.ttft_s for arm in arms)
-                counts, shape = size.prefill(), _shape(size)
+                counts, shape = size.first_token(), _shape(size)
                 yield Observation(_traffic(point), counts, value, shape[:-1])
 
     def _loops(self, linked: bool) -> Iterator[Observation]:

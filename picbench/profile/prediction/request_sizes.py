@@ -4,6 +4,9 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+#: Thousands of computed tokens from which on each may cost more than those before.
+_KNOTS = (0.5, 1.0, 2.0, 4.0)
+
 
 def _numbers() -> "array[float]":
     return array("d")
@@ -36,9 +39,19 @@ class RequestSize:
         return self.compiled / self.chunk_tokens if self.chunk_tokens else 0.0
 
     def prefill(self) -> tuple[float, ...]:
-        """What costs until the first token are multiplied by: of the request alone."""
+        """What costs of a request are multiplied by, but for those of its steps and its reply."""
         computed, prompt = self.computed / 1e3, self.prompt / 1e3
         return 1.0, computed, self.pairs, prompt, self.chunks, self.jobs
+
+    def first_token(self) -> tuple[float, ...]:
+        """What the time to the first token of a request alone is multiplied by.
+
+        On a GPU few tokens take as long as the host takes to start their step, and longer where
+        chunks are compiled: there are costs of compiling anything, and of tokens beyond some.
+        """
+        computed = self.computed / 1e3
+        beyond = (max(0.0, computed - knot) for knot in _KNOTS)
+        return *self.prefill(), min(1.0, self.jobs), *beyond
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Predictions from a grid whose times follow known costs."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -13,6 +14,8 @@ from picbench.grid.measured_grid import (
     GridPoint,
     MeasuredCell,
     MeasuredGrid,
+    packaged_grids,
+    read_grid,
 )
 from picbench.profile.prediction.closed_loop import serve_loop
 from picbench.profile.prediction.predictor import GridPredictor
@@ -27,6 +30,8 @@ REQUEST, TOKENS, STEP, REPLY = 0.004, 0.020, 0.003, 0.001
 
 #: So many times longer takes an arm that maps chunks.
 LINKED = 2.0
+
+GRID_FACTS = GridFacts("m", {}, "m", "float32", 1 << 20, 100, RUNNING, "", step_tokens=8192)
 
 
 def ttft(computed: float, factor: float) -> float:
@@ -78,8 +83,7 @@ def predictor() -> GridPredictor:
                 point, plain = cell(chunks, share, load, 1.0)
                 _, linked = cell(chunks, share, load, LINKED)
                 cells.append(MeasuredCell(point, 0, {"prefix": plain, "mepic": linked}))
-    facts = GridFacts("m", {}, "m", "float32", 1 << 20, 100, RUNNING, "", step_tokens=8192)
-    return GridPredictor(MeasuredGrid(facts, cells))
+    return GridPredictor(MeasuredGrid(GRID_FACTS, cells))
 
 
 def served(
@@ -156,3 +160,40 @@ def test_a_grid_of_known_costs_interpolates(predictor: GridPredictor) -> None:
         assert found.points >= 30
         assert found.median < 0.01
         assert found.within == 1.0
+
+
+def test_few_tokens_take_as_long_as_the_host_needs() -> None:
+    def took(computed: float, compiled: float) -> float:
+        host = 0.030 if compiled else 0.014
+        return max(host, 0.006 + 0.018 * computed / 1e3)
+
+    def alone(chunks: int, reuse: float) -> MeasuredCell:
+        chunk_tokens, text = 250, 60.0
+        compiled = chunks * chunk_tokens * (1 - reuse)
+        point, measured = cell(chunks, 1 - reuse, ALONE, 1.0)
+        computed = text + compiled
+        arm = replace(
+            measured,
+            ttft_s=took(computed, compiled),
+            prompt=text + chunks * chunk_tokens,
+            computed=computed,
+            compiled=compiled,
+        )
+        return MeasuredCell(
+            replace(point, chunk_tokens=chunk_tokens, reuse=reuse), 0, {"mepic": arm}
+        )
+
+    cells = [alone(chunks, reuse) for chunks in (1, 2, 4, 8, 16, 32) for reuse in (0, 0.5, 1)]
+    found = GridPredictor(MeasuredGrid(GRID_FACTS, cells)).errors().ttft
+    assert found is not None
+    assert found.median < 0.03
+    assert found.within >= 0.8
+
+
+def test_the_h200s_grid_predicts_itself() -> None:
+    errors = GridPredictor(read_grid(packaged_grids()["h200-llama-3.1-8b"])).errors()
+    assert errors.ttft is not None
+    assert errors.requests_s is not None
+    assert errors.ttft.median < 0.03
+    assert errors.ttft.within >= 0.9
+    assert errors.requests_s.within >= 0.9
