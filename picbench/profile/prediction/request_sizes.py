@@ -4,8 +4,9 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-#: Thousands of computed tokens from which on each may cost more than those before.
-_KNOTS = (0.5, 1.0, 2.0, 4.0)
+#: Thousands of computed tokens: the first so many may cost more each than the following ones, and
+#: from any of the others on each may cost more than those before.
+_FIRST, _KNOTS = 0.128, (0.5, 1.0, 2.0, 4.0)
 
 
 def _numbers() -> "array[float]":
@@ -46,12 +47,12 @@ class RequestSize:
     def first_token(self) -> tuple[float, ...]:
         """What the time to the first token of a request alone is multiplied by.
 
-        On a GPU few tokens take as long as the host takes to start their step, and longer where
-        chunks are compiled: there are costs of compiling anything, and of tokens beyond some.
+        On a GPU a step takes no less than the host needs to start it: more where chunks are
+        compiled, less where so few tokens are linked that attention reads their chunks in place.
         """
         computed = self.computed / 1e3
         beyond = (max(0.0, computed - knot) for knot in _KNOTS)
-        return *self.prefill(), min(1.0, self.jobs), *beyond
+        return *self.prefill(), min(1.0, self.jobs), min(_FIRST, computed), *beyond
 
 
 @dataclass(frozen=True, slots=True)
