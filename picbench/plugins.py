@@ -1,7 +1,5 @@
-"""Classes that installed packages add under an entry-point group, and hints for unknown names."""
+"""Classes that installed packages add under an entry-point group."""
 
-from collections.abc import Iterable
-from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isabstract
 from typing import TypeVar
@@ -42,13 +40,6 @@ def load_class(point: EntryPoint, base: type[T]) -> type[T]:
         lacks = ", ".join(sorted(getattr(kind, "__abstractmethods__", ())))
         raise ConfigError(f"{point.name!r} lacks {lacks}", hint=where)
     return kind
-
-
-def suggest(name: str, known: Iterable[str], listing: str = "one of ") -> str:
-    """A hint for an unknown name: the most similar known one, or a listing of all."""
-    names = tuple(known)
-    close = get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}?" if close else listing + ", ".join(names)
 
 
 def _origin(point: EntryPoint) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 from picbench.engines.algorithms.base import Algorithm
 from picbench.engines.algorithms.number_range import NumberRange
 from picbench.errors import ConfigError
-from picbench.plugins import installed, load_class, suggest
+from picbench.names import closest
+from picbench.plugins import installed, load_class
 
 GROUP, CONTROLS = "picbench.algorithms", "picbench.controls"
 
@@ -58,7 +59,7 @@ class Registry:
         name, *settings = spec.strip().split(":")
         point = self._points.get(name) or installed(CONTROLS).get(name)
         if point is None:
-            raise ConfigError(f"unknown algorithm {name!r}", hint=suggest(name, self.names))
+            raise ConfigError(f"unknown algorithm {name!r}", hint=closest(name, self.names))
         kind = _load(point)
         return kind(**dict(_setting(kind, spec, setting) for setting in settings))
 
@@ -134,7 +135,7 @@ def _setting(kind: type[Algorithm], spec: str, setting: str) -> tuple[str, Any]:
     if key in options and not equals:
         raise ConfigError(f"{spec!r}: option {key} of {kind.name} has no value", hint=f"{key}=...")
     if key not in options:
-        hint = suggest(key, tuple(options)) if options else f"{kind.name} takes no options"
+        hint = closest(key, tuple(options)) if options else f"{kind.name} takes no options"
         raise ConfigError(f"{spec!r}: unknown option {setting!r} of {kind.name}", hint=hint)
     return key, _value(options[key], spec, text)
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import ConfigError
-from picbench.plugins import suggest
+from picbench.names import closest
 
 #: Text, or the token ids of a text.
 Words = str | Sequence[int]
@@ -127,7 +127,7 @@ class Schema:
 
     def _find(self, name: str) -> PlacedModule:
         if name not in self._modules:
-            hint = suggest(name, tuple(self._modules))
+            hint = closest(name, tuple(self._modules))
             raise ConfigError(f"unknown module {name!r} of the schema", hint=hint)
         return self._modules[name]
 
@@ -135,7 +135,7 @@ class Schema:
         known = tuple(parameter.name for parameter, _ in module.slots)
         for name in values:
             if name not in known:
-                hint = suggest(name, known) if known else "it has none"
+                hint = closest(name, known) if known else "it has none"
                 raise ConfigError(f"unknown parameter {name!r} of {module.name!r}", hint=hint)
         tokens: tuple[int, ...] = ()
         slots, at = [], 0

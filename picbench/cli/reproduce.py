@@ -211,9 +211,9 @@ def _plan(
     part: tuple[int, int],
 ) -> "Reproduction":
     from picbench.errors import ConfigError
+    from picbench.names import closest
     from picbench.papers.paper_settings import changed, read_settings
     from picbench.papers.reproduction import Reproduction
-    from picbench.workloads.names import closest
 
     found = read_settings(paper, Path(settings) if settings else None)
     for figure in figures:

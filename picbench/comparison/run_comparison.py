@@ -12,9 +12,9 @@ from picbench.comparison.conditions import (
 )
 from picbench.comparison.measured_arm import MeasuredArm, measured_arms
 from picbench.errors import ConfigError
+from picbench.names import closest
 from picbench.output.run_reader import Run
 from picbench.output.summary import BASELINE
-from picbench.plugins import suggest
 from picbench.statistics.significance import holm
 
 _ArmPair = tuple[MeasuredArm, MeasuredArm]
@@ -137,7 +137,7 @@ def _compare(
 
 def _find(name: str, arms: Mapping[str, MeasuredArm], run: Run) -> MeasuredArm:
     if name not in arms:
-        raise ConfigError(f"{run.path} has no arm {name}", hint=suggest(name, arms))
+        raise ConfigError(f"{run.path} has no arm {name}", hint=closest(name, arms))
     return arms[name]
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from picbench.errors import ConfigError, InvalidRun
 from picbench.gate.baseline import SCHEMA, Baseline
-from picbench.plugins import suggest
+from picbench.names import closest
 
 #: Where baselines with a name are, below the current directory.
 FOLDER = Path("baselines")
@@ -45,7 +45,7 @@ def read_baseline(name: str) -> Baseline:
         values = json.loads(text) if path.suffix == ".json" else _from_yaml(text)
     except OSError as error:
         names = [found for found, _ in list_baselines()]
-        hint = suggest(name, names, "known: ") if names else "picbench baseline save makes one"
+        hint = closest(name, names) if names else "picbench baseline save makes one"
         raise ConfigError(f"`baseline` {path}: {error.strerror}", hint=hint) from error
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"`baseline` {path}: {error}", hint="save it anew") from error

@@ -9,10 +9,10 @@ import transformers
 from tokenizers import Tokenizer
 
 from picbench.errors import ConfigError
+from picbench.names import closest
 from picbench.output import provenance
 from picbench.output.json_file import write_json
 from picbench.output.sample_row import hash_tokens
-from picbench.workloads.names import closest
 from picbench.workloads.testbed import DATASETS, MAX_TOKENS, answer, rows
 from picbench.workloads.testbed.lm.files import device_name
 from picbench.workloads.testbed.lm.judge import tokens_of

@@ -18,9 +18,9 @@ import click
 
 from picbench.errors import ConfigError, InvalidRun
 from picbench.measure.load_settings import LOADS, POOL, PREFIX, PRIVATE, SUBJECT
+from picbench.names import closest
 from picbench.output import provenance
 from picbench.workloads import models
-from picbench.workloads.names import closest
 from picbench.workloads.testbed import model_path
 
 #: Dimensions of the model that is timed, with dummy weights.

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from picbench.arms.arm import parse_arms
 from picbench.errors import ConfigError
 from picbench.inputs.traffic_file import TrafficConfig, parse_traffic
+from picbench.names import closest
 from picbench.papers.judging.claim import Claim
-from picbench.workloads.names import closest
 
 PAPERS = ("mepic", "epic", "cacheblend", "minipic")
 

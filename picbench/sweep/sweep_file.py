@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from picbench.arms.arm import parse_arms
 from picbench.engines.chunk_cache.tiers.kinds import without_credentials
 from picbench.errors import ConfigError
+from picbench.names import closest
 from picbench.run.config import RunConfig, parse_config
 from picbench.sweep.sweep_cell import Places, SweepCell, cell_name
-from picbench.workloads.names import closest
 
 #: Settings that hold for all cells, and that no file has.
 _OF_COMMAND = ("output", "offline")

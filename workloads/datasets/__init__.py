@@ -6,9 +6,9 @@ A package adds one by naming its class, a `Dataset`, in that group.
 from importlib.metadata import EntryPoint
 
 from picbench.errors import ConfigError
+from picbench.names import closest
 from picbench.plugins import installed, load_class
 from picbench.workloads.datasets.base import Dataset, Reading
-from picbench.workloads.names import closest
 
 __all__ = ["Dataset", "Reading", "describe", "find", "names"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from picbench.errors import ConfigError
+from picbench.names import closest
 from picbench.workloads.models.extras import engine_packages
 from picbench.workloads.models.shapes import SHAPES
-from picbench.workloads.names import closest
 from picbench.workloads.prompts.tokens import Tokenizer
 
 __all__ = ["ModelSpec", "describe", "load_tokenizer", "names", "resolve"]

@@ -7,7 +7,7 @@ from string import Formatter
 from types import MappingProxyType
 
 from picbench.errors import ConfigError
-from picbench.workloads.names import closest
+from picbench.names import closest
 
 _FIELDS = frozenset({"context", "input"})
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from picbench.errors import ConfigError, DataError
-from picbench.workloads.names import closest
+from picbench.names import closest
 from picbench.workloads.sources.nested import (
     MISSING,
     ContextPassage,

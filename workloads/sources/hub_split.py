@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from picbench.errors import ConfigError, DataError, PicBenchError
-from picbench.workloads.names import closest
+from picbench.names import closest
 from picbench.workloads.sources.hub import Origin
 from picbench.workloads.sources.records import Record
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 from picbench.errors import ConfigError
-from picbench.workloads.names import closest
+from picbench.names import closest
 from picbench.workloads.synthetic.example import Example, Level, Make
 from picbench.workloads.synthetic.rows import (
     multi_news_rows,

@@ -13,7 +13,8 @@ from picbench.engines.chunk_cache.tiers.spec import TierSpec
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
 from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, pageable
 from picbench.errors import ConfigError
-from picbench.plugins import installed, load_class, suggest
+from picbench.names import closest
+from picbench.plugins import installed, load_class
 
 GROUP = "picbench.tiers"
 
@@ -28,7 +29,7 @@ def parse_tiers(text: str) -> list[TierSpec]:
     points = installed(GROUP) if specs else {}
     for spec in specs:
         if spec.kind not in points:
-            spec.reject(f"unknown kind {spec.kind!r}", suggest(spec.kind, sorted(points)))
+            spec.reject(f"unknown kind {spec.kind!r}", closest(spec.kind, sorted(points)))
     return specs
 
 

@@ -9,7 +9,7 @@ from typing import NoReturn, Self
 from urllib.parse import parse_qsl
 
 from picbench.errors import ConfigError
-from picbench.plugins import suggest
+from picbench.names import closest
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KIB": 1 << 10,
@@ -79,7 +79,7 @@ class TierSpec:
         names = (*known, "deadline")
         for name in self.options:
             if name not in names:
-                self.reject(f"unknown option {name!r}", suggest(name, names, "options: "))
+                self.reject(f"unknown option {name!r}", closest(name, names))
 
     def seconds(self, name: str) -> float | None:
         """An option's value in seconds, None if it is not given."""

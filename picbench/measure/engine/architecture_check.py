@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 from picbench.errors import ConfigError
 from picbench.measure.report import save
+from picbench.names import closest
 from picbench.output import provenance
 from picbench.output.markdown import table
 from picbench.workloads.models.architectures import ARCHITECTURES, Architecture
 from picbench.workloads.models.random_weights import write
-from picbench.workloads.names import closest
 
 Verdict = Literal["checked", "refused", "wrong", "failed"]
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
-from picbench.workloads.names import closest
+from picbench.names import closest
 
 #: Recompute nothing of a chunk's KV but what the algorithm says; all others are compared with it.
 FULL = "full"

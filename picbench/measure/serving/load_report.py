@@ -36,10 +36,10 @@ from picbench.measure.serving.served_rounds import (
     estimate,
     run_rounds,
 )
+from picbench.names import closest
 from picbench.output import provenance
 from picbench.run.protocol import to_request
 from picbench.workloads import models
-from picbench.workloads.names import closest
 from picbench.workloads.traffic.chunk_source import build
 from picbench.workloads.traffic.draw import draw
 from picbench.workloads.traffic.settings import Traffic

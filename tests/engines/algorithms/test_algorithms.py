@@ -148,7 +148,7 @@ def test_pad_option():
     ("spec", "message"),
     [
         ("mepik", "did you mean 'mepic'"),
-        ("zzz", "one of "),
+        ("zzz", "there are: "),
         ("epic:q=3", "unknown option 'q=3'"),
         ("epic:k", "option k of epic has no value"),
         ("epic:k=-1", "k=-1 is not possible (use a whole number of at least 0)"),

@@ -47,7 +47,7 @@ def test_not_sizes(text: str) -> None:
     ("text", "problem"),
     [
         ("hots:4GiB", "did you mean 'host'"),
-        ("cloud", "one of disk, host"),
+        ("cloud", "there are: disk, host"),
         ("host", "a capacity is missing"),
         ("host:4", "'4' is not a size"),
         ("host:0GiB", "a capacity is missing"),

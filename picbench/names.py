@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 
 def closest(wrong: str, known: Iterable[str], prefix: str = "") -> str:
-    """Return a hint: the known name nearest to `wrong`, or all of them, each with `prefix`."""
+    """A hint: the known name nearest to `wrong`, or all of them, each with `prefix`."""
     choices = list(known)
     near = get_close_matches(wrong, choices, n=1)
     if near:
