@@ -4,7 +4,7 @@ Nothing here imports torch or vllm.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 from itertools import chain
@@ -12,6 +12,7 @@ from math import floor
 from operator import attrgetter
 from pathlib import Path
 from traceback import extract_tb
+from typing import SupportsIndex
 
 from picbench.engines.planning.documents import Context
 from picbench.engines.planning.pages import SlotKind
@@ -257,9 +258,17 @@ def answered(plan_chunk: PlanChunk) -> PlanChunk:
             raise ValueError(what) from error
         if not isinstance(policy, ChunkPolicy):
             raise ValueError(f"{call} returned {policy!r}, which is no ChunkPolicy")
+        linked = policy.linked
+        # Most algorithms link a range, and this is asked for each chunk of each request.
+        if not (isinstance(linked, range) or _whole(linked)):
+            raise ValueError(f"{call} links {linked!r}, which is no sequence of whole numbers")
         return policy
 
     return ask
+
+
+def _whole(linked: object) -> bool:
+    return isinstance(linked, Collection) and all(isinstance(i, SupportsIndex) for i in linked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def measure_sizes(
     Otherwise the pool holds `concurrency` of the longest requests and every distinct chunk, and the
     context what `algorithms` add to prompts and what they compile chunks after, up to the model's
     `positions`. Raises ConfigError for
-    a pool below one request.
+    a pool below one request, and for an algorithm that cannot plan a sample.
     """
     longest = max(blocks(_length(sample)) for sample in samples)
     chunks = sum(blocks(len(tokens)) for _, tokens in _distinct_chunks(samples))
@@ -118,7 +118,11 @@ def _footprints(sample: Sample, algorithms: Sequence[Algorithm]) -> Iterator[Foo
             layout = LayoutConfig(
                 BLOCK_SIZE, pad=algorithm.pads, bos_token=0, documents=algorithm.documents
             )
-            yield measure(algorithm.arrange(given, layout), algorithm.plan_chunk, layout)
+            try:
+                yield measure(algorithm.arrange(given, layout), algorithm.plan_chunk, layout)
+            except ValueError as error:
+                hint = "use another algorithm"
+                raise ConfigError(f"`algo` {algorithm.spec}: {error}", hint=hint) from error
 
 
 def _even(pool: int) -> int:

@@ -31,6 +31,15 @@ def test_the_call_and_the_line_that_failed_are_named(plan: Any) -> None:
         plan(PROMPT, forgets, LAYOUT)
 
 
+@pytest.mark.parametrize("linked", [[1.5], ["1"], 1, None, (i for i in (0, 1))])
+def test_links_are_a_sequence_of_whole_numbers(linked: Any) -> None:
+    def links(index: int, length: int) -> ChunkPolicy:
+        return ChunkPolicy(linked=linked)
+
+    with pytest.raises(ValueError, match=r"plan_chunk\(0, 4\) links .*, which is no sequence of"):
+        lay_out(PROMPT, links, LAYOUT)
+
+
 def test_what_an_algorithm_says_about_a_prompt_stays_as_it_is() -> None:
     def refuses(index: int, length: int) -> ChunkPolicy:
         raise ConfigError("too long", hint="cut it")

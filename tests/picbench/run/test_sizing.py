@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.algorithms import parse
+from picbench.engines.planning.policy import ChunkPolicy
 from picbench.errors import ConfigError
 from picbench.run.sizing import CHUNK_EXTRA, SPARE, blocks, measure_sizes
 from picbench.workloads.sample import SampleSegment
@@ -46,6 +47,16 @@ def test_the_pool_has_room_for_what_algorithms_add() -> None:
 
     assert pool("full", "naive", "epic", "mepic") == pool()
     assert pool("kvlink:n=500") >= pool() + 500 // 16 - CHUNK_EXTRA
+
+
+def test_an_algorithm_that_fails_is_no_bug_of_picbench(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: object, index: int, length: int) -> ChunkPolicy:
+        raise IndexError("no such chunk")
+
+    algorithm = parse("naive")
+    monkeypatch.setattr(type(algorithm), "plan_chunk", fails)
+    with pytest.raises(ConfigError, match=r"`algo` naive: plan_chunk\(0, .*no such chunk \(test_"):
+        measure_sizes([make_sample(1)], [algorithm], concurrency=1, context=None, pool=None)
 
 
 def test_documents_that_prompts_do_not_show_need_room() -> None:
