@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from errno import EINVAL
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,9 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
     text = _to_yaml(values) if path.suffix in (".yaml", ".yml") else _to_json(values)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # A draft would take the place of a device.
+            raise OSError(EINVAL, "not a regular file")
         draft = path.with_name(f".{path.name}.tmp")
         try:
             draft.write_text(text, encoding="utf-8")

@@ -4,6 +4,7 @@ import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from errno import EINVAL
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,9 @@ def write_report(paths: Sequence[Path], output: Path, settings: ReportSettings) 
     page = report_page(paths, settings)
     draft = output.with_name(f".{output.name}.tmp")
     try:
+        if output.exists() and not (output.is_file() or output.is_dir()):
+            # A draft would take the place of a device.
+            raise OSError(EINVAL, "not a regular file")
         draft.write_bytes(page.encode("utf-8", "backslashreplace"))
         draft.replace(output)
     except OSError as error:

@@ -18,6 +18,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from errno import EINVAL
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,14 @@ def write_requests(path: Path, header: Header, stream: Stream) -> str:
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # A draft would take the place of a device.
+            raise OSError(EINVAL, "not a regular file")
         draft.write_bytes(json.dumps(head, ensure_ascii=False).encode() + b"\n" + body)
         draft.replace(path)
     except OSError as error:
         raise ConfigError(
-            f"`out` {path}: cannot be written: {error.strerror}", hint="name another file"
+            f"`output` {path}: cannot be written: {error.strerror}", hint="name another file"
         ) from error
     return fingerprint
 

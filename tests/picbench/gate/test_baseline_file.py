@@ -121,6 +121,13 @@ def test_a_disk_that_is_full_keeps_the_old_file(monkeypatch: pytest.MonkeyPatch)
     assert {path.name: path.read_bytes() for path in Path().iterdir()} == {"b.json": before}
 
 
+def test_what_is_no_regular_file_is_not_replaced() -> None:
+    os.mkfifo("pipe")
+    with pytest.raises(ConfigError, match="pipe: not a regular file"):
+        write_baseline(Path("pipe"), measured())
+    assert Path("pipe").is_fifo()
+
+
 def test_columns_that_cannot_be_paired_are_named() -> None:
     values = measured().model_dump(mode="json")
     name, arm = next(iter(values["arms"].items()))

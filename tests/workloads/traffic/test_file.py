@@ -1,6 +1,7 @@
 """Request files: what is written is read, and what is wrong is named."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,16 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"`requests` .*: No such file"):
         read_requests(tmp_path / "none.jsonl")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"`out` .*: cannot be written"):
+    with pytest.raises(ConfigError, match=r"`output` .*: cannot be written"):
         write_requests(tmp_path / "file" / "r.jsonl", HEADER, draw(Traffic(requests=1), CORPUS))
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    """Such as /dev/null, which root could replace."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe: cannot be written: not a regular file"):
+        write_requests(tmp_path / "pipe", HEADER, draw(Traffic(requests=1), CORPUS))
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_another_models_tokenizer_is_noticed(word_tokenizer: Any, make_tokenizer: Any) -> None:
