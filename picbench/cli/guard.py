@@ -61,7 +61,7 @@ class GuardedGroup(click.Group):
         except click.ClickException as error:
             sys.exit(_fail(_usage(error), error.exit_code))
         except PicBenchError as error:
-            sys.exit(_fail(str(error), error.exit_code))
+            sys.exit(_fail(str(error), exit_code(error)))
         except Exception as error:
             sys.exit(_fail(_unexpected(error), exit_code(error)))
         sys.exit(code if isinstance(code, int) else 0)
@@ -80,7 +80,9 @@ class GuardedGroup(click.Group):
 def exit_code(error: BaseException) -> int:
     """The code with which a command ends that raises `error`."""
     if isinstance(error, PicBenchError):
-        return error.exit_code
+        cause = error.__cause__
+        full = isinstance(cause, OSError) and cause.errno in _FULL
+        return EngineError.exit_code if full else error.exit_code
     if isinstance(error, OSError) and error.errno in _REFUSED:
         return EngineError.exit_code if error.errno in _FULL else ConfigError.exit_code
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else INTERNAL_ERROR

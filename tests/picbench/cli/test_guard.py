@@ -90,6 +90,20 @@ def test_what_a_file_system_refuses_is_no_bug(number: int, code: int, said: str)
     assert result.stderr.count("\n") == 1
 
 
+@main.command()
+def fill() -> None:
+    """Fail as a writer does that says which file it was."""
+    try:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise ConfigError(f"`data` x: {error.strerror}", hint="name another") from error
+
+
+def test_a_full_disk_is_exit_4_whoever_notices() -> None:
+    result = CliRunner().invoke(main, ["fill"])
+    assert (result.exit_code, result.stderr.count("\n")) == (4, 1)
+
+
 def test_a_reader_that_goes_away_is_no_regression() -> None:
     result = CliRunner().invoke(main, ["refuse", str(errno.EPIPE)])
     assert (result.exit_code, result.stderr) == (PIPE_CLOSED, "")
