@@ -86,14 +86,19 @@ def mismatches(before: Mapping[str, object], after: Mapping[str, object]) -> lis
 
 
 def check_comparable(
-    before: Conditions, after: Conditions, names: tuple[str, str], *, allow: bool = False
+    before: Conditions,
+    after: Conditions,
+    names: tuple[str, str],
+    *,
+    allow: bool = False,
+    hint: str = "repeat one of them, or give `allow_mismatch` to compare them all the same",
 ) -> list[Mismatch]:
-    """The fields that differ; IncomparableRuns names them unless they are allowed to."""
+    """The fields that differ; IncomparableRuns names them, with a `hint`, if none may differ."""
     found = mismatches(before.workload, after.workload)
     if found and not allow:
         raise IncomparableRuns(
             f"{names[0]} and {names[1]} did not measure the same: {'; '.join(map(str, found))}",
-            hint="repeat one of them, or give `allow_mismatch` to compare them all the same",
+            hint=hint,
         )
     return found
 

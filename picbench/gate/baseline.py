@@ -116,7 +116,12 @@ def make_baseline(runs: Sequence[Run], thresholds: Thresholds | None = None) -> 
     for run in runs:
         check_complete(run)
         names = str(first.path), str(run.path)
-        check_comparable(conditions_of(first.manifest), conditions_of(run.manifest), names)
+        check_comparable(
+            conditions_of(first.manifest),
+            conditions_of(run.manifest),
+            names,
+            hint="save runs of one workload under one name",
+        )
     arms = [with_relative_times(measured_arms(run)) for run in runs]
     for run, found in zip(runs, arms, strict=True):
         if found.keys() != arms[0].keys():

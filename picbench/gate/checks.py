@@ -24,6 +24,9 @@ from picbench.statistics.non_inferiority import Loss
 #: Chance that any time of an unchanged run is called a regression, over all times of the gate.
 ALPHA = 0.01
 
+#: Noise above this factor is shown as any.
+LARGEST_NOISE = 100
+
 
 class GateVerdict(StrEnum):
     """What a check found."""
@@ -87,7 +90,8 @@ def check_run(run: Run, baseline: Baseline, name: str) -> GateResult:
         )
     hardware = mismatches(baseline.conditions.hardware, conditions_of(run.manifest).hardware)
     checks = judge_arms(arms, baseline, times=not hardware)
-    return GateResult(str(run.path), name, checks, tuple(_notes(baseline, hardware)))
+    more = [arm for arm in arms if arm not in baseline.arms]
+    return GateResult(str(run.path), name, checks, tuple(_notes(baseline, hardware, more)))
 
 
 def judge_arms(
@@ -123,7 +127,9 @@ def _check_workload(run: Run, baseline: Baseline, name: str) -> None:
         )
 
 
-def _notes(baseline: Baseline, hardware: list[Mismatch]) -> Iterator[str]:
+def _notes(baseline: Baseline, hardware: list[Mismatch], more: list[str]) -> Iterator[str]:
+    if more:
+        yield f"Not checked, as the baseline has no such arm: {', '.join(more)}."
     for field in hardware:
         yield f"times cannot be judged on different hardware: {field}"
     if baseline.runs == 1 and baseline.thresholds.times and not hardware:
@@ -202,7 +208,9 @@ class _ArmChecks:
             verdict = GateVerdict.REGRESSION if judged else GateVerdict.INCONCLUSIVE
         message = f"{change.value:.3f}x, limit {limit:g}x"
         if reach is not None:
-            message += f", noise up to {exp(reach):.3f}x"
+            # Of two samples or runs a t quantile is so large that its number says nothing.
+            most = f"{exp(reach):.3f}x" if reach < log(LARGEST_NOISE) else "any factor"
+            message += f", noise up to {most}"
         return self._check(metric.name, verdict, metric.before, metric.after, message)
 
     def _reach(self, metric: MetricChange) -> float | None:

@@ -167,6 +167,17 @@ def test_the_noise_of_a_time_by_hand(
     assert e2e.message == "1.000x, limit 1.05x, noise up to 1.000x"
 
 
+def test_noise_that_explains_everything_has_no_number() -> None:
+    """Between two runs t has one degree of freedom: any drift reaches beyond all measure."""
+    before = replace(possible_run(0, size=16)["mepic"], times={"ttft_ms": (100.0,) * 16})
+    saved = save([{"mepic": before}] * 2, Thresholds(ttft_ms=TimeThreshold(ratio=1.05)))
+    known = saved.arms["mepic"].model_copy(update={"drift": {"ttft_ms": 0.5}})
+    saved = saved.model_copy(update={"arms": {"mepic": known}})
+    [ttft] = check({"mepic": replace(before, times={"ttft_ms": (120.0,) * 16})}, saved)
+    assert ttft.message == "1.200x, limit 1.05x, noise up to any factor"
+    assert ttft.verdict is INCONCLUSIVE
+
+
 @pytest.mark.parametrize(
     ("counter", "amount"),
     [("computed_tokens", 16), ("padded_slots", 16), ("copied_blocks", 1), ("chunk_blocks", -1)],

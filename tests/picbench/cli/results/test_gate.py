@@ -84,6 +84,20 @@ def test_a_missing_arm_is_exit_3(baseline: str, tmp_path: Path) -> None:
     assert "lacks the arms mepic" in done.stderr
 
 
+def test_an_arm_that_the_baseline_lacks_is_said(baseline: str, tmp_path: Path) -> None:
+    new = run(tmp_path / "new", "--algo", "full,mepic,naive")
+    done = invoke("gate", new, "--baseline", baseline)
+    assert done.exit_code == 0, done.stderr
+    assert "Not checked, as the baseline has no such arm: naive." in done.stdout
+
+
+def test_runs_of_different_workloads_are_no_baseline(baseline: str, tmp_path: Path) -> None:
+    other = run(tmp_path / "other", "--algo", "full,mepic", "--concurrency", "2")
+    done = invoke("baseline", "save", "old", other, "two")
+    assert done.exit_code == 3
+    assert "(save runs of one workload under one name)" in done.stderr
+
+
 def test_an_interrupted_run_is_exit_3(baseline: str, tmp_path: Path) -> None:
     new = run(tmp_path / "new", mepic=InterruptedEngine("mepic"), fails=True)
     done = invoke("gate", new, "--baseline", baseline)
