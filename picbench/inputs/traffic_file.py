@@ -24,6 +24,9 @@ from picbench.workloads.traffic.traffic_facts import TrafficFacts, measure
 #: The settings that there are for a trace.
 _OF_TRACES = {"trace", "requests", "seed", "speed", "longest", "max_tokens"}
 
+#: Those that there are for nothing else.
+_ONLY_OF_TRACES = ("speed", "longest")
+
 
 class TrafficConfig(BaseModel):
     """The settings of a request file; each field is an option of `picbench traffic`."""
@@ -67,6 +70,12 @@ class TrafficConfig(BaseModel):
             max_tokens=self.max_tokens,
         )
 
+    def _refuse_replay(self) -> None:
+        """Raise ConfigError for settings of a trace without one."""
+        for name in _ONLY_OF_TRACES:
+            if name in self.model_fields_set:
+                raise ConfigError(f"`{name}` is for traces", hint="name one with `trace`")
+
     def source(self, model: models.ModelSpec) -> ChunkSource:
         """Where chunks and questions come from; the length of replies may be the model's."""
         return ChunkSource(
@@ -82,7 +91,8 @@ class TrafficConfig(BaseModel):
         )
 
     def traffic(self) -> Traffic:
-        """How requests are drawn from it."""
+        """How requests are drawn from it; ConfigError for settings of a trace."""
+        self._refuse_replay()
         return Traffic(
             requests=self.requests,
             seed=self.seed,

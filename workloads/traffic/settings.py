@@ -35,7 +35,8 @@ class Traffic:
 
     def __post_init__(self) -> None:
         _check("requests", self.requests, self.requests >= 1, "at least 1")
-        _check("chunks", self.chunks, _is_range(self.chunks), "N or LOW-HIGH, from 1 on")
+        chunks = "-".join(map(str, self.chunks or ()))
+        _check("chunks", chunks, _is_range(self.chunks), "N or LOW-HIGH, from 1 on")
         _check("zipf", self.zipf, 0 <= self.zipf <= 10, "0 (uniform) to 10")
         cached = self.cached is None or 0 <= self.cached <= 1
         _check("cached", self.cached, cached, "a share from 0 to 1")

@@ -51,6 +51,23 @@ def test_the_same_settings_write_the_same_file(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--speed", "2"), "--speed is for traces (name one with --trace)"),
+        (("--longest", "9"), "--longest is for traces (name one with --trace)"),
+        (("--chunks", "9-8"), "--chunks 9-8 is not possible"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(
+    tmp_path: Path, flags: tuple[str, ...], said: str
+) -> None:
+    done = traffic(tmp_path / "requests.jsonl", *flags)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("dataset", ["synthetic", "musique"])
 def test_files_from_one_writer_are_those_of_writers_of_their_own(
     tmp_path: Path, dataset: str, monkeypatch: pytest.MonkeyPatch
