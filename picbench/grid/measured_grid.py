@@ -122,7 +122,7 @@ class MeasuredGrid:
         return (
             f"{self.facts.model}, {self.facts.dtype}, {self.facts.hardware}, {versions}. "
             f"{self.facts.caveat}"
-        )
+        ).rstrip()
 
 
 def read_grid(path: Path) -> MeasuredGrid:
@@ -133,7 +133,9 @@ def read_grid(path: Path) -> MeasuredGrid:
             raise ConfigError(f"`grid` {path}: no grid of schema {SCHEMA}", hint="measure it anew")
         return TypeAdapter(MeasuredGrid).validate_python(found)
     except OSError as error:
-        raise ConfigError(f"`grid` {path}: {error.strerror}", hint="name a grid.json") from error
+        names = ", ".join(packaged_grids())
+        hint = f"name a grid.json, or one of the package's: {names}"
+        raise ConfigError(f"`grid` {path}: {error.strerror}", hint=hint) from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))

@@ -31,8 +31,9 @@ class ProfileReport:
         yield f"{SIMULATED}. {self.profile.name} ({self.profile.kind})"
         rate = f", {traffic.rate:.3g} a second" if traffic.rate else ""
         yield (
-            f"{traffic.requests:,} requests{rate}; {traffic.prompt / traffic.requests:,.0f} prompt "
-            f"tokens, {traffic.chunks / traffic.requests:.1f} chunks and "
+            f"{traffic.requests:,} request{'s' * (traffic.requests > 1)}{rate}; "
+            f"{traffic.prompt / traffic.requests:,.0f} prompt tokens, "
+            f"{traffic.chunks / traffic.requests:.1f} chunks and "
             f"{traffic.output / traffic.requests:,.0f} generated tokens each on average; "
             f"{traffic.repeated:.1%} of chunk tokens in chunks seen before"
         )
@@ -52,6 +53,13 @@ class ProfileReport:
         if self.errors:
             yield f"Leave-one-out error of TTFT: {self.errors.ttft or 'too few points'}"
             yield f"Leave-one-out error of requests/s: {self.errors.requests_s or 'too few points'}"
+        pool = self.profile.pool
+        crowded = [a.algorithm.spec for a in self.profile.arms if pool and a.peak_blocks > pool]
+        if crowded:
+            yield (
+                f"{self.profile.running} requests at a time hold more than the pool, so they would "
+                f"wait, which requests/s and KV leave out (lower --running): {', '.join(crowded)}"
+            )
         outside = [name for name, found in self.predicted.items() if not found.inside]
         if outside:
             yield f"Outside of the measured grid, so extrapolated: {', '.join(outside)}"

@@ -70,6 +70,29 @@ def test_chunks_that_recur_are_worth_it(tmp_path: Path) -> None:
     assert profiled(path, "--pool", "70")["arms"]["full"]["limited"]["refused"] == 60
 
 
+def test_more_requests_at_a_time_than_the_pool_holds_are_said(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", shared(20, 6))
+    flags = (
+        str(path),
+        "--algo",
+        "full,mepic",
+        "--grid",
+        "cpu-testbed",
+        "--pool",
+        "300",
+        "--running",
+    )
+    assert "16 requests at a time hold more than the pool" in run(*flags, "16")
+    assert "hold more than the pool" not in run(*flags, "1")
+
+
+def test_an_unknown_grid_is_answered_with_those_there_are(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.jsonl", shared(2, 2))
+    done = CliRunner().invoke(main, ["profile", str(path), "--grid", "h100"])
+    assert done.exit_code == 2
+    assert "one of the package's: cpu-testbed, h200-llama-3.1-8b" in done.stderr
+
+
 def test_times_may_begin_anywhere(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.jsonl", shared(5, 2))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
