@@ -16,6 +16,9 @@ from picbench.run.job import RUNS, Job
 from picbench.run.progress import minutes
 from picbench.sweep.run_estimate import estimate_run
 
+#: What settings are that were not given, if not none.
+UNSET = {"columns": "LongBench's", "prompts": "picbench's own"}
+
 
 def print_plan(job: Job, stream: TextIO) -> None:
     """What a run would do: arms, settings, requests, sizes."""
@@ -47,7 +50,7 @@ def _plan(job: Job) -> Iterator[tuple[str, str]]:
         "scoring",
         "drop",
     ):
-        yield f"--{name.replace('_', '-')}", _setting(getattr(job.config, name))
+        yield f"--{name.replace('_', '-')}", _setting(name, getattr(job.config, name))
     if job.config.requests:
         yield "--requests", job.config.requests
     yield "chat template", "around prompts" if job.workload.chat else "none"
@@ -103,5 +106,7 @@ def _state(output: Path) -> str:
     return f" ({status}: would only be shown)" if status in FINAL else f" ({status}: would go on)"
 
 
-def _setting(value: object) -> str:
-    return "picbench's own" if value is None else str(value)
+def _setting(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return UNSET.get(name, "none") if value is None else str(value)

@@ -42,6 +42,17 @@ def test_tokens_and_memory_are_those_of_all_arms(harness: SweepHarness) -> None:
     assert harness.order == [] and list(Path().iterdir()) == []
 
 
+def test_settings_that_were_not_given_are_what_the_help_says(harness: SweepHarness) -> None:
+    told = run(harness, "--dry-run")
+    shown = {name: line(told, f"--{name}") for name in ("columns", "prompts", "drop", "eager")}
+    assert shown == {
+        "columns": "LongBench's",
+        "prompts": "picbench's own",
+        "drop": "none",
+        "eager": "off",
+    }
+
+
 def test_time_is_not_known_before_there_is_a_run(harness: SweepHarness) -> None:
     assert line(run(harness, "--dry-run"), "time").startswith("not known: no run of this model")
 
