@@ -1,10 +1,11 @@
 """What two runs have to have in common before their numbers can be compared."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from picbench.errors import IncomparableRuns
+from picbench.output.run_reader import Run
 
 #: Settings that do not change what is asked of an engine. The requests that were made from named
 #: files are covered by the workload's fingerprint.
@@ -74,6 +75,15 @@ def conditions_of(manifest: Mapping[str, Any]) -> Conditions:
             "provenance.git": provenance.get("git"),
         },
     )
+
+
+def scored_conditions(run: Run) -> Conditions:
+    """The conditions of a run, with what its scores are now: it may have been scored anew."""
+    found = conditions_of(run.manifest)
+    if not run.summary:
+        return found
+    metric = next(iter(run.summary.values())).score.metric
+    return replace(found, workload={**found.workload, "summary.score.metric": metric})
 
 
 def mismatches(before: Mapping[str, object], after: Mapping[str, object]) -> list[Mismatch]:

@@ -7,8 +7,8 @@ from picbench.comparison.arm_comparison import ArmComparison, compare_arms
 from picbench.comparison.conditions import (
     Mismatch,
     check_comparable,
-    conditions_of,
     mismatches,
+    scored_conditions,
 )
 from picbench.comparison.measured_arm import MeasuredArm, measured_arms
 from picbench.errors import ConfigError
@@ -59,7 +59,7 @@ def compare_runs(before: Run, after: Run, settings: ComparisonSettings) -> RunCo
 
     Raises IncomparableRuns for runs that did not measure the same, unless that is allowed.
     """
-    states = conditions_of(before.manifest), conditions_of(after.manifest)
+    states = scored_conditions(before), scored_conditions(after)
     found = check_comparable(
         *states, (str(before.path), str(after.path)), allow=settings.allow_mismatch
     )

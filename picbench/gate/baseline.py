@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from picbench.comparison.conditions import check_comparable, conditions_of
+from picbench.comparison.conditions import check_comparable, conditions_of, scored_conditions
 from picbench.comparison.measured_arm import MeasuredArm, measured_arms
 from picbench.errors import IncomparableRuns, InvalidRun
 from picbench.gate.relative_times import with_relative_times
@@ -117,8 +117,8 @@ def make_baseline(runs: Sequence[Run], thresholds: Thresholds | None = None) -> 
         check_complete(run)
         names = str(first.path), str(run.path)
         check_comparable(
-            conditions_of(first.manifest),
-            conditions_of(run.manifest),
+            scored_conditions(first),
+            scored_conditions(run),
             names,
             hint="save runs of one workload under one name",
         )

@@ -120,6 +120,8 @@ def judge_arms(
 
 def _check_workload(run: Run, baseline: Baseline, name: str) -> None:
     found = mismatches(baseline.conditions.workload, gate_workload(run))
+    scored = {"metric": next(iter(run.summary.values())).score.metric}
+    found += mismatches({"metric": baseline.metric}, scored)
     if found:
         raise IncomparableRuns(
             f"{run.path} did not measure what {name} has: {'; '.join(map(str, found))}",

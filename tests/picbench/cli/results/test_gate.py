@@ -84,6 +84,18 @@ def test_a_missing_arm_is_exit_3(baseline: str, tmp_path: Path) -> None:
     assert "lacks the arms mepic" in done.stderr
 
 
+def test_other_scores_than_the_baselines_are_exit_3(baseline: str, tmp_path: Path) -> None:
+    new = run(tmp_path / "new")
+    summary = tmp_path / "new" / "summary.json"
+    text = summary.read_text()
+    summary.write_text(text.replace('"metric": "f1"', '"metric": "em"'))
+    for command in (("gate", new, "--baseline", baseline), ("compare", "old", new)):
+        done = invoke(*command)
+        assert done.exit_code == 3
+        assert "metric is f1 and em" in done.stderr
+    assert invoke("baseline", "save", "old", new, "both").exit_code == 3
+
+
 def test_an_arm_that_the_baseline_lacks_is_said(baseline: str, tmp_path: Path) -> None:
     new = run(tmp_path / "new", "--algo", "full,mepic,naive")
     done = invoke("gate", new, "--baseline", baseline)
