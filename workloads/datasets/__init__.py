@@ -4,11 +4,12 @@ A package adds one by naming its class, a `Dataset`, in that group.
 """
 
 from importlib.metadata import EntryPoint
+from typing import get_args
 
 from picbench.errors import ConfigError
 from picbench.names import closest
 from picbench.plugins import installed, load_class
-from picbench.workloads.datasets.base import Dataset, Reading
+from picbench.workloads.datasets.base import Dataset, Metric, Reading
 
 __all__ = ["Dataset", "Reading", "describe", "find", "names"]
 
@@ -51,6 +52,12 @@ def _load(point: EntryPoint) -> Dataset:
     if lacks:
         raise ConfigError(
             f"data set {point.name!r}: its class has no `{lacks[0]}`", hint=f"mend {point.value}"
+        )
+    if kind.metric not in get_args(Metric):
+        raise ConfigError(
+            f"data set {point.name!r}: no metric is called {kind.metric!r} "
+            f"(there are: {', '.join(get_args(Metric))})",
+            hint=f"mend {point.value}",
         )
     if kind.name != point.name:
         raise ConfigError(

@@ -45,6 +45,16 @@ def test_a_mistaken_data_set_leaves_the_others_listed(
     assert "hops" in listed["musique"]
 
 
+def test_an_unknown_metric_is_refused(register: Register, tmp_path: Path) -> None:
+    (tmp_path / "pic_bleu.py").write_text(
+        "from picbench.workloads.datasets.musique import MuSiQue\n"
+        "class Bleu(MuSiQue):\n    name, metric = 'bleu', 'bleu'\n"
+    )
+    register("bleu", "pic_bleu:Bleu")
+    with pytest.raises(ConfigError, match=r"no metric is called 'bleu' \(there are: f1, rouge-l\)"):
+        datasets.find("bleu")
+
+
 def test_a_data_set_of_two_packages_is_refused(register: Register) -> None:
     register("musique", "pathlib:Path")
     with pytest.raises(ConfigError, match=r"'musique' is .* and .* in the group picbench.datasets"):
