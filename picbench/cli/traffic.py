@@ -135,7 +135,8 @@ def _traffic(out: Path, preset: str | None, model: str, flags: dict[str, Any]) -
     config = parse_traffic({**settings, **given})
     written = TrafficWriter().write(out, config, models.resolve(model))
     for name, value in asdict(written.facts).items():
-        click.echo(f"{name}: {f'{value:,.4g}' if isinstance(value, float) else value}")
+        shown = f"{value:,.4g}" if isinstance(value, float) else value
+        click.echo(f"{name}: {'none' if value is None else shown}")
     if written.left_out:
         click.echo(f"left out, too long: {written.left_out}")
     click.echo(out)

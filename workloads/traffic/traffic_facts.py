@@ -15,7 +15,8 @@ class TrafficFacts:
     `reuse` is the share of chunk tokens in chunks that were preloaded or occurred before,
     `fresh_tokens` the mean number of all other tokens: new chunks and text. `cached` is
     the share of chunk tokens in preloaded chunks, `top_chunk` the share of requests with the most
-    frequent chunk in them. `rate` is in requests a second, None in a closed loop.
+    frequent chunk in them. `rate` is in requests a second, None in a closed loop and where all
+    arrive at once.
     """
 
     requests: int
@@ -57,9 +58,11 @@ def measure(stream: Stream) -> TrafficFacts:
 
 
 def _rate(stream: Stream) -> float | None:
-    if not stream.arrivals or stream.arrivals[-1] <= 0:
+    if not stream.arrivals:
         return None
-    return len(stream.arrivals) / max(stream.arrivals)
+    # A trace's first request arrives at 0: it is the gaps that are counted, one less.
+    span = max(stream.arrivals) - min(stream.arrivals)
+    return (len(stream.arrivals) - 1) / span if span > 0 else None
 
 
 def _length(chunks: Iterable[SampleSegment]) -> int:

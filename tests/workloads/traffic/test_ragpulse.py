@@ -1,6 +1,7 @@
 """A trace in RAGPulse's format, made up."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,12 @@ def test_reuse_is_what_the_trace_says(folder: Path) -> None:
     chunks = 30 + 20 + 16 + 20 + 30 + 30 + 30 + 40
     assert facts.reuse == pytest.approx(1 - (30 + 20 + 16 + 40) / chunks)
     assert (facts.requests, facts.users, facts.unique_chunks) == (4, 3, 4)
+
+
+def test_the_rate_is_that_of_the_gaps(folder: Path) -> None:
+    stream = read_trace(folder, replay(), IDS).stream
+    gaps = [b - a for a, b in pairwise(stream.arrivals or ())]
+    assert measure(stream).rate == pytest.approx(len(gaps) / sum(gaps))
 
 
 def test_the_same_seed_makes_the_same_tokens(folder: Path) -> None:
