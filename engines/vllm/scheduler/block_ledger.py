@@ -196,7 +196,7 @@ class BlockLedger:
         begin, end = blocks.start * self._size, blocks.stop * self._size
         prompt = max(begin, min(computed, len(planned), end))
         codes: Codes = np.full(end - begin, _PAD, dtype=np.uint8)
-        codes[: max(0, computed - begin)] = _DECODE
+        codes[: computed - begin] = _DECODE
         codes[: prompt - begin] = planned[begin:prompt]
         return codes.reshape(-1, self._size)
 
