@@ -172,3 +172,21 @@ def test_only_a_computed_chunk_ends_inside_a_full_block(
     tails = ChunkTails(coordinator, known, BLOCK_SIZE)  # type: ignore[arg-type]
     tails.cache_blocks(request, computed)  # type: ignore[arg-type]
     assert coordinator.cached == [cached]
+
+
+@pytest.mark.parametrize(
+    ("before", "tokens", "zeroed"),
+    [(0, 40, [9]), (32, 8, [9]), (16, 17, [9]), (0, 32, []), (33, 7, []), (40, 1, [])],
+)
+def test_a_tail_is_zeroed_by_the_step_that_writes_first_into_it(
+    before: int, tokens: int, zeroed: list[int]
+) -> None:
+    own: Any = SimpleNamespace(num_computed_tokens=before + tokens)
+    job = SimpleNamespace(plan=SimpleNamespace(tokens=range(40)), request=own)
+    known: Any = SimpleNamespace(find={"own": job}.get)
+    tails = ChunkTails(Coordinator(), known, BLOCK_SIZE)  # type: ignore[arg-type]
+    output: Any = SimpleNamespace(
+        num_scheduled_tokens={"own": tokens, "other": 5}, new_block_ids_to_zero=[3]
+    )
+    tails.zero_new(output, lambda request: (7, 8, 9))
+    assert output.new_block_ids_to_zero == [3, *zeroed]

@@ -1,0 +1,250 @@
+"""What is compiled, referenced and counted for requests; nothing is computed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scheduler_bench import Bench, bench
+from vllm.v1.request import RequestStatus
+
+from picbench.engines.chunk_cache.transfers import TransferResults
+from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.planning.keys import is_canonical
+from picbench.engines.vllm.scheduler.linker import Linker
+from picbench.engines.vllm.scheduler.pool import key_of
+
+#: Chunks of two, of two and a half and of three blocks.
+A, B, C = tuple(range(100, 132)), tuple(range(200, 240)), tuple(range(300, 348))
+
+
+def linker(given: Bench) -> Any:
+    return given.scheduler.linker
+
+
+def keys(given: Bench) -> list[bytes]:
+    """The keys of all blocks that could be found."""
+    found = map(key_of, given.scheduler.kv_cache_manager.block_pool.blocks)
+    return [key for key in found if key is not None]
+
+
+def preempt(given: Bench, request: Any) -> None:
+    given.scheduler.running.remove(request)
+    given.scheduler._preempt_request(request, 0.0)
+
+
+def test_only_the_head_of_the_queue_references_chunks(llama: Path) -> None:
+    """Else two requests could keep from each other the blocks that their other chunks need."""
+    given = bench(llama, batch_tokens=16)
+    given.submit("warm", A, B)
+    given.run()
+    given.submit("busy", question=tuple(range(400)))
+    given.step()
+    for name, chunk in (("first", A), ("second", B)):
+        given.submit(name, chunk, C)
+    given.step()
+    first = linker(given).plan_of("first").canonicals[0]
+    assert sorted(map(key_of, linker(given).held())) == sorted(first.keys)
+    given.run()
+    assert given.free == 60
+
+
+def test_a_running_request_references_its_blocks_once(llama: Path) -> None:
+    """Also one that lost its blocks and got them back."""
+    given = bench(llama, batch_tokens=200)
+    request = given.submit("one", A, B, algorithm="mepic", max_tokens=8)
+    given.step()
+    preempt(given, request)
+    assert not linker(given)._links["one"].running
+    given.step()
+    assert linker(given)._links["one"].running
+    assert linker(given).held() == []
+    [blocks] = given.scheduler.kv_cache_manager.get_blocks("one").blocks
+    assert {block.ref_cnt for block in blocks} == {1}
+    given.run()
+    assert given.free == 60
+
+
+def test_a_reference_is_taken_once_for_a_page_that_two_chunks_begin_with(llama: Path) -> None:
+    given = bench(llama, batch_tokens=16)
+    begin = A[:16]
+    first, second = (*begin, *B[:16]), (*begin, *C[:16])
+    given.submit("warm", first, second)
+    given.run()
+    given.submit("busy", question=tuple(range(400)))
+    given.step()
+    given.submit("waits", first, second, C)
+    for _ in range(3):
+        given.step()
+        assert {block.ref_cnt for block in linker(given).held()} == {1}
+    given.run()
+    assert given.free == 60
+
+
+@pytest.mark.parametrize("algorithm", ["full", "epic:k=16", "cacheblend:r=0.5", "mepic"])
+@pytest.mark.parametrize("ends", [True, False], ids=["done", "preempted"])
+def test_nothing_private_stays_in_the_cache(llama: Path, algorithm: str, ends: bool) -> None:
+    """Blocks that no request can find must not displace others that one could."""
+    given = bench(llama, batch_tokens=300)
+    request = given.submit(
+        "one", A, C, question=tuple(range(40)), algorithm=algorithm, max_tokens=4
+    )
+    given.step()
+    given.step()
+    if not ends:
+        preempt(given, request)
+    else:
+        given.run()
+    found = [is_canonical(key) for key in keys(given)]
+    if algorithm == "mepic":
+        assert set(found) == {True, False}
+    else:
+        assert found == [True] * (0 if algorithm == "full" else 5)
+
+
+@pytest.mark.parametrize(("blocks", "compiles"), [(7, 2), (6, 1)])
+def test_chunks_are_requested_for_as_many_as_fit(llama: Path, blocks: int, compiles: int) -> None:
+    given = bench(llama, blocks=blocks, batch_tokens=16)
+    for name, chunk in (("three", A), ("four", C)):
+        given.submit(name, chunk)
+    given.step()
+    assert sum(map(linker(given).is_own, given.scheduler.requests.values())) == compiles
+    given.run()
+    assert given.ended.keys() == {"three", "four"}
+
+
+def test_an_abort_ends_the_compiles_that_nobody_else_waits_for(llama: Path) -> None:
+    given = bench(llama, batch_tokens=16)
+    given.submit("one", A, B)
+    given.submit("two", B)
+    given.step()
+    assert len(given.scheduler.requests) == 4
+    given.scheduler.finish_requests("one", RequestStatus.FINISHED_ABORTED)
+    [own] = [r for r in given.scheduler.requests.values() if linker(given).is_own(r)]
+    assert own.num_prompt_tokens == len(B)
+    given.run()
+    assert set(given.ended) == {"two"}
+
+
+def test_blocks_in_use_are_not_needed_again(llama: Path) -> None:
+    given = bench(llama, batch_tokens=200)
+    one = given.submit("one", A, B, max_tokens=30)
+    assert linker(given).blocks_needed(one) == 2 + 3 + 2
+    given.step()
+    two = given.submit("two", B, A, max_tokens=30)
+    assert linker(given).blocks_needed(two) == 2
+    copies = given.submit("copies", A, B, algorithm="epic:k=16", max_tokens=30)
+    assert linker(given).blocks_needed(copies) == linker(given)._links["copies"].need
+    plain = given.submit("plain", question=(7,) * 17, max_tokens=16)
+    assert linker(given).blocks_needed(plain) == 3
+    given.run()
+
+
+def test_a_compile_is_charged_to_the_request_that_needed_it_first(llama: Path) -> None:
+    """All of what it computes, also what it computes again because it lost its blocks."""
+    given = bench(llama, batch_tokens=32)
+    given.submit("one", C, tag="one")
+    given.submit("two", C, tag="two")
+    given.step()
+    own = next(r for r in given.scheduler.running if linker(given).is_own(r))
+    preempt(given, own)
+    given.scheduler.reset_prefix_cache()
+    given.run()
+    costs = {name: linker(given).take_cost(name) for name in ("one", "two")}
+    assert {name: cost.tokens.compiled for name, cost in costs.items()} == {"one": 96, "two": 0}
+    assert {name: cost.hits.chunk for name, cost in costs.items()} == {"one": 3, "two": 3}
+    assert linker(given).take_cost("one") is None
+
+
+def test_computed_blocks_that_were_found_are_counted(llama: Path) -> None:
+    given = bench(llama)
+    question = tuple(range(2 * BLOCK_SIZE + 3))
+    for name in ("one", "two"):
+        given.submit(name, A, question=question, tag=name)
+        given.run()
+    hits = [linker(given).take_cost(name).hits for name in ("one", "two")]
+    assert [(found.chunk, found.prefix) for found in hits] == [(2, 0), (2, 2)]
+    assert [record.hits for record in given.scheduler.chunk_store] == [1]
+    given.submit("copies", A, question=question, algorithm="epic:k=16", tag="copies")
+    given.run()
+    found = linker(given).take_cost("copies").hits
+    assert (found.chunk, found.copied, found.prefix) == (0, 2, 0)
+
+
+def test_waiting_requests_know_the_slots_that_they_will_compute(llama: Path) -> None:
+    given = bench(llama)
+    given.submit("one", A, tag="one")
+    assert linker(given).new_slots("one") == 2 * BLOCK_SIZE + BLOCK_SIZE
+    given.run()
+    given.submit("two", A, B, tag="two")
+    assert linker(given).new_slots("two") == 3 * BLOCK_SIZE + BLOCK_SIZE
+    given.submit("plain")
+    assert linker(given).new_slots("plain") is None
+    given.run()
+
+
+def test_a_cost_is_that_of_the_first_time(llama: Path) -> None:
+    """A request that starts over finds its own blocks, which the cache did not have before."""
+    given = bench(llama, batch_tokens=200)
+    request = given.submit("one", A, question=tuple(range(40)), tag="one", max_tokens=4)
+    given.step()
+    preempt(given, request)
+    given.run()
+    cost = linker(given).take_cost("one")
+    assert (cost.hits.prefix, cost.tokens.reused, cost.tokens.compiled) == (0, 32, 32)
+
+
+def test_a_request_that_starts_over_is_in_no_batch(llama: Path) -> None:
+    """It has its chunks, and does not wait until those of a new batch are compiled."""
+    given = bench(llama, batch_tokens=60, compile_order="batch")
+    request = given.submit("one", A, max_tokens=8)
+    for _ in range(3):
+        given.step()
+    preempt(given, request)
+    given.submit("two", C)
+    assert "one" in given.step().tokens
+    given.run()
+
+
+def test_a_compile_that_fails_ends_its_request_and_is_no_answer(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Linker, *_: Any) -> None:
+        raise RuntimeError("injected")
+
+    monkeypatch.setattr(Linker, "_charge", fail)
+    given = bench(llama)
+    given.submit("one", A)
+    given.submit("plain")
+    given.run()
+    assert given.ended.keys() == {"one", "plain"}
+    assert "injected" in given.ended["one"].stop_reason
+    assert given.free == 60
+    assert linker(given).idle
+
+
+def test_loaded_blocks_are_counted_for_the_request_that_waits(llama: Path) -> None:
+    given = bench(llama, tiers="host:1MiB")
+    given.submit("one", A)
+    given.run()
+    [record] = given.scheduler.chunk_store
+    given.step(TransferResults(stored={record.key}))
+    assert given.scheduler.reset_prefix_cache()
+    given.submit("two", A, tag="two")
+    [load] = given.schedule().commands.loads
+    assert [chunk.pages for chunk in load.chunks] == [(0, 1)]
+    served = {load.request_id: {"host": 2}}
+    given.finish(TransferResults(served=served), loaded={load.request_id})
+    given.run()
+    cost = linker(given).take_cost("two")
+    assert (cost.hits.tiers, cost.hits.chunk, cost.tokens.compiled) == ({"host": 2}, 2, 0)
+
+
+@pytest.mark.parametrize("algorithms", [("epic:k=16", "naive"), ("epic:k=16", "epic:k=4")])
+def test_a_chunk_that_one_request_maps_stays(llama: Path, algorithms: tuple[str, str]) -> None:
+    """Those that are only copied leave the pool once a tier has them."""
+    given = bench(llama, tiers="host:1MiB", batch_tokens=16)
+    for name, algorithm in enumerate(algorithms):
+        given.submit(str(name), A, algorithm=algorithm)
+    given.run()
+    whole = [record.whole for record in given.scheduler.chunk_store]
+    assert whole == [True] * ("naive" in algorithms)

@@ -1,0 +1,157 @@
+"""Schedulers without engines: what requests find in their blocks, and what is left of them."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kv_contents import Tiers, Workers
+from scheduler_bench import bench
+from vllm.v1.request import RequestStatus
+
+from picbench.engines.vllm.scheduler.block_ledger import BlockLedger
+from picbench.engines.vllm.settings import REJECTED
+
+ALGORITHMS = [
+    *["naive", "mepic", "epic:k=16", "epic:k=4"],
+    *["epic:k=16:copy=shared", "naive:anchored=on", "cacheblend:r=0.15", "prefix", "full"],
+]
+
+
+class Storm:
+    """Requests over few chunks and few blocks, ended and started over at random."""
+
+    def __init__(self, seed: int, model: Path) -> None:
+        self.dice = random.Random(seed)
+        ahead, tiers = self.dice.random() < 0.5, self.dice.choice(["", "host:1MiB", "disk:/x:1MiB"])
+        self.bench = bench(
+            model,
+            blocks=self.dice.choice([24, 30, 40]),
+            batch_tokens=self.dice.choice([24, 64, 200]),
+            ahead=ahead,
+            policy=self.dice.choice(["fcfs", "priority"]),
+            tiers=tiers,
+            compile_order=self.dice.choice(["head", "batch", "isps"]),
+        )
+        self.scheduler: Any = self.bench.scheduler
+        self.free = self.bench.free
+        self.ledger = BlockLedger(self.scheduler)
+        self.workers = Workers(self.scheduler, Tiers(6 * bool(tiers), self.dice))
+        begin = tuple(range(100, 116))
+        chunks = [tuple(range(200 * n, 200 * n + self.dice.randint(1, 60))) for n in range(1, 8)]
+        # Some begin alike.
+        self.chunks = [*chunks, *((*begin, *chunk[:20]) for chunk in chunks[:3])]
+
+    def run(self, requests: int) -> dict[str, Any]:
+        scheduler, number, answers = self.scheduler, 0, []
+        steps = 0
+        while number < requests or scheduler.requests:
+            steps += 1
+            assert steps < 100 * requests, [*scheduler.requests]
+            while number < requests and len(scheduler.requests) < 12:
+                self._submit(number)
+                number += 1
+            step = self.bench.schedule()
+            answers.append(self.workers.run(step))
+            self.workers.check(step)
+            if len(self.bench._steps) > self.bench.ahead:
+                results, loaded, failed = answers.pop(0)
+                self.bench.finish(results, loaded=loaded, failed=failed)
+            self._interfere()
+        for results, loaded, failed in answers:
+            self.bench.finish(results, loaded=loaded, failed=failed)
+        return self.bench.ended
+
+    def _submit(self, number: int) -> None:
+        chunks = self.dice.choices(self.chunks, k=self.dice.randint(1, 4))
+        self.bench.submit(
+            str(number),
+            *chunks,
+            question=tuple(range(3, 4 + self.dice.randint(0, 25))),
+            algorithm=self.dice.choice(ALGORITHMS),
+            max_tokens=self.dice.choice([1, 2, 20, 60]),
+            priority=self.dice.randint(0, 2),
+        )
+
+    def _interfere(self) -> None:
+        if self.scheduler.requests and self.dice.random() < 0.05:
+            name = self.dice.choice(sorted(self.scheduler.requests))
+            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        if self.dice.random() < 0.01 and not self.scheduler.kv_holding_waiting:
+            self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_storm_reads_what_it_should_and_leaks_nothing(llama: Path, seed: int) -> None:
+    storm = Storm(seed, llama)
+    ended = storm.run(60)
+    assert len(ended) > 20
+    errors = [output.stop_reason for output in ended.values() if output.stop_reason]
+    assert all("raise `kv_blocks`" in error for error in errors)
+    assert storm.bench.free == storm.free
+    assert storm.scheduler.linker.idle
+
+
+def test_a_request_is_rejected_only_if_blocks_are_short(llama: Path) -> None:
+    given = bench(llama, blocks=40, on_pressure="reject")
+    given.submit("thirty", question=(7,) * 470, max_tokens=10)
+    given.submit("ten", question=(7,) * 150, max_tokens=10)
+    given.submit("one", max_tokens=1)
+    given.step()
+    assert [*given.ended] == ["one"]
+    assert given.ended["one"].stop_reason == REJECTED
+    given.run()
+    assert given.ended.keys() == {"one", "ten", "thirty"}
+    assert given.free == 40
+
+
+def test_compiles_that_wait_are_no_requests_that_need_blocks(llama: Path) -> None:
+    given = bench(llama, blocks=40, batch_tokens=16, on_pressure="reject")
+    given.submit("busy", question=(7,) * 300)
+    given.step()
+    waits = given.submit("waits", tuple(range(100, 148)))
+    given.step()
+    linker = given.scheduler.linker
+    assert [request.request_id for request in given.scheduler.waiting if linker.is_own(request)]
+    room = given.free - linker.blocks_needed(waits)
+    given.submit("fits", question=(7,) * (16 * room - 1))
+    given.run()
+    assert {output.finish_reason.name for output in given.ended.values()} == {"LENGTH"}
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_request_is_linked_in_the_step_of_its_compile(llama: Path, policy: str) -> None:
+    given = bench(llama, policy=policy)
+    given.submit("one", tuple(range(100, 140)))
+    [tokens] = given.run()
+    assert [*tokens.values()] == [40, 2]
+
+
+def test_a_compile_is_as_urgent_as_the_request_that_waits_for_it(llama: Path) -> None:
+    given = bench(llama, batch_tokens=16, policy="priority")
+    chunk = tuple(range(100, 140))
+    given.submit("busy", question=(7,) * 64)
+    given.step()
+    given.submit("late", chunk, priority=9)
+    given.step()
+    given.submit("middle", question=(7,) * 20, priority=5)
+    given.submit("first", chunk, priority=1)
+    given.run()
+    assert [*given.ended] == ["busy", "first", "middle", "late"]
+
+
+@pytest.mark.parametrize(("said", "expected"), [(None, True), (False, False), (True, True)])
+def test_whether_a_model_has_reasoned_is_read_only_where_nobody_said(
+    llama: Path, said: bool | None, expected: bool
+) -> None:
+    given = bench(llama)
+    scheduler: Any = given.scheduler
+    reasoner = SimpleNamespace(is_reasoning_end=lambda tokens: list(tokens) == [7, 8])
+    scheduler.structured_output_manager._get_reasoner = lambda request: reasoner
+    asked = SimpleNamespace(reasoning_ended=said)
+    request: Any = SimpleNamespace(
+        request_id="one", structured_output_request=asked, prompt_token_ids=[7, 8]
+    )
+    scheduler._note_reasoning(request)
+    assert asked.reasoning_ended is expected
