@@ -338,14 +338,14 @@ class Linker:
         return [c for c in link.plan.canonicals if not self._available(c, link)]
 
     def _fitting(self, queue: "Sequence[Request]") -> "Iterator[tuple[Request, Link]]":
-        """The planned requests of a queue that fit the pool together, the first one in any case."""
+        """The planned requests of a queue that fit the pool together; each fits it alone."""
         room = self._pool.usable
-        for place, request in enumerate(queue):
+        for request in queue:
             link = self._links.get(request.request_id)
             if link is None or request.request_id in self._faults:
                 continue
             room -= link.need
-            if room < 0 and place:
+            if room < 0:
                 self._release(link)
             else:
                 yield request, link

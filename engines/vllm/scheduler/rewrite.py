@@ -76,7 +76,7 @@ def chunk_request(request_id: str, plan: Plan, parent: "Request") -> "Request":
 
 def correct_stats(request: "Request", plan: Plan, reused: int) -> None:
     """Set prompt and cached tokens to the user's counts, without pads and linked duplicates."""
-    if request.prefill_stats is not None and not request.num_preemptions:
+    if request.prefill_stats is not None:
         request.prefill_stats.set(
             num_prompt_tokens=plan.prompt_tokens,
             num_local_cached_tokens=min(reused, plan.prompt_tokens),
