@@ -172,8 +172,7 @@ class Linker:
             return 0, False
         # Blocks that are copied from must not be allocated as the ones that are copied into.
         self._hold(link)
-        remote = any(self._store.is_remote(c.key) for c in link.plan.canonicals)
-        return len(link.plan.copies) * self._block_size, remote
+        return len(link.plan.copies) * self._block_size, self._loads(link)
 
     def on_allocated(self, request: "Request", block_ids: tuple[int, ...], external: int) -> None:
         """Command the loads and copies that fill blocks allocated for `external` tokens."""
@@ -385,6 +384,20 @@ class Linker:
     def _release(self, link: Link) -> None:
         self._pool.release(list(link.held.values()))
         link.held.clear()
+
+    def _loads(self, link: Link) -> bool:
+        """Whether a tier fills any of a request's own blocks, as `_fill` commands it.
+
+        Chunks that begin alike have pages in common, which are copied or loaded for the first one:
+        of another nothing may be left to load, and a load that was not commanded never ends.
+        """
+        left = set(link.plan.copies)
+        for canonical in link.plan.canonicals:
+            pages = left.intersection(canonical.pages[i].name for i in canonical.used)
+            if pages and self._store.is_remote(canonical.key):
+                return True
+            left -= pages
+        return False
 
     def _fill(self, request: "Request", link: Link, blocks: tuple[int, ...]) -> None:
         """Command what fills a request's own blocks: copies of pool blocks, or loads."""

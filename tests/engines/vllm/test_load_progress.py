@@ -100,3 +100,22 @@ def test_a_request_whose_load_has_ended_gets_its_blocks(engine: Engine, draw: An
         found = results(engine, tags)
     assert [result.tokens for result in found] == expected
     engine.reset()
+
+
+def test_a_chunk_that_begins_like_another_is_copied_with_it(engine: Engine, draw: Any) -> None:
+    """The tier refuses the longer one, whose pages in the pool are all that the shorter one has."""
+    longer = Chunk(tokens=draw(8 * 16, 110))
+    shorter = Chunk(tokens=longer.tokens[:32])
+    both = Request([longer, shorter, Text(tokens=draw(5, 111))], "epic:k=4")
+    expected = alone(engine, [both])
+    with using_tiers(engine, Far(capacity=4 * engine.describe()["block_bytes"])):
+        for chunk in (shorter, longer):
+            results(engine, submit(engine, Request([chunk, Text(tokens=draw(5, 112))], "epic:k=4")))
+        assert engine.cache.tiers[0].objects == 1
+        submit(engine, both)
+        # Nothing is compiled or loaded: the prompt and the second token take a step each.
+        [found] = [result for _ in range(9) for result in engine.step().values()]
+    assert found.tokens == expected[0]
+    assert found.hits.copied
+    assert not found.hits.tiers
+    engine.reset()
