@@ -7,8 +7,8 @@ over, not blocked on, and is linked in the very step that schedules the last of 
 
 Progress under pressure: the request at the head of the queue, and no other, references the chunks
 that are already resident, so that they are not evicted while the others are on their way. It does
-not if requests whose loads have ended would then lack blocks: these go first. Chunks are requested
-only for as many waiting requests as fit the pool together.
+not if requests that run, or whose loads have ended, would then lack blocks: these go first. Chunks
+are requested only for as many waiting requests as fit the pool together.
 """
 
 from collections import Counter

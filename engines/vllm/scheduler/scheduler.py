@@ -105,7 +105,7 @@ class PicScheduler(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Request chunks, schedule, and tell the linker what was scheduled."""
-        self._hooks.before_schedule(self.waiting, self._needed_by_loaded())
+        self._hooks.before_schedule(self.waiting, self._needed_first())
         self._end_failed()
         output = super().schedule(throttle_prefills)
         fresh = [r.req_id for r in output.scheduled_new_reqs]
@@ -219,14 +219,17 @@ class PicScheduler(Scheduler):
         waiting = [r for r in self.waiting if not self.linker.is_own(r)]
         return sum(map(self.linker.blocks_needed, waiting)) > self._pool.available
 
-    def _needed_by_loaded(self) -> int:
-        """Blocks that requests still need whose loads have ended.
+    def _needed_first(self) -> int:
+        """Blocks that requests still need for their tokens so far and that vLLM schedules first.
 
-        vLLM schedules these first, and nothing after them as long as they do not get their blocks.
+        Nothing is scheduled after those whose loads have ended as long as they do not get their
+        blocks. Those that run would be preempted, start over, and lack the same blocks again.
         """
         receiving = self._receiving() - self.finished_recving_kv_req_ids
         loaded = (r for r in self.kv_holding_waiting if r.request_id not in receiving)
-        return sum(map(self._request_remaining_blocks, loaded))
+        # Scheduled ahead, they have a token more than is known.
+        ahead = sum(r.num_output_placeholders > 0 for r in self.running)
+        return sum(map(self._request_remaining_blocks, (*self.running, *loaded))) + ahead
 
     def _receiving(self) -> set[str]:
         return {

@@ -1,4 +1,4 @@
-"""Loads that fail or that wait for blocks never leave all requests waiting for each other."""
+"""Requests never keep each other from ending: by loads, or by blocks that they wait for."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,4 +118,28 @@ def test_a_chunk_that_begins_like_another_is_copied_with_it(engine: Engine, draw
     assert found.tokens == expected[0]
     assert found.hits.copied
     assert not found.hits.tiers
+    engine.reset()
+
+
+def test_a_prompt_of_several_steps_is_not_preempted_for_a_waiting_request(
+    engine: Engine, draw: Any
+) -> None:
+    """The next request has 7 of its 8 chunks in the pool, and references them while it waits.
+
+    The running one needs 18 blocks, of which the references leave 12. Preempted, it would start
+    over, find the same ones referenced in the second step, and be preempted again, for ever.
+    """
+    running = Request([Text(tokens=draw(18 * 16, 120))], "full")
+    chunks = [Chunk(tokens=draw(4 * 16, 130 + i)) for i in range(8)]
+    waiting = Request([*chunks, Text(tokens=draw(5, 121))], "naive")
+    expected = alone(engine, [running, waiting])
+    results(engine, submit(engine, Request([*chunks[:7], Text(tokens=draw(5, 122))], "naive")))
+    before = engine.preemptions
+    tags = submit(engine, running)
+    engine.step()
+    tags += submit(engine, waiting)
+    ended = [result for _ in range(9) for result in engine.step().items()]
+    assert engine.preemptions == before
+    assert [(tag, result.tokens) for tag, result in ended] == [(tags[0], expected[0])]
+    assert results(engine, tags[1:])[0].tokens == expected[1]
     engine.reset()
