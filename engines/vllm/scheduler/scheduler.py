@@ -76,6 +76,7 @@ class PicScheduler(Scheduler):
         self._pool = pool
         self._hits = PromptHits(self.kv_cache_manager, pool, self.block_size)
         coordinator = self.kv_cache_manager.coordinator
+        self._blocks_of = coordinator.single_type_managers[0].req_to_blocks
         self._tails = ChunkTails(coordinator, self.jobs, self.block_size)
         coordinator.cache_blocks = self._tails.cache_blocks  # type: ignore[method-assign]
         estimate = self._hits.estimate_cached_tokens
@@ -225,11 +226,22 @@ class PicScheduler(Scheduler):
         Nothing is scheduled after those whose loads have ended as long as they do not get their
         blocks. Those that run would be preempted, start over, and lack the same blocks again.
         """
+        if not self.waiting:
+            return 0
         receiving = self._receiving() - self.finished_recving_kv_req_ids
         loaded = (r for r in self.kv_holding_waiting if r.request_id not in receiving)
-        # Scheduled ahead, they have a token more than is known.
-        ahead = sum(r.num_output_placeholders > 0 for r in self.running)
-        return sum(map(self._request_remaining_blocks, (*self.running, *loaded))) + ahead
+        return sum(map(self._lacks, self.running)) + sum(
+            map(self._request_remaining_blocks, loaded)
+        )
+
+    def _lacks(self, request: Request) -> int:
+        """Blocks that a running request needs for its tokens, also those that no step has given.
+
+        What `_request_remaining_blocks` counts in five times the time: this is asked for each
+        running request in each step (70 us for 256 of them).
+        """
+        tokens = request.num_tokens + request.num_output_placeholders
+        return max(0, -(-tokens // self.block_size) - len(self._blocks_of[request.request_id]))
 
     def _receiving(self) -> set[str]:
         return {

@@ -52,6 +52,7 @@ class Storm:
             while number < requests and len(scheduler.requests) < 12:
                 self._submit(number)
                 number += 1
+            self._check_lacking()
             step = self.bench.schedule()
             answers.append(self.workers.run(step))
             self.workers.check(step)
@@ -62,6 +63,13 @@ class Storm:
         for results, loaded, failed in answers:
             self.bench.finish(results, loaded=loaded, failed=failed)
         return self.bench.ended
+
+    def _check_lacking(self) -> None:
+        """What vLLM counts, and the block of a token that is sampled ahead."""
+        for request in self.scheduler.running:
+            known = self.scheduler._request_remaining_blocks(request)
+            ahead = request.num_output_placeholders > 0
+            assert known <= self.scheduler._lacks(request) <= known + ahead
 
     def _submit(self, number: int) -> None:
         chunks = self.dice.choices(self.chunks, k=self.dice.randint(1, 4))
