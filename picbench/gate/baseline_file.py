@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from errno import EINVAL
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from pydantic import ValidationError
 from picbench.errors import ConfigError, InvalidRun
 from picbench.gate.baseline import SCHEMA, Baseline
 from picbench.names import closest
+from picbench.whole_files import write_whole
 
 #: Where baselines with a name are, below the current directory.
 FOLDER = Path("baselines")
@@ -70,15 +70,7 @@ def write_baseline(path: Path, baseline: Baseline) -> None:
     text = _to_yaml(values) if path.suffix in (".yaml", ".yml") else _to_json(values)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            # A draft would take the place of a device.
-            raise OSError(EINVAL, "not a regular file")
-        draft = path.with_name(f".{path.name}.tmp")
-        try:
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_whole(path, text.encode())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", hint="name another file") from error
 

@@ -4,7 +4,6 @@ import base64
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from errno import EINVAL
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from picbench.report.section_tables import (
     memory_table,
     provenance_table,
 )
+from picbench.whole_files import write_whole
 
 #: Characters for flipped answers, over all runs: with what else is there, a file below 5 MB.
 _ROOM = 2_500_000
@@ -71,13 +71,8 @@ def write_report(paths: Sequence[Path], output: Path, settings: ReportSettings) 
     runs of an unknown schema.
     """
     page = report_page(paths, settings)
-    draft = output.with_name(f".{output.name}.tmp")
     try:
-        if output.exists() and not (output.is_file() or output.is_dir()):
-            # A draft would take the place of a device.
-            raise OSError(EINVAL, "not a regular file")
-        draft.write_bytes(page.encode("utf-8", "backslashreplace"))
-        draft.replace(output)
+        write_whole(output, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
         raise ConfigError(
             f"`output` {output}: cannot be written: {error.strerror}", hint="name another file"

@@ -14,6 +14,7 @@ from picbench.output.tables.arm_columns import NOTHING, arm_columns
 from picbench.output.tables.frames import arms_frame
 from picbench.output.tables.table_formats import plain, short_caption, warnings_of
 from picbench.sweep.sweep_run import CellResult
+from picbench.whole_files import write_whole
 
 CSV = "sweep.csv"
 MARKDOWN = "sweep.md"
@@ -28,8 +29,8 @@ class SweepTable:
 
     def write(self, folder: Path) -> None:
         """Write both files; readers find the old ones or the new ones."""
-        _replace(folder / CSV, sweep_frame(self.results).to_csv(index=False))
-        _replace(folder / MARKDOWN, self.markdown())
+        write_whole(folder / CSV, sweep_frame(self.results).to_csv(index=False).encode())
+        write_whole(folder / MARKDOWN, self.markdown().encode())
 
     def markdown(self) -> str:
         """What the cells differ in and the columns of a run's table; then what is not complete."""
@@ -105,9 +106,3 @@ def _axis(result: CellResult, axis: str) -> Any:
 
 def _cell_text(value: Any) -> str:
     return NOTHING if value is None else str(value).replace("|", "\\|")
-
-
-def _replace(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)

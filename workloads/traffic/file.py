@@ -15,14 +15,13 @@ the token ids; the text is for readers, and to check that a model's tokenizer ma
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from errno import EINVAL
 from pathlib import Path
 from typing import Any
 
 from picbench.errors import ConfigError, DataError
+from picbench.whole_files import write_whole
 from picbench.workloads.prompts.tokens import Encoder, Tokenizer
 from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.traffic.draw import Stream
@@ -61,15 +60,9 @@ def write_requests(path: Path, header: Header, stream: Stream) -> str:
     body = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in _lines(stream)).encode()
     fingerprint = hashlib.sha256(body).hexdigest()
     head = {"format": FORMAT, "version": VERSION} | asdict(header) | {"sha256": fingerprint}
-    # Processes that measure parts of one plan write the same files.
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            # A draft would take the place of a device.
-            raise OSError(EINVAL, "not a regular file")
-        draft.write_bytes(json.dumps(head, ensure_ascii=False).encode() + b"\n" + body)
-        draft.replace(path)
+        write_whole(path, json.dumps(head, ensure_ascii=False).encode() + b"\n" + body)
     except OSError as error:
         raise ConfigError(
             f"`output` {path}: cannot be written: {error.strerror}", hint="name another file"

@@ -110,12 +110,12 @@ def test_a_disk_that_is_full_keeps_the_old_file(monkeypatch: pytest.MonkeyPatch)
     write_baseline(Path("b.json"), measured())
     before = Path("b.json").read_bytes()
 
-    def full(path: Path, text: str, **_: object) -> int:
-        path.write_bytes(text[:10].encode())
+    def full(path: Path, content: bytes) -> int:
+        path.write_text(content[:10].decode())
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+        patched.setattr(Path, "write_bytes", full)
         with pytest.raises(ConfigError, match=r"b\.json: No space left"):
             write_baseline(Path("b.json"), measured())
     assert {path.name: path.read_bytes() for path in Path().iterdir()} == {"b.json": before}
