@@ -32,6 +32,9 @@ from picbench.engines.vllm.transfer.tier_client import TierClient
 
 LOST, KEPT = b"lost", b"kept"
 
+#: The chunks of two loads.
+BEGUN = {"begun": KEPT, "not begun": LOST}
+
 
 class FarTiers:
     """A stack whose answers come when a test gives them, by default as they should be."""
@@ -171,6 +174,30 @@ def test_what_does_not_start_keeps_nothing_else_from_starting(
     missing = {"_store": ({LOST}, set(), set()), "_look_up": (set(), {KEPT}, set())}
     missing["_load"] = (set(), set(), {LOST})
     assert found == missing.get(failing, (set(), set(), set()))
+
+
+def test_a_step_that_is_given_up_reports_what_had_not_begun() -> None:
+    client = TierClient("")
+    client.register_kv_caches([torch.zeros(8, 1, 16, 4)])
+    tiers = FarTiers(answering=False)
+    client._chunks._stack = tiers  # type: ignore[assignment]
+    stores = [StoreCommand(KEPT, (1,)), StoreCommand(LOST, (2,))]
+    loads = [LoadCommand(name, (ChunkLoad(key, 1, (0,), (3,)),)) for name, key in BEGUN.items()]
+    copy = CopyCommand("copies", 1, 2)
+    # As if the step had failed after its first store and its first load.
+    client.start(TransferCommands(stores=stores[:1], loads=loads[:1]))
+    client.give_up(TransferCommands([LOST], stores, loads, [copy]))
+    results = client.take_results()
+    assert set(results.refused) == {LOST}
+    assert set(results.absent) == {LOST}
+    assert set(results.lost) == {LOST}
+    assert results.faults.keys() == {"begun", "not begun", "copies"}
+    assert client.finish_loads() == (set(), {"not begun"})
+    # The others end as they do.
+    while tiers.asked:
+        tiers.answer()
+    assert client.finish_loads() == ({"begun"}, set())
+    assert set(client.take_results().stored) == {KEPT}
 
 
 def test_a_value_passes_by_a_host_tier_that_is_too_small() -> None:
