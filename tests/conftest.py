@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -81,3 +82,17 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny_llama import write_llama
 
     return write_llama(tmp_path_factory.mktemp("llama"), head_dim=64, theta=10_000.0)
+
+
+@pytest.fixture
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], None]:
+    """(group, name, value) -> the package `stranger` has that entry point."""
+    info = tmp_path / "stranger-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(group: str, name: str, value: str) -> None:
+        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
+
+    return write

@@ -17,7 +17,7 @@ from picbench.run.progress import minutes
 from picbench.sweep.run_estimate import estimate_run
 
 #: What settings are that were not given, if not none.
-UNSET = {"columns": "LongBench's", "prompts": "picbench's own"}
+_UNSET = {"columns": "LongBench's", "prompts": "picbench's own"}
 
 
 def print_plan(job: Job, stream: TextIO) -> None:
@@ -109,4 +109,4 @@ def _state(output: Path) -> str:
 def _setting(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return UNSET.get(name, "none") if value is None else str(value)
+    return _UNSET.get(name, "none") if value is None else str(value)

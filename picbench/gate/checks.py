@@ -25,7 +25,7 @@ from picbench.statistics.non_inferiority import Loss
 ALPHA = 0.01
 
 #: Noise above this factor is shown as any.
-LARGEST_NOISE = 100
+_LARGEST_NOISE = 100
 
 
 class GateVerdict(StrEnum):
@@ -211,7 +211,7 @@ class _ArmChecks:
         message = f"{change.value:.3f}x, limit {limit:g}x"
         if reach is not None:
             # Of two samples or runs a t quantile is so large that its number says nothing.
-            most = f"{exp(reach):.3f}x" if reach < log(LARGEST_NOISE) else "any factor"
+            most = f"{exp(reach):.3f}x" if reach < log(_LARGEST_NOISE) else "any factor"
             message += f", noise up to {most}"
         return self._check(metric.name, verdict, metric.before, metric.after, message)
 

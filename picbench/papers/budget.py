@@ -23,7 +23,7 @@ class ReuseCost:
 #: Prompt tokens a second that are computed, and what else is one of reused chunks, by arm. CPU: two
 #: cores of an AMD EPYC, testbed model, README's demo. CUDA: H200, Llama-3.1-8B's shape, prompts of
 #: 1.9k tokens in 10 chunks, results/papers/minipic, and Mistral-7B's, 1.1k to 8.2k tokens in 2 to
-#: 16 chunks, results/papers/mepic: what they took is 0.6 to 1.4 of what is expected.
+#: 16 chunks, results/papers/mepic: what they took is 0.57 to 1.34 of what is expected.
 COMPUTED: Mapping[str, float] = {"cpu": 3_400, "cuda": 41_000}
 REUSED: Mapping[str, Mapping[str, ReuseCost]] = {
     "cpu": {"other": ReuseCost(0.0, 1 / 16_000)},
@@ -36,7 +36,8 @@ REUSED: Mapping[str, Mapping[str, ReuseCost]] = {
     },
 }
 
-#: Share of a full pool that is not of running requests: 0.11 to 0.23 in results/papers/mepic.
+#: Share of a full pool that is not of running requests, in the mean of a run: 0.08 to 0.27 in
+#: results/papers/mepic.
 _IDLE = 0.15
 
 #: Arms that compute what the same text does not precede.

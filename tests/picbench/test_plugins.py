@@ -51,20 +51,6 @@ class Abstract(ChunkAlgorithm):
     summary: ClassVar[str] = "no plan_chunk"
 
 
-@pytest.fixture
-def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
-    """(group, name, value) -> the package `stranger` has that entry point."""
-    info = tmp_path / "stranger-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def write(group: str, name: str, value: str) -> None:
-        (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {value}\n")
-
-    return write
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [

@@ -12,6 +12,20 @@ from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 ROOT = Path(__file__).parents[3]
 
+FACTS = TrafficFacts(
+    requests=10,
+    users=1,
+    mean_tokens=1000.0,
+    mean_chunks=10.0,
+    mean_chunk_tokens=100.0,
+    unique_chunks=10,
+    reuse=0.0,
+    fresh_tokens=100.0,
+    cached=0.0,
+    top_chunk=0.1,
+    rate=None,
+)
+
 
 def test_work_is_expected_to_take_as_much_longer_as_before() -> None:
     now = [0.0]
@@ -59,22 +73,7 @@ def test_loads_that_were_measured_took_about_as_long_as_expected() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_recurs_takes_less_time_than_what_is_new(device: str) -> None:
-    new, known = (
-        TrafficFacts(
-            requests=10,
-            users=1,
-            mean_tokens=1000.0,
-            mean_chunks=10.0,
-            mean_chunk_tokens=100.0,
-            unique_chunks=10,
-            reuse=0.0,
-            fresh_tokens=fresh,
-            cached=0.0,
-            top_chunk=0.1,
-            rate=None,
-        )
-        for fresh in (1000.0, 100.0)
-    )
+    new, known = (replace(FACTS, fresh_tokens=fresh) for fresh in (1000.0, 100.0))
     room = Room(100_000, 8)
     for arm in ("mepic", "epic:k=16", "cacheblend:r=0.15", "naive"):
         assert expected_arm(arm, known, device, room) < expected_arm(arm, new, device, room)
@@ -84,19 +83,8 @@ def test_what_recurs_takes_less_time_than_what_is_new(device: str) -> None:
 
 
 def test_what_a_pool_forgets_is_computed_again() -> None:
-    facts = TrafficFacts(
-        requests=300,
-        users=1,
-        mean_tokens=4000.0,
-        mean_chunks=10.0,
-        mean_chunk_tokens=390.0,
-        unique_chunks=500,
-        reuse=0.85,
-        fresh_tokens=600.0,
-        cached=0.0,
-        top_chunk=0.1,
-        rate=None,
-    )
+    facts = replace(FACTS, mean_tokens=4000.0, mean_chunk_tokens=390.0, fresh_tokens=600.0)
+    facts = replace(facts, requests=300, unique_chunks=500)
     large, small = Room(10_000_000, 128), Room(100_000, 128)
     full = expected_arm("full", facts, "cuda", small)
     assert full == expected_arm("full", facts, "cuda", large)

@@ -8,21 +8,9 @@ import pytest
 from picbench.errors import ConfigError
 from picbench.workloads import datasets
 
-Register = Callable[[str, str], None]
+GROUP = "picbench.datasets"
 
-
-@pytest.fixture
-def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
-    """(name, value) -> a package has that entry point."""
-    info = tmp_path / "stranger-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def write(name: str, value: str) -> None:
-        (info / "entry_points.txt").write_text(f"[picbench.datasets]\n{name} = {value}\n")
-
-    return write
+Register = Callable[[str, str, str], None]
 
 
 @pytest.mark.parametrize(
@@ -37,7 +25,7 @@ def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Register:
 def test_a_mistaken_data_set_leaves_the_others_listed(
     register: Register, value: str, message: str
 ) -> None:
-    register("mine", value)
+    register(GROUP, "mine", value)
     with pytest.raises(ConfigError, match=message):
         datasets.find("mine")
     listed = datasets.describe()
@@ -50,12 +38,12 @@ def test_an_unknown_metric_is_refused(register: Register, tmp_path: Path) -> Non
         "from picbench.workloads.datasets.musique import MuSiQue\n"
         "class Bleu(MuSiQue):\n    name, metric = 'bleu', 'bleu'\n"
     )
-    register("bleu", "pic_bleu:Bleu")
+    register(GROUP, "bleu", "pic_bleu:Bleu")
     with pytest.raises(ConfigError, match=r"no metric is called 'bleu' \(there are: f1, rouge-l\)"):
         datasets.find("bleu")
 
 
 def test_a_data_set_of_two_packages_is_refused(register: Register) -> None:
-    register("musique", "pathlib:Path")
+    register(GROUP, "musique", "pathlib:Path")
     with pytest.raises(ConfigError, match=r"'musique' is .* and .* in the group picbench.datasets"):
         datasets.names()
