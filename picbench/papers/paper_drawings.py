@@ -1,9 +1,9 @@
 """A paper's drawings: what of the evidence goes into each panel."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, mode, stdev
 
 from picbench.measure.frontier.row_intervals import RatioBootstrap, RowInterval
 from picbench.output.figures.paper_canvas import Panel
@@ -54,7 +54,18 @@ def _note(data: ExperimentData) -> str:
         if data.single_requests
         else f"Mean of {data.repeated} {data.repeats}, bars: sd."
     )
-    return f"{_origin(data)} {how}"
+    return " ".join((_origin(data), how, *_fewer(data)))
+
+
+def _fewer(data: ExperimentData) -> Iterator[str]:
+    """Points of fewer requests than most: what a whole load takes is less there."""
+    counts = {point.label: int(point.facts.get("requests") or 0) for point in data.points}
+    usual = mode(counts.values())
+    # Where every point has its own number, that is what the figure is about.
+    if len(set(counts.values())) < len(counts):
+        for label, count in counts.items():
+            if count < usual:
+                yield f"At {label}: {count} requests, not {usual}."
 
 
 def _origin(data: ExperimentData) -> str:

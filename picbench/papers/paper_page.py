@@ -172,9 +172,10 @@ def places_table(verdicts: Sequence[ClaimVerdict]) -> ReportTable:
             cell.interval.high if cell.interval else None,
             cell.verdict,
             cell.samples,
+            (verdict.run or "-").partition(":")[0],
         ]
         for verdict in verdicts
         for cell in verdict.cells
     ]
-    head = ("claim", "place", "quantity", "ours", "low", "high", "verdict", "n")
+    head = ("claim", "place", "quantity", "ours", "low", "high", "verdict", "n", "run")
     return ReportTable("places", "Every claim at every place", head, rows)

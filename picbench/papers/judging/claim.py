@@ -1,6 +1,7 @@
 """A published trend as something that measurements can decide."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -64,7 +65,8 @@ class NotMeasured(BaseModel):
 class Claim(BaseModel):
     """A trend that a paper prints: where, and in which words or numbers.
 
-    `note` says what a reader has to know about our answer, whatever it is.
+    `note` says what a reader has to know about our answer, whatever it is; `device_notes` what they
+    have to know about the answer that a device gave.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -74,8 +76,15 @@ class Claim(BaseModel):
     published: str
     judge: Annotated[ScoreQuantity | RunQuantity | NotMeasured, Field(discriminator="kind")]
     note: str = ""
+    device_notes: Mapping[Literal["cpu", "cuda"], str] = Field(default_factory=dict)
+
+    def on(self, device: str) -> Self:
+        """The claim with what is to be said of this device."""
+        notes = (self.note, *(text for name, text in self.device_notes.items() if name == device))
+        return self.model_copy(update={"note": " ".join(filter(None, notes)), "device_notes": {}})
 
     def model_post_init(self, _: Any) -> None:
         """Texts end up in cells of tables."""
-        if "|" in f"{self.claim}{self.source}{self.published}{self.note}":
+        texts = (self.claim, self.source, self.published, self.note, *self.device_notes.values())
+        if any("|" in text for text in texts):
             raise ValueError("a text of a claim has no vertical bar")

@@ -79,7 +79,7 @@ def _judge(claim: Claim, evidence: Evidence) -> Iterator[ClaimVerdict]:
             found = evidence.experiment(wanted.experiment)
             for data in found:
                 cells = _run_cells(wanted, data)
-                yield _verdict(claim, cells, _bounds(wanted), _run_of(data), "")
+                yield _verdict(claim.on(data.device), cells, _bounds(wanted), _run_of(data), "")
             if not found:
                 why = f"the experiment {wanted.experiment} has not been run"
                 yield _verdict(claim, [], _bounds(wanted), "", why)

@@ -40,7 +40,7 @@ def test_one_command_makes_every_table_and_figure(
     for name in ("table2-memory-cpu", "fig6-cpu", "fig8-cpu"):
         for suffix in ("svg", "png", "pdf"):
             assert (output / f"{name}.{suffix}").stat().st_size > 1000
-    for name in ("table1", "table2", "cpu-workloads-kinds", "cpu-chunks", "places"):
+    for name in ("table1-cpu", "table2-cpu", "cpu-workloads-kinds", "cpu-chunks", "places"):
         for suffix in ("md", "csv", "json"):
             assert (output / f"{name}.{suffix}").exists()
     page = (output / "README.md").read_text()
@@ -55,15 +55,15 @@ def test_printed_values_stand_beside_ours(
     bench: Bench, settings_file: Path, tmp_path: Path
 ) -> None:
     reproduce(bench, settings_file, tmp_path / "out", "--figure", "table2", "--figure", "table1")
-    found = rows(tmp_path / "out" / "table2.csv")
+    found = rows(tmp_path / "out" / "table2-cpu.csv")
     mepic, epic = (row for row in found if row["workload"] == "squad-like")
     assert (mepic["peak % (paper)"], mepic["peak % (paper) sd"]) == ("27.67", "0.05")
     assert (epic["peak % (paper)"], epic["peak % (paper) sd"]) == ("54.13", "0.21")
     assert mepic["peak referenced % (ours)"] == "8.0"
     assert epic["peak referenced % (ours)"] == "40.0"
-    assert "| 27.67 ± 0.05 |" in (tmp_path / "out" / "table2.md").read_text()
+    assert "| 27.67 ± 0.05 |" in (tmp_path / "out" / "table2-cpu.md").read_text()
     assert {row["peak % (paper)"] for row in found if row["workload"] == "ours-like"} == {""}
-    table1 = rows(tmp_path / "out" / "table1.csv")
+    table1 = rows(tmp_path / "out" / "table1-cpu.csv")
     assert (table1[0]["tokens (paper)"], table1[0]["reuse % (paper)"]) == ("2224", "84.9")
     assert (table1[0]["tokens (ours)"], table1[0]["tokens (ours) sd"]) == ("88.0", "0.0")
 

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from picbench.engines.ledger import KINDS, summarise
 from picbench.output.run_directory import RunDirectory
 from picbench.output.run_reader import HELD, Series, read_series
-from picbench.papers.experiments.experiment_data import SeedSpread
+from picbench.papers.experiments.experiment_data import ExperimentData, PointData, SeedSpread
+from picbench.papers.published import Published
 from picbench.papers.report_table import MeanCell, ReportTable
+from picbench.papers.tables import workload_table
 
 EXACT = st.integers(0, 16 * 50).map(lambda slots: slots / 16)
 
@@ -39,6 +41,29 @@ def test_means_are_numbers_in_files_and_text_for_readers(tmp_path: Path) -> None
     assert rows[2] == {"arm": "c", "time s": None, "time s sd": None}
     lines = (tmp_path / "t.md").read_text().splitlines()
     assert lines[4:7] == ["| a | 1,234.6 ± 0.2 |", "| b | 2.00 |", "| c | - |"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "like"),
+    [
+        ((1000, 2100), "of about the same length and reuse"),
+        ((1500, 3000), "of about the same reuse, but of 1.5 times its length"),
+        ((1000, 3000), "of about the same reuse, but of 1.0 to 1.5 times its length"),
+        ((500, 2000), "of about the same reuse, but of 0.5 to 1.0 times its length"),
+    ],
+)
+def test_workloads_of_other_lengths_say_so(tokens: tuple[int, int], like: str) -> None:
+    rows = {"short": {"tokens": 1000}, "long": {"tokens": 2000}}
+    published = Published("a paper", "a machine", "a model", {"table1": {"rows": rows}})
+    facts = {"requests": 3, "reuse": 0.5, "fresh_tokens": 10}
+    points = tuple(
+        PointData(label, 1, facts | {"mean_tokens": size}, {})
+        for label, size in zip(("short", "long", "ours"), (*tokens, 7), strict=True)
+    )
+    data = ExperimentData("mepic", "workloads", "cuda", "workload", {}, points)
+    table = workload_table(data, published)
+    assert table.name == "table1-cuda"
+    assert f"synthetic rows {like}." in table.notes[0]
 
 
 def test_series_are_what_the_run_wrote(tmp_path: Path) -> None:

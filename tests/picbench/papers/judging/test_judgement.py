@@ -49,6 +49,22 @@ def judged(claim: Claim, found: Evidence) -> ClaimVerdict:
     return verdict
 
 
+def test_a_device_has_notes_of_its_own() -> None:
+    judge = {"kind": "run", "experiment": "e", "metric": "time", "arm": "a", "most": 2}
+    content = {"claim": "c", "source": "s", "published": "p", "judge": judge, "note": "Both."}
+    noted = Claim.model_validate(content | {"device_notes": {"cpu": "One."}})
+    points = tuple(point("1", seed, 1.0, a=1.0 + seed / 100) for seed in (1, 2, 3))
+    made = {
+        (device, "e"): ExperimentData("mepic", "e", device, "x", CONDITIONS, points)
+        for device in ("cpu", "cuda")
+    }
+    first, second = judge_all([noted], Evidence(made, {}))
+    assert first.why == "Holds at 1. Both. One."
+    assert second.why == "Holds at 1. Both."
+    with pytest.raises(ValueError, match="tpu"):
+        Claim.model_validate(content | {"device_notes": {"tpu": "Two."}})
+
+
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [(1.1, 1.9, "holds"), (0.5, 0.9, "fails"), (2.1, 3.0, "fails"), (0.9, 1.5, "undecided")],
