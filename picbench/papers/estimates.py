@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from picbench.inputs.traffic_file import TrafficWriter
+from picbench.inputs.traffic_file import TrafficWriter, Written
 from picbench.measure.frontier.arm_sets import ARMS_OF
 from picbench.output.run_directory import MANIFEST
 from picbench.papers.budget import (
@@ -18,6 +18,7 @@ from picbench.papers.budget import (
     expected_load,
     latency_serves,
 )
+from picbench.papers.experiments.load_experiment import identity_of
 from picbench.papers.experiments.point_store import StoredPoint
 from picbench.papers.paper_settings import Point, ScoreSettings, points
 from picbench.papers.reproduction import Reproduction
@@ -89,12 +90,13 @@ def _load(
     kinds: set[object],
     writer: TrafficWriter,
 ) -> Estimate:
-    left = [point for point in found if not _complete(plan, point)]
     sizes: dict[str, TrafficFacts] = {}
     with TemporaryDirectory(prefix="picbench-") as folder:
+        file = Path(folder, "requests.jsonl")
+        left = [point for point in found if not _complete(plan, point, writer, file)]
         for point in left:
             if point.label not in sizes:
-                sizes[point.label] = _size(point, writer, Path(folder))
+                sizes[point.label] = _write(point, writer, file).facts
     wanted = {_engines(point) for point in left}
     starts = len(wanted - kinds) * START[plan.device]
     kinds |= wanted
@@ -133,14 +135,15 @@ def _tokens(facts: TrafficFacts) -> float:
     return facts.mean_tokens * facts.requests
 
 
-def _size(point: Point, writer: TrafficWriter, folder: Path) -> TrafficFacts:
-    model = models.resolve(point.run["model"])
-    return writer.write(folder / "requests.jsonl", point.traffic, model).facts
+def _write(point: Point, writer: TrafficWriter, file: Path) -> Written:
+    return writer.write(file, point.traffic, models.resolve(point.run["model"]))
 
 
-def _complete(plan: Reproduction, point: Point) -> bool:
+def _complete(plan: Reproduction, point: Point, writer: TrafficWriter, file: Path) -> bool:
+    """Whether the point is measured; ConfigError for one with other settings or requests."""
     if plan.store.has(point.name):
-        return True
+        written = _write(point, writer, file)
+        return plan.store.find(point.name, identity_of(point, written)) is not None
     path = plan.output / "runs" / point.name / MANIFEST
     return path.exists() and json.loads(path.read_bytes())["status"] == "complete"
 

@@ -114,7 +114,7 @@ class LatencyRun:
         if found["settings"] != self._identity:
             raise ConfigError(
                 f"{self._path}: measured with other settings",
-                hint="name another folder with `output`",
+                hint="remove it, or name another folder with `output`",
             )
         self._done, self._facts = found["points"], found["facts"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from picbench.arms.shared_engines import SharedEngines, shareable
 from picbench.engines.config import EngineConfig
 from picbench.errors import ConfigError
-from picbench.inputs.traffic_file import TrafficWriter
+from picbench.inputs.traffic_file import TrafficWriter, Written
 from picbench.output.run_directory import MANIFEST
 from picbench.output.run_reader import read_run
 from picbench.papers.budget import START, TimeBudget, expected_load
@@ -150,14 +150,11 @@ class LoadPlan:
 
     def _plan(self, point: Point, missing: bool) -> PlannedRun:
         requests = self.output / "requests" / f"{point.name}.jsonl"
-        model = models.resolve(point.run["model"])
-        written = self.writer.write(requests, point.traffic, model)
+        written = self.writer.write(requests, point.traffic, models.resolve(point.run["model"]))
         directory = self.output / "runs" / point.name
-        context = point.run["context"] or model.context
         files = {"requests": str(requests), "output": str(directory)}
-        wanted = {**point.run, "context": context, "algo": point.arms, **files}
-        decisive = {name: wanted[name] for name in _DECISIVE if name in wanted}
-        identity = decisive | {"algo": list(point.arms), "requests": written.fingerprint}
+        wanted = _run_settings(point) | files
+        identity = identity_of(point, written)
         stored = self.store.find(point.name, identity)
         job = None
         if missing and stored is None and not _is_complete(directory, wanted, written.fingerprint):
@@ -165,6 +162,18 @@ class LoadPlan:
             services, shared = self.services, point.device == "cuda"
             job = prepare(config, services.load, services.memory, shared=shared)
         return PlannedRun(point, written.facts, identity, directory, job, stored)
+
+
+def identity_of(point: Point, written: Written) -> dict[str, Any]:
+    """What tells whether a measured point is the wanted one: its settings and its requests."""
+    wanted = _run_settings(point)
+    decisive = {name: wanted[name] for name in _DECISIVE if name in wanted}
+    return decisive | {"algo": list(point.arms), "requests": written.fingerprint}
+
+
+def _run_settings(point: Point) -> dict[str, Any]:
+    context = point.run["context"] or models.resolve(point.run["model"]).context
+    return {**point.run, "context": context, "algo": point.arms}
 
 
 def _groups(runs: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
@@ -211,7 +220,8 @@ def _is_complete(directory: Path, wanted: Mapping[str, Any], fingerprint: str) -
     )
     if not same:
         raise ConfigError(
-            f"{directory}: a run with other settings", hint="name another folder with `output`"
+            f"{directory}: a run with other settings",
+            hint="remove it, or name another folder with `output`",
         )
     if manifest["status"] == "complete":
         return True

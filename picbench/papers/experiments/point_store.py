@@ -47,7 +47,7 @@ class PointStore:
         if dict(found.identity) != dict(identity):
             raise ConfigError(
                 f"{self._path(name)}: a run with other settings",
-                hint="name another folder with `output`",
+                hint="remove it, or name another folder with `output`",
             )
         return found
 

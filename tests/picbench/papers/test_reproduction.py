@@ -117,6 +117,21 @@ def test_a_dry_run_counts_what_is_left(bench: Bench, settings_file: Path, tmp_pa
     assert again.order == []
 
 
+def test_a_dry_run_says_what_the_run_would_refuse(
+    bench: Bench, settings_file: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    assert reproduce(bench, settings_file, output, "--figure", "fig8").exit_code == 0
+    settings_file.write_text(settings_file.read_text().replace("pool: 8", "pool: 9"))
+    refused = [
+        reproduce(Bench(), settings_file, output, "--figure", "fig8", *dry)
+        for dry in ([], ["--dry-run"])
+    ]
+    assert [result.exit_code for result in refused] == [2, 2]
+    assert "cpu-chunks-2-seed1.json: a run with other settings" in refused[1].stderr
+    assert refused[0].stderr == refused[1].stderr
+
+
 def test_complete_points_are_not_measured_again(
     bench: Bench, settings_file: Path, tmp_path: Path
 ) -> None:
