@@ -11,7 +11,6 @@ from picbench.statistics.non_inferiority import (
     Loss,
     clusters_without_loss,
     judge_loss,
-    unseen_share,
 )
 from picbench.statistics.paired import Paired, paired_difference, paired_ratio
 from picbench.statistics.power import samples_for_width, samples_to_decide
@@ -185,10 +184,10 @@ def _score(
 def _needed(change: Paired, margin: float | None) -> int | None:
     if margin is None:
         return samples_for_width(change, POINT)
-    if unseen_share(change) is not None:
-        return clusters_without_loss(margin)
     distance = change.value + margin
-    return samples_to_decide(change, distance) if distance else None
+    needed = samples_to_decide(change, distance) if distance else None
+    # Samples that did not lose do not say how many others do.
+    return needed if change.lower else max(needed or 0, clusters_without_loss(margin))
 
 
 def _times(pairs: Pairs, apart: bool, seed: int) -> Iterator[MetricChange]:

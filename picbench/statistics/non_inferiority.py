@@ -3,14 +3,16 @@
 Non-inferiority puts the burden of proof on the new measurement: its whole interval has to be above
 the margin (CPMP, "Points to consider on switching between superiority and non-inferiority", 2000).
 
-An interval from samples that all agree has no width. That none of n lost says only that few of all
+An interval knows only what it was made from. That none of n lost says no more than that few of all
 do: with 95 % confidence a share of at most 1 - 0.05 ** (1 / n), about 3 / n (Hanley, Lippman-Hand,
-"If Nothing Goes Wrong, Is Everything All Right?", JAMA 249, 1983).
+"If Nothing Goes Wrong, Is Everything All Right?", JAMA 249, 1983). Samples that won do not change
+that, so bounds allow for such a share on the side on which nothing was seen.
 """
 
 from enum import StrEnum
 from math import ceil, log
 
+from picbench.statistics.bootstrap import Interval
 from picbench.statistics.paired import Paired
 
 
@@ -28,21 +30,42 @@ class Loss(StrEnum):
 
 def unseen_share(change: Paired) -> float | None:
     """The share of clusters that may lose although none of these changed; None where some did."""
-    return None if change.higher or change.lower else 1 - 0.05 ** (1 / change.clusters)
+    return None if change.higher or change.lower else _unseen(change)
+
+
+def loss_bounds(change: Paired) -> Interval | None:
+    """Bounds, of 95 % confidence each, of a mean difference of scores from 0 to 1.
+
+    Where no sample lost, the share of clusters that may all the same counts as lost in full; where
+    none won, as won. None for a single cluster.
+    """
+    if change.one_sided is None:
+        return None
+    low, high, share = change.one_sided.low, change.one_sided.high, _unseen(change)
+    return Interval(
+        low if change.lower else (1 - share) * low - share,
+        high if change.higher else (1 - share) * high + share,
+        change.one_sided.level,
+    )
 
 
 def clusters_without_loss(margin: float) -> int:
-    """How many clusters without a change rule out a loss of `margin`, between 0 and 1."""
-    return ceil(log(0.05) / log(1 - margin))
+    """How many clusters without a loss rule out one of `margin`, above 0 and up to 1."""
+    return ceil(log(0.05) / log(1 - margin)) if margin < 1 else 1
 
 
 def judge_loss(change: Paired, margin: float) -> Loss:
     """Whether a difference of scores from 0 to 1 is a loss of less than `margin`, if positive."""
     if margin <= 0:
         raise ValueError("a margin is positive")
-    bounds, unseen = change.one_sided, unseen_share(change)
-    if bounds is None or (unseen is not None and unseen >= margin):
+    bounds = loss_bounds(change)
+    if bounds is None:
         return Loss.UNKNOWN
     if bounds.low > -margin:
         return Loss.WITHIN
     return Loss.BEYOND if bounds.high < -margin else Loss.UNKNOWN
+
+
+def _unseen(change: Paired) -> float:
+    """The share of clusters that may do what none of these did."""
+    return float(1 - 0.05 ** (1 / change.clusters))

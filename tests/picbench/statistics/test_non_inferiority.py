@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from scipy import stats  # type: ignore[import-untyped]
 
-from picbench.statistics.non_inferiority import Loss, judge_loss
+from picbench.statistics.non_inferiority import Loss, clusters_without_loss, judge_loss
 from picbench.statistics.paired import Paired, paired_difference
 
 
@@ -23,6 +24,10 @@ def flips(total: int, lost: int, won: int = 0) -> Paired:
         (flips(1000, 60), Loss.BEYOND),
         (flips(50, 1), Loss.UNKNOWN),
         (flips(1000, 0, won=40), Loss.WITHIN),
+        (flips(13, 0, won=1), Loss.UNKNOWN),
+        (flips(297, 0, won=1), Loss.UNKNOWN),
+        (flips(2, 2), Loss.UNKNOWN),
+        (flips(100, 100), Loss.BEYOND),
     ],
 )
 def test_a_loss_is_within_beyond_or_unknown(change: Paired, expected: Loss) -> None:
@@ -38,6 +43,31 @@ def test_a_loss_of_exactly_the_margin_is_rarely_called_small() -> None:
         found = paired_difference([0.0] * 80, changes.tolist(), seed=trial)
         calls += judge_loss(found, 0.05) is Loss.WITHIN
     assert calls / 300 <= 0.088
+
+
+@pytest.mark.parametrize(
+    ("samples", "won", "margin"),
+    [(2, 0.45, 0.05), (5, 0.3, 0.01), (14, 0.05, 0.01), (20, 0.1, 0.05)],
+)
+def test_neither_verdict_is_wrong_too_often(samples: int, won: float, margin: float) -> None:
+    """Answers right or wrong, a loss of exactly the margin: all that can happen, by its chance."""
+    lost, within, beyond = won + margin, 0.0, 0.0
+    for wins in range(samples + 1):
+        for losses in range(samples + 1 - wins):
+            same = samples - wins - losses
+            chance = stats.multinomial.pmf(
+                [wins, losses, same], samples, [won, lost, 1 - won - lost]
+            )
+            if chance > 1e-4:
+                found = judge_loss(flips(losses + same, losses, wins), margin)
+                within += chance * (found is Loss.WITHIN)
+                beyond += chance * (found is Loss.BEYOND)
+    assert max(within, beyond) < 0.06
+
+
+def test_the_whole_score_is_a_margin_too() -> None:
+    assert clusters_without_loss(1.0) == 1
+    assert judge_loss(flips(2, 0), 1.0) is Loss.WITHIN
 
 
 def test_one_cluster_says_nothing() -> None:
