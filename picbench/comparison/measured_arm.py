@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, InvalidRun
 from picbench.output.run_reader import Run
 from picbench.output.sample_row import SampleRow
 from picbench.output.summary import ArmSummary, computed_tokens
@@ -60,14 +60,24 @@ class MeasuredArm:
 
 
 def measured_arms(run: Run) -> dict[str, MeasuredArm]:
-    """The arms of a run by name, in its order. Raises ConfigError for a run without a row."""
+    """The arms of a run by name, in its order.
+
+    Raises ConfigError for a run without a row, InvalidRun for one that lacks some of its rows.
+    """
     rows: dict[str, list[SampleRow]] = {}
     for row in run.rows:
         rows.setdefault(row.arm, []).append(row)
     if not rows:
         raise ConfigError(f"{run.path}: has no rows", hint="run it again")
     summary = run.summary
-    return {name: _measure(name, found, summary.get(name)) for name, found in rows.items()}
+    for name, arm in summary.items():
+        found = len(rows.get(name, ()))
+        if found < arm.requests:
+            raise InvalidRun(
+                f"{run.path}: has {found} rows of {name}, and measured {arm.requests}",
+                hint="restore its files, or measure anew",
+            )
+    return {name: _measure(name, own, summary.get(name)) for name, own in rows.items()}
 
 
 def _measure(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> MeasuredArm:

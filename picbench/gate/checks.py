@@ -91,7 +91,8 @@ def check_run(run: Run, baseline: Baseline, name: str) -> GateResult:
     hardware = mismatches(baseline.conditions.hardware, conditions_of(run.manifest).hardware)
     checks = judge_arms(arms, baseline, times=not hardware)
     more = [arm for arm in arms if arm not in baseline.arms]
-    return GateResult(str(run.path), name, checks, tuple(_notes(baseline, hardware, more)))
+    notes = (*_notes(baseline, hardware, more), *_unknown(baseline))
+    return GateResult(str(run.path), name, checks, notes)
 
 
 def judge_arms(
@@ -138,6 +139,17 @@ def _notes(baseline: Baseline, hardware: list[Mismatch], more: list[str]) -> Ite
         yield "The baseline is from one run, so that drift between runs is unknown: save several."
 
 
+def _unknown(baseline: Baseline) -> Iterator[str]:
+    """What has a threshold, and is in no arm of the baseline."""
+    arms, thresholds = baseline.arms.values(), baseline.thresholds
+    scored = any(score is not None for arm in arms for score in arm.scores)
+    lacking = ["score"] if thresholds.score and not scored else []
+    lacking += [t for t in thresholds.times if not any(any(arm.times.get(t, ())) for arm in arms)]
+    lacking += [c for c in thresholds.counters if all(arm.total(c) is None for arm in arms)]
+    if lacking:
+        yield f"Not checked, as the baseline has none: {', '.join(lacking)}."
+
+
 class _ArmChecks:
     """The checks of one arm."""
 
@@ -157,7 +169,8 @@ class _ArmChecks:
         self._judges_times = times
 
     def checks(self) -> Iterator[Check]:
-        """Counts, scores, times."""
+        """Counts, scores, times, and what the baseline has of them and the run does not."""
+        yield from self._lacking()
         for name, tolerance in self._thresholds.counters.items():
             counter = self._comparison.counter(name)
             if counter is not None:
@@ -171,6 +184,18 @@ class _ArmChecks:
                 yield self._score(metric, self._thresholds.score.margin)
             elif metric.name in self._thresholds.times:
                 yield self._time(metric, self._thresholds.times[metric.name])
+
+    def _lacking(self) -> Iterator[Check]:
+        """Samples and times that the baseline has and the run does not: these cannot pass."""
+        before, after = len(self._saved.samples), self._comparison.pairs
+        if after < before:
+            message = f"{before:,} in the baseline, {after:,} of them answered now"
+            yield self._check("samples", GateVerdict.INCONCLUSIVE, before, after, message)
+        for name in self._thresholds.times:
+            times = [time for time in self._saved.times.get(name, ()) if time]
+            if times and self._comparison.metric(name) is None:
+                message = f"measured of {len(times):,} before, of none of these now"
+                yield self._check(name, GateVerdict.INCONCLUSIVE, len(times), None, message)
 
     def _count(self, counter: CounterChange, tolerance: float) -> Check:
         away = abs(counter.after - counter.before)

@@ -206,6 +206,23 @@ def test_a_count_that_is_no_longer_given_is_inconclusive(baseline: Baseline) -> 
     assert (lost.after, lost.before > 0) == (None, True)
 
 
+def test_times_that_are_no_longer_measured_are_inconclusive(baseline: Baseline) -> None:
+    arms = possible_run(0)
+    untimed = dict.fromkeys(arms["mepic"].times, (None,) * 600)
+    checks = check({**arms, "mepic": replace(arms["mepic"], times=untimed)}, baseline)
+    times = ("ttft_ms", "tpot_ms", "ttft_vs_full", "tpot_vs_full")
+    assert found(checks, INCONCLUSIVE) == [("mepic", time) for time in times]
+
+
+def test_samples_that_are_not_answered_do_not_pass() -> None:
+    """Whatever else is checked: here nothing is that a smaller run could fail."""
+    saved = save([possible_run(1000)], Thresholds(score=ScoreThreshold(margin=0.02)))
+    checks = check(possible_run(1000, size=590), saved)
+    assert found(checks, INCONCLUSIVE) == [("full", "samples"), ("mepic", "samples")]
+    assert checks[0].message == "600 in the baseline, 590 of them answered now"
+    assert check(possible_run(1000, size=610), saved) == check(possible_run(1000), saved)
+
+
 def test_a_higher_peak_of_blocks_is_caught(baseline: Baseline) -> None:
     arms = possible_run(0)
     totals = {**arms["mepic"].totals, "peak_blocks": arms["mepic"].totals["peak_blocks"] + 1}

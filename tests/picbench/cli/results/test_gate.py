@@ -118,6 +118,40 @@ def test_an_interrupted_run_is_exit_3(baseline: str, tmp_path: Path) -> None:
     assert invoke("baseline", "save", new, "other").exit_code == 3
 
 
+def test_a_run_that_lacks_rows_is_exit_3(baseline: str, tmp_path: Path) -> None:
+    new = run(tmp_path / "new")
+    rows = (tmp_path / "new/samples.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "new/samples.jsonl").write_bytes(b"".join(rows[:-3]))
+    done = invoke("gate", new, "--baseline", baseline)
+    assert done.exit_code == 3
+    assert "rows of" in done.stderr
+    assert "and measured 20" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert invoke("compare", str(tmp_path / "old"), new).exit_code == 3
+
+
+def test_a_score_that_is_no_number_is_exit_2(baseline: str, tmp_path: Path) -> None:
+    new = run(tmp_path / "new")
+    rows = (tmp_path / "new/samples.jsonl").read_text("utf-8")
+    (tmp_path / "new/samples.jsonl").write_text(rows.replace('"score": 1.0', '"score": NaN', 1))
+    done = invoke("gate", new, "--baseline", baseline)
+    assert done.exit_code == 2
+    assert "samples.jsonl: cannot be read: line 1 is no JSON" in done.stderr
+
+
+def test_what_the_baseline_has_none_of_is_said(baseline: str, tmp_path: Path) -> None:
+    alone = run(tmp_path / "alone", "--algo", "mepic")
+    assert invoke("baseline", "save", alone, "alone").exit_code == 0
+    done = invoke("gate", alone, "--baseline", "alone")
+    assert done.exit_code == 0
+    note = "Not checked, as the baseline has none: ttft_vs_full, tpot_vs_full."
+    assert note in done.stdout
+    assert (
+        "as the baseline has none"
+        not in invoke("gate", str(tmp_path / "old"), "--baseline", baseline).stdout
+    )
+
+
 def test_inconclusive_is_exit_5_if_strict_and_else_0(baseline: str, tmp_path: Path) -> None:
     """One lost answer of 20 is 5 points, and may be chance."""
     new = run(tmp_path / "new", mepic=ForgetfulEngine("mepic"))
