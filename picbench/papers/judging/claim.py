@@ -78,9 +78,10 @@ class Claim(BaseModel):
     note: str = ""
     device_notes: Mapping[Literal["cpu", "cuda"], str] = Field(default_factory=dict)
 
-    def on(self, device: str) -> Self:
-        """The claim with what is to be said of this device."""
-        notes = (self.note, *(text for name, text in self.device_notes.items() if name == device))
+    def on(self, device: str, gaps: str) -> Self:
+        """The claim with what is to be said of this device, and of `gaps` in what it measured."""
+        own = (text for name, text in self.device_notes.items() if name == device)
+        notes = (gaps, self.note, *own)
         return self.model_copy(update={"note": " ".join(filter(None, notes)), "device_notes": {}})
 
     def model_post_init(self, _: Any) -> None:

@@ -79,7 +79,8 @@ def _judge(claim: Claim, evidence: Evidence) -> Iterator[ClaimVerdict]:
             found = evidence.experiment(wanted.experiment)
             for data in found:
                 cells = _run_cells(wanted, data)
-                yield _verdict(claim.on(data.device), cells, _bounds(wanted), _run_of(data), "")
+                noted = claim.on(data.device, _gaps(wanted, data, cells))
+                yield _verdict(noted, cells, _bounds(wanted), _run_of(data), "")
             if not found:
                 why = f"the experiment {wanted.experiment} has not been run"
                 yield _verdict(claim, [], _bounds(wanted), "", why)
@@ -165,8 +166,7 @@ def _run_cells(wanted: RunQuantity, data: ExperimentData) -> list[JudgedCell]:
     against = _first(wanted.against, data.labels)
     if not arm or (wanted.over and not over) or (wanted.against and not against):
         return []
-    labels = [label for label in wanted.at or data.labels if label != against]
-    labels = [label for label in labels if label in data.labels]
+    labels = _labels(wanted, data, against)
     level = level_of(len(labels))
     what = f"{arm} over {over}" if over else arm
     cells = []
@@ -180,6 +180,18 @@ def _run_cells(wanted: RunQuantity, data: ExperimentData) -> list[JudgedCell]:
                 verdict = "undecided"
             cells.append(JudgedCell(label, what, value, interval, verdict, len(values)))
     return cells
+
+
+def _labels(wanted: RunQuantity, data: ExperimentData, against: str) -> list[str]:
+    """The places that a claim is about, of those in the data."""
+    return [one for one in wanted.at or data.labels if one != against and one in data.labels]
+
+
+def _gaps(wanted: RunQuantity, data: ExperimentData, cells: Sequence[JudgedCell]) -> str:
+    """Where the data have no value of these arms: places about which nothing was judged."""
+    labels = _labels(wanted, data, _first(wanted.against, data.labels))
+    without = [label for label in labels if label not in {cell.on for cell in cells}]
+    return f"Not measured at {', '.join(without)}." if cells and without else ""
 
 
 def _both_full(data: ExperimentData, label: str, *arms: str) -> bool:

@@ -126,6 +126,19 @@ def test_the_worst_of_several_places_is_named() -> None:
     assert [cell.on for cell in failed.cells] == ["a", "b", "c", "d"]
 
 
+def test_places_that_were_not_measured_are_named() -> None:
+    points = [point(label, seed, 1.0, a=1.0) for label in "123" for seed in (1, 2, 3)]
+    points += [point(label, seed, 1.0, b=1.0) for label in "45" for seed in (1, 2, 3)]
+    judge = {"kind": "run", "experiment": "e", "metric": "time", "arm": "a", "most": 2}
+    assert judged(claim(**judge), evidence(*points)).why.endswith(
+        "at 1, 2, 3. Not measured at 4, 5."
+    )
+    some = judged(claim(**judge, at=["1", "4", "9"]), evidence(*points))
+    assert some.why.endswith("at 1. Not measured at 4.")
+    against = judged(claim(**judge, against="5", at=["1", "5"]), evidence(*points))
+    assert "Not measured at" not in against.why
+
+
 def test_a_place_that_others_are_compared_with_is_none_itself() -> None:
     found = evidence(
         *(point(on, seed, 100, x=at) for on, at in (("a", 1.0), ("b", 2.0)) for seed in (1, 2)),
