@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, mode, stdev
 
-from picbench.measure.frontier.row_intervals import RatioBootstrap, RowInterval
+from picbench.measure.frontier.row_intervals import RowInterval, ratio_of
 from picbench.output.figures.paper_canvas import Panel
 from picbench.output.figures.paper_panels import (
     Spot,
@@ -187,7 +187,7 @@ _KINDS: Mapping[str, _Kind] = {
 def _kept(evidence: Evidence, arm: str, dataset: str) -> RowInterval | None:
     """The share of full recompute's score that an arm keeps; None where it was not scored."""
     one, full = evidence.rows(arm, dataset), evidence.rows("full", dataset)
-    return RatioBootstrap(len(full)).ratio(one, full) if one and full else None
+    return ratio_of(one, full) if one and full else None
 
 
 def _percent(found: RowInterval, x: float, name: str = "") -> Spot:

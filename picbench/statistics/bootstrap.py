@@ -43,7 +43,10 @@ class Interval:
 
 
 class MeanBootstrap:
-    """Resampled means of clustered values; any number of intervals from one set of resamples."""
+    """Resampled means of clustered values; any number of intervals from one set of resamples.
+
+    A cluster without a value adds nothing; a resample of such clusters alone has no mean.
+    """
 
     def __init__(self, values: ClusterSums, seed: int = 0, resamples: int | None = None) -> None:
         self._values = values
@@ -52,12 +55,14 @@ class MeanBootstrap:
         self._means = np.sort(_resample(values, np.random.default_rng(seed), resamples))
 
     def interval(self, level: float = 0.95) -> Interval | None:
-        """The BCa interval; None for a single cluster, of which nothing can be resampled.
+        """The BCa interval; None for a single cluster, of which nothing can be resampled, and where
+        a resample has no mean.
 
         A one-sided bound of level p is the end of the interval of level 2p - 1.
         """
         clusters = len(self._values.sums)
-        if clusters < 2:
+        # What is no number is sorted last.
+        if clusters < 2 or np.isnan(self._means[-1]):
             return None
         theta = self._values.mean
         if self._means[0] == self._means[-1]:
@@ -111,7 +116,9 @@ def _resample(values: ClusterSums, rng: np.random.Generator, resamples: int) -> 
 def _draw_uneven(values: ClusterSums, rng: np.random.Generator, resamples: int) -> Floats:
     clusters = len(values.sums)
     drawn = rng.integers(clusters, size=(resamples, clusters), dtype=np.int32)
-    found: Floats = values.sums[drawn].sum(axis=1) / values.counts[drawn].sum(axis=1)
+    sums, counts = values.sums[drawn].sum(axis=1), values.counts[drawn].sum(axis=1)
+    found: Floats = np.full(resamples, np.nan)
+    np.divide(sums, counts, out=found, where=counts > 0)
     return found
 
 

@@ -44,3 +44,12 @@ def sum_clusters(values: Floats, clusters: Sequence[Hashable] | None = None) -> 
         np.bincount(codes, weights=values).astype(np.float64),
         np.bincount(codes).astype(np.float64),
     )
+
+
+def ratio_of_sums(first: Sequence[float], second: Sequence[float]) -> ClusterSums:
+    """Rows of which the mean is the sum of `first` [n] over that of `second` [n], at least 0.
+
+    A ratio estimate is a mean of clusters: the row counts for as much as it adds to the divisor
+    (Cochran, "Sampling Techniques", chapter 6).
+    """
+    return ClusterSums(np.asarray(first, np.float64), np.asarray(second, np.float64))

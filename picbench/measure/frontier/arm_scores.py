@@ -6,7 +6,7 @@ from statistics import fmean
 
 from picbench.errors import DataError
 from picbench.measure.frontier.arm_sets import FULL, MEPIC, OWN
-from picbench.measure.frontier.row_intervals import RatioBootstrap, RowInterval, difference_of
+from picbench.measure.frontier.row_intervals import RowInterval, difference_of, ratio_of
 from picbench.measure.frontier.scored_part import Case, ScoredPart
 
 #: Share of full recompute's score that an arm of the frontier keeps on every data set.
@@ -38,14 +38,13 @@ def score_arms(part: ScoredPart) -> dict[str, ArmScore]:
 
     Raises DataError for a single row, and where full recompute scores nothing.
     """
-    if part.rows < 2 or not any(part.arms[FULL].score):
+    full = part.arms[FULL].score
+    if part.rows < 2 or not any(full) or ratio_of(full, full) is None:
         raise DataError(
-            f"{part.case.name}: {part.rows} rows of which full recompute answers none or one: "
+            f"{part.case.name}: {part.rows} rows of which full recompute answers none or few: "
             "nothing to compare with",
             hint="measure more `rows`",
         )
-    bootstrap = RatioBootstrap(part.rows)
-    full = part.arms[FULL].score
     chunk = fmean(part.chunk)
     return {
         arm: ArmScore(
@@ -54,13 +53,19 @@ def score_arms(part: ScoredPart) -> dict[str, ArmScore]:
             part.rows,
             fmean(rows.score),
             difference_of(rows.score, full),
-            bootstrap.ratio(rows.score, full),
+            _ratio(rows.score, full),
             fmean(rows.linked),
             fmean(rows.linked) / chunk,
             fmean(rows.computed),
         )
         for arm, rows in part.arms.items()
     }
+
+
+def _ratio(score: Sequence[float], full: Sequence[float]) -> RowInterval:
+    found = ratio_of(score, full)
+    assert found is not None  # The same resamples of `full` can be divided by.
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from picbench.statistics.bootstrap import RESAMPLES, MeanBootstrap
-from picbench.statistics.clusters import sum_clusters
+from picbench.statistics.bootstrap import MeanBootstrap
+from picbench.statistics.clusters import ratio_of_sums, sum_clusters
 
 
 @dataclass(frozen=True, slots=True)
 class RowInterval:
-    """An estimate, and where 95 % of its resamples are."""
+    """An estimate and its interval of 95 %."""
 
     value: float
     low: float
@@ -39,18 +39,11 @@ def difference_of(first: Sequence[float], second: Sequence[float]) -> RowInterva
     return RowInterval(float(differences.mean()), found.low, found.high)
 
 
-class RatioBootstrap:
-    """Ratios of means over the same resamples of so many `rows`, for all arms of a data set."""
+def ratio_of(first: Sequence[float], second: Sequence[float]) -> RowInterval | None:
+    """Mean of `first` over that of `second`, above 0, with its BCa interval. Needs two rows.
 
-    def __init__(self, rows: int, seed: int = 0) -> None:
-        draw = np.random.default_rng(seed)
-        #: Share of each row in each resample: [resamples, rows].
-        self._shares = draw.multinomial(rows, np.full(rows, 1 / rows), size=RESAMPLES) / rows
-
-    def ratio(self, first: Sequence[float], second: Sequence[float]) -> RowInterval:
-        """Mean of `first` over that of `second`, which is not zero in any resample."""
-        value = float(np.mean(first) / np.mean(second))
-        resamples = (self._shares @ first) / (self._shares @ second)
-        low, high = np.quantile(resamples, (0.025, 0.975))
-        # Sums in another order differ in their last place.
-        return RowInterval(value, round(float(low), 9), round(float(high), 9))
+    None where a resample has nothing to divide by.
+    """
+    rows = ratio_of_sums(first, second)
+    found = MeanBootstrap(rows).interval()
+    return RowInterval(rows.mean, found.low, found.high) if found else None

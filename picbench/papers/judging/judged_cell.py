@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from picbench.statistics.bootstrap import Interval, MeanBootstrap
-from picbench.statistics.clusters import sum_clusters
+from picbench.statistics.clusters import ratio_of_sums, sum_clusters
 from picbench.statistics.student import FEW, StudentMean
 
 Verdict = Literal["holds", "fails", "undecided"]
@@ -78,16 +78,8 @@ def ratio_interval(
     first: Sequence[float], second: Sequence[float], level: float
 ) -> Interval | None:
     """Of the ratio of means on the same rows; None where a resample has nothing to divide by."""
-    rows = len(first)
-    draw = np.random.default_rng(0)
-    shares = draw.multinomial(rows, np.full(rows, 1 / rows), size=_RESAMPLES)
-    divisors = shares @ np.asarray(second)
-    if not divisors.all():
-        return None
-    ratios = (shares @ np.asarray(first)) / divisors
-    low, high = np.quantile(ratios, ((1 - level) / 2, (1 + level) / 2))
-    # Sums in another order differ in their last place.
-    return Interval(round(float(low), 9), round(float(high), 9), level)
+    rows = ratio_of_sums(first, second)
+    return MeanBootstrap(rows, resamples=_RESAMPLES).interval(level)
 
 
 def unseen(first: Sequence[float], second: Sequence[float]) -> float:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picbench.measure.frontier.row_intervals import RatioBootstrap, RowInterval, difference_of
+from picbench.measure.frontier.row_intervals import RowInterval, difference_of, ratio_of
 
 SCORES = st.lists(st.floats(0, 1), min_size=20, max_size=20)
 
@@ -48,8 +48,9 @@ def test_one_row_has_no_interval() -> None:
 
 def test_a_ratio_to_full_marks_is_the_mean() -> None:
     first = [0.5] * 100 + [1.0] * 100
-    found = RatioBootstrap(200).ratio(first, [1.0] * 200)
+    found = ratio_of(first, [1.0] * 200)
     same = difference_of(first, [0.0] * 200)
+    assert found is not None
     assert found.value == pytest.approx(0.75)
     assert found.low == pytest.approx(same.low, abs=0.005)
     assert found.high == pytest.approx(same.high, abs=0.005)
@@ -57,8 +58,25 @@ def test_a_ratio_to_full_marks_is_the_mean() -> None:
 
 def test_a_ratio_of_equal_arms_is_one_however_hard_rows_are() -> None:
     scores = [0.0, 1.0, 0.3, 0.7] * 5
-    found = RatioBootstrap(20).ratio(scores, scores)
-    assert (found.value, found.low, found.high) == (1.0, 1.0, 1.0)
+    found = ratio_of(scores, scores)
+    assert found == RowInterval(1.0, 1.0, 1.0)
+
+
+def test_a_ratio_needs_a_divisor_in_every_resample() -> None:
+    assert ratio_of([0.5] * 4, [1.0, 0.0, 0.0, 0.0]) is None
+
+
+def test_ratios_cover_what_they_claim_where_few_rows_lose_much() -> None:
+    """Percentiles of resamples cover 89 % here (400 trials), and 83 % of 20 rows."""
+    draw = np.random.default_rng(3)
+    covered = 0
+    for _ in range(300):
+        full = (draw.random(50) < 0.7) * draw.choice([0.5, 1.0], 50)
+        one = np.where(draw.random(50) < 0.2, full * draw.random(50), full)
+        found = ratio_of(list(one), list(full))
+        assert found is not None
+        covered += found.low <= 0.9 <= found.high
+    assert covered / 300 >= 0.92
 
 
 def test_the_same_rows_give_the_same_interval() -> None:
