@@ -259,7 +259,9 @@ class Engine:
     def drain(self) -> None:
         """Run until no request runs, and no transfer between the pool and the tiers is pending."""
         core: Any = self._running.engine.engine_core
-        while core.engine_core.scheduler.has_requests():
+        core = core.engine_core
+        # A step that was scheduled ahead may begin transfers of which the scheduler learns later.
+        while core.scheduler.has_requests() or core.batch_queue:
             self._step()
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ahead_engine import engine_ahead
@@ -24,6 +25,24 @@ def ahead(pebble: Path) -> Iterator[Engine]:
         yield engine
         # What was scheduled last ends with the next steps.
         engine.drain()
+
+
+def test_a_drained_engine_has_no_step_and_no_store_left(pebble: Path) -> None:
+    """The last step begins a store, of which the scheduler does not know before it ends."""
+    config = EngineConfig(
+        tiers="host:4MiB",
+        model=str(pebble),
+        dtype="float32",
+        kv_blocks=200,
+        context=512,
+        batch_tokens=64,
+    )
+    with engine_ahead(config) as engine:
+        engine.submit(_asked([Chunk(tokens=tuple(range(100, 140)))], "mepic", 1), max_tokens=1)
+        engine.drain()
+        core: Any = engine._running.engine.engine_core
+        assert not core.engine_core.batch_queue
+        assert engine.drained
 
 
 def _asked(chunks: list[Chunk], algorithm: str, last: int) -> Request:
