@@ -121,7 +121,8 @@ def add_cells(path: Path, facts: GridFacts, cells: Sequence[MeasuredCell]) -> Me
         grid = _joined(read_grid(path) if path.exists() else None, facts, path)
         known = {(cell.point, cell.seed) for cell in grid.cells}
         new = [cell for cell in cells if (cell.point, cell.seed) not in known]
-        grid = MeasuredGrid(grid.facts, [*grid.cells, *new])
+        joined = _with_commit(grid.facts, facts.versions["commit"]) if new else grid.facts
+        grid = MeasuredGrid(joined, [*grid.cells, *new])
         write_grid(path, grid)
     return grid
 
@@ -201,8 +202,8 @@ def grid_facts(run: GridRun, described: Mapping[str, object]) -> GridFacts:
 
 
 def _joined(grid: MeasuredGrid | None, facts: GridFacts, path: Path) -> MeasuredGrid:
-    """The grid to add cells to; its commit is that of the first cells."""
-    if grid is None:
+    """The grid to add cells to."""
+    if grid is None or not grid.cells:
         return MeasuredGrid(facts, [])
     for name, value in grid.facts.versions.items():
         if name not in _MAY_DIFFER and facts.versions.get(name) != value:
@@ -218,6 +219,13 @@ def _joined(grid: MeasuredGrid | None, facts: GridFacts, path: Path) -> Measured
                 hint="name another `output`",
             )
     return grid
+
+
+def _with_commit(facts: GridFacts, commit: str) -> GridFacts:
+    """Facts of a grid that has cells of `commit`, too."""
+    commits = [*facts.versions["commit"].split(", "), commit]
+    joined = ", ".join(dict.fromkeys(commits))
+    return replace(facts, versions={**facts.versions, "commit": joined})
 
 
 def _left(planned: Sequence[GridTraffic], grid: MeasuredGrid | None) -> list[GridTraffic]:

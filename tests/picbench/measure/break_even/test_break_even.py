@@ -178,8 +178,18 @@ def test_cells_of_another_machine_are_not_joined(tmp_path: Path) -> None:
         measuring._joined(grid, replace(FACTS, hardware="another"), tmp_path)
     with pytest.raises(IncomparableRuns, match="vllm 1"):
         measuring._joined(grid, replace(FACTS, versions={"vllm": "2", "commit": "a"}), tmp_path)
-    later = replace(FACTS, versions={"vllm": "1", "commit": "b"})
-    assert measuring._joined(grid, later, tmp_path) is grid
+
+
+def test_a_grid_names_each_commit_that_it_was_measured_at(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    first, second, *_ = measured(1).cells
+    added = (("a", [first]), ("b", [second]), ("b", [second]), ("a", [first]), ("c", []))
+    for commit, cells in added:
+        facts = replace(FACTS, versions={"vllm": "1", "commit": commit})
+        measuring.add_cells(path, facts, cells)
+    grid = read_grid(path)
+    assert grid.cells == [first, second]
+    assert grid.facts.versions == {"vllm": "1", "commit": "a, b"}
 
 
 def test_where_arms_cross() -> None:
