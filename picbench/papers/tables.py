@@ -35,8 +35,9 @@ _COLUMNS: Mapping[str, tuple[str, int]] = {
 }
 
 
-#: Prompts whose mean length is within this factor of the paper's are called as long as these.
-_ALIKE = 1.15
+#: Prompts are called as long as the paper's where mean lengths are within this factor, and as
+#: reusable where reuse is within so many points.
+_AS_LONG, _AS_REUSABLE = 1.15, 3.0
 
 
 def experiment_table(data: ExperimentData) -> ReportTable:
@@ -119,17 +120,22 @@ def workload_table(data: ExperimentData, published: Published) -> ReportTable:
 
 
 def _likeness(groups: Mapping[str, Sequence[PointData]], published: Published) -> str:
-    """How near prompts are to the paper's: within `_ALIKE` of its lengths, or by how much not."""
-    ratios = [
-        ours / theirs
-        for label, points in groups.items()
-        if (ours := points[0].facts["mean_tokens"])
-        and (theirs := published.workload(label).get("tokens"))
-    ]
-    if not ratios or max(max(ratios), 1 / min(ratios)) <= _ALIKE:
-        return "of about the same length and reuse"
-    factors = dict.fromkeys(f"{ratio:.1f}" for ratio in (min(ratios), max(ratios)))
-    return f"of about the same reuse, but of {' to '.join(factors)} times its length"
+    """How near prompts are to the paper's, or by how much not."""
+    lengths, distances = [], []
+    for label, points in groups.items():
+        facts, paper = points[0].facts, published.workload(label)
+        if (tokens := facts["mean_tokens"]) and "tokens" in paper:
+            lengths.append(tokens / paper["tokens"])
+        if (reuse := facts["reuse"]) is not None and "reuse_pct" in paper:
+            distances.append(abs(100 * reuse - paper["reuse_pct"]))
+    farthest = max(distances, default=0.0)
+    alike = farthest <= _AS_REUSABLE
+    apart = f"with reuse up to {farthest:.0f} points from its"
+    if not lengths or max(max(lengths), 1 / min(lengths)) <= _AS_LONG:
+        return f"of about the same length {'and reuse' if alike else f'but {apart}'}"
+    factors = dict.fromkeys(f"{length:.1f}" for length in (min(lengths), max(lengths)))
+    longer = f"of {' to '.join(factors)} times its length"
+    return f"of about the same reuse, but {longer}" if alike else f"{longer} and {apart}"
 
 
 def _workload_row(label: str, points: Sequence[PointData], published: Published) -> list[Cell]:

@@ -45,7 +45,7 @@ class Interval:
 class MeanBootstrap:
     """Resampled means of clustered values; any number of intervals from one set of resamples.
 
-    A cluster without a value adds nothing; a resample of such clusters alone has no mean.
+    A resample whose counts add up to 0 has no mean.
     """
 
     def __init__(self, values: ClusterSums, seed: int = 0, resamples: int | None = None) -> None:

@@ -36,7 +36,8 @@ class ArmScore:
 def score_arms(part: ScoredPart) -> dict[str, ArmScore]:
     """All arms of a part, by spec.
 
-    Raises DataError for a single row, and where full recompute scores nothing.
+    Raises DataError for a single row, and where full recompute scores nothing, or might have in
+    other rows (a resample in which it does).
     """
     full = part.arms[FULL].score
     if part.rows < 2 or not any(full) or ratio_of(full, full) is None:

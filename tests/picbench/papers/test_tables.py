@@ -44,18 +44,29 @@ def test_means_are_numbers_in_files_and_text_for_readers(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("tokens", "like"),
+    ("tokens", "reuse", "like"),
     [
-        ((1000, 2100), "of about the same length and reuse"),
-        ((1500, 3000), "of about the same reuse, but of 1.5 times its length"),
-        ((1000, 3000), "of about the same reuse, but of 1.0 to 1.5 times its length"),
-        ((500, 2000), "of about the same reuse, but of 0.5 to 1.0 times its length"),
+        ((1000, 2100), 0.52, "of about the same length and reuse"),
+        ((1000, 2100), 0.6, "of about the same length but with reuse up to 10 points from its"),
+        ((1500, 3000), 0.5, "of about the same reuse, but of 1.5 times its length"),
+        ((1000, 3000), 0.5, "of about the same reuse, but of 1.0 to 1.5 times its length"),
+        ((500, 2000), 0.48, "of about the same reuse, but of 0.5 to 1.0 times its length"),
+        (
+            (500, 2000),
+            0.4,
+            "of 0.5 to 1.0 times its length and with reuse up to 10 points from its",
+        ),
     ],
 )
-def test_workloads_of_other_lengths_say_so(tokens: tuple[int, int], like: str) -> None:
-    rows = {"short": {"tokens": 1000}, "long": {"tokens": 2000}}
+def test_workloads_that_are_unlike_the_papers_say_so(
+    tokens: tuple[int, int], reuse: float, like: str
+) -> None:
+    rows = {
+        "short": {"tokens": 1000, "reuse_pct": 50.0},
+        "long": {"tokens": 2000, "reuse_pct": 50.0},
+    }
     published = Published("a paper", "a machine", "a model", {"table1": {"rows": rows}})
-    facts = {"requests": 3, "reuse": 0.5, "fresh_tokens": 10}
+    facts = {"requests": 3, "reuse": reuse, "fresh_tokens": 10}
     points = tuple(
         PointData(label, 1, facts | {"mean_tokens": size}, {})
         for label, size in zip(("short", "long", "ours"), (*tokens, 7), strict=True)
