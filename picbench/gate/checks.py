@@ -16,13 +16,16 @@ from picbench.comparison.arm_comparison import (
 from picbench.comparison.conditions import Mismatch, conditions_of, mismatches
 from picbench.comparison.measured_arm import MeasuredArm, measured_arms
 from picbench.errors import IncomparableRuns
-from picbench.gate.baseline import Baseline, BaselineArm, check_complete, gate_workload
+from picbench.gate.baseline import Baseline, check_complete, gate_workload
 from picbench.gate.relative_times import with_relative_times
 from picbench.output.run_reader import Run
 from picbench.statistics.non_inferiority import Loss
 
 #: Chance that any time of an unchanged run is called a regression, over all times of the gate.
 ALPHA = 0.01
+
+#: Fewer clusters, documents or rows of their own, may all lose by a chance above 5 % (2 in 2^n).
+_FEWEST_CLUSTERS = 6
 
 #: Noise above this factor is shown as any.
 _LARGEST_NOISE = 100
@@ -115,7 +118,7 @@ def judge_arms(
     return tuple(
         check
         for arm, comparison in compared.items()
-        for check in _ArmChecks(comparison, baseline, baseline.arms[arm], tests, times).checks()
+        for check in _ArmChecks(comparison, baseline, arms[arm], tests, times).checks()
     )
 
 
@@ -157,14 +160,15 @@ class _ArmChecks:
         self,
         comparison: ArmComparison,
         baseline: Baseline,
-        saved: BaselineArm,
+        measured: MeasuredArm,
         tests: int,
         times: bool,
     ) -> None:
         self._comparison = comparison
         self._thresholds = baseline.thresholds
         self._runs = baseline.runs
-        self._saved = saved
+        self._saved = baseline.arms[comparison.before]
+        self._measured = measured
         self._tests = tests
         self._judges_times = times
 
@@ -192,10 +196,26 @@ class _ArmChecks:
             message = f"{before:,} in the baseline, {after:,} of them answered now"
             yield self._check("samples", GateVerdict.INCONCLUSIVE, before, after, message)
         for name in self._thresholds.times:
-            times = [time for time in self._saved.times.get(name, ()) if time]
-            if times and self._comparison.metric(name) is None:
-                message = f"measured of {len(times):,} before, of none of these now"
-                yield self._check(name, GateVerdict.INCONCLUSIVE, len(times), None, message)
+            expected, metric = self._expected(name), self._comparison.metric(name)
+            timed = metric.change.pairs if metric else 0
+            if timed < expected:
+                message = f"measured of {expected:,} before, of {timed:,} of these now"
+                yield self._check(name, GateVerdict.INCONCLUSIVE, expected, timed, message)
+
+    def _expected(self, name: str) -> int:
+        """How many samples should have a time: those that had it and are answered.
+
+        A reply of one token has no time per token, so there it takes the same reply as well.
+        """
+        now = dict(zip(self._measured.samples, self._measured.outputs, strict=True))
+        before = zip(
+            self._saved.samples, self._saved.outputs, self._saved.times.get(name, ()), strict=False
+        )
+        replies_differ = name.startswith("tpot")
+        return sum(
+            time is not None and sample in now and not (replies_differ and now[sample] != reply)
+            for sample, reply, time in before
+        )
 
     def _count(self, counter: CounterChange, tolerance: float) -> Check:
         away = abs(counter.after - counter.before)
@@ -207,7 +227,7 @@ class _ArmChecks:
         return self._check(counter.name, verdict, counter.before, counter.after, message)
 
     def _score(self, metric: MetricChange, margin: float) -> Check:
-        """A loss is a regression if it exceeds the margin and is no chance.
+        """A loss is a regression if it exceeds the margin and is no chance, of enough clusters.
 
         It is ok if it is below the margin with confidence or no sample's score differs from that
         in the baseline, and inconclusive otherwise.
@@ -217,7 +237,8 @@ class _ArmChecks:
         if metric.loss is Loss.WITHIN or not (change.higher or change.lower):
             verdict = GateVerdict.OK
         elif change.value < -margin and interval is not None and interval.high < 0:
-            verdict = GateVerdict.REGRESSION
+            few = change.clusters < _FEWEST_CLUSTERS
+            verdict = GateVerdict.INCONCLUSIVE if few else GateVerdict.REGRESSION
         text = f"{metric.before:.4f} before, {metric.after:.4f} now: {change.value:+.4f}"
         if interval is not None:
             text += f" ({interval.low:+.4f} to {interval.high:+.4f})"

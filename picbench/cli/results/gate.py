@@ -92,14 +92,24 @@ def save(*, runs: tuple[str, ...], name: str, keep_thresholds: bool, debug: bool
 @baseline.command(name="list")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def list_(*, debug: bool) -> int:
-    """List the baselines in baselines/: when they were made, of what."""
+    """List the baselines in baselines/: when they were made, of what.
+
+    Files that cannot be read are named on stderr, and the exit code is the last one's.
+    """
     with traced(debug):
+        from picbench.errors import PicBenchError
         from picbench.gate.baseline_file import list_baselines, read_baseline
 
+        code = 0
         for name, path in list_baselines():
-            found = read_baseline(str(path))
+            try:
+                found = read_baseline(str(path))
+            except PicBenchError as error:
+                code = error.exit_code
+                click.echo(f"picbench: {error}", err=True)
+                continue
             dataset = found.conditions.workload.get("config.dataset") or "requests"
             size = max((len(arm.samples) for arm in found.arms.values()), default=0)
             what = f"{dataset}, {size} samples, {', '.join(found.arms)}, runs: {found.runs}"
             click.echo(f"{name}  {found.made}  {what}")
-        return 0
+        return code

@@ -124,6 +124,17 @@ def test_a_sure_loss_within_the_margin_is_inconclusive() -> None:
     assert found(checks, REGRESSION) == []
 
 
+@pytest.mark.parametrize(
+    ("size", "verdict"), [(2, INCONCLUSIVE), (5, INCONCLUSIVE), (6, REGRESSION)]
+)
+def test_a_few_samples_may_all_lose_by_chance(size: int, verdict: GateVerdict) -> None:
+    """Losses of the same size have an interval without a width."""
+    before = replace(possible_run(0, size=size)["mepic"], scores=(1.0,) * size)
+    saved = save([{"mepic": before}], Thresholds(score=ScoreThreshold(margin=0.02)))
+    (found_check,) = check({"mepic": replace(before, scores=(0.5,) * size)}, saved)
+    assert found_check.verdict is verdict
+
+
 def test_of_one_document_nothing_is_known_but_that_nothing_changed() -> None:
     """A gain is as little known as a loss: samples of one document are a single cluster."""
     scores = (0.0, *(1.0,) * 19)
@@ -212,6 +223,23 @@ def test_times_that_are_no_longer_measured_are_inconclusive(baseline: Baseline) 
     checks = check({**arms, "mepic": replace(arms["mepic"], times=untimed)}, baseline)
     times = ("ttft_ms", "tpot_ms", "ttft_vs_full", "tpot_vs_full")
     assert found(checks, INCONCLUSIVE) == [("mepic", time) for time in times]
+
+
+def test_times_of_some_samples_that_are_missing_are_inconclusive(baseline: Baseline) -> None:
+    """Those that are left may be the fast ones."""
+    arms = possible_run(0)
+    mepic = arms["mepic"]
+    fewer = {name: (None, *times[1:]) for name, times in mepic.times.items()}
+    checks = check({**arms, "mepic": replace(mepic, times=fewer)}, baseline)
+    lacking = [c for c in checks if c.message.startswith("measured of")]
+    assert {c.metric for c in lacking} == {"ttft_ms", "tpot_ms", "ttft_vs_full", "tpot_vs_full"}
+    assert {c.message for c in lacking} == {"measured of 600 before, of 599 of these now"}
+    assert {c.verdict for c in lacking} == {INCONCLUSIVE}
+    # Another reply may have but one token.
+    other = replace(mepic, times=fewer, outputs=("another", *mepic.outputs[1:]))
+    checks = check({**arms, "mepic": other}, baseline)
+    lacking = [c for c in checks if c.message.startswith("measured of")]
+    assert {c.metric for c in lacking} == {"ttft_ms", "ttft_vs_full"}
 
 
 def test_samples_that_are_not_answered_do_not_pass() -> None:

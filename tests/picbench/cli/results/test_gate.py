@@ -225,6 +225,18 @@ def test_baselines_are_listed(baseline: str) -> None:
     assert done.stdout.endswith("fake, 20 samples, full, mepic, runs: 1\n")
 
 
+def test_a_baseline_that_cannot_be_read_hides_no_other(baseline: str, tmp_path: Path) -> None:
+    (tmp_path / "baselines" / "a.json").write_text("{")
+    (tmp_path / "baselines" / "b.json").write_text('{"baseline": 99}')
+    done = invoke("baseline", "list")
+    assert done.exit_code == 3
+    assert done.stdout.startswith("musique  20")
+    assert [line.partition(": ")[2][:23] for line in done.stderr.splitlines()] == [
+        "`baseline` baselines/a.",
+        "baselines/b.json has sc",
+    ]
+
+
 def test_several_runs_make_one_baseline(baseline: str, tmp_path: Path) -> None:
     runs = [str(tmp_path / "old"), run(tmp_path / "new", mepic=FakeEngine("mepic", reused=20))]
     assert invoke("baseline", "save", *runs, "two.yaml").exit_code == 0
