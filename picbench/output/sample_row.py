@@ -9,6 +9,7 @@ import numpy as np
 
 from picbench.arms.messages import Failure, ServedReply
 from picbench.engines.request import FAILED, Hits, Result, TokenCounts
+from picbench.errors import DataError
 from picbench.run.protocol import ArmBatch
 from picbench.workloads.facts import ChunkSet
 from picbench.workloads.sample import Sample
@@ -39,14 +40,25 @@ class Grader:
         """The score of a reply and its outcome.
 
         A blank reply has no score, as has one in which `score` finds nothing; without right answers
-        there is nothing to find. A right answer is never an abstention.
+        there is nothing to find. A right answer is never an abstention. Raises DataError where
+        `score` gives what is no score.
         """
         if not answers:
-            return self.score(reply, answers), "answered"
-        score = self.score(reply, answers) if reply.strip() else None
+            return self._checked(reply, answers), "answered"
+        score = self._checked(reply, answers) if reply.strip() else None
         if score is None:
             return None, "unparsed"
         return score, "abstained" if score < 1 and self.abstained(reply) else "answered"
+
+    def _checked(self, reply: str, answers: Sequence[str]) -> float | None:
+        score = self.score(reply, answers)
+        # Of NaN neither is true; in a mean it would hide all other scores.
+        if score is None or 0 <= score <= 1:
+            return score
+        raise DataError(
+            f"the score of a reply is {score}, and not from 0 to 1",
+            hint="see `score` of the data set's class",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

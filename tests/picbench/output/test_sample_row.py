@@ -1,9 +1,12 @@
 """Rows: what is kept of a request."""
 
+import math
+
 import pytest
 
 from picbench.arms.messages import Failure, GroupResult
 from picbench.engines.request import Hits, Result, Timings, TokenCounts
+from picbench.errors import DataError
 from picbench.output.sample_row import Grader, to_rows
 from picbench.run.protocol import ArmBatch
 from picbench.workloads.facts import ChunkSet
@@ -75,3 +78,11 @@ def test_replies_have_a_score_and_an_outcome(
         return None if text == "?" else float(text in answers)
 
     assert Grader(score, lambda text: text == "pass")(reply, answers) == graded
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -0.1, 1.5])
+@pytest.mark.parametrize("answers", [("Oslo",), ()])
+def test_a_metric_that_gives_no_score_is_an_error(wrong: float, answers: tuple[str, ...]) -> None:
+    """A mean with a NaN is one, whatever the other scores are."""
+    with pytest.raises(DataError, match=f"the score of a reply is {wrong}"):
+        Grader(lambda text, wanted: wrong)("Oslo", answers)
