@@ -59,6 +59,11 @@ class JudgedCell:
     verdict: Verdict
     samples: int
 
+    @property
+    def same(self) -> bool:
+        """Whether an interval of no width says that no sample differs."""
+        return self.interval is not None and self.interval.low == self.interval.high
+
 
 def level_of(cells: int) -> float:
     """The level of each of so many intervals (Bonferroni)."""
@@ -82,14 +87,14 @@ def ratio_interval(
     return MeanBootstrap(rows, resamples=_RESAMPLES).interval(level)
 
 
-def unseen(first: Sequence[float], second: Sequence[float]) -> float:
+def unseen(first: Sequence[float], second: Sequence[float], level: float) -> float:
     """The share of rows that may differ although none of these does; 0 where some do.
 
-    See `picbench.statistics.non_inferiority`.
+    See `picbench.statistics.non_inferiority`; `level` is the probability that no more do.
     """
     if any(a != b for a, b in zip(first, second, strict=True)):
         return 0.0
-    return float(1 - 0.05 ** (1 / len(first)))
+    return float(1 - (1 - level) ** (1 / len(first)))
 
 
 def seed_interval(

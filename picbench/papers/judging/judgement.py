@@ -154,7 +154,8 @@ def _score_cell(
         value, interval = fmean(one) - fmean(other), difference_interval(one, other, level)
     bounds = _bounds(wanted)
     verdict = bounds.judge(interval)
-    if verdict == "holds" and bounds.room(value) and unseen(one, other) > bounds.room(value):
+    room = bounds.room(value)
+    if verdict == "holds" and room and unseen(one, other, level) > room:
         verdict = "undecided"
     if rows < FEWEST_ROWS:
         verdict = "undecided"
@@ -256,8 +257,10 @@ def _verdict(
         why = f"Not measured: {missing or 'arms or points are missing in the data'}.{note}"
         return _unmeasured(claim, run, why)
     verdict = next(verdict for verdict in _ORDER if any(c.verdict == verdict for c in cells))
+    # Where no row differs there is nothing to see: any other place tells more.
     decisive = min(
-        (cell for cell in cells if cell.verdict == verdict), key=lambda c: bounds.room(c.value)
+        (cell for cell in cells if cell.verdict == verdict),
+        key=lambda cell: (cell.same, bounds.room(cell.value)),
     )
     interval = decisive.interval
     return ClaimVerdict(

@@ -13,7 +13,7 @@ from picbench.papers.experiments.experiment_data import ExperimentData, PointArm
 from picbench.papers.judging.claim import Claim
 from picbench.papers.judging.claims_table import BEGIN, END, write_claims
 from picbench.papers.judging.evidence import Evidence
-from picbench.papers.judging.judged_cell import Bounds, level_of
+from picbench.papers.judging.judged_cell import Bounds, level_of, unseen
 from picbench.papers.judging.judgement import ClaimVerdict, judge_all, write_verdicts
 from picbench.statistics.bootstrap import Interval
 
@@ -230,8 +230,24 @@ def test_scores_are_paired_by_row() -> None:
     assert judged(claim(**equal, least=-0.02), found).verdict == "undecided"
     assert judged(claim(**equal, least=-0.05), found).verdict == "holds"
     assert judged(claim(**equal, least=0), found).verdict == "holds"
+    # With 99 % confidence 4.5 % may.
+    assert unseen(list(hard), list(hard), 0.95) == pytest.approx(0.0295, abs=1e-4)
+    assert unseen(list(hard), list(hard), 0.99) == pytest.approx(0.0450, abs=1e-4)
     missing = judged(claim(kind="score", arms=["epic:k=2", "full"], least=0), found)
     assert (missing.verdict, missing.ours) == ("undecided", None)
+
+
+def test_the_place_that_is_shown_is_one_where_rows_differ() -> None:
+    """A difference of 0 is nearer to the bound, and says nothing."""
+    right = [1.0, 0.0] * 50
+    other = [0.0, 0.0, 0.0, *right[3:92], *[1.0] * 8]
+    verdict = judged(
+        claim(kind="score", arms=["other", "right", "same"], least=-0.02),
+        scored(other=other, right=right, same=list(right)),
+    )
+    assert [cell.verdict for cell in verdict.cells] == ["undecided", "undecided"]
+    assert [cell.same for cell in verdict.cells] == [False, True]
+    assert verdict.ours == "0.02 (musique: other less right)"
 
 
 def test_a_few_rows_decide_nothing() -> None:
