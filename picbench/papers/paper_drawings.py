@@ -41,7 +41,10 @@ def draw(
             for name in _draw_scores(drawing, evidence, data, published, folder)
         ]
     made = []
-    for data in evidence.experiment(experiment):
+    for whole in evidence.experiment(experiment):
+        data = whole.at(drawing.points or whole.labels)
+        if not data.points:
+            continue
         name = f"{drawing.name}-{data.device}"
         _KINDS[drawing.kind](drawing, data, published, folder / name)
         made.append(name)

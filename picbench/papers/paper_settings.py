@@ -148,7 +148,8 @@ class Drawing(StrictSettings):
     `kept`: the same against the share of chunk tokens that arms link. `dots`: a row a point, an arm
     a marker, with printed values. `time`: occupancy over time, a panel a point. `published` are
     printed values by arm: by point in `lines`, in `scores` the ends (``low``, ``high``) of a range;
-    `printed` says what they are, or in `dots` which of the paper's metrics is meant.
+    `printed` says what they are, or in `dots` which of the paper's metrics is meant. `points` are
+    those of the experiment that are drawn, all by default.
     """
 
     name: str
@@ -157,6 +158,7 @@ class Drawing(StrictSettings):
     metric: str = ""
     arms: list[str] = Field(default_factory=list)
     at: str = ""
+    points: list[str] = Field(default_factory=list)
     dataset: str = ""
     log: bool = False
     published: dict[str, dict[str, float]] = Field(default_factory=dict)

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,12 @@ class ExperimentData:
 
     @property
     def labels(self) -> list[str]:
-        """The points, in the order of the settings."""
-        return list(dict.fromkeys(point.label for point in self.points))
+        """The points, by their numbers; in the order of the settings if some are not numbers."""
+        found = list(dict.fromkeys(point.label for point in self.points))
+        try:
+            return sorted(found, key=float)
+        except ValueError:
+            return found
 
     @property
     def arms(self) -> list[str]:
@@ -83,6 +87,10 @@ class ExperimentData:
         counts = Counter(point.label for point in self.points).values()
         least, most = min(counts), max(counts)
         return str(most) if least == most else f"{least} to {most}"
+
+    def at(self, labels: Sequence[str]) -> "ExperimentData":
+        """The data of these points alone."""
+        return replace(self, points=[point for point in self.points if point.label in labels])
 
     def values(self, label: str, arm: str, metric: str) -> dict[int, float]:
         """A metric by seed; empty where it was not measured."""
