@@ -110,8 +110,9 @@ def write_figures(
         "highest over lowest. Predicted "
         f"from: {grid.about()} TTFT: median of requests alone, from an empty cache; requests a "
         f"second and KV: {grid.facts.running} at a time.",
-        "Between them each arm served points of the grid again: how much longer they took than "
-        "the grid says, in the median over the arms, is how slow the machine was in that repeat "
+        "Between them each arm served points of the grid again that compute about as much: how "
+        "much longer they took than the grid says, in the median over the arms that map chunks "
+        "and over the others, is how slow the machine was for them in that repeat "
         f"({_slowness(found)}). `at the grid's speed` has that divided out.",
         f"{summarise_figures(found)}.",
         markdown.table(_HEAD, [_row(one) for one in found]),
@@ -142,7 +143,7 @@ def _slowness(found: Sequence[CheckedFigure]) -> str:
 
 
 def _ranges(found: Sequence[CheckedFigure]) -> Iterator[str]:
-    """The machine's slowness, trace by trace and figure by figure."""
+    """The machine's slowness, trace by trace and figure by figure, over arms of both kinds."""
     for trace in dict.fromkeys(one.trace for one in found):
         for figure in dict.fromkeys(one.figure for one in found if one.slowness):
             slow = [

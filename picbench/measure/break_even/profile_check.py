@@ -1,15 +1,15 @@
 """Does `picbench profile` predict what engines take? Three traces that no grid has, measured.
 
 Each trace is a request file. Every arm serves it from an empty cache, one request at a time, and
-then again, as many at a time as in the grid's bursts. Right before, it serves a point of the grid
-in the same way, which says how fast the machine is now.
+then again, as many at a time as in the grid's bursts. Right before each, it serves a point of the
+grid, which says how fast the machine is now.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from random import Random
-from statistics import median
+from typing import Any
 
 from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
@@ -19,13 +19,13 @@ from picbench.measure.break_even.checked_figures import (
     summarise_figures,
     write_figures,
 )
-from picbench.measure.break_even.grid_plan import (
-    ARMS,
-    IDS,
-    GridSettings,
-    draw_traffic,
-    plan_grid,
+from picbench.measure.break_even.grid_control import (
+    GridControl,
+    GridControls,
+    links_chunks,
+    slowness_by_kind,
 )
+from picbench.measure.break_even.grid_plan import ARMS, IDS
 from picbench.measure.break_even.measure_grid import Engines, GridRun, grid_facts, open_engines
 from picbench.measure.break_even.serve_cells import (
     CellWork,
@@ -33,6 +33,7 @@ from picbench.measure.break_even.serve_cells import (
     serve_cells,
     without_replies,
 )
+from picbench.output.json_file import write_json
 from picbench.profile.prediction.predictor import GridPredictor
 from picbench.profile.trace_profile import TraceProfile, profile_trace
 from picbench.profile.traces.trace_reader import Encode, read_trace_file
@@ -111,33 +112,33 @@ TRACES: Mapping[str, tuple[UnseenTrace, ...]] = {
 }  # fmt: skip
 
 
+#: The point of a control, and what an arm took there.
+ControlCell = tuple[GridPoint, ArmCell]
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedServing:
-    """What an arm took in one repeat of a trace, and of points of the grid: alone, and together."""
+    """What an arm took in one repeat of a trace, alone and together; before each, of a control."""
 
     alone: ArmCell
     together: ArmCell
-    control_alone: ArmCell
-    control_together: ArmCell
-
-
-@dataclass(frozen=True, slots=True)
-class GridControl:
-    """A point of the grid, with the traffic of its first seed: how fast the machine is."""
-
-    point: GridPoint
-    samples: tuple[Sample, ...]
+    controls: tuple[ControlCell, ControlCell]
 
 
 def check_profile(
     run: GridRun, grid: MeasuredGrid, repeats: int, say: Callable[[str], None]
 ) -> list[CheckedFigure]:
-    """Measure the traces of the device and compare; writes ``profile.json`` and ``profile.md``.
+    """Measure the traces of the device and compare.
+
+    Writes ``profile.json`` and ``profile.md``, and all that was measured into
+    ``profile-cells.json``.
 
     Raises ConfigError for a grid of another model than is served.
     """
     predictor, found = GridPredictor(grid), list[CheckedFigure]()
+    cells: dict[str, list[dict[str, CheckedServing]]] = {}
     streams = {trace.name: trace.draw(seed=77) for trace in TRACES[run.device]}
+    chosen = GridControls(grid, run.settings)
     with open_engines(run) as (engines, described):
         facts = grid_facts(run, described)
         if facts.model != grid.facts.model:
@@ -146,24 +147,28 @@ def check_profile(
             )
         for name, stream in streams.items():
             profile = _profile(name, stream, run, grid.facts)
-            mean = profile.traffic.prompt / profile.traffic.requests
-            controls = [_control(run.settings, load, mean) for load in (ALONE, BURST)]
-            served = _serve(name, stream, controls, engines, grid.facts.running, repeats)
-            found += _compare(profile, predictor, controls, served)
+            controls = {
+                arm.algorithm.spec: (
+                    chosen.choose(profile, arm, ALONE),
+                    chosen.choose(profile, arm, BURST),
+                )
+                for arm in profile.arms
+            }
+            cells[name] = _serve(name, stream, controls, engines, grid.facts.running, repeats)
+            found += _compare(profile, predictor, cells[name])
             own = [one for one in found if one.trace == name]
             say(f"{name}: {summarise_figures(own)}")
             write_figures(run.output, facts, grid, found, repeats)
+            write_json(run.output / "profile-cells.json", _plain(cells))
     return found
 
 
-def _control(settings: GridSettings, load: str, prompt: float) -> GridControl:
-    """The grid's point of a load, in the middle of its reuses, whose prompt is nearest."""
-    reuse = settings.reuse[len(settings.reuse) // 2]
-    planned = [t for t in plan_grid(settings) if t.point.load == load and t.point.reuse == reuse]
-    traffic = min(
-        planned, key=lambda t: (abs(t.point.chunks * t.point.chunk_tokens - prompt), t.seed)
-    )
-    return GridControl(traffic.point, draw_traffic(traffic, settings).cold)
+def _plain(cells: Mapping[str, Sequence[Mapping[str, CheckedServing]]]) -> dict[str, Any]:
+    """All cells by trace, repeat and arm, so that other predictions can be held against them."""
+    return {
+        trace: [{arm: asdict(one) for arm, one in repeat.items()} for repeat in repeats]
+        for trace, repeats in cells.items()
+    }
 
 
 def _profile(name: str, stream: Stream, run: GridRun, facts: GridFacts) -> TraceProfile:
@@ -186,7 +191,7 @@ def _no_texts() -> Encode:
 def _serve(
     name: str,
     stream: Stream,
-    controls: Sequence[GridControl],
+    controls: Mapping[str, tuple[GridControl, GridControl]],
     engines: Engines,
     running: int,
     repeats: int,
@@ -199,41 +204,28 @@ def _serve(
         for arm in Random(f"{name} {repeat}").sample(ARMS, len(ARMS)):
             engine, stock = engines[arm]
             cells: list[ArmCell] = []
-            for control, at_once in zip(controls, (1, running), strict=True):
+            for control, at_once in zip(controls[arm], (1, running), strict=True):
                 for each in (control.samples, samples):
                     batch = CellWorkMaker(arm, stock=stock).make(each)
                     work = CellWork(arm, (batch,), at_once)
                     work = without_replies(work) if at_once == 1 else work
                     cells += engine.call(partial(serve_cells, work))
-            control_alone, alone, control_together, together = cells
-            own[arm] = CheckedServing(alone, together, control_alone, control_together)
+            one, other = (control.point for control in controls[arm])
+            own[arm] = CheckedServing(cells[1], cells[3], ((one, cells[0]), (other, cells[2])))
         found.append(own)
     return found
-
-
-def _slowness(
-    predictor: GridPredictor, controls: Sequence[GridControl], served: Mapping[str, CheckedServing]
-) -> tuple[float, float]:
-    """How much longer controls took in one repeat than the grid says: TTFT alone, bursts."""
-    ttft, seconds = [], []
-    for arm, one in served.items():
-        alone = predictor.predict_cell(arm, controls[0].point, one.control_alone)
-        together = predictor.predict_cell(arm, controls[1].point, one.control_together)
-        if alone.ttft_s and together.requests_s:
-            ttft.append(one.control_alone.ttft_s / alone.ttft_s)
-            seconds.append(together.requests_s / one.control_together.requests_s)
-    return (median(ttft), median(seconds)) if ttft else (1.0, 1.0)
 
 
 def _compare(
     profile: TraceProfile,
     predictor: GridPredictor,
-    controls: Sequence[GridControl],
     served: Sequence[Mapping[str, CheckedServing]],
 ) -> Iterator[CheckedFigure]:
     gib = predictor.grid.facts.block_bytes / 2**30
-    slow = [_slowness(predictor, controls, repeat) for repeat in served]
-    ttft, seconds = ([pair[place] for pair in slow] for place in (0, 1))
+    slow = [
+        slowness_by_kind(predictor, {arm: one.controls for arm, one in repeat.items()})
+        for repeat in served
+    ]
     for arm in profile.arms:
         name = arm.algorithm.spec
         found = predictor.predict(profile, arm)
@@ -243,7 +235,9 @@ def _compare(
         figure = partial(CheckedFigure, profile.name, name)
         yield figure("computed tokens", [c.computed for c in alone], computed, found.inside)
         if found.ttft_s and found.requests_s:
+            speeds = [repeat[links_chunks(name)] for repeat in slow]
             times, rates = [c.ttft_s for c in alone], [c.requests_s for c in together]
+            ttft, seconds = [one.ttft for one in speeds], [one.seconds for one in speeds]
             yield figure("TTFT, s", times, found.ttft_s, found.inside, ttft)
             yield figure("requests/s", rates, found.requests_s, found.inside, seconds, rate=True)
         blocks = [c.peak_blocks * gib for c in together]

@@ -14,16 +14,24 @@ from picbench.profile.prediction.request_sizes import RequestSize
 from picbench.profile.reuse.held_blocks import HeldBlocks
 from picbench.profile.reuse.reuse_counts import RequestReuse
 
+#: A step that computes so many tokens of prompts takes a GPU about as long as the host takes to
+#: start it; tokens beyond cost more. Of 256 to 1,000, this one had the least errors on an H200's
+#: grid; the 90th percentile of those is 6 %, against 11 % without the two costs of such steps.
+_HIDDEN = 512
+
 
 @dataclass(slots=True)
 class LoopCounts:
     """What is done for all requests, in the numbers that costs are multiplied by.
 
-    `prefill` sums `RequestSize.prefill`. `replies` are generated tokens but the first of each
-    request, `read` thousands of tokens whose KV they read.
+    `prefill` sums `RequestSize.prefill`. `prefill_steps` compute tokens of prompts, and `beyond`
+    are thousands of these tokens that a step has more than it hides. `replies` are generated tokens
+    but the first of each request, `read` thousands of tokens whose KV they read.
     """
 
     prefill: tuple[float, ...] = ()
+    prefill_steps: float = 0.0
+    beyond: float = 0.0
     steps: float = 0.0
     replies: float = 0.0
     read: float = 0.0
@@ -31,7 +39,11 @@ class LoopCounts:
 
     def costs(self) -> tuple[float, ...]:
         """What each cost of the whole loop is multiplied by."""
-        return (*self.prefill, self.steps, self.replies, self.read)
+        return (*self.prefill, *self.step_costs())
+
+    def step_costs(self) -> tuple[float, ...]:
+        """The costs that steps have, whichever requests they serve."""
+        return self.prefill_steps, self.beyond, self.steps, self.replies, self.read
 
 
 @dataclass(slots=True)
@@ -62,6 +74,7 @@ class ClosedLoop:
         self.counts = LoopCounts()
         self.held = HeldBlocks()
         self._running, self._budget = running, budget
+        self._prompts = 0.0
         self._live: list[_Live] = []
         self._next: _Pushed = None
         self._steps = self._serve_all()
@@ -106,6 +119,7 @@ class ClosedLoop:
     def _mixed(self) -> Generator[None, _Pushed, None]:
         self.counts.steps += 1
         room = float(self._budget)
+        self._prompts = 0.0
         for request in self._live:
             room -= self._serve(request, room)
         while room > 0 and self._next is not None and len(self._live) < self._running:
@@ -113,6 +127,9 @@ class ClosedLoop:
             self._next = yield
             room -= self._serve(request, room)
             self._live.append(request)
+        if self._prompts > 0:
+            self.counts.prefill_steps += 1
+            self.counts.beyond += max(0.0, self._prompts - _HIDDEN) / 1e3
         self._note()
         for request in self._live:
             request.compiling = 0
@@ -122,6 +139,7 @@ class ClosedLoop:
         if request.prompt > 0:
             took = max(0.0, min(request.prompt, room))
             request.prompt -= took
+            self._prompts += took
             request.reply -= request.prompt <= 0
             return took
         self.counts.replies += 1

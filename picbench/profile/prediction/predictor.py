@@ -141,8 +141,8 @@ class GridPredictor:
 
 def _each(sizes: Sequence[RequestSize], loop: LoopCounts, model: CostModel) -> list[float]:
     """Seconds of the engine for each request; those of steps are the same for each."""
-    own = [model.predict((*size.prefill(), 0.0, 0.0, 0.0)) for size in sizes]
-    steps = model.predict((*(0.0 for _ in loop.prefill), *loop.costs()[-3:]))
+    own = [model.predict((*size.prefill(), *(0.0 for _ in loop.step_costs()))) for size in sizes]
+    steps = model.predict((*(0.0 for _ in loop.prefill), *loop.step_costs()))
     return [seconds + steps / len(own) for seconds in own]
 
 

@@ -29,6 +29,21 @@ def test_a_budget_spreads_prompts_over_steps() -> None:
     found = serve_loop([size(250, 1), size(250, 1)], 2, 100)
     assert found.steps == 5
     assert found.replies == 0
+    assert found.prefill_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("computed", "steps", "beyond"),
+    # 2 x 200 tokens are one step, which hides them; 2 x 400 have 288 more than a step hides; of
+    # 2 x 1,300 one step has 2,048 and the other 552.
+    [(200, 1, 0.0), (400, 1, 0.288), (1300, 2, 1.536 + 0.040)],
+)
+def test_steps_of_prompts_are_counted(computed: float, steps: float, beyond: float) -> None:
+    found = serve_loop([size(computed), size(computed)], 2, 2048)
+    assert found.prefill_steps == steps
+    assert found.beyond == pytest.approx(beyond)
+    assert found.steps > steps
+    assert found.step_costs() == found.costs()[len(found.prefill) :]
 
 
 def test_a_slot_is_filled_when_its_request_has_ended() -> None:
