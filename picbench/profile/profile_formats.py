@@ -1,7 +1,7 @@
 """A profile as text, JSON and Markdown; each says that it is a simulation."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import isinf
 from typing import Any
@@ -158,7 +158,11 @@ def _row(report: ProfileReport, arm: ArmProfile) -> list[str]:
         ]
     found = report.predicted.get(arm.algorithm.spec)
     if found:
-        row += [_ms(found.ttft_s), _number(found.requests_s), f"{found.kv_gib:.2f}"]
+        row += [
+            _ms(found.ttft_s) + _range(found.ttft_s_range, _ms),
+            _number(found.requests_s) + _range(found.requests_s_range, _number),
+            f"{found.kv_gib:.2f}",
+        ]
         row += [_ms(found.loaded_ttft_s)] if report.profile.traffic.rate else []
     return row
 
@@ -169,12 +173,19 @@ def _legend(report: ProfileReport) -> str:
         "saved: prompt tokens that need not be computed, less those of compiling chunks; by a "
         "cache that never evicts.",
         "Private copies are made from a tier that never forgets." if copies else "",
+        "In brackets: where 90 % of the grid's single measurements lie around such a prediction."
+        if any(found.ttft_s_range for found in report.predicted.values())
+        else "",
         f"KV: of {report.profile.running} requests at a time." if report.predicted else "",
         "TTFT at its rate: by the formula of a queue."
         if report.predicted and report.profile.traffic.rate
         else "",
     )
     return " ".join(filter(None, parts))
+
+
+def _range(found: tuple[float, float] | None, cell: Callable[[float], str]) -> str:
+    return f" ({cell(found[0])}-{cell(found[1])})" if found else ""
 
 
 def _ms(seconds: float | None) -> str:

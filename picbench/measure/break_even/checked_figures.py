@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +23,7 @@ _HEAD = (
     "error",
     "spread",
     "error at the grid's speed",
+    "predicted range",
     "verdict",
     "in the grid's range",
 )
@@ -40,7 +42,8 @@ class CheckedFigure:
     """A figure of an arm on a trace: measured in each repeat, and what was predicted of it.
 
     `slowness` is how many times as long the machine took in each repeat for points of the grid as
-    the grid says; times and rates at the grid's speed have it divided out. Counts have none.
+    the grid says; times and rates at the grid's speed have it divided out. `within` is the range
+    that was predicted of single measurements. Counts have neither.
     """
 
     trace: str
@@ -51,6 +54,13 @@ class CheckedFigure:
     inside: bool
     slowness: list[float] = field(default_factory=list, repr=False)
     rate: bool = False
+    within: tuple[float, float] | None = None
+
+    @property
+    def in_range(self) -> bool:
+        """Whether the median of what was measured is within the predicted range."""
+        low, high = self.within or (-inf, inf)
+        return low <= median(self.measured) <= high
 
     @property
     def error(self) -> float:
@@ -89,6 +99,8 @@ def summarise_figures(found: Sequence[CheckedFigure]) -> str:
         if own[0].slowness:
             again = sum(abs(one.error_at_speed) <= WITHIN for one in own)
             text += f" ({again} at the grid's speed)"
+        if own[0].within:
+            text += f", {sum(one.in_range for one in own)} in the predicted range"
         texts.append(f"{text}, median error {median(errors):.0%}, worst {max(errors):.0%}")
     return "; ".join(texts)
 
@@ -133,6 +145,7 @@ def _row(one: CheckedFigure) -> tuple[str, ...]:
         f"{one.error:+.0%}",
         f"{max(one.measured) / min(one.measured):.2f}",
         f"{one.error_at_speed:+.0%}" if one.slowness else "-",
+        f"{one.within[0]:.4g} - {one.within[1]:.4g}" if one.within else "-",
         one.verdict,
         "yes" if one.inside else "no",
     )

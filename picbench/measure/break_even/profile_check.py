@@ -238,7 +238,9 @@ def _compare(
             speeds = [repeat[links_chunks(name)] for repeat in slow]
             times, rates = [c.ttft_s for c in alone], [c.requests_s for c in together]
             ttft, seconds = [one.ttft for one in speeds], [one.seconds for one in speeds]
-            yield figure("TTFT, s", times, found.ttft_s, found.inside, ttft)
-            yield figure("requests/s", rates, found.requests_s, found.inside, seconds, rate=True)
+            first = partial(figure, "TTFT, s", times, found.ttft_s, found.inside, ttft)
+            yield first(within=found.ttft_s_range)
+            burst = partial(figure, "requests/s", rates, found.requests_s, found.inside, seconds)
+            yield burst(rate=True, within=found.requests_s_range)
         blocks = [c.peak_blocks * gib for c in together]
         yield figure("KV, GiB", blocks, found.kv_gib, found.inside)

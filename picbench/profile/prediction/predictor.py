@@ -8,6 +8,7 @@ from statistics import fmean, median
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridPoint, MeasuredGrid
+from picbench.profile.prediction.cell_spread import CellSpread
 from picbench.profile.prediction.closed_loop import LoopCounts, serve_loop
 from picbench.profile.prediction.cost_model import (
     CostModel,
@@ -28,7 +29,8 @@ class ArmPrediction:
     as the profile says. At the trace's own rate requests also wait: `loaded_ttft_s` adds the mean
     wait of a queue, infinite where more come than are answered, None without times. `kv_gib` is
     held by the running requests. None is what the grid does not have. `inside` says whether the
-    mean request is within the grid.
+    mean request is within the grid. Ranges are those in which 90 % of single cells of the grid lie
+    around what is fitted to them, for requests that compute about as much.
     """
 
     ttft_s: float | None
@@ -36,6 +38,8 @@ class ArmPrediction:
     loaded_ttft_s: float | None
     kv_gib: float
     inside: bool
+    ttft_s_range: tuple[float, float] | None = None
+    requests_s_range: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class GridPredictor:
         self._registry = Registry()
         self._ttft = {linked: fit(list(self._alone(linked))) for linked in (False, True)}
         self._seconds = {linked: fit(list(self._loops(linked))) for linked in (False, True)}
+        self._spread = {linked: self._spreads(linked) for linked in (False, True)}
 
     def predict(self, profile: TraceProfile, arm: ArmProfile) -> ArmPrediction:
         """The figures of an arm."""
@@ -78,9 +83,14 @@ class GridPredictor:
             median(ttft.predict(size.first_token()) for size in sizes) if ttft and sizes else None
         )
         each = _each(sizes, arm.loop, seconds) if seconds and sizes else None
+        rate = 1 / fmean(each) if each else None
+        computed = [size.computed for size in sizes]
+        spread, bursts = self._spread[kind]
         return ArmPrediction(
             ttft_s=alone,
-            requests_s=1 / fmean(each) if each else None,
+            ttft_s_range=spread.around(alone, median(computed)) if spread and alone else None,
+            requests_s=rate,
+            requests_s_range=bursts.around(rate, fmean(computed)) if bursts and rate else None,
             loaded_ttft_s=_loaded(alone, each, profile.traffic.rate),
             kv_gib=arm.peak_blocks * self._block_bytes / 2**30,
             inside=bool(sizes) and _covers(ttft, seconds, _shape(_mean_size(sizes))),
@@ -88,7 +98,9 @@ class GridPredictor:
 
     def predict_cell(self, arm: str, point: GridPoint, cell: ArmCell) -> CellPrediction:
         """The times of a cell that an arm has served, from what it computed there."""
-        linked = _links(self._registry.parse(arm))
+        return self._cell(_links(self._registry.parse(arm)), point, cell)
+
+    def _cell(self, linked: bool, point: GridPoint, cell: ArmCell) -> CellPrediction:
         ttft, seconds = self._ttft[linked], self._seconds[linked]
         alone, loop = self._cell_counts(point, [cell], linked)
         return CellPrediction(
@@ -102,6 +114,18 @@ class GridPredictor:
             leave_one_out([list(self._alone(linked)) for linked in (False, True)]),
             leave_one_out([list(self._loops(linked)) for linked in (False, True)]),
         )
+
+    def _spreads(self, linked: bool) -> tuple[CellSpread | None, CellSpread | None]:
+        """How single cells lie around what is fitted: first tokens, requests a second."""
+        alone, loops = [], []
+        for point, arms in self._observed(linked):
+            for arm, cell in ((arm, self._cell(linked, point, arm)) for arm in arms):
+                if point.load == ALONE and cell.ttft_s:
+                    computed = _middle([arm]).get("computed", arm.computed)
+                    alone.append((computed, arm.ttft_s / cell.ttft_s))
+                if cell.requests_s:
+                    loops.append((arm.computed, arm.requests_s / cell.requests_s))
+        return CellSpread.of(alone), CellSpread.of(loops)
 
     def _alone(self, linked: bool) -> Iterator[Observation]:
         for point, arms in self._observed(linked):

@@ -133,6 +133,11 @@ def test_a_grid_predicts_and_says_how_well(tmp_path: Path) -> None:
     times = {arm: found["arms"][arm]["predicted"] for arm in ("full", "mepic")}
     assert times["mepic"]["ttft_s"] < times["full"]["ttft_s"]
     assert times["mepic"]["inside"]
+    for figure in ("ttft_s", "requests_s"):
+        low, high = times["mepic"][f"{figure}_range"]
+        assert low < times["mepic"][figure] < high
+    low, high = times["mepic"]["ttft_s_range"]
+    assert f"({low * 1e3:,.1f}-{high * 1e3:,.1f})" in text
 
 
 def test_a_figure_is_drawn(tmp_path: Path) -> None:

@@ -1,0 +1,44 @@
+"""How far single cells of a grid lie from what is fitted to all of them.
+
+Cells of few computed tokens lie farther: the host decides how long they take, and hosts differ. So
+a prediction has the spread of the cells whose requests compute about as much.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+#: The share of cells that a range covers, and of cells that are about as large, at least `_FEWEST`.
+COVERED = 0.9
+_NEAREST, _FEWEST = 1 / 3, 20
+
+_Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class CellSpread:
+    """Measured over fitted values, `ratios` [cells], by computed tokens of a request.
+
+    `sizes` [cells] are logarithms of these.
+    """
+
+    sizes: _Array
+    ratios: _Array
+
+    @classmethod
+    def of(cls, cells: Iterable[tuple[float, float]]) -> "CellSpread | None":
+        """Of computed tokens and ratio of each cell; None of too few cells."""
+        found = np.array(list(cells), dtype=np.float64).reshape(-1, 2)
+        if len(found) < _FEWEST:
+            return None
+        return cls(np.log(np.maximum(found[:, 0], 1.0)), found[:, 1])
+
+    def around(self, value: float, computed: float) -> tuple[float, float]:
+        """Where a single measurement of a predicted `value` would be, for so many tokens."""
+        count = max(_FEWEST, round(_NEAREST * len(self.sizes)))
+        apart = np.abs(self.sizes - np.log(max(computed, 1.0)))
+        nearest = self.ratios[apart <= np.partition(apart, count - 1)[count - 1]]
+        low, high = np.quantile(nearest, ((1 - COVERED) / 2, (1 + COVERED) / 2))
+        return float(value * low), float(value * high)
