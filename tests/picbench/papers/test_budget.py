@@ -66,7 +66,8 @@ def test_loads_that_were_measured_took_about_as_long_as_expected() -> None:
                 took = arm.metrics["makespan_s"]
                 assert took is not None
                 expected = expected_arm(name, facts, "cuda", rooms[point.label])
-                factors[data.paper, data.experiment, point.label, name] = took / expected
+                cell = (data.paper, data.experiment, point.label, point.seed, name)
+                factors[cell] = took / expected
     assert {cell: factor for cell, factor in factors.items() if not 1 / 2 < factor < 2} == {}
     assert len(factors) > 20
 
@@ -74,12 +75,30 @@ def test_loads_that_were_measured_took_about_as_long_as_expected() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_what_recurs_takes_less_time_than_what_is_new(device: str) -> None:
     new, known = (replace(FACTS, fresh_tokens=fresh) for fresh in (1000.0, 100.0))
-    room = Room(100_000, 8)
+    room = Room(100_000, 128)
     for arm in ("mepic", "epic:k=16", "cacheblend:r=0.15", "naive"):
         assert expected_arm(arm, known, device, room) < expected_arm(arm, new, device, room)
     assert expected_arm("prefix", known, device, room) == expected_arm("prefix", new, device, room)
     late = replace(known, rate=0.1)
     assert expected_arm("naive", late, device, room) == 100.0
+
+
+def test_few_requests_at_a_time_take_a_step_for_each_token() -> None:
+    many = replace(FACTS, requests=1000)
+    few, most = (expected_arm("minipic", many, "cuda", Room(10**7, count)) for count in (8, 1024))
+    assert few > 100
+    assert most < 10
+
+
+def test_requests_that_come_slowly_hold_little_of_a_pool() -> None:
+    # What 100 requests hold at once would leave no room for chunks; at 40 a second none waits.
+    facts = replace(FACTS, requests=100, mean_tokens=4000.0, mean_chunk_tokens=390.0)
+    facts = replace(facts, fresh_tokens=100.0, unique_chunks=100)
+    room = Room(400_000, 128)
+    at_once = expected_arm("epic:k=16", facts, "cuda", room)
+    slowly = expected_arm("epic:k=16", replace(facts, rate=40.0), "cuda", room)
+    assert slowly == 2.5
+    assert at_once > 3.5
 
 
 def test_what_a_pool_forgets_is_computed_again() -> None:
