@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import sqlite3
+import stat
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -53,7 +54,7 @@ class Disk(Tier):
         try:
             root.mkdir(parents=True, exist_ok=True)
             return cls(root, capacity)
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
             spec.reject(f"cannot use the folder: {error}", "name a folder that can be written to")
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
@@ -187,8 +188,9 @@ class ValueFiles:
             # Another process may remove the value meanwhile.
             with suppress(FileNotFoundError):
                 if key is not None and key not in known:
-                    stat = path.stat()
-                    found.append((stat.st_mtime_ns, key, stat.st_size))
+                    status = path.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        found.append((status.st_mtime_ns, key, status.st_size))
         yield from ((key, size) for _, key, size in sorted(found))
 
     def _path(self, key: Key) -> Path:

@@ -1,6 +1,7 @@
 """The index of a disk tier: which values there are, their sizes and their last use."""
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ CREATE TRIGGER IF NOT EXISTS value_removed AFTER DELETE ON value BEGIN
 END;
 """
 _BUSY_SECONDS = 5.0
+_BUSY_PAUSE = 0.01
 
 
 class DiskIndex:
@@ -122,6 +124,18 @@ class DiskIndex:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    """A connection; SQLite does not wait for others that create the same file at the same time."""
+    end = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            return _open(path)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+        time.sleep(_BUSY_PAUSE)
+
+
+def _open(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
     )

@@ -3,8 +3,10 @@
 import fcntl
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +204,39 @@ def test_a_file_that_is_removed_while_a_folder_is_opened_is_no_error(
     assert Disk(tmp_path, CAPACITY).exists([A, B]) == [False, True]
 
 
+def test_a_folder_that_others_create_at_the_same_time_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite says at once, without waiting, that others switch the file to its journal."""
+    busy = [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY]
+
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+            if busy and "journal_mode" in sql:
+                error = sqlite3.OperationalError("database is locked")
+                error.sqlite_errorcode = busy.pop()
+                raise error
+            return super().execute(sql, *args)
+
+    connect = partial(sqlite3.connect, factory=Connection)
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    tier = Disk(tmp_path, CAPACITY)
+    assert not busy
+    assert tier.put([(A, b"value")]) == [True]
+    tier.close()
+
+
+def test_what_is_no_file_is_no_value(tmp_path: Path) -> None:
+    """It could be neither read nor evicted, and the tier would fail for ever."""
+    folder = tmp_path / "values" / A.hex()[-2:] / A.hex()
+    folder.mkdir(parents=True)
+    tier = Disk(tmp_path, 100)
+    assert tier.exists([A]) == [False]
+    assert tier.put([(B, bytes(90)), (C, bytes(90))]) == [True, True]
+    assert tier.usage().objects == 1
+    tier.close()
+
+
 def test_processes_keep_one_bound_together(tmp_path: Path) -> None:
     mine, theirs = Disk(tmp_path, 100), Disk(tmp_path, 100)
     mine.put([(A, bytes(40))])
@@ -266,12 +301,18 @@ def test_an_error_that_is_not_about_space_is_raised_and_leaves_nothing(
 
 @pytest.mark.parametrize(
     ("location", "capacity", "problem"),
-    [("", 100, "a folder is missing"), ("FILE/x", 100, "cannot use"), ("x", None, "capacity")],
+    [
+        ("", 100, "a folder is missing"),
+        ("FILE/x", 100, "cannot use"),
+        ("x", None, "capacity"),
+        ("y", 100, "cannot use"),
+    ],
 )
 def test_a_folder_that_cannot_be_used_is_one_clear_line(
     location: str, capacity: int | None, problem: str, tmp_path: Path
 ) -> None:
     (tmp_path / "FILE").write_text("a file")
+    (tmp_path / "y" / "index.sqlite").mkdir(parents=True)
     place = str(tmp_path / location) if location else ""
     spec = TierSpec("disk", place, capacity, text="disk:...")
     with pytest.raises(ConfigError, match=f"`tiers` disk:....*{problem}"):
