@@ -280,8 +280,16 @@ class ChunkStore:
                     self.evict(page)
 
     def reset_pool(self) -> None:
-        """The pool was emptied."""
+        """The pool was emptied: what steps have not read of it by now is not stored.
+
+        Nothing says what its blocks hold when the next step runs. vLLM may have slept meanwhile, or
+        have loaded other weights.
+        """
         self._owners.clear()
+        stores, self.commands.stores = self.commands.stores, []
+        for record in [self.get(store.key) for store in stores]:
+            record.storing = None
+            self._settle(record)
         for record in list(self._resident.values()):
             self._leave_pool(record)
 

@@ -206,6 +206,34 @@ def test_compiling_again_keeps_what_was_counted() -> None:
     assert len(store) == 1
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["mapped", "copied"])
+def test_what_an_emptied_pool_held_is_not_stored(shared: bool) -> None:
+    """Its blocks may hold anything when the next step runs."""
+    queue = Queue()
+    store = ChunkStore(queue, tiers=True)
+    compile_chunk(queue, store, 4, shared=shared)
+    assert store.commands.stores
+    queue.pages.clear()
+    store.reset_pool()
+    assert not store.commands
+    assert store.get(canonical(4).key).state is ChunkState.UNKNOWN
+    assert store.idle
+    compile_chunk(queue, store, 4, shared=shared)
+    assert [command.key for command in store.commands.stores] == [canonical(4).key]
+
+
+def test_what_a_step_has_read_of_an_emptied_pool_is_stored() -> None:
+    queue = Queue()
+    store = ChunkStore(queue, tiers=True)
+    compile_chunk(queue, store, 4, shared=False)
+    store.commands.take()
+    queue.pages.clear()
+    store.reset_pool()
+    assert store.get(canonical(4).key).state is ChunkState.STORING
+    told(store, stored={canonical(4).key})
+    assert store.is_remote(canonical(4).key)
+
+
 def test_a_state_that_must_not_follow_is_an_error() -> None:
     record = ChunkRecord(b"key", ChunkState.LOOKUP)
     with pytest.raises(EngineError, match="is lookup, it cannot become compiling"):
