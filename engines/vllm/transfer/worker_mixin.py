@@ -57,7 +57,21 @@ class ConnectorWorkerMixin:
         """Allocate the KV cache, and set the namespace of its values in tiers."""
         with self._connector_scope.active():
             _upstream(super()).initialize_from_config(kv_cache_config)
-        self.tier_client.set_namespace(self.namespace())
+        self._set_namespace()
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Load other weights; chunks that are stored from now on are theirs."""
+        try:
+            _upstream(super()).reload_weights(*args, **kwargs)
+        finally:
+            self._set_namespace()
+
+    def finish_weight_update(self) -> None:
+        """End an update by a trainer; chunks that are stored from now on are the new weights'."""
+        try:
+            _upstream(super()).finish_weight_update()
+        finally:
+            self._set_namespace()
 
     def compile_or_warm_up_model(self) -> Any:
         """Compile the model and capture graphs."""
@@ -80,6 +94,11 @@ class ConnectorWorkerMixin:
         """Close the tiers, then the worker."""
         with self._connector_scope.active():
             _upstream(super()).shutdown()
+
+    def _set_namespace(self) -> None:
+        # Weights may be loaded before there is a pool.
+        if self._connector_scope.connector is not None:
+            self.tier_client.set_namespace(self.namespace())
 
 
 def _upstream(parent: Any) -> Any:
