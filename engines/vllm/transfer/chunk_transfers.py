@@ -95,11 +95,14 @@ class ChunkTransfers:
         """Per chunk the nearest of the far tiers that has it, as far as it says."""
         return self._stack.lookup(names)
 
-    def clear(self, names: Sequence[Key]) -> None:
-        """Delete chunks from all tiers; the host tier forgets all that it has."""
+    def clear(self, names: Sequence[Key]) -> Ticket[None]:
+        """Delete chunks from all tiers; the host tier forgets all that it has.
+
+        Far tiers may have them until the ticket is done.
+        """
         if self.arena is not None:
             self.arena.clear()
-        self._stack.delete(names)
+        return self._stack.delete(names)
 
     def close(self) -> None:
         """Finish what takes seconds at most, and close the far tiers."""

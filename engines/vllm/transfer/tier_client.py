@@ -65,6 +65,7 @@ class TierClient:
         # Stores among them that were commanded once more: their answer may have been given.
         self._repeated: set[Key] = set()
         self._lookups: list[tuple[Sequence[Key], Ticket[str | None]]] = []
+        self._deletions: list[Ticket[None]] = []
         self._stored: OrderedDict[Key, None] = OrderedDict()
         self._results = TransferResults()
         self.faults = Faults()
@@ -179,7 +180,8 @@ class TierClient:
         """Wait briefly for transfers, in a step that computes nothing."""
         loads = [advance_all(tasks) for _, tasks in self._loads]
         stores = [task.advance() for task in self._stores.values()]
-        done = [*loads, *stores, *(ticket.done() for _, ticket in self._lookups)]
+        lookups = [ticket.done() for _, ticket in self._lookups]
+        done = [*loads, *stores, *lookups, *(ticket.done() for ticket in self._deletions)]
         if done and not any(done):
             time.sleep(_WAIT)
 
@@ -190,6 +192,7 @@ class TierClient:
         """
         self._finish_stores()
         self._finish_lookups()
+        self._deletions = [ticket for ticket in self._deletions if not ticket.done()]
         done: set[str] = set()
         failed, self._failed = self._failed, set()
         loads, self._loads = self._loads, []
@@ -207,7 +210,8 @@ class TierClient:
     def take_results(self) -> TransferResults:
         """Results since the last call."""
         results, self._results = self._results, TransferResults()
-        results.pending = len(self._stores) + len(self._lookups) + len(self._loads)
+        pending = (self._stores, self._lookups, self._loads, self._deletions)
+        results.pending = sum(map(len, pending))
         results.faults = self.faults.take()
         if self._clock:
             results.times = self._clock.take()
@@ -230,7 +234,8 @@ class TierClient:
         return copies
 
     def _clear(self) -> None:
-        self._chunks.clear([self._name(key) for key in self._stored])
+        names = [self._name(key) for key in self._stored]
+        self._deletions.append(self._chunks.clear(names))
         self._stored.clear()
 
     def _look_up(self, keys: Sequence[Key]) -> None:

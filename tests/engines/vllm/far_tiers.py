@@ -38,9 +38,11 @@ class FarTiers:
             len(names), None, lambda: ["far" if n in self.values else None for n in names]
         )
 
-    def delete(self, names: Sequence[bytes]) -> None:
-        for name in names:
-            self.values.pop(name, None)
+    def delete(self, names: Sequence[bytes]) -> Ticket[Any]:
+        def remove() -> list[Any]:
+            return [self.values.pop(name, None) for name in names]
+
+        return self._ticket(len(names), None, remove)
 
     def answer(self, index: int = 0, error: Exception | None = None) -> None:
         future, call = self.asked.pop(index)

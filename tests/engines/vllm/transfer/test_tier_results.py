@@ -8,6 +8,7 @@ import pytest
 import torch
 from far_tiers import FarTiers
 
+from picbench.engines.chunk_cache.tiers.background import Ticket
 from picbench.engines.chunk_cache.transfers import (
     ChunkLoad,
     LoadCommand,
@@ -80,12 +81,28 @@ def test_all_that_goes_on_is_pending() -> None:
     assert client.take_results().pending == 0
 
 
+def test_what_is_being_deleted_is_pending() -> None:
+    """Otherwise an engine that was reset would find what it had stored before."""
+    tiers = FarTiers()
+    client = opened(tiers)
+    store(client, one=(1,))
+    tiers.answering = False
+    client.start(TransferCommands(clear=True))
+    client.finish_loads()
+    assert client.take_results().pending == 1
+    tiers.answer()
+    client.finish_loads()
+    assert client.take_results().pending == 0
+    assert tiers.values == {}
+
+
 def test_what_was_stored_is_deleted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     deleted = list[int]()
 
     class Counted(FarTiers):
-        def delete(self, names: Sequence[bytes]) -> None:
+        def delete(self, names: Sequence[bytes]) -> Ticket[Any]:
             deleted.append(len(names))
+            return super().delete(names)
 
     monkeypatch.setattr(tier_client, "_MAX_STORED", 2)
     client = opened(Counted())
