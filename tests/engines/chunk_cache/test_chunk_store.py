@@ -20,6 +20,7 @@ from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.transfers import StoreCommand, TransferResults
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.packing import AnchorText
 from picbench.engines.planning.plan import Canonical
 from picbench.engines.planning.policy import ChunkPolicy, LayoutConfig, Segment
 from picbench.errors import EngineError
@@ -187,6 +188,29 @@ def test_a_page_that_came_back_with_another_chunk_is_owned_by_both() -> None:
     assert not store.get(canonical(1).key).size
     chunk = store.get(canonical(0).key)
     assert chunk.pages == (shared, own)
+
+
+def test_a_chunk_that_lost_a_page_is_not_stored_when_the_rest_is_evicted() -> None:
+    queue, store, stores = filled(4)
+    mapped = canonical(4, linked=SIZE)
+    for key in mapped.keys:
+        queue.references[key] = 1
+    evict(queue, store, mapped.pages[0].name)
+    queue.references.clear()
+    evict(queue, store, mapped.keys[-1])
+    assert not store.get(mapped.key).size
+    assert not stores
+
+
+def test_what_a_chunk_is_compiled_after_is_not_stored_with_it() -> None:
+    queue, store, stores = filled()
+    chunk = canonical(4)._replace(anchor=AnchorText((1,) * (SIZE + 1), SIZE, "tenant"))
+    names = [page.name for page in chunk.pages]
+    queue.insert([b"anchor", b"its end", *names])
+    store.prepare_compile(chunk, "compile")
+    blocks = queue.block_ids([b"anchor", b"its end", *names])
+    store.complete_compile(chunk, blocks, success=True, shared=True)
+    assert stores == [StoreCommand(chunk.key, queue.block_ids(names))]
 
 
 def test_dropping_spares_what_is_used() -> None:
@@ -393,6 +417,19 @@ def test_a_chunk_that_is_lost_again_and_again_is_banned_for_a_while() -> None:
     now = 61.0
     told(store, stored={A})
     assert store.tiers_of(A) is ChunkState.REMOTE
+
+
+def test_a_banned_chunk_that_a_tier_claims_is_missing() -> None:
+    """Were the answer ignored, its request would wait for it for ever."""
+    store = ChunkStore(Queue(), tiers=True, shared_tiers=True, clock=lambda: 1000.0)
+    for _ in range(2):
+        told(store, lost={A})
+    store.prepare_compile(canonical(0), "owner")
+    store.complete_compile(canonical(0), (), success=False, shared=True)
+    store.lookup([canonical(0)])
+    assert store.tiers_of(A) is ChunkState.LOOKUP
+    told(store, present={A})
+    assert store.tiers_of(A) is ChunkState.MISSING
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,17 @@ def test_what_was_found_below_is_found_above_next_time() -> None:
     assert stack.close()
 
 
+def test_what_was_copied_upwards_is_in_flight_no_more() -> None:
+    """Otherwise a stack would take nothing any more after so many fetches."""
+    host, far = Host(1000), Far()
+    stack = stack_of(host, far, store_bytes=HEADER_BYTES + 3)
+    for key in (A, B, C):
+        far.put([(key, seal(key, b"one"))])
+        while not host.exists([key])[0]:
+            assert payloads(stack.fetch([(key, 3)]).result(WAIT)) == [b"one"]
+    assert stack.close()
+
+
 def test_far_tiers_are_not_sent_what_they_hold() -> None:
     far = Far()
     stack = stack_of(Host(1000), far)
