@@ -68,6 +68,33 @@ def test_all_blocks_that_tiers_serve_a_request_are_counted() -> None:
     assert client.take_results().served == {"a": {"far": 4}, "b": {"far": 1}}
 
 
+def test_chunks_that_no_tier_has_are_said_to_be_lost() -> None:
+    """Else they would be fetched again and again."""
+    client = opened(FarTiers())
+    store(client, one=(1,))
+    client.start(TransferCommands(loads=[load("a", (ONE, (2,)), (TWO, (3,)))]))
+    assert ended(client, 1) == (set(), {"a"})
+    assert client.take_results().lost == {TWO}
+
+
+def test_loads_begin_after_what_was_queued_before_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that were scheduled ahead may still read the blocks that a load fills."""
+    client = opened(FarTiers())
+    store(client, one=(1,))
+    copies, order = client._copies, list[str]()
+    for name in ("mark", "load"):
+        real = getattr(copies, name)
+
+        def noted(*args: Any, name: str = name, real: Any = real) -> Any:
+            order.append(name)
+            return real(*args)
+
+        monkeypatch.setattr(copies, name, noted)
+    client.start(TransferCommands(loads=[load("a", (ONE, (2,)))]))
+    ended(client, 1)
+    assert order == ["mark", "load"]
+
+
 def test_all_that_goes_on_is_pending() -> None:
     tiers = FarTiers(answering=False)
     client = opened(tiers)
