@@ -31,19 +31,19 @@ def namespace(vllm_config: Any, model: nn.Module, rank: int) -> bytes:
         vllm_config.model_config.hf_text_config.to_json_string(),
     )
     digest.update(repr(facts).encode())
-    for name, content in _weights(model, vllm_config.model_config.dtype):
+    for name, content in _weights(model):
         digest.update(name.encode())
         digest.update(content)
     return digest.digest()
 
 
 @torch.inference_mode()
-def _weights(model: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, bytes]]:
+def _weights(model: nn.Module) -> Iterator[tuple[str, bytes]]:
     for name, parameter in sorted(model.named_parameters()):
         yield name, _sums(parameter.detach())
     for name, module in sorted(model.named_modules()):
         if _is_packed(module):
-            yield name, _columns(module, dtype)
+            yield name, _columns(module)
 
 
 def _sums(parameter: Tensor) -> bytes:
@@ -68,14 +68,16 @@ def _is_packed(module: nn.Module) -> bool:
     return hasattr(module, "cpu_linear") and isinstance(weight, Tensor) and not weight.numel()
 
 
-def _columns(module: Any, dtype: torch.dtype) -> bytes:
+def _columns(module: Any) -> bytes:
     """Some columns of a packed matrix: its products with unit vectors, which are exact.
 
-    Training changes all columns, also where what it adds has a low rank.
+    Training changes all columns, also where what it adds has a low rank. Upstream leaves an empty
+    parameter of the matrix's type; layers that all ranks have whole, such as a router, have no size
+    of a partition (vllm/model_executor/layers/linear.py).
     """
-    size = module.input_size_per_partition
+    size = getattr(module, "input_size_per_partition", None) or module.input_size
     chosen = torch.arange(0, size, max(1, size // _COLUMNS))
-    units = torch.zeros(len(chosen), size, dtype=dtype)
+    units = torch.zeros(len(chosen), size, dtype=module.weight.dtype)
     units[torch.arange(len(chosen)), chosen] = 1
     return _bytes(module.cpu_linear(units, module.weight, None))
 

@@ -70,6 +70,19 @@ def test_other_weights_have_other_names(change: Callable[[Model], None], packed:
     assert name(before) != name(after)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_router_that_all_ranks_have_whole_is_read(dtype: torch.dtype) -> None:
+    found = []
+    for scale in (1.0, 1.0, 2.0):
+        model = Model()
+        size = model.linear.input_size_per_partition
+        del model.linear.input_size_per_partition
+        model.linear.input_size = size
+        model.linear.weight = nn.Parameter((scale * model.linear.weight).to(dtype))  # type: ignore[operator]
+        found.append(name(model.pack()))
+    assert found[0] == found[1] != found[2]
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_same_weights_have_the_same_names(packed: bool) -> None:
     one, other = (Model().pack() if packed else Model() for _ in range(2))
