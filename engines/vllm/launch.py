@@ -186,6 +186,8 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 def _common_arguments(config: EngineConfig, device: Device) -> dict[str, Any]:
+    eager = config.eager or not device.graphs
+    graphs = {} if eager or config.graph_tokens is None else _graphs(config.graph_tokens)
     return {
         "model": config.model,
         "dtype": config.dtype,
@@ -193,13 +195,20 @@ def _common_arguments(config: EngineConfig, device: Device) -> dict[str, Any]:
         "load_format": "auto" if _has_weights(config.model) else "dummy",
         # Text is decoded by the engine's own tokenizer, so that one engine serves token ids too.
         "skip_tokenizer_init": True,
-        "enforce_eager": config.eager or not device.graphs,
+        "enforce_eager": eager,
         "tensor_parallel_size": config.tensor_parallel,
         "max_num_seqs": config.max_requests,
         "disable_log_stats": False,
         "kv_cache_memory_bytes": device.pool_bytes,
+        **graphs,
         **device.arguments,
     }
+
+
+def _graphs(tokens: int) -> dict[str, Any]:
+    if tokens < 1:
+        raise ConfigError(f"`graph_tokens` is {tokens}", hint="use at least 1, or `eager`")
+    return {"compilation_config": {"max_cudagraph_capture_size": tokens}}
 
 
 def _settings(config: EngineConfig, model: Mapping[str, Any], context: int) -> PicSettings:

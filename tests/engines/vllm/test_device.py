@@ -8,8 +8,8 @@ import torch
 
 from picbench.engines.config import DEFAULT_TIERS, EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.vllm.device import CPU, CUDA, find, slow_short_types
-from picbench.engines.vllm.launch import _choose
+from picbench.engines.vllm.device import CPU, CUDA, Device, find, slow_short_types
+from picbench.engines.vllm.launch import _choose, _common_arguments
 from picbench.engines.vllm.settings import WORKERS, PicSettings, engine_arguments
 from picbench.errors import ConfigError
 
@@ -110,3 +110,24 @@ def test_a_laptop_serves_in_float32_and_says_so(
     line = f"the model is served in float32: {NEITHER}"
     assert (found["dtype"], found["notes"], found["tiers"]) == ("float32", [line], "host:1GiB")
     assert line in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("device", "tokens", "eager", "passed"),
+    [
+        (CUDA, 512, False, {"max_cudagraph_capture_size": 512}),
+        (CUDA, None, False, None),
+        (CUDA, 512, True, None),
+        (CPU, 512, False, None),
+    ],
+)
+def test_graphs_serve_steps_of_so_many_tokens(
+    device: Device, tokens: int | None, eager: bool, passed: dict[str, int] | None
+) -> None:
+    config = EngineConfig("m", graph_tokens=tokens, eager=eager)
+    assert _common_arguments(config, device).get("compilation_config") == passed
+
+
+def test_graphs_of_no_tokens_are_refused() -> None:
+    with pytest.raises(ConfigError, match="`graph_tokens` is 0"):
+        _common_arguments(EngineConfig("m", graph_tokens=0), CUDA)
