@@ -5,6 +5,7 @@ first half of the last dimension; strides depend on the platform and on the atte
 (vllm/v1/kv_cache_layout.py).
 """
 
+import torch
 from torch import Tensor
 
 from picbench.errors import EngineError
@@ -23,4 +24,5 @@ def key_value(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         )
     size = kv_cache.shape[-1] // 2
     slots = kv_cache.transpose(1, 2)
-    return slots[..., :size], slots[..., size:]
+    key, value = torch.split(slots, size, -1)
+    return key, value

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
+
 
 def merge_reference(partial: Tensor, lse: Tensor) -> Tensor:
     """The output [heads, head_size] of all splits.
@@ -19,30 +21,22 @@ def merge_reference(partial: Tensor, lse: Tensor) -> Tensor:
     return joint / total.where(total > 0, 1)
 
 
-def merge_splits(partial: Tensor, lse: Tensor, counts: Tensor, out: Tensor, splits: int) -> None:
+def merge_splits(
+    launch: RepeatedLaunch, partial: Tensor, lse: Tensor, counts: Tensor, out: Tensor, splits: int
+) -> None:
     """Merges up to `splits` splits of each request into `out` [requests, heads, head_size].
 
     Request r owns rows [r * splits, (r + 1) * splits) of `partial` [rows, heads, head_size] and
     `lse` [rows, heads], float32. Those splits are filled that got any of its counts[r] key tiles;
-    `counts` [requests] is int32. A request with a count of 0 is not written, one with a negative
-    count has no keys and gets zeros.
+    `counts` [requests] is int32, `launch` that of `merge`. A request with a count of 0 is not
+    written, one with a negative count has no keys and gets zeros.
     """
     requests, heads, size = out.shape
-    merge[(requests, heads)](
-        partial,
-        lse,
-        counts,
-        counts,
-        out,
-        heads * size,
-        heads,
-        1,
-        out.stride(0),
-        out.stride(1),
-        splits,
-        HEAD=size,
-        TILE=8,
-        num_warps=1,
+    strides = (heads * size, heads, 1, out.stride(0), out.stride(1))
+    launch(
+        (requests, heads, 1),
+        (partial, lse, counts, counts, out, *strides, splits),
+        {"HEAD": size, "TILE": 8, "num_warps": 1},
     )
 
 

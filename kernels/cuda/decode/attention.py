@@ -13,7 +13,8 @@ from picbench.kernels.cuda.decode.block_lookup import SPAN, look_up_blocks
 from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RequestTable
 from picbench.kernels.cuda.device import gluon_serves, multiprocessors, overwrite, precision
 from picbench.kernels.cuda.layout import key_value
-from picbench.kernels.cuda.merge import merge_splits
+from picbench.kernels.cuda.merge import merge, merge_splits
+from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
 from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
@@ -88,6 +89,9 @@ class DecodeBatch:
         floats: dict[str, Any] = {"dtype": torch.float32, "device": device}
         self.partial = torch.empty(most, shape.num_heads, shape.head_size, **floats)
         self.lse = torch.empty(most, shape.num_heads, **floats)
+        self.options: dict[str, Any]
+        kernel, self.options = _gluon(self) if self.gluon else _triton(self)
+        self.launch_tiles, self.launch_merge = RepeatedLaunch(kernel), RepeatedLaunch(merge)
 
     @property
     def nbytes(self) -> int:
@@ -161,7 +165,8 @@ def decode(
     """
     read_tiles(query, kv_cache, batch, scale)
     count = batch.splits(batch.size)
-    merge_splits(batch.partial, batch.lse, batch.tiles, out[: batch.size], count)
+    parts = (batch.partial, batch.lse, batch.tiles)
+    merge_splits(batch.launch_merge, *parts, out[: batch.size], count)
     return out
 
 
@@ -170,30 +175,13 @@ def read_tiles(query: Tensor, kv_cache: Tensor, batch: DecodeBatch, scale: float
     shape = batch.shape
     key, value = key_value(kv_cache)
     count = batch.splits(batch.size)
-    kernel, options = _gluon(batch) if batch.gluon else _triton(batch)
-    kernel[(shape.num_kv_heads, count, batch.size)](
-        query,
-        key,
-        value,
-        batch.blocks,
-        batch.seen,
-        batch.shifts,
-        batch.tiles,
-        batch.shift_rows,
-        batch.rope.cos_sin_cache,
-        batch.partial,
-        batch.lse,
-        scale * LOG2E,
-        query.stride(0),
-        key.stride(0),
-        key.stride(1),
-        key.stride(2),
-        batch.blocks.stride(0),
-        batch.shifts.stride(0),
-        count,
-        HEADS=shape.num_heads,
-        GROUP=shape.group,
-        **options,
+    blocks = (batch.blocks, batch.seen, batch.shifts, batch.tiles, batch.shift_rows)
+    parts = (batch.rope.cos_sin_cache, batch.partial, batch.lse, scale * LOG2E)
+    strides = (query.stride(0), *key.stride()[:3], batch.blocks.stride(0), batch.shifts.stride(0))
+    batch.launch_tiles(
+        (shape.num_kv_heads, count, batch.size),
+        (query, key, value, *blocks, *parts, *strides, count),
+        {"HEADS": shape.num_heads, "GROUP": shape.group, **batch.options},
     )
 
 

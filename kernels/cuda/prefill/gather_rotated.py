@@ -6,6 +6,7 @@ from torch import Tensor
 
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.pairing import pair_of
+from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable, rotate
 
@@ -17,6 +18,7 @@ _TILE = 16
 
 
 def gather(
+    launch: RepeatedLaunch,
     kv_cache: Tensor,
     slots: Tensor,
     rope_shift: Tensor,
@@ -28,28 +30,23 @@ def gather(
 
     `slots` [n] int64 are flat cache slots, n a multiple of PAGE; `rope_shift` [n] int32 is by how
     much each key is still to be rotated. Keys with a negative slot are zeros. `kv_cache` may be a
-    slice of some KV heads of a layer's cache; `key` and `value` have as many heads.
+    slice of some KV heads of a layer's cache; `key` and `value` have as many heads. `launch` is
+    that of `gather_pages`.
     """
     key_cache, value_cache = key_value(kv_cache)
     heads, size = key.shape[2:]
-    _gather[(len(slots) // _TILE, heads)](
-        key_cache,
-        value_cache,
-        slots,
-        rope_shift,
-        rope.cos_sin_cache,
-        key,
-        value,
-        key_cache.stride(0),
-        key_cache.stride(1),
-        key_cache.stride(2),
-        heads,
-        BLOCK=BLOCK_SIZE,
-        SIZE=size,
-        ROTARY=rope.rotary_dim,
-        NEOX=rope.is_neox,
-        TILE=_TILE,
-        num_warps=4,
+    read = (key_cache, value_cache, slots, rope_shift, rope.cos_sin_cache)
+    launch(
+        (len(slots) // _TILE, heads, 1),
+        (*read, key, value, *key_cache.stride()[:3], heads),
+        {
+            "BLOCK": BLOCK_SIZE,
+            "SIZE": size,
+            "ROTARY": rope.rotary_dim,
+            "NEOX": rope.is_neox,
+            "TILE": _TILE,
+            "num_warps": 4,
+        },
     )
 
 
@@ -66,7 +63,7 @@ def gather_reference(
 
 # KV heads are gathered in as many passes as the workspace is too small for a context.
 @triton.jit(do_not_specialize=["heads"])
-def _gather(
+def gather_pages(
     key_cache: tl.tensor,
     value_cache: tl.tensor,
     slots: tl.tensor,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from picbench.kernels.cuda.device import StagedUpload
 from picbench.kernels.cuda.prefill import flash
-from picbench.kernels.cuda.prefill.gather_rotated import PAGE, gather
+from picbench.kernels.cuda.prefill.gather_rotated import PAGE, gather, gather_pages
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder, runs
 from picbench.kernels.cuda.prefill.paged import paged_prefill
 from picbench.kernels.cuda.prefill.paged.key_tiles import KeyTiles
@@ -29,6 +29,7 @@ from picbench.kernels.cuda.prefill.paged.paged_prefill import PagedPrefill
 from picbench.kernels.cuda.prefill.paged.tile_schedule import QueryTile, query_tiles
 from picbench.kernels.cuda.prefill.query_tile import ROWS, tokens_of
 from picbench.kernels.cuda.prefill.tiled import TiledPrefill, schedule_tiles, tile_work
+from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
 from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_BITS, BLOCK_SIZE
@@ -63,8 +64,9 @@ class LinkRequest:
 class GatheredPrefill:
     """Attention over keys and values that are copied into the workspace, keys rotated.
 
-    `slots` [n] int64 and `rope_shift` [n] int32 say what is copied (`gather`); `work` attends, to
-    `kv_heads` KV heads in one pass.
+    `slots` [n] int64 and `rope_shift` [n] int32 say what is copied (`gather`) to `key` and `value`
+    [pages, PAGE, kv_heads, size] in the workspace, as many KV heads as there are in one pass;
+    `work` attends to these.
     """
 
     slots: Tensor
@@ -72,21 +74,19 @@ class GatheredPrefill:
     work: flash.Runs | TiledPrefill
     rope: RopeTable
     shape: HeadShape
-    workspace: CudaWorkspace
-    kv_heads: int
+    key: Tensor
+    value: Tensor
+    launch: RepeatedLaunch
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
         """Attention of `query` [queries, num_heads, head_size] over the cache, into `out`."""
-        shape = self.shape
-        pages = len(self.slots) // PAGE
-        for first in range(0, shape.num_kv_heads, self.kv_heads):
-            some = slice(first, first + self.kv_heads)
-            heads = slice(first * shape.group, (first + self.kv_heads) * shape.group)
-            key, value = self.workspace.pages(
-                pages, PAGE, self.kv_heads, shape.head_size, shape.dtype
-            )
-            gather(kv_cache[:, some], self.slots, self.rope_shift, self.rope, key, value)
-            self.work.attend(query[:, heads], key, value, scale, out[:, heads])
+        together, group = self.key.shape[2], self.shape.group
+        for first in range(0, self.shape.num_kv_heads, together):
+            some = slice(first, first + together)
+            heads = slice(first * group, (first + together) * group)
+            copied = (self.slots, self.rope_shift, self.rope, self.key, self.value)
+            gather(self.launch, kv_cache[:, some], *copied)
+            self.work.attend(query[:, heads], self.key, self.value, scale, out[:, heads])
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,9 @@ def _gathered(step: _LinkStep) -> GatheredPrefill:
         *found, rows, seen, counts = _send(step, tiles.arrays)
         work = TiledPrefill.of(rows, seen, counts, tiles.splits, shape, kv_heads)
     slots = _look_up(step.block_table, *found[:3])
-    return GatheredPrefill(slots, found[3], work, step.rope, shape, step.workspace, kv_heads)
+    key, value = step.workspace.pages(sum(pages), PAGE, kv_heads, shape.head_size, shape.dtype)
+    launch = RepeatedLaunch(gather_pages)
+    return GatheredPrefill(slots, found[3], work, step.rope, shape, key, value, launch)
 
 
 def _paged(step: _LinkStep) -> PagedPrefill | None:

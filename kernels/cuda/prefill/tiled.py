@@ -18,8 +18,9 @@ import triton.language as tl
 from torch import Tensor
 
 from picbench.kernels.cuda.device import precision
-from picbench.kernels.cuda.merge import merge_splits
+from picbench.kernels.cuda.merge import merge, merge_splits
 from picbench.kernels.cuda.prefill.query_tile import tokens_of
+from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
 from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.shape import HeadShape
 
@@ -39,7 +40,8 @@ class TiledPrefill:
     queries see and the end of those that any sees, and the number of the split. Query i sees the
     first seen[i] keys of its request; `seen` [queries] is int32. With `splits` > 1, `split_counts`
     [queries] int32 is the number of splits of each query's tile, and `partial` [queries * splits,
-    heads, head_size] and `lse` [queries * splits, heads], float32, hold their outputs.
+    heads, head_size] and `lse` [queries * splits, heads], float32, hold their outputs. The launches
+    are those of all layers.
     """
 
     work: Tensor
@@ -48,6 +50,8 @@ class TiledPrefill:
     split_counts: Tensor
     partial: Tensor
     lse: Tensor
+    launch: RepeatedLaunch
+    launch_merge: RepeatedLaunch
 
     @classmethod
     def of(
@@ -63,7 +67,8 @@ class TiledPrefill:
         size = len(seen) * splits if splits > 1 else 0, kv_heads * shape.group
         floats: dict[str, Any] = {"dtype": torch.float32, "device": work.device}
         partial, lse = torch.empty(*size, shape.head_size, **floats), torch.empty(size, **floats)
-        return cls(work, seen, splits, split_counts, partial, lse)
+        launches = RepeatedLaunch(_attend), RepeatedLaunch(merge)
+        return cls(work, seen, splits, split_counts, partial, lse, *launches)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float, out: Tensor) -> None:
         """Attention of `query` [queries, heads, size] over [..., keys, kv_heads, size].
@@ -74,34 +79,27 @@ class TiledPrefill:
         kv_heads = key.shape[-2]
         group = heads // kv_heads
         keys, stages = _keys_and_stages(size * key.itemsize)
-        _attend[(kv_heads, len(self.work))](
-            query,
-            key,
-            value,
-            out,
-            self.partial,
-            self.lse,
-            self.work,
-            self.seen,
-            scale * math.log2(math.e),
-            query.stride(0),
-            query.stride(1),
-            out.stride(0),
-            out.stride(1),
-            kv_heads,
-            self.splits,
-            SIZE=size,
-            GROUP=group,
-            PADDED=triton.next_power_of_2(group),
-            TOKENS=tokens_of(group),
-            KEYS=keys,
-            SPLIT=self.splits > 1,
-            PRECISION=precision(query.dtype),
-            num_warps=8,
-            num_stages=stages,
+        step = (self.partial, self.lse, self.work, self.seen, scale * math.log2(math.e))
+        strides = (*query.stride()[:2], *out.stride()[:2])
+        self.launch(
+            (kv_heads, len(self.work), 1),
+            (query, key, value, out, *step, *strides, kv_heads, self.splits),
+            {
+                "SIZE": size,
+                "GROUP": group,
+                "PADDED": triton.next_power_of_2(group),
+                "TOKENS": tokens_of(group),
+                "KEYS": keys,
+                "SPLIT": self.splits > 1,
+                "PRECISION": precision(query.dtype),
+                "num_warps": 8,
+                "num_stages": stages,
+            },
         )
         if self.splits > 1:
-            merge_splits(self.partial, self.lse, self.split_counts, out, self.splits)
+            merge_splits(
+                self.launch_merge, self.partial, self.lse, self.split_counts, out, self.splits
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from picbench.kernels.cuda.decode.shared.private_tiles import TILES, look_up_pri
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.device import multiprocessors, precision
 from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
@@ -54,7 +55,16 @@ class SharedDecodeBatch(DecodeBatch):
         self.part_lse = torch.empty(size, dtype=torch.float32, device=device)
         resident = 1 if self.gluon_groups else self.launch.resident
         self.programs = resident * multiprocessors(device)
+        self._launch_groups = RepeatedLaunch(self._group_kernel())
+        self._launch_joined = RepeatedLaunch(merge_groups)
         self._side = torch.cuda.Stream(device) if self._overlaps(device) else None  # type: ignore[no-untyped-call]
+
+    def _group_kernel(self) -> Any:
+        if not self.gluon_groups:
+            return attend_groups
+        from picbench.kernels.cuda.decode.shared.hopper_groups import attend_groups_hopper
+
+        return attend_groups_hopper
 
     def _overlaps(self, device: torch.device) -> bool:
         return self.launch.overlap and device.type == "cuda"
@@ -121,7 +131,7 @@ class SharedDecodeBatch(DecodeBatch):
         reads = (query, key, value, table.groups, table.control)
         parts = (self.place, self.rope.cos_sin_cache, self.parts, self.part_lse, scale * LOG2E)
         strides = (query.stride(0), *key.stride()[:3])
-        sizes = {
+        sizes: dict[str, Any] = {
             "WIDTH": table.layout.width,
             "HEADS": shape.num_heads,
             "HEAD": shape.head_size,
@@ -129,53 +139,33 @@ class SharedDecodeBatch(DecodeBatch):
             "CELL": table.layout.cell_blocks,
             "READERS": table.layout.readers,
         }
+        grid = (self.programs, 1, 1)
         if self.gluon_groups:
-            from picbench.kernels.cuda.decode.shared.hopper_groups import attend_groups_hopper
-
-            attend_groups_hopper[(self.programs,)](
-                *reads, *parts, *strides, **sizes, STAGES=launch.buffers, num_warps=4
-            )
+            options = sizes | {"STAGES": launch.buffers, "num_warps": 4}
+            self._launch_groups(grid, (*reads, *parts, *strides), options)
             return
-        attend_groups[(self.programs,)](
-            *reads,
-            self.counter,
-            *parts,
-            *strides,
-            **sizes,
-            ROWS=launch.rows,
-            FEW=FEW_ROWS,
-            ROTARY=self.rope.rotary_dim,
-            NEOX=self.rope.is_neox,
-            KEYS=launch.keys,
-            UNROTATED=table.unrotated,
-            PRECISION=precision(shape.dtype),
-            num_warps=launch.warps,
-            num_stages=launch.stages,
-        )
+        options = {
+            "ROWS": launch.rows,
+            "FEW": FEW_ROWS,
+            "ROTARY": self.rope.rotary_dim,
+            "NEOX": self.rope.is_neox,
+            "KEYS": launch.keys,
+            "UNROTATED": table.unrotated,
+            "PRECISION": precision(shape.dtype),
+            "num_warps": launch.warps,
+            "num_stages": launch.stages,
+        }
+        self._launch_groups(grid, (*reads, self.counter, *parts, *strides), sizes | options)
 
     def merge(self, out: Tensor) -> None:
         """Joins what groups and requests computed into `out` [requests, num_heads, head_size]."""
         requests, heads, size = out.shape
         table = self.table
-        merge_groups[(requests, heads)](
-            self.partial,
-            self.lse,
-            self.tiles,
-            self.lengths,
-            self.table_rows,
-            table.cells,
-            table.part_of,
-            table.control,
-            self.counter,
-            self.parts,
-            self.part_lse,
-            out,
-            table.max_tiles,
-            out.stride(0),
-            out.stride(1),
-            self.splits(self.size),
-            HEADS=heads,
-            HEAD=size,
-            TILE=16,
-            num_warps=2,
+        own = (self.partial, self.lse, self.tiles, self.lengths, self.table_rows)
+        shared = (table.cells, table.part_of, table.control, self.counter, self.parts)
+        numbers = (table.max_tiles, *out.stride()[:2], self.splits(self.size))
+        self._launch_joined(
+            (requests, heads, 1),
+            (*own, *shared, self.part_lse, out, *numbers),
+            {"HEADS": heads, "HEAD": size, "TILE": 16, "num_warps": 2},
         )

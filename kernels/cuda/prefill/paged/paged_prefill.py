@@ -16,10 +16,11 @@ from torch import Tensor
 
 from picbench.kernels.cuda.device import gluon_serves, multiprocessors, upload_all
 from picbench.kernels.cuda.layout import key_value
-from picbench.kernels.cuda.merge import merge_splits
+from picbench.kernels.cuda.merge import merge, merge_splits
 from picbench.kernels.cuda.prefill.paged.key_tiles import KEYS, KeyTiles
 from picbench.kernels.cuda.prefill.paged.tile_schedule import QueryTile, TileSchedule
 from picbench.kernels.cuda.prefill.query_tile import ROWS
+from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_BITS, BLOCK_SIZE, GAP
 from picbench.kernels.rope import RopeTable
@@ -41,7 +42,9 @@ class PagedPrefill:
     `work` and `key_tiles` are those of `TileSchedule`, `split_counts` [queries] its `splits` and
     `splits` the largest of them. `slots` [tiles, 128] are cache slots; with `kpos`, `rope_shift`
     and `shown` they are otherwise those of `KeyTiles`, all requests' in a row. `qpos` [queries] are
-    the queries' logical positions, -1 for padding.
+    the queries' logical positions, -1 for padding. With `splits` > 1, `partial` [queries * splits,
+    num_heads, head_size] and `lse` [queries * splits, num_heads], float32 in the workspace, hold
+    their outputs. The launches are those of all layers.
     """
 
     work: Tensor
@@ -53,9 +56,12 @@ class PagedPrefill:
     rope_shift: Tensor
     shown: Tensor
     qpos: Tensor
+    partial: Tensor
+    lse: Tensor
     rope: RopeTable
     shape: HeadShape
-    workspace: CudaWorkspace
+    launch: RepeatedLaunch
+    launch_merge: RepeatedLaunch
 
     @classmethod
     def of(
@@ -72,6 +78,8 @@ class PagedPrefill:
 
         `qpos` [queries] int32 are the logical positions of all queries, GAP for padding.
         """
+        from picbench.kernels.cuda.prefill.paged.hopper_prefill import attend_paged
+
         device = tables[0].device
         programs = max(1, multiprocessors(device) // shape.num_kv_heads)
         room = _max_splits(len(qpos), shape, workspace)
@@ -93,59 +101,37 @@ class PagedPrefill:
             rope_shift,
             shown,
             at,
+            *_partial(len(at) * schedule.max_splits, schedule.max_splits, shape, workspace),
             rope,
             shape,
-            workspace,
+            RepeatedLaunch(attend_paged),
+            RepeatedLaunch(merge),
         )
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
         """Attention of `query` [queries, num_heads, head_size] over the cache, into `out`."""
-        from picbench.kernels.cuda.prefill.paged import hopper_prefill
-
         shape = self.shape
         key, value = key_value(kv_cache)
-        partial, lse = self._partial(len(query))
-        hopper_prefill.attend_paged[(shape.num_kv_heads, len(self.work))](
-            query,
-            key,
-            value,
-            out,
-            partial,
-            lse,
-            self.work,
-            self.key_tiles,
-            self.slots,
-            self.kpos,
-            self.rope_shift,
-            self.shown,
-            self.rope.cos_sin_cache,
-            self.qpos,
-            scale * math.log2(math.e),
-            query.stride(0),
-            query.stride(1),
-            out.stride(0),
-            out.stride(1),
-            key.stride(0),
-            key.stride(1),
-            key.stride(2),
-            shape.num_kv_heads,
-            self.splits,
-            SIZE=shape.head_size,
-            GROUP=shape.group,
-            PADDED=triton.next_power_of_2(shape.group),
-            SPLIT=self.splits > 1,
-            FLAT=key.stride(0) == BLOCK_SIZE * key.stride(1),
-            num_warps=4,
+        keys = (self.key_tiles, self.slots, self.kpos, self.rope_shift, self.shown)
+        step = (self.partial, self.lse, self.work, *keys, self.rope.cos_sin_cache, self.qpos)
+        strides = (*query.stride()[:2], *out.stride()[:2], *key.stride()[:3])
+        numbers = (scale * math.log2(math.e), *strides, shape.num_kv_heads, self.splits)
+        self.launch(
+            (shape.num_kv_heads, len(self.work), 1),
+            (query, key, value, out, *step, *numbers),
+            {
+                "SIZE": shape.head_size,
+                "GROUP": shape.group,
+                "PADDED": triton.next_power_of_2(shape.group),
+                "SPLIT": self.splits > 1,
+                "FLAT": strides[4] == BLOCK_SIZE * strides[5],
+                "num_warps": 4,
+            },
         )
         if self.splits > 1:
-            merge_splits(partial, lse, self.split_counts, out, self.splits)
-
-    def _partial(self, queries: int) -> tuple[Tensor, Tensor]:
-        shape = self.shape
-        count = queries * self.splits if self.splits > 1 else 0
-        heads, size = shape.num_heads, shape.head_size
-        partial, lse = self.workspace.floats((count, heads, size), (count, heads))
-        return partial, lse
+            merge_splits(
+                self.launch_merge, self.partial, self.lse, self.split_counts, out, self.splits
+            )
 
 
 def keys_read(query_tiles: Sequence[QueryTile]) -> int:
@@ -157,6 +143,15 @@ def _max_splits(queries: int, shape: HeadShape, workspace: CudaWorkspace) -> int
     """The most splits of each query whose partial outputs fit the workspace."""
     split_bytes = 4 * shape.num_heads * (shape.head_size + 1)
     return max(1, workspace.nbytes // (split_bytes * queries))
+
+
+def _partial(
+    rows: int, splits: int, shape: HeadShape, workspace: CudaWorkspace
+) -> tuple[Tensor, Tensor]:
+    """Partial outputs and log-sum-exps of so many rows; without splits, of none."""
+    count, heads = rows if splits > 1 else 0, shape.num_heads
+    partial, lse = workspace.floats((count, heads, shape.head_size), (count, heads))
+    return partial, lse
 
 
 def _look_up_slots(slots: Tensor, keys: Sequence[KeyTiles], tables: Sequence[Tensor]) -> None:

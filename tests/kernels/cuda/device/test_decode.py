@@ -52,6 +52,8 @@ def decoded(
     batch.partial.fill_(float("nan"))
     batch.lse.fill_(float("nan"))
     batch.fill(scene.table, rows, lengths)
+    # Layers after the first one repeat its launches.
+    decode(query, torch.zeros_like(scene.kv_cache), batch, scene.scale, torch.empty_like(query))
     out = torch.full_like(query, float("nan") if padding else UNTOUCHED)
     return decode(query, scene.kv_cache, batch, scene.scale, out)
 

@@ -6,9 +6,15 @@ from shifted_keys import KINDS, Kind, attention_at, shifted_scene
 from torch import Tensor
 
 from picbench.errors import ConfigError
-from picbench.kernels.cuda.prefill.gather_rotated import PAGE, gather, gather_reference
+from picbench.kernels.cuda.prefill.gather_rotated import (
+    PAGE,
+    gather,
+    gather_pages,
+    gather_reference,
+)
 from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
+from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.shape import HeadShape
@@ -39,10 +45,13 @@ def linked(
         stop = start + slots.computed
         found.append(LinkRequest(index, start, stop, order, slots.kpos[-slots.computed :]))
         start = stop
-    workspace._buffer.fill_(255)
     batch = LinkBatch.build(found, scene.table, scene.rope, scene.shape, workspace, copied=copied)
-    out = torch.full_like(query, float("nan"))
-    return link(query, scene.kv_cache, batch, scene.scale, out)
+    # Layers after the first one repeat its launches.
+    for kv_cache in (torch.zeros_like(scene.kv_cache), scene.kv_cache):
+        workspace._buffer.fill_(255)
+        out = torch.full_like(query, float("nan"))
+        link(query, kv_cache, batch, scene.scale, out)
+    return out
 
 
 def worst(scene: Scene, query: Tensor, found: Tensor, before: int = 0) -> float:
@@ -151,7 +160,7 @@ def test_gather_equals_its_reference(device: str, dtype: torch.dtype) -> None:
     slots[:200] = torch.randperm(300, device=device)[:200]
     rope_shift = torch.randint(-299, 300, (2 * PAGE,), device=device).int()
     key, value = torch.full((2, 2, PAGE, 2, 64), float("nan"), dtype=dtype, device=device)
-    gather(scene.kv_cache, slots, rope_shift, rope, key, value)
+    gather(RepeatedLaunch(gather_pages), scene.kv_cache, slots, rope_shift, rope, key, value)
     wanted = gather_reference(scene.kv_cache, slots[:200], rope_shift[:200], rope)
     for found, expected in zip((key, value), wanted, strict=True):
         flat = found.flatten(0, 1)
@@ -164,7 +173,15 @@ def test_keys_without_a_shift_are_copied_bit_for_bit(device: str, dtype: torch.d
     scene = draw([plain(128, 1)], shape, rope_table(64, 300, device), device=device)
     slots = torch.arange(128, device=device)
     key, value = torch.empty((2, 1, PAGE, 2, 64), dtype=dtype, device=device)
-    gather(scene.kv_cache, slots, torch.zeros_like(slots).int(), scene.rope, key, value)
+    gather(
+        RepeatedLaunch(gather_pages),
+        scene.kv_cache,
+        slots,
+        torch.zeros_like(slots).int(),
+        scene.rope,
+        key,
+        value,
+    )
     own = scene.kv_cache[slots // BLOCK_SIZE, :, slots % BLOCK_SIZE]
     assert torch.equal(key[0], own[..., :64])
     assert torch.equal(value[0], own[..., 64:])
