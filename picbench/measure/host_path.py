@@ -34,6 +34,7 @@ _LINKER = "picbench.engines.vllm.scheduler.linker.Linker"
 _PLANNER = "picbench.engines.vllm.scheduler.planner.RequestPlanner"
 _CLIENT = "picbench.engines.vllm.transfer.tier_client.TierClient"
 _CUDA = "picbench.engines.vllm.worker.cuda.model_state.PicModelState"
+_CALLS = "picbench.engines.vllm.worker.cuda.metadata.AttentionCalls"
 _REWRITE = "picbench.engines.vllm.scheduler.rewrite"
 
 _UNTIL = "until scheduled"
@@ -64,6 +65,8 @@ CUDA_PARTS: Mapping[str, str] = {
     "worker: begin step": f"{_CUDA}.begin_step",
     "worker: positions": f"{_CUDA}.prepare_inputs",
     "worker: plan attention": f"{_CUDA}.prepare_attn",
+    # Of all layers; of a step that decodes a graph holds it.
+    "worker: start attention": f"{_CALLS}.attend",
 }
 
 
