@@ -80,13 +80,19 @@ class GatheredPrefill:
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
         """Attention of `query` [queries, num_heads, head_size] over the cache, into `out`."""
-        together, group = self.key.shape[2], self.shape.group
-        for first in range(0, self.shape.num_kv_heads, together):
+        together, all_heads = self.key.shape[2], self.shape.num_kv_heads
+        if together == all_heads:
+            self._attend_some(query, kv_cache, scale, out)
+            return
+        for first in range(0, all_heads, together):
             some = slice(first, first + together)
-            heads = slice(first * group, (first + together) * group)
-            copied = (self.slots, self.rope_shift, self.rope, self.key, self.value)
-            gather(self.launch, kv_cache[:, some], *copied)
-            self.work.attend(query[:, heads], self.key, self.value, scale, out[:, heads])
+            heads = slice(first * self.shape.group, some.stop * self.shape.group)
+            self._attend_some(query[:, heads], kv_cache[:, some], scale, out[:, heads])
+
+    def _attend_some(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
+        copied = (self.slots, self.rope_shift, self.rope, self.key, self.value)
+        gather(self.launch, kv_cache, *copied)
+        self.work.attend(query, self.key, self.value, scale, out)
 
 
 @dataclass(frozen=True, slots=True)
