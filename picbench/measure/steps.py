@@ -33,6 +33,7 @@ _ON_ONE_GPU = {
     "context": "TTFT from 1k to 50k tokens",
     "host-path": "what picbench adds on the host",
     "host-tier": "chunks in host memory: right, then how fast",
+    "small-steps": "TTFT where few tokens are computed",
     "rope-pad-ablation": "RoPE in attention or before it, pads masked or counted",
 }
 

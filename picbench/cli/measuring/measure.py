@@ -9,6 +9,7 @@ import click
 
 from picbench.cli.measuring.measure_break_even import break_even
 from picbench.cli.measuring.measure_frontier import algorithms
+from picbench.cli.measuring.measure_host import host_path, host_tier, small_steps
 from picbench.cli.measuring.measure_profile import profile_check
 from picbench.cli.measuring.measure_serving import decode_load, load_report, scaling
 from picbench.cli.measuring.measurement import (
@@ -19,13 +20,13 @@ from picbench.cli.measuring.measurement import (
     FOLDER,
     MODEL,
     ON_GPU,
+    REPEATS,
     SEED,
     Measurements,
     exact_float32,
 )
 
 _ON_CPU = click.option("--output", type=FOLDER, default=Path("results/cpu"), show_default=True)
-_REPEATS = click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 
 
 @click.group(cls=Measurements)
@@ -304,7 +305,7 @@ def accuracy(
 @COMMIT
 @DEVICE
 @MODEL
-@_REPEATS
+@REPEATS
 @click.option("--longest", type=click.IntRange(2), default=98, show_default=True, help="Chunks.")
 def context(
     output: Path, commit: str | None, device: str, model: str, repeats: int, longest: int
@@ -314,35 +315,6 @@ def context(
 
     measuring.measure(model, device, repeats, longest, commit, output)
     click.echo((output / "context.md").read_text(encoding="utf-8"))
-
-
-@measure.command(name="host-tier")
-@ON_GPU
-@COMMIT
-@DEVICE
-@MODEL
-@_REPEATS
-@click.option("--chunks", type=click.IntRange(2), default=64, show_default=True, help="A prompt.")
-def host_tier(**settings: Any) -> None:
-    """Check chunks from the host's memory, then time stores and loads, and requests meanwhile."""
-    exact_float32()
-    from picbench.measure import host_tier as measuring
-
-    click.echo(measuring.measure(**settings))
-
-
-@measure.command(name="host-path")
-@ON_GPU
-@COMMIT
-@DEVICE
-@MODEL
-@_REPEATS
-@click.option("--chunks", type=click.IntRange(2), default=64, show_default=True, help="A prompt.")
-def host_path(**settings: Any) -> None:
-    """What picbench adds to a request and to a step on the host, part by part."""
-    from picbench.measure import host_path as measuring
-
-    click.echo(measuring.measure(**settings))
 
 
 @measure.command(name="rope-pad-ablation")
@@ -415,3 +387,5 @@ measure.add_command(profile_check)
 measure.add_command(decode_load)
 measure.add_command(load_report)
 measure.add_command(scaling)
+for command in (host_path, host_tier, small_steps):
+    measure.add_command(command)

@@ -19,6 +19,7 @@ DEVICE = click.option("--device", default="cuda", show_default=True, help="cuda 
 EAGER = click.option("--eager", is_flag=True, help="Neither compile nor capture CUDA graphs.")
 MODEL = click.option("--model", default="shape:llama-3.1-8b", show_default=True)
 ON_GPU = click.option("--output", type=FOLDER, default=Path("results/gpu"), show_default=True)
+REPEATS = click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 SEED = click.option("--seed", type=int, default=0, show_default=True, help="For inputs and order.")
 
 

@@ -19,6 +19,7 @@ from picbench.measure.engine import (
     decode_cost,
     oracle_check,
     rope_pad_ablation,
+    small_steps,
     storm,
 )
 from picbench.measure.serving import scaling
@@ -39,6 +40,7 @@ STEPS = (
     "context",
     "host-path",
     "host-tier",
+    "small-steps",
     "load",
     "decode-load",
     "load-report",
@@ -154,6 +156,41 @@ def test_context_gets_its_flags_and_shows_its_page(note: Note, tmp_path: Path) -
     result = invoke("context", *flags, "--output", str(tmp_path))
     assert result.stdout == "page context\n\n"
     assert calls == [("m", "cpu", 5, 8, None, tmp_path)]
+
+
+def test_small_steps_gets_its_flags_and_shows_its_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def measured(**settings: Any) -> str:
+        asked.append(settings)
+        return "the page"
+
+    monkeypatch.setattr(small_steps, "measure", measured)
+    flags = ("--graph-tokens", "128", "--graph-tokens", "2048", "--repeats", "5")
+    result = invoke("small-steps", *flags, "--model", "m", "--output", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (0, "the page\n")
+    assert invoke("small-steps", "--device", "cpu", "--commit", "c").exit_code == 0
+    shape, output = "shape:llama-3.1-8b", Path("results/gpu")
+    assert asked == [
+        {
+            "model": "m",
+            "device": "cuda",
+            "repeats": 5,
+            "graph_tokens": (128, 2048),
+            "commit": None,
+            "output": tmp_path,
+        },
+        {
+            "model": shape,
+            "device": "cpu",
+            "repeats": 3,
+            "graph_tokens": (512, 1024),
+            "commit": "c",
+            "output": output,
+        },
+    ]
 
 
 def test_scaling_gets_its_flags_and_shows_its_page(

@@ -37,6 +37,7 @@ MEASUREMENTS = (
     "context",
     "host-path",
     "host-tier",
+    "small-steps",
     "rope-pad-ablation",
     "decode-load",
     "decode-sharing",
