@@ -58,6 +58,12 @@ if TYPE_CHECKING:
     show_default="h200-llama-3.1-8b",
     help="Predict from this measured grid: one of the package's, or a grid.json; none: only count.",
 )
+@click.option(
+    "--calibration",
+    metavar="FILE",
+    help="Predict the times of the machine on which some cells of the grid were measured again: a "
+    "grid.json of picbench measure break-even --seconds 300.",
+)
 @click.option("--figure", metavar="FILE", help="Draw what is computed, as FILE.png and FILE.svg.")
 @click.option(
     "--format",
@@ -77,6 +83,7 @@ def profile(
     requests: int | None,
     model: str,
     grid: str | None,
+    calibration: str | None,
     figure: str | None,
     style: str,
     debug: bool,
@@ -92,7 +99,7 @@ def profile(
 
         from picbench.arms.arm import parse_arms
         from picbench.engines.algorithms import Registry
-        from picbench.grid.measured_grid import choose_grid
+        from picbench.grid.measured_grid import choose_calibration, choose_grid
         from picbench.profile.profile_formats import FORMATS
         from picbench.profile.trace_profile import STEP_TOKENS, profile_trace
         from picbench.profile.traces.trace_reader import read_trace_file
@@ -109,7 +116,7 @@ def profile(
             step_tokens=measured.facts.step_tokens if measured else STEP_TOKENS,
             requests=requests,
         )
-        report = _report(found, measured)
+        report = _report(found, measured, choose_calibration(calibration, measured))
         click.echo(FORMATS[style](report).rstrip("\n"))
         if figure:
             from picbench.output.figures.profile_figure import draw_profile
@@ -121,12 +128,14 @@ def profile(
         return 0
 
 
-def _report(found: "TraceProfile", measured: "MeasuredGrid | None") -> "ProfileReport":
+def _report(
+    found: "TraceProfile", measured: "MeasuredGrid | None", calibration: "MeasuredGrid | None"
+) -> "ProfileReport":
     from picbench.profile.prediction.advice import advise
     from picbench.profile.prediction.predictor import GridPredictor
     from picbench.profile.profile_formats import ProfileReport
 
-    predictor = GridPredictor(measured) if measured else None
+    predictor = GridPredictor(measured, calibration=calibration) if measured else None
     predicted = (
         {arm.algorithm.spec: predictor.predict(found, arm) for arm in found.arms}
         if predictor

@@ -170,3 +170,17 @@ def choose_grid(name: str | None) -> MeasuredGrid | None:
         chosen = [stem for stem in known if not stem.startswith("cpu")]
         return read_grid(known[chosen[-1]]) if chosen else None
     return read_grid(known.get(name, Path(name)))
+
+
+def choose_calibration(path: str | None, grid: MeasuredGrid | None) -> MeasuredGrid | None:
+    """Cells of the grid that were measured again, from this file; None without one.
+
+    Raises ConfigError for what is no grid, and without a grid that it could calibrate.
+    """
+    if path is None:
+        return None
+    if grid is None:
+        raise ConfigError(
+            f"`calibration` {path}: there is no grid to calibrate", hint="name one with `grid`"
+        )
+    return read_grid(Path(path))

@@ -50,6 +50,8 @@ class ProfileReport:
             yield "No grid was measured: neither times nor memory are predicted."
             return
         yield f"Predicted from: {self.predictor.grid.about()}"
+        if self.predictor.calibration:
+            yield f"At the speed of: {self.predictor.calibration.about()}"
         if self.errors:
             yield f"Leave-one-out error of TTFT: {self.errors.ttft or 'too few points'}"
             yield f"Leave-one-out error of requests/s: {self.errors.requests_s or 'too few points'}"
@@ -108,10 +110,16 @@ def as_json(report: ProfileReport) -> str:
         },
         "arms": {arm.algorithm.spec: _arm(report, arm) for arm in profile.arms},
         "grid": report.predictor.grid.about() if report.predictor else None,
+        "calibration": _calibration(report.predictor),
         "errors": asdict(report.errors) if report.errors else None,
         "advice": asdict(report.advice),
     }
     return json.dumps(document, indent=1) + "\n"
+
+
+def _calibration(predictor: GridPredictor | None) -> str | None:
+    calibration = predictor.calibration if predictor else None
+    return calibration.about() if calibration else None
 
 
 FORMATS = {"text": as_text, "json": as_json, "markdown": as_markdown}

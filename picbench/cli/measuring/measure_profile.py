@@ -9,6 +9,7 @@ from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, MeasureCo
 
 @click.command(name="profile", cls=MeasureCommand)
 @click.option("--grid", required=True, metavar="NAME|FILE", help="See picbench profile.")
+@click.option("--calibration", metavar="FILE", help="See picbench profile.")
 @click.option("--output", type=FOLDER, default=Path("runs/profile"), show_default=True)
 @COMMIT
 @DEVICE
@@ -26,6 +27,7 @@ from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, MeasureCo
 def profile_check(
     *,
     grid: str,
+    calibration: str | None,
     output: Path,
     commit: str | None,
     device: str,
@@ -36,9 +38,10 @@ def profile_check(
 ) -> int:
     """Serve three traces that no grid has, and compare with what picbench profile predicts."""
     from picbench.errors import ConfigError
-    from picbench.grid.measured_grid import choose_grid
+    from picbench.grid.measured_grid import choose_calibration, choose_grid
     from picbench.measure.break_even.measure_grid import GridRun
     from picbench.measure.break_even.profile_check import check_profile
+    from picbench.profile.prediction.predictor import GridPredictor
 
     measured = choose_grid(grid)
     if measured is None:
@@ -53,6 +56,7 @@ def profile_check(
         commit=commit,
         caveat=caveat,
     )
-    check_profile(run, measured, repeats, click.echo)
+    predictor = GridPredictor(measured, calibration=choose_calibration(calibration, measured))
+    check_profile(run, predictor, repeats, click.echo)
     click.echo(output / "profile.md")
     return 0

@@ -7,9 +7,10 @@ from math import inf
 from pathlib import Path
 from statistics import median
 
-from picbench.grid.measured_grid import GridFacts, MeasuredGrid
+from picbench.grid.measured_grid import GridFacts
 from picbench.output import markdown
 from picbench.output.json_file import write_json
+from picbench.profile.prediction.predictor import GridPredictor
 
 #: Errors up to this share are what is promised.
 WITHIN = 0.15
@@ -108,11 +109,13 @@ def summarise_figures(found: Sequence[CheckedFigure]) -> str:
 def write_figures(
     output: Path,
     facts: GridFacts,
-    grid: MeasuredGrid,
+    predictor: GridPredictor,
     found: Sequence[CheckedFigure],
     repeats: int,
 ) -> None:
     """Write ``profile.json`` and ``profile.md``."""
+    grid, calibration = predictor.grid, predictor.calibration
+    at_speed = f"At the speed of: {calibration.about()} " if calibration else ""
     page = [
         "# What `picbench profile` predicts, against engines",
         f"Three traces that the grid has no point of, served by {facts.model}, {facts.dtype}, "
@@ -120,10 +123,11 @@ def write_figures(
         f"{facts.caveat and facts.caveat.rstrip('.') + '. '}"
         f"Median (lowest - highest) of {repeats} repeats, arms in a new order in each; spread is "
         "highest over lowest. Predicted "
-        f"from: {grid.about()} TTFT: median of requests alone, from an empty cache; requests a "
-        f"second and KV: {grid.facts.running} at a time.",
+        f"from: {grid.about()} {at_speed}TTFT: median of requests alone, from an empty cache; "
+        f"requests a second and KV: {grid.facts.running} at a time.",
         "Between them each arm served points of the grid again that compute about as much: how "
-        "much longer they took than the grid says, in the median over the arms that map chunks "
+        f"much longer they took than the {'calibrated ' if calibration else ''}grid says, in the "
+        "median over the arms that map chunks "
         "and over the others, is how slow the machine was for them in that repeat "
         f"({_slowness(found)}). `at the grid's speed` has that divided out.",
         f"{summarise_figures(found)}.",
@@ -131,8 +135,13 @@ def write_figures(
     ]
     output.mkdir(parents=True, exist_ok=True)
     (output / "profile.md").write_text("\n\n".join(page) + "\n", encoding="utf-8")
-    document = {"facts": asdict(facts), "grid": asdict(grid.facts)}
-    write_json(output / "profile.json", document | {"found": [asdict(one) for one in found]})
+    document = {
+        "facts": asdict(facts),
+        "grid": asdict(grid.facts),
+        "calibration": asdict(calibration.facts) if calibration else None,
+        "found": [asdict(one) for one in found],
+    }
+    write_json(output / "profile.json", document)
 
 
 def _row(one: CheckedFigure) -> tuple[str, ...]:

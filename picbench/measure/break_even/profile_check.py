@@ -13,7 +13,7 @@ from typing import Any
 
 from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
-from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridFacts, GridPoint, MeasuredGrid
+from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridFacts, GridPoint
 from picbench.measure.break_even.checked_figures import (
     CheckedFigure,
     summarise_figures,
@@ -126,7 +126,7 @@ class CheckedServing:
 
 
 def check_profile(
-    run: GridRun, grid: MeasuredGrid, repeats: int, say: Callable[[str], None]
+    run: GridRun, predictor: GridPredictor, repeats: int, say: Callable[[str], None]
 ) -> list[CheckedFigure]:
     """Measure the traces of the device and compare.
 
@@ -135,7 +135,7 @@ def check_profile(
 
     Raises ConfigError for a grid of another model than is served.
     """
-    predictor, found = GridPredictor(grid), list[CheckedFigure]()
+    grid, found = predictor.grid, list[CheckedFigure]()
     cells: dict[str, list[dict[str, CheckedServing]]] = {}
     streams = {trace.name: trace.draw(seed=77) for trace in TRACES[run.device]}
     chosen = GridControls(grid, run.settings)
@@ -158,7 +158,7 @@ def check_profile(
             found += _compare(profile, predictor, cells[name])
             own = [one for one in found if one.trace == name]
             say(f"{name}: {summarise_figures(own)}")
-            write_figures(run.output, facts, grid, found, repeats)
+            write_figures(run.output, facts, predictor, found, repeats)
             write_json(run.output / "profile-cells.json", _plain(cells))
     return found
 

@@ -1,4 +1,4 @@
-"""How far single cells of a grid lie from what is fitted to all of them.
+"""How far single cells lie from what is fitted to all cells of a grid.
 
 Cells of few computed tokens lie farther: the host decides how long they take, and hosts differ. So
 a prediction has the spread of the cells whose requests compute about as much.
@@ -36,9 +36,17 @@ class CellSpread:
         return cls(np.log(np.maximum(found[:, 0], 1.0)), found[:, 1])
 
     def around(self, value: float, computed: float) -> tuple[float, float]:
-        """Where a single measurement of a predicted `value` would be, for so many tokens."""
+        """Where a single measurement of a fitted `value` would be, for so many tokens."""
+        edges = ((1 - COVERED) / 2, (1 + COVERED) / 2)
+        low, high = np.quantile(self._nearest(computed), edges)
+        return float(value * low), float(value * high)
+
+    def middle(self, computed: float) -> float:
+        """The median ratio for so many tokens."""
+        return float(np.median(self._nearest(computed)))
+
+    def _nearest(self, computed: float) -> _Array:
         count = max(_FEWEST, round(_NEAREST * len(self.sizes)))
         apart = np.abs(self.sizes - np.log(max(computed, 1.0)))
-        nearest = self.ratios[apart <= np.partition(apart, count - 1)[count - 1]]
-        low, high = np.quantile(nearest, ((1 - COVERED) / 2, (1 + COVERED) / 2))
-        return float(value * low), float(value * high)
+        nearest: _Array = self.ratios[apart <= np.partition(apart, count - 1)[count - 1]]
+        return nearest

@@ -1,12 +1,13 @@
 """Times and memory of arms, predicted from a measured grid."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from math import inf
 from statistics import fmean, median
 
 from picbench.engines.algorithms import Algorithm, Registry, Reuse
+from picbench.errors import ConfigError
 from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridPoint, MeasuredGrid
 from picbench.profile.prediction.cell_spread import CellSpread
 from picbench.profile.prediction.closed_loop import LoopCounts, serve_loop
@@ -19,6 +20,8 @@ from picbench.profile.prediction.cost_model import (
 )
 from picbench.profile.prediction.request_sizes import RequestSize
 from picbench.profile.trace_profile import ArmProfile, TraceProfile
+
+_Spreads = tuple[CellSpread | None, CellSpread | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,27 @@ class GridPredictor:
     The kinds are arms that map chunks, and arms that compute whole prompts from some token on. TTFT
     is fitted to requests alone. What a request takes of the engine is fitted to all closed loops:
     each is served again by a simulated scheduler, which counts its steps.
+
+    Another machine takes other times. With a `calibration`, cells of the same grid that were
+    measured there, predictions are of that machine: how many times as long as the grid says it
+    takes is the median over those of its cells that compute about as much.
     """
 
-    def __init__(self, grid: MeasuredGrid, block_bytes: int | None = None) -> None:
-        self.grid = grid
+    def __init__(
+        self,
+        grid: MeasuredGrid,
+        block_bytes: int | None = None,
+        calibration: MeasuredGrid | None = None,
+    ) -> None:
+        self.grid, self.calibration = grid, calibration
         self._block_bytes = block_bytes or grid.facts.block_bytes
         self._registry = Registry()
         self._ttft = {linked: fit(list(self._alone(linked))) for linked in (False, True)}
         self._seconds = {linked: fit(list(self._loops(linked))) for linked in (False, True)}
-        self._spread = {linked: self._spreads(linked) for linked in (False, True)}
+        measured = calibration or grid
+        self._spread = {linked: self._spreads(linked, measured) for linked in (False, True)}
+        if calibration is not None:
+            _require_like(grid, calibration, self._spread.values())
 
     def predict(self, profile: TraceProfile, arm: ArmProfile) -> ArmPrediction:
         """The figures of an arm."""
@@ -86,19 +101,39 @@ class GridPredictor:
         rate = 1 / fmean(each) if each else None
         computed = [size.computed for size in sizes]
         spread, bursts = self._spread[kind]
+        slow = self._slowness(kind, median(computed), fmean(computed)) if sizes else (1.0, 1.0)
+        first = alone * slow[0] if alone else None
+        each = [one * slow[1] for one in each] if each else None
         return ArmPrediction(
-            ttft_s=alone,
+            ttft_s=first,
             ttft_s_range=spread.around(alone, median(computed)) if spread and alone else None,
-            requests_s=rate,
+            requests_s=1 / fmean(each) if each else None,
             requests_s_range=bursts.around(rate, fmean(computed)) if bursts and rate else None,
-            loaded_ttft_s=_loaded(alone, each, profile.traffic.rate),
+            loaded_ttft_s=_loaded(first, each, profile.traffic.rate),
             kv_gib=arm.peak_blocks * self._block_bytes / 2**30,
             inside=bool(sizes) and _covers(ttft, seconds, _shape(_mean_size(sizes))),
         )
 
     def predict_cell(self, arm: str, point: GridPoint, cell: ArmCell) -> CellPrediction:
         """The times of a cell that an arm has served, from what it computed there."""
-        return self._cell(_links(self._registry.parse(arm)), point, cell)
+        linked = _links(self._registry.parse(arm))
+        found = self._cell(linked, point, cell)
+        middle = _middle([cell]).get("computed", cell.computed)
+        slow, longer = self._slowness(linked, middle, cell.computed)
+        return CellPrediction(
+            found.ttft_s * slow if found.ttft_s else None,
+            found.requests_s / longer if found.requests_s else None,
+        )
+
+    def _slowness(self, linked: bool, first: float, computed: float) -> tuple[float, float]:
+        """How many times as long as the grid says first tokens and the engine's work take.
+
+        The request whose first token is meant computes `first` tokens, a mean one `computed`.
+        """
+        spread, bursts = self._spread[linked]
+        if self.calibration is None or spread is None or bursts is None:
+            return 1.0, 1.0
+        return spread.middle(first), 1 / bursts.middle(computed)
 
     def _cell(self, linked: bool, point: GridPoint, cell: ArmCell) -> CellPrediction:
         ttft, seconds = self._ttft[linked], self._seconds[linked]
@@ -115,10 +150,10 @@ class GridPredictor:
             leave_one_out([list(self._loops(linked)) for linked in (False, True)]),
         )
 
-    def _spreads(self, linked: bool) -> tuple[CellSpread | None, CellSpread | None]:
-        """How single cells lie around what is fitted: first tokens, requests a second."""
+    def _spreads(self, linked: bool, measured: MeasuredGrid) -> _Spreads:
+        """How single measured cells lie around what is fitted: first tokens, requests a second."""
         alone, loops = [], []
-        for point, arms in self._observed(linked):
+        for point, arms in self._observed(linked, measured):
             for arm, cell in ((arm, self._cell(linked, point, arm)) for arm in arms):
                 if point.load == ALONE and cell.ttft_s:
                     computed = _middle([arm]).get("computed", arm.computed)
@@ -128,7 +163,7 @@ class GridPredictor:
         return CellSpread.of(alone), CellSpread.of(loops)
 
     def _alone(self, linked: bool) -> Iterator[Observation]:
-        for point, arms in self._observed(linked):
+        for point, arms in self._observed(linked, self.grid):
             if point.load == ALONE:
                 size, _ = self._cell_counts(point, arms, linked)
                 value = median(arm.ttft_s for arm in arms)
@@ -136,7 +171,7 @@ class GridPredictor:
                 yield Observation(_traffic(point), counts, value, shape[:-1])
 
     def _loops(self, linked: bool) -> Iterator[Observation]:
-        for point, arms in self._observed(linked):
+        for point, arms in self._observed(linked, self.grid):
             _, loop = self._cell_counts(point, arms, linked)
             value = loop.requests / median(arm.requests_s for arm in arms)
             shape = _shape(_cell_size(point, arms, linked))
@@ -152,15 +187,34 @@ class GridPredictor:
         loop = serve_loop(requests, running, self.grid.facts.step_tokens)
         return replace(size, **_middle(arms)), loop
 
-    def _observed(self, linked: bool) -> Iterator[tuple[GridPoint, list[ArmCell]]]:
+    def _observed(
+        self, linked: bool, measured: MeasuredGrid
+    ) -> Iterator[tuple[GridPoint, list[ArmCell]]]:
         """Each point of a closed loop, and the repeats of each arm of a kind in it."""
-        for point, cells in self.grid.points().items():
+        for point, cells in measured.points().items():
             if point.load not in (ALONE, BURST):
                 continue
-            for arm in self.grid.arms:
+            for arm in measured.arms:
                 repeats = [cell.arms[arm] for cell in cells if arm in cell.arms]
                 if repeats and _links(self._registry.parse(arm)) is linked:
                     yield point, repeats
+
+
+def _require_like(
+    grid: MeasuredGrid, calibration: MeasuredGrid, spreads: Iterable[_Spreads]
+) -> None:
+    for name in ("model", "dtype", "running", "step_tokens"):
+        there, here = getattr(grid.facts, name), getattr(calibration.facts, name)
+        if there != here:
+            raise ConfigError(
+                f"`calibration`: its {name} is {here}, the grid's is {there}",
+                hint="measure the same grid, or name another `grid`",
+            )
+    if any(spread is None for pair in spreads for spread in pair):
+        raise ConfigError(
+            "`calibration`: too few cells, it needs 20 of each load for arms that map chunks",
+            hint="measure more of the grid there",
+        )
 
 
 def _each(sizes: Sequence[RequestSize], loop: LoopCounts, model: CostModel) -> list[float]:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from picbench.cli import main
+from picbench.grid.measured_grid import packaged_grids
 
 
 def trace(path: Path, chunks: list[list[str]], output: int = 8) -> Path:
@@ -165,3 +166,47 @@ def test_neither_torch_nor_vllm_is_loaded(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_calibration_changes_times_and_is_named(tmp_path: Path) -> None:
+    path = str(trace(tmp_path / "t.jsonl", shared(12, 3), output=4))
+    cells = json.loads(packaged_grids()["cpu-testbed"].read_bytes())
+    for cell in cells["cells"]:
+        for arm in cell["arms"].values():
+            arm["ttft_s"] *= 3
+            arm["requests_s"] /= 2
+    cells["facts"]["hardware"] = "a slower one"
+    slower = tmp_path / "slower.json"
+    slower.write_text(json.dumps(cells))
+    words = (path, "--grid", "cpu-testbed", "--format", "json")
+    grids, there = (json.loads(run(*words, *more)) for more in ((), ("--calibration", str(slower))))
+    for name, arm in there["arms"].items():
+        found, before = arm["predicted"], grids["arms"][name]["predicted"]
+        assert found["ttft_s"] == pytest.approx(3 * before["ttft_s"], rel=0.1)
+        assert found["requests_s"] == pytest.approx(before["requests_s"] / 2, rel=0.1)
+        assert found["kv_gib"] == before["kv_gib"]
+    assert grids["calibration"] is None
+    assert "a slower one" in there["calibration"]
+    said = run(*words[:-2], "--calibration", str(slower))
+    assert "At the speed of: testbed model, float32, a slower one" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--grid", "none", "--calibration", "x.json"), "there is no grid to calibrate"),
+        (("--calibration", "nowhere.json"), "nowhere.json: No such file or directory"),
+        (
+            ("--calibration", str(packaged_grids()["cpu-testbed"])),
+            "--calibration: its model is testbed model, the grid's is shape:llama-3.1-8b",
+        ),
+    ],
+)
+def test_a_calibration_that_fits_no_grid_is_one_line(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    path = str(trace(tmp_path / "t.jsonl", shared(4, 2)))
+    done = CliRunner().invoke(main, ["profile", path, *words])
+    assert done.exit_code == 2
+    [line] = done.stderr.splitlines()
+    assert said in line

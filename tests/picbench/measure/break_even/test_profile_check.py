@@ -13,6 +13,7 @@ from picbench.measure.break_even import profile_check
 from picbench.measure.break_even.checked_figures import CheckVerdict
 from picbench.measure.break_even.grid_plan import ARMS, GRIDS, plan_grid
 from picbench.measure.break_even.measure_grid import GridRun
+from picbench.profile.prediction.predictor import GridPredictor
 
 FACTS = GridFacts("a machine", {"commit": "abc"}, "m", "float32", 1 << 20, 100, 4, "")
 
@@ -68,7 +69,7 @@ def test_errors_are_those_of_the_median(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(profile_check, "grid_facts", lambda run, described: FACTS)
     run = GridRun(model="m", device="cpu", dtype="float32", seconds=0, output=tmp_path)
     said: list[str] = []
-    found = profile_check.check_profile(run, grid(), 2, said.append)
+    found = profile_check.check_profile(run, GridPredictor(grid()), 2, said.append)
     full = [one for one in found if one.arm == "full" and one.figure != "KV, GiB"]
     assert len(full) == 9
     for one in full:
@@ -89,4 +90,4 @@ def test_errors_are_those_of_the_median(tmp_path: Path, monkeypatch: pytest.Monk
         profile_check, "grid_facts", lambda *_: GridFacts("b", {}, "other", "f", 1, 1, 1, "")
     )
     with pytest.raises(ConfigError, match="the grid is of m, this is other"):
-        profile_check.check_profile(run, grid(), 1, said.append)
+        profile_check.check_profile(run, GridPredictor(grid()), 1, said.append)

@@ -7,6 +7,7 @@ from math import inf
 import pytest
 
 from picbench.engines.algorithms import parse
+from picbench.errors import ConfigError
 from picbench.grid.measured_grid import (
     ALONE,
     BURST,
@@ -85,6 +86,21 @@ def predictor() -> GridPredictor:
                 _, linked = cell(chunks, share, load, LINKED)
                 cells.append(MeasuredCell(point, 0, {"prefix": plain, "mepic": linked}))
     return GridPredictor(MeasuredGrid(GRID_FACTS, cells))
+
+
+def calibration(
+    slow: float, slow_linked: float, *, seeds: int = 2, load: str = "", **facts: object
+) -> MeasuredGrid:
+    """Cells of the fixture's grid on a machine that takes so many times as long."""
+    cells = []
+    for seed in range(seeds):
+        for each in (load,) if load else (ALONE, BURST):
+            for chunks in (1, 2, 4, 7, 10):
+                for share in (0.3, 0.6, 1.0):
+                    point, plain = cell(chunks, share, each, slow)
+                    _, linked = cell(chunks, share, each, LINKED * slow_linked)
+                    cells.append(MeasuredCell(point, seed, {"prefix": plain, "mepic": linked}))
+    return MeasuredGrid(replace(GRID_FACTS, **facts), cells)  # type: ignore[arg-type]
 
 
 def served(
@@ -221,3 +237,50 @@ def test_the_h200s_grid_predicts_itself() -> None:
     assert errors.ttft.within >= 0.9
     assert errors.requests_s.within >= 0.95
     assert errors.requests_s.p90 < 0.08
+
+
+@pytest.mark.parametrize(("spec", "slow"), [("prefix", 1.5), ("mepic", 0.5)])
+def test_a_calibration_gives_the_times_of_its_machine(
+    predictor: GridPredictor, spec: str, slow: float
+) -> None:
+    there = GridPredictor(predictor.grid, calibration=calibration(1.5, 0.5))
+    trace = served(spec, [200.0, 300.0, 550.0, 500.0], last=1e6)
+    found, grids = there.predict(*trace), predictor.predict(*trace)
+    assert found.ttft_s and grids.ttft_s and found.requests_s and grids.requests_s
+    assert found.ttft_s == pytest.approx(slow * grids.ttft_s, rel=0.02)
+    assert found.requests_s == pytest.approx(grids.requests_s / slow, rel=0.02)
+    assert found.loaded_ttft_s == pytest.approx(found.ttft_s, rel=1e-3)
+    assert found.kv_gib == grids.kv_gib
+    assert found.ttft_s_range == pytest.approx((found.ttft_s, found.ttft_s), rel=0.02)
+    assert found.requests_s_range == pytest.approx((found.requests_s,) * 2, rel=0.02)
+
+
+def test_cells_are_predicted_at_the_speed_of_the_calibration(predictor: GridPredictor) -> None:
+    there = GridPredictor(predictor.grid, calibration=calibration(1.5, 0.5))
+    for load in (ALONE, BURST):
+        for spec, factor in (("prefix", 1.5), ("mepic", 0.5 * LINKED)):
+            point, arm = cell(4, 0.6, load, factor)
+            found = there.predict_cell(spec, point, arm)
+            assert found.requests_s == pytest.approx(arm.requests_s, rel=0.03)
+            if load == ALONE:
+                assert found.ttft_s == pytest.approx(arm.ttft_s, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (calibration(1, 1, model="n"), "its model is n, the grid's is m"),
+        (calibration(1, 1, dtype="bfloat16"), "its dtype is bfloat16"),
+        (calibration(1, 1, running=8), "its running is 8"),
+        (calibration(1, 1, step_tokens=64), "its step_tokens is 64"),
+        (calibration(1, 1, seeds=1), "too few cells"),
+        (calibration(1, 1, load=BURST), "too few cells"),
+    ],
+    ids=["model", "type", "running", "steps", "few", "no requests alone"],
+)
+def test_a_calibration_of_something_else_is_refused(
+    predictor: GridPredictor, other: MeasuredGrid, said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        GridPredictor(predictor.grid, calibration=other)
+    assert caught.value.hint
