@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
-#: The share of cells that a range covers, and of cells that are about as large, at least `_FEWEST`.
+#: The share of cells that a range covers.
 COVERED = 0.9
-_NEAREST, _FEWEST = 1 / 3, 20
+
+#: Of cells that are about as large: their share of all, and how many a range needs at least. A
+#: median does with fewer, so that it is of one size in a calibration of minutes as well.
+_NEAREST, _FEWEST, _FEWEST_OF_MEDIAN = 1 / 3, 20, 7
 
 _Array = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -38,15 +41,15 @@ class CellSpread:
     def around(self, value: float, computed: float) -> tuple[float, float]:
         """Where a single measurement of a fitted `value` would be, for so many tokens."""
         edges = ((1 - COVERED) / 2, (1 + COVERED) / 2)
-        low, high = np.quantile(self._nearest(computed), edges)
+        low, high = np.quantile(self._nearest(computed, _FEWEST), edges)
         return float(value * low), float(value * high)
 
     def middle(self, computed: float) -> float:
         """The median ratio for so many tokens."""
-        return float(np.median(self._nearest(computed)))
+        return float(np.median(self._nearest(computed, _FEWEST_OF_MEDIAN)))
 
-    def _nearest(self, computed: float) -> _Array:
-        count = max(_FEWEST, round(_NEAREST * len(self.sizes)))
+    def _nearest(self, computed: float, fewest: int) -> _Array:
+        count = max(fewest, round(_NEAREST * len(self.sizes)))
         apart = np.abs(self.sizes - np.log(max(computed, 1.0)))
         nearest: _Array = self.ratios[apart <= np.partition(apart, count - 1)[count - 1]]
         return nearest
