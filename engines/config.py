@@ -40,9 +40,9 @@ class EngineConfig:
 
     `device` is auto, cpu or cuda. On CUDA models are compiled and captured into graphs unless
     `eager`, steps are scheduled ahead of the GPU if `asynchronous`, and `tensor_parallel` GPUs
-    share one engine. Graphs serve steps of up to `graph_tokens` tokens, by default as many as with
-    the defaults of `vllm serve` (None: vLLM's choice for an engine of `max_requests`, twice as many
-    and at most 512); the host starts the kernels of larger steps one by one.
+    share one engine. Graphs serve steps of up to `graph_tokens` tokens; the host starts the kernels
+    of larger steps one by one. None: 1,024, which a chunk of 512 tokens and those that link others
+    fit in, and in a stock engine 512, as with the defaults of `vllm serve`.
 
     `tiers` lists the tiers of the chunk cache, nearest first
     (``"host:4GiB,redis://localhost:6379"``; "" for none, None for `DEFAULT_TIERS`). `on_pressure`
@@ -76,7 +76,7 @@ class EngineConfig:
     keys_without_rope: bool = False
     device: str = "auto"
     eager: bool = False
-    graph_tokens: int | None = 512
+    graph_tokens: int | None = None
     asynchronous: bool = True
     tensor_parallel: int = 1
     tiers: str | None = None

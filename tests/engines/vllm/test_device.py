@@ -113,18 +113,18 @@ def test_a_laptop_serves_in_float32_and_says_so(
 
 
 @pytest.mark.parametrize(
-    ("device", "tokens", "eager", "passed"),
+    ("device", "config", "passed"),
     [
-        (CUDA, 512, False, {"max_cudagraph_capture_size": 512}),
-        (CUDA, None, False, None),
-        (CUDA, 512, True, None),
-        (CPU, 512, False, None),
+        (CUDA, EngineConfig("m", graph_tokens=768), {"max_cudagraph_capture_size": 768}),
+        (CUDA, EngineConfig("m"), {"max_cudagraph_capture_size": 1024}),
+        (CUDA, EngineConfig("m", stock=True), {"max_cudagraph_capture_size": 512}),
+        (CUDA, EngineConfig("m", eager=True), None),
+        (CPU, EngineConfig("m"), None),
     ],
 )
 def test_graphs_serve_steps_of_so_many_tokens(
-    device: Device, tokens: int | None, eager: bool, passed: dict[str, int] | None
+    device: Device, config: EngineConfig, passed: dict[str, int] | None
 ) -> None:
-    config = EngineConfig("m", graph_tokens=tokens, eager=eager)
     assert _common_arguments(config, device).get("compilation_config") == passed
 
 
