@@ -69,6 +69,7 @@ FOREIGN = {
     "--block-size",
     "--enable-prompt-tokens-details",
     "--kv-transfer-config",
+    "--max-cudagraph-capture-size",
     "--max-model-len",
     "--scheduler-cls",
 }
