@@ -11,8 +11,8 @@ from rich.text import Text
 from picbench.output.summary import ArmSummary, labels_of
 from picbench.output.tables.arm_columns import arm_columns
 
-#: Names of arms are folded to so many characters, or fewer, before an arm becomes a column.
-_NAME = 10
+#: Names of arms are folded to lines of so many characters. No fewer, or "(simulated)" would be cut.
+_NAME = len("(simulated)")
 
 #: Longer than any line.
 _UNLIMITED = 10_000

@@ -44,7 +44,13 @@ def test_names_and_numbers_are_whole_in_lines_of_any_length(
             assert column.text(arm) in cells
     for name in ("full", "epic:k=16"):
         assert name in cells
-    assert "(simulated)" in text
+
+
+def test_no_line_is_so_short_that_a_simulated_arm_does_not_say_so(
+    arms: dict[str, ArmSummary],
+) -> None:
+    cut = [width for width in range(50, 141) if "(simulated)" not in printed(arms, width)]
+    assert cut == []
 
 
 def test_an_arm_is_a_row_where_there_is_room(arms: dict[str, ArmSummary]) -> None:
