@@ -128,7 +128,7 @@ def _take_up(run: Run, job: Job, progress: Progress) -> StoredRun:
 def _finished(run: Run, progress: Progress) -> Finished:
     if run.manifest["status"] == "invalid":
         raise InvalidRun(f"{run.path}: {run.manifest['reason']}", hint="name a new `output`")
-    progress.say(f"{run.path}: has ended, and is only shown; a new directory measures anew")
+    progress.say(f"{run.path}: has ended and is only shown; name a new directory to measure again")
     arms = run.summary
     return Finished(run.path, arms, sum(arm.failed for arm in arms.values()))
 
@@ -445,7 +445,7 @@ def _check_complete(done: Finished) -> None:
     if done.failed:
         raise EngineError(
             f"{done.failed} requests failed in {done.path}",
-            hint="see error in its samples.jsonl, and logs/; the same command goes on from here",
+            hint="see error in its samples.jsonl, and logs/; the same command resumes from here",
         )
 
 
