@@ -121,7 +121,7 @@ def _go_on(job: Job, launch: Launch, progress: Progress) -> Finished:
 
 def _take_up(run: Run, job: Job, progress: Progress) -> StoredRun:
     stored = take_up(run)
-    progress.say(f"{run.path}: going on after {stored.requests} of {job.requests} requests")
+    progress.say(f"{run.path}: resuming after {stored.requests} of {job.requests} requests")
     return stored
 
 
@@ -252,7 +252,7 @@ class Session:
         if workload.arrivals is not None or not stored.batches:
             return
         if not upkeep.cold:
-            self._progress.say("serving requests again, unmeasured, for caches as they were")
+            self._progress.say("serving stored requests again, unmeasured, to restore caches")
         planned = list(self._schedule())
         first = len(stored.batches) - len(stored.batches) % (upkeep.rounds * len(self._arms))
         found = refill(

@@ -92,7 +92,7 @@ def take_up(run: Run) -> StoredRun:
     """
     if run.schema != SCHEMA:
         raise IncomparableRuns(
-            f"{run.path}: began in schema {run.schema}, in which runs do not go on",
+            f"{run.path}: began in schema {run.schema}, whose runs cannot be resumed",
             hint=_MEASURE_AGAIN,
         )
     if differ := changed(run, provenance.collect()):

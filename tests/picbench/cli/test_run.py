@@ -460,7 +460,7 @@ def test_the_same_command_goes_on_after_an_interrupt(harness: Harness, tmp_path:
     assert result.exit_code == 0, result.stderr
     planned = run(harness, tmp_path / "run", *flags, "--dry-run")
     assert "(complete: would only be shown)" in planned.stdout
-    assert f"{tmp_path / 'run'}: going on after 2 of 20 requests" in result.stderr
+    assert f"{tmp_path / 'run'}: resuming after 2 of 20 requests" in result.stderr
     assert "20/20 requests" in result.stderr
     attempts = read(tmp_path / "run" / "manifest.json")["attempts"]
     assert [attempt["status"] for attempt in attempts] == ["interrupted", "complete"]
