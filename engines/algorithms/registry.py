@@ -106,7 +106,7 @@ def _load(point: EntryPoint) -> type[Algorithm]:
     kind: type[Algorithm] = load_class(point, Algorithm)  # type: ignore[type-abstract]
     wrong = _mistake(kind, point.name)
     if wrong:
-        raise ConfigError(f"algorithm {point.name!r}: {wrong}", hint=f"mend {point.value}")
+        raise ConfigError(f"algorithm {point.name!r}: {wrong}", hint=f"fix {point.value}")
     return kind
 
 

@@ -12,14 +12,14 @@ from picbench.cli.guard import traced, with_flags
     "--model",
     metavar="testbed|PATH|ID|shape:NAME",
     show_default="no self-check",
-    help="Check the answers of engines with this model, in under a minute for small ones.",
+    help="Check the answers of engines with this model; under a minute for small models.",
 )
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
     show_default=True,
-    help="What engines run on; auto is what the installed vLLM serves here.",
+    help="What engines run on; auto is what the installed vLLM supports here.",
 )
 @click.option(
     "--dtype",

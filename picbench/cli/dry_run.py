@@ -103,7 +103,9 @@ def _state(output: Path) -> str:
     if not (output / MANIFEST).exists():
         return ""
     status = read_run(output).manifest["status"]
-    return f" ({status}: would only be shown)" if status in FINAL else f" ({status}: would go on)"
+    return (
+        f" ({status}: would only be shown)" if status in FINAL else f" ({status}: would be resumed)"
+    )
 
 
 def _setting(name: str, value: object) -> str:

@@ -16,7 +16,7 @@ from picbench.cli.guard import traced
 @click.option(
     "--tokens", type=int, default=40, show_default=True, metavar="N", help="Tokens of each chunk."
 )
-@click.option("--output", metavar="FILE.png", help="Draw the picture there, too.")
+@click.option("--output", metavar="FILE.png", help="Also draw the plan to this file.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def explain(algorithm: str, chunks: int, tokens: int, output: str | None, debug: bool) -> int:
     """Show an algorithm's plan of a small prompt: its blocks, and which token sees which.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     metavar="BLOCKS",
     show_default="nothing is evicted",
-    help="Count with a KV pool of so many blocks of 16 tokens, too.",
+    help="Also count with a KV pool of this many blocks of 16 tokens.",
 )
 @click.option(
     "--running",
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     default="testbed",
     show_default=True,
     metavar="NAME",
-    help="Whose tokenizer makes ids of texts.",
+    help="The model whose tokenizer encodes texts.",
 )
 @click.option(
     "--grid",
@@ -61,17 +61,19 @@ if TYPE_CHECKING:
 @click.option(
     "--calibration",
     metavar="FILE",
-    help="Predict the times of the machine on which some cells of the grid were measured again: a "
+    help="Predict times of another machine, on which some cells of the grid were measured again: a "
     "grid.json of picbench measure break-even --seconds 300.",
 )
-@click.option("--figure", metavar="FILE", help="Draw what is computed, as FILE.png and FILE.svg.")
+@click.option(
+    "--figure", metavar="FILE", help="Draw the computed tokens, as FILE.png and FILE.svg."
+)
 @click.option(
     "--format",
     "style",
     type=click.Choice(["text", "json", "markdown"]),
     default="text",
     show_default=True,
-    help="How it is printed.",
+    help="Output format.",
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def profile(
@@ -88,7 +90,7 @@ def profile(
     style: str,
     debug: bool,
 ) -> int:
-    """Count what caches could reuse of a trace, and predict what that is worth.
+    """Count what caches could reuse of a trace, and predict times and memory.
 
     TRACE is a file of JSON Lines (see docs/profile.md), a request file of picbench traffic, or
     RAGPulse's folder. Simulates prefix caching, reordering and PIC, block by block; no model, GPU

@@ -89,7 +89,7 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
     type=click.Choice(("cpu", "cuda")),
     default="cpu",
     show_default=True,
-    help="Each has sizes of its own: the testbed's, or the paper's.",
+    help="What engines run on; also decides sizes: the testbed's on a CPU, the paper's on a GPU.",
 )
 @click.option("--model", metavar="NAME", show_default="the paper's file", help="See picbench run.")
 @click.option("--requests", type=int, metavar="N", help="Requests of every point; fewer is faster.")
@@ -101,9 +101,11 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
     "--seconds",
     type=click.FloatRange(0),
     metavar="S",
-    help="Begin nothing that would end later; the same command goes on.",
+    help="Start nothing that would end later; the same command continues.",
 )
-@click.option("--commit", metavar="NAME", help="What to call the code where this is no checkout.")
+@click.option(
+    "--commit", metavar="NAME", help="Name of the measured code, if this is not a checkout."
+)
 @PART
 @click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
 @click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
@@ -117,13 +119,13 @@ def reproduce(
     debug: bool,
     **options: Any,
 ) -> int:
-    """Measure what a paper's tables and figures show, set its values beside ours, and judge it.
+    """Measure what a paper's figures show, compare it with the paper, and judge its claims.
 
-    Every point is a run directory, so the same command goes on where it was stopped. Prints
+    Every point is a run directory, so the same command continues where it was stopped. Prints
     DIR/README.md, which has verdicts, tables and figures.
 
-    accuracy is no paper: it scores trained models, whose weights you have, under the papers' arms
-    on six data sets.
+    accuracy is not a paper: it scores trained models of which you have the weights, under the
+    papers' arms on six data sets.
     """
     with traced(debug):
         of_accuracy = {name: options.pop(name) for name in ("models", "rows", "data", "texts")}
@@ -145,14 +147,14 @@ def reproduce(
     metavar="DIR",
     default=Path("results/papers"),
     show_default=True,
-    help="Folder with a folder a paper in it, which is what picbench reproduce wrote.",
+    help="Folder with one folder per paper, as picbench reproduce wrote it.",
 )
 @_SCORES
 @click.option(
     "--claims",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Document whose table of claims is made anew, from the verdicts of all papers.",
+    help="Document whose table of claims is made again, from the verdicts of all papers.",
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def figures(
@@ -327,6 +329,6 @@ def _reproduce(services: "Services | None", plan: "Reproduction") -> int:
     page = plan.output / "README.md"
     click.echo(page.read_text(encoding="utf-8"), file=sys.stdout)
     if not whole:
-        _print_estimates(plan, "time is over; the same command goes on, with what is left here")
+        _print_estimates(plan, "time is over; the same command continues with what is left here")
     click.echo(page)
     return 0

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     "--arm",
     multiple=True,
     metavar="NAME=URL[,model=ID][,timeout=SECONDS][,simulated=yes]",
-    help="An OpenAI-compatible server elsewhere as an arm beside those of --algo, such as "
-    "theirs=http://host:8000/v1; repeat the flag for more. Its key is OPENAI_API_KEY's. The "
-    "numbers of one that is simulated are marked everywhere.",
+    help="An external OpenAI-compatible server as an arm beside those of --algo, such as "
+    "theirs=http://host:8000/v1; repeat the flag for more. Its API key is read from "
+    "OPENAI_API_KEY. Numbers of a simulated server are marked everywhere.",
 )
 @click.option(
     "--dataset",
@@ -53,9 +53,10 @@ if TYPE_CHECKING:
     default="bundled",
     show_default=True,
     metavar="bundled|DIR|FILE|hf:OWNER/NAME|hub",
-    help="Rows: synthetic ones that picbench makes; a folder with NAME/*.jsonl (.json, .parquet, "
-    ".arrow), or one file; a data set on the hub, hf:OWNER/NAME[@REVISION][:[CONFIG/]SPLIT]; or "
-    "LongBench's at a pinned revision (hub:OWNER/NAME[@REVISION] for a copy of it).",
+    help="Rows: synthetic ones that picbench generates; a folder with NAME/*.jsonl (.json, "
+    ".parquet, .arrow), or one file; a data set on the hub, "
+    "hf:OWNER/NAME[@REVISION][:[CONFIG/]SPLIT]; or LongBench's at a pinned revision "
+    "(hub:OWNER/NAME[@REVISION] for a copy of it).",
 )
 @click.option(
     "--columns",
@@ -98,8 +99,8 @@ if TYPE_CHECKING:
     type=float,
     metavar="R",
     show_default="the request file's, or a closed loop",
-    help="Requests arrive on their own, R a second on average, however long the queue is. "
-    "--concurrency then does not count, and the arms run one after another.",
+    help="Open loop: R requests arrive per second on average, however long the queue is. "
+    "--concurrency is then ignored, and the arms run one after another.",
 )
 @click.option(
     "--arrivals",
@@ -114,19 +115,19 @@ if TYPE_CHECKING:
     default=64,
     show_default=True,
     metavar="N",
-    help="Requests that an engine computes at a time at most; others wait in its queue.",
+    help="Most requests that an engine computes at a time; others wait in its queue.",
 )
 @click.option(
     "--slo",
     metavar="ttft=MS[,tpot=MS][,e2e=MS]",
-    help="Objectives of latency: goodput counts the requests that meet all of them.",
+    help="Latency objectives: goodput counts the requests that meet all of them.",
 )
 @click.option(
     "--max-tokens",
     type=int,
     metavar="N",
     show_default="the data set's",
-    help="Output tokens of a request.",
+    help="Output tokens per request.",
 )
 @click.option(
     "--kv-blocks",
@@ -147,16 +148,16 @@ if TYPE_CHECKING:
     type=click.Choice(list(PRESSURE)),
     default="wait",
     show_default=True,
-    help="What becomes of a request that needs more KV blocks than are free or can be evicted.",
+    help="What happens to a request that needs more KV blocks than are free or can be evicted.",
 )
 @click.option(
     "--compile-order",
     type=click.Choice(list(COMPILE_ORDERS)),
     default="head",
     show_default=True,
-    help="When missing chunks are compiled: right ahead of the first request that needs them, all "
-    "of the waiting requests' before these run, or in order of arrival, interleaved with other "
-    "requests (MiniPIC's ISPS).",
+    help="When missing chunks are compiled: right before the first request that needs them, "
+    "those of all waiting requests before any of these runs, or in order of arrival, interleaved "
+    "with other requests (MiniPIC's ISPS).",
 )
 @click.option(
     "--dtype",
@@ -171,7 +172,7 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
     show_default=True,
-    help="What engines run on; auto is what the installed vLLM serves here.",
+    help="What engines run on; auto is what the installed vLLM supports here.",
 )
 @click.option(
     "--tensor-parallel",
@@ -190,7 +191,7 @@ if TYPE_CHECKING:
     "--keys-without-rope",
     is_flag=True,
     help="Cache every key of a PIC engine without RoPE, as MEPIC and MiniPIC describe it. On CPU "
-    "the keys of chunks are always cached so.",
+    "the keys of chunks are always cached this way.",
 )
 @click.option(
     "--shared-decode",
@@ -218,7 +219,7 @@ if TYPE_CHECKING:
     type=click.Choice(["auto", "on", "off"]),
     default="auto",
     show_default=True,
-    help="The tokenizer's chat template around prompts; auto: where there is one, but not around "
+    help="The tokenizer's chat template around prompts; auto: if there is one, but not around "
     "few-shot prompts (samsum), as in LongBench.",
 )
 @click.option(
@@ -238,8 +239,8 @@ if TYPE_CHECKING:
     "--drop",
     type=click.Choice(["lead"]),
     show_default="nothing",
-    help="Leave passages out of prompts: what stands before a passage that the answer needs, in "
-    "its document. Only KV that was compiled with context=document knows it then.",
+    help="Leave out of prompts what precedes, in its document, a passage that the answer needs. "
+    "Only KV that was compiled with context=document contains it then.",
 )
 @click.option(
     "--cache",
@@ -255,14 +256,14 @@ if TYPE_CHECKING:
     default=1,
     show_default=True,
     metavar="N",
-    help="Run all requests this often, each time from caches as they were at the first.",
+    help="Run all requests N times, each time from the same state of caches as the first time.",
 )
 @click.option(
     "--output",
     metavar="DIR",
     show_default="runs/<utc>-<dataset>-<model>-<fingerprint>",
-    help="Run directory: new, empty, or of the same command, which then goes on where it was "
-    "stopped. By default an unfinished run of the same settings in runs/ goes on.",
+    help="Run directory: new, empty, or of the same command, which then resumes it. By default an "
+    "unfinished run of the same settings in runs/ is resumed.",
 )
 @click.option(
     "--same-engine",
@@ -279,8 +280,8 @@ if TYPE_CHECKING:
 @click.option(
     "--self-check",
     is_flag=True,
-    help="Before anything is measured, compare ways to the same answers in each PIC engine; see "
-    "picbench doctor.",
+    help="Before measuring, compare in each PIC engine ways to serve a prompt that must give the "
+    "same answer; see picbench doctor.",
 )
 @click.option(
     "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."
@@ -301,7 +302,7 @@ def run(
     `full` and `prefix` run on stock vLLM. Prints a table and, as the last line of stdout, a
     line of JSON with the run directory, how the run ended, and each arm's main numbers. The
     directory also gets table.csv, table.md and figures of first tokens, memory and accuracy. A run
-    that was stopped goes on when the same command is given again; see docs/runs.md.
+    that was stopped is resumed by the same command; see docs/runs.md.
     """
     with traced(debug):
         return _run(services, quiet, dry_run, flags)

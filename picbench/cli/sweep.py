@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     "--output",
     metavar="DIR",
     show_default="runs/NAME",
-    help="Folder for the cells' run directories and the table; what is complete in it is kept, "
-    "what was stopped goes on.",
+    help="Folder for the cells' run directories and the table; complete cells are kept, stopped "
+    "ones are resumed.",
 )
 @click.option(
     "--offline",
@@ -58,8 +58,7 @@ def sweep(
     The file has `base:`, settings of all cells, and `grid:`, a list of values for each setting that
     differs. Every cell is a run directory below DIR; DIR/sweep.csv and DIR/sweep.md have all of
     them, a row for each cell and arm. A cell that fails does not stop the others (exit 4). The same
-    command goes on with a sweep that was stopped. The last line of stdout is JSON; see
-    docs/runs.md.
+    command resumes a sweep that was stopped. The last line of stdout is JSON; see docs/runs.md.
     """
     with traced(debug):
         from picbench.run.job import RUNS

@@ -16,7 +16,7 @@ from picbench.cli.guard import traced
     "--preset",
     metavar="NAME",
     help="Settings of a paper's workload, in place of the defaults; see picbench list traffic. "
-    "Flags that are given win.",
+    "Flags on the command line take precedence.",
 )
 @click.option("--requests", type=int, metavar="N", show_default="100", help="Number of requests.")
 @click.option("--seed", type=int, default=0, show_default=True, help="For everything drawn.")
@@ -38,16 +38,20 @@ from picbench.cli.guard import traced
     metavar="NAME",
     default="testbed",
     show_default=True,
-    help="Whose tokenizer makes the ids.",
+    help="The model whose tokenizer makes the ids.",
 )
 @click.option(
     "--pool", type=int, metavar="N", show_default="64", help="Distinct chunks that requests share."
 )
 @click.option(
-    "--join", type=int, metavar="N", show_default="1", help="Passages of a chunk at least."
+    "--join", type=int, metavar="N", show_default="1", help="Least number of passages in a chunk."
 )
 @click.option(
-    "--chunk-tokens", type=int, metavar="N", show_default="0", help="Tokens of a chunk at least."
+    "--chunk-tokens",
+    type=int,
+    metavar="N",
+    show_default="0",
+    help="Least number of tokens in a chunk.",
 )
 @click.option(
     "--passages", type=int, metavar="N", show_default="8", help="Passages of a generated context."
@@ -62,7 +66,7 @@ from picbench.cli.guard import traced
 @click.option(
     "--chunks",
     metavar="N|LOW-HIGH",
-    help="Chunks of a request: those it asks about, and others. Without it, the former alone.",
+    help="Chunks of a request: those it asks about, and others. Without it, only the former.",
 )
 @click.option(
     "--zipf",
@@ -79,7 +83,9 @@ from picbench.cli.guard import traced
     "the rest belong to one request only.",
 )
 @click.option("--users", type=int, metavar="N", help="Users who each repeat one request.")
-@click.option("--rate", type=float, metavar="R", help="Arrivals a second; without: closed loop.")
+@click.option(
+    "--rate", type=float, metavar="R", help="Arrivals per second; without it, a closed loop."
+)
 @click.option(
     "--arrivals",
     type=click.Choice(["poisson", "uniform"]),
@@ -91,7 +97,7 @@ from picbench.cli.guard import traced
     type=int,
     metavar="N",
     show_default="the data set's",
-    help="Output tokens of a request.",
+    help="Output tokens per request.",
 )
 @click.option(
     "--trace",
@@ -105,7 +111,7 @@ from picbench.cli.guard import traced
     type=float,
     metavar="F",
     show_default="1.0",
-    help="Arrivals of a trace F times as fast.",
+    help="Replay the arrivals of a trace F times as fast.",
 )
 @click.option(
     "--longest",

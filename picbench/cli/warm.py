@@ -14,7 +14,7 @@ from picbench.cli.guard import traced
     "--chunks",
     required=True,
     metavar="FILE",
-    help='Chunks, one a line: {"text": "..."} or {"tokens": [1, 2, ...]}, for context=document '
+    help='Chunks, one per line: {"text": "..."} or {"tokens": [1, 2, ...]}; for context=document '
     'with their documents: {"text": "...", "document": "..."}.',
 )
 @click.option(

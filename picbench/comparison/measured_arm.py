@@ -75,7 +75,7 @@ def measured_arms(run: Run) -> dict[str, MeasuredArm]:
         if found < arm.requests:
             raise InvalidRun(
                 f"{run.path}: has {found} rows of {name}, and measured {arm.requests}",
-                hint="restore its files, or measure anew",
+                hint="restore its files, or measure again",
             )
     return {name: _measure(name, own, summary.get(name)) for name, own in rows.items()}
 

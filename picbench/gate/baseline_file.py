@@ -49,7 +49,7 @@ def read_baseline(name: str) -> Baseline:
         hint = closest(name, names) if names else "picbench baseline save makes one"
         raise ConfigError(f"`baseline` {path}: {error.strerror}", hint=hint) from error
     except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"`baseline` {path}: {error}", hint="save it anew") from error
+        raise ConfigError(f"`baseline` {path}: {error}", hint="save it again") from error
     _check_schema(path, values)
     try:
         return Baseline.model_validate(values)
@@ -81,7 +81,7 @@ def _check_schema(path: Path, values: object) -> None:
         raise ConfigError(f"`baseline` {path}: is no baseline", hint="save one from a run")
     if schema != SCHEMA:
         raise InvalidRun(
-            f"{path} has schema {schema}, this version reads {SCHEMA}", hint="save it anew"
+            f"{path} has schema {schema}, this version reads {SCHEMA}", hint="save it again"
         )
 
 

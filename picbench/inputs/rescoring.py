@@ -63,7 +63,7 @@ def _check(run: Run) -> None:
     if run.schema != SCHEMA:
         raise ConfigError(
             f"{run.path}: written in schema {run.schema}, which has no answers",
-            hint="make the run anew",
+            hint="repeat the run",
         )
     if run.manifest["status"] not in FINAL:
         raise ConfigError(

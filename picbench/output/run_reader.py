@@ -32,7 +32,7 @@ Array = npt.NDArray[np.float64]
 #: Kinds of block that running requests hold.
 HELD = tuple(kind for kind in KINDS if kind not in IDLE)
 
-_ANEW = "restore the file, or measure anew"
+_MEASURE_AGAIN = "restore the file, or measure again"
 
 _DOCUMENT = TypeAdapter(dict[str, Any])
 _ARMS = TypeAdapter(dict[str, ArmSummary])
@@ -222,14 +222,14 @@ def _reading(path: Path) -> Iterator[None]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path}: cannot be read: {_reason(error)}",
-            hint="its file was changed or damaged: restore it, or measure anew",
+            hint="its file was changed or damaged: restore it, or measure again",
         ) from error
 
 
 def _missing(path: Path) -> ConfigError:
     run = path.parent
     if path.name != MANIFEST:
-        return ConfigError(f"{run}: the run has no {path.name}", hint=_ANEW)
+        return ConfigError(f"{run}: the run has no {path.name}", hint=_MEASURE_AGAIN)
     lacks = f"no {MANIFEST}" if run.is_dir() else "no such directory"
     return ConfigError(f"{run}: not a run directory: {lacks}", hint="picbench run makes one")
 

@@ -63,7 +63,7 @@ def _paired(
             raise InvalidRun(
                 f"round {batch.line.round} of arm {batch.line.arm} is stored where round {number} "
                 f"of arm {arm} belongs",
-                hint="name a new `output` to measure anew",
+                hint="name a new `output` to measure again",
             )
         yield batch, plan
 
@@ -73,7 +73,8 @@ def _check_counters(before: SampleRow, now: SampleRow) -> None:
         raise InvalidRun(
             f"arm {now.arm}, sample {now.sample}: served again, it reused {now.tokens.reused} "
             f"tokens and not {before.tokens.reused} as when it was measured, or other blocks",
-            hint="name a new `output` to measure anew; tiers that outlive the engine must be empty",
+            hint="name a new `output` to measure again; tiers that outlive the engine must be "
+            "empty",
         )
 
 

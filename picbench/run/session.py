@@ -121,14 +121,14 @@ def _go_on(job: Job, launch: Launch, progress: Progress) -> Finished:
 
 def _take_up(run: Run, job: Job, progress: Progress) -> StoredRun:
     stored = take_up(run)
-    progress.say(f"{run.path}: going on after {stored.requests} of {job.requests} requests")
+    progress.say(f"{run.path}: resuming after {stored.requests} of {job.requests} requests")
     return stored
 
 
 def _finished(run: Run, progress: Progress) -> Finished:
     if run.manifest["status"] == "invalid":
         raise InvalidRun(f"{run.path}: {run.manifest['reason']}", hint="name a new `output`")
-    progress.say(f"{run.path}: has ended, and is only shown; a new directory measures anew")
+    progress.say(f"{run.path}: has ended and is only shown; name a new directory to measure again")
     arms = run.summary
     return Finished(run.path, arms, sum(arm.failed for arm in arms.values()))
 
@@ -252,7 +252,7 @@ class Session:
         if workload.arrivals is not None or not stored.batches:
             return
         if not upkeep.cold:
-            self._progress.say("serving requests again, unmeasured, for caches as they were")
+            self._progress.say("serving stored requests again, unmeasured, to restore caches")
         planned = list(self._schedule())
         first = len(stored.batches) - len(stored.batches) % (upkeep.rounds * len(self._arms))
         found = refill(
@@ -445,7 +445,7 @@ def _check_complete(done: Finished) -> None:
     if done.failed:
         raise EngineError(
             f"{done.failed} requests failed in {done.path}",
-            hint="see error in its samples.jsonl, and logs/; the same command goes on from here",
+            hint="see error in its samples.jsonl, and logs/; the same command resumes from here",
         )
 
 

@@ -92,10 +92,13 @@ def take_up(run: Run) -> StoredRun:
     """
     if run.schema != SCHEMA:
         raise IncomparableRuns(
-            f"{run.path}: began in schema {run.schema}, in which runs do not go on", hint=_ANEW
+            f"{run.path}: began in schema {run.schema}, whose runs cannot be resumed",
+            hint=_MEASURE_AGAIN,
         )
     if differ := changed(run, provenance.collect()):
-        raise IncomparableRuns(f"{run.path}: began with other {', '.join(differ)}", hint=_ANEW)
+        raise IncomparableRuns(
+            f"{run.path}: began with other {', '.join(differ)}", hint=_MEASURE_AGAIN
+        )
     batches = read_batches(run.path)
     cut(run.path, batches)
     return StoredRun(run.manifest, _ATTEMPTS.validate_python(run.manifest["attempts"]), batches)
@@ -110,4 +113,4 @@ def changed(run: Run, now: Mapping[str, Any]) -> list[str]:
     return differ
 
 
-_ANEW = "name a new `output` to measure anew"
+_MEASURE_AGAIN = "name a new `output` to measure again"

@@ -47,7 +47,7 @@ def _row(cell: PlannedCell, estimate: TimeEstimate) -> Iterator[str]:
 def _state(cell: PlannedCell) -> str:
     if cell.ended:
         return f"{cell.state}: kept"
-    return cell.state if cell.state == MISSING else f"{cell.state}: goes on"
+    return cell.state if cell.state == MISSING else f"{cell.state}: will be resumed"
 
 
 def _time(seconds: float | None) -> str:

@@ -51,18 +51,18 @@ def _load(point: EntryPoint) -> Dataset:
     lacks = [field for field in _REQUIRED if not hasattr(kind, field)]
     if lacks:
         raise ConfigError(
-            f"data set {point.name!r}: its class has no `{lacks[0]}`", hint=f"mend {point.value}"
+            f"data set {point.name!r}: its class has no `{lacks[0]}`", hint=f"fix {point.value}"
         )
     if kind.metric not in get_args(Metric):
         raise ConfigError(
             f"data set {point.name!r}: no metric is called {kind.metric!r} "
             f"(there are: {', '.join(get_args(Metric))})",
-            hint=f"mend {point.value}",
+            hint=f"fix {point.value}",
         )
     if kind.name != point.name:
         raise ConfigError(
             f"data set {point.name!r}: its class has the name {kind.name!r}, which its entry point "
             "must have, too",
-            hint=f"mend {point.value}",
+            hint=f"fix {point.value}",
         )
     return kind()

@@ -87,7 +87,7 @@ def read_requests(path: Path) -> Requests:
     if header.sha256 not in (None, fingerprint):
         raise ConfigError(
             f"`requests` {path}: was changed after it was written",
-            hint='make it anew, or set "sha256" to null in its first line',
+            hint='make it again, or set "sha256" to null in its first line',
         )
     return Requests(header, _Reader(path, header.dataset).read(body), fingerprint)
 
@@ -227,7 +227,7 @@ def check_tokens(stream: Stream, tokenizer: Tokenizer, path: Path) -> None:
             raise ConfigError(
                 f"`requests` {path}: its token ids are not those of `model`'s tokenizer "
                 f"(first seen at {segment.text[:40]!r})",
-                hint="make the file anew for this model: picbench traffic `model`",
+                hint="make the file again for this model: picbench traffic `model`",
             )
 
 

@@ -87,6 +87,6 @@ def _load(point: EntryPoint) -> type[Tier]:
     for field in ("kind", "summary", "notation"):
         if not isinstance(getattr(kind, field, None), str):
             raise ConfigError(
-                f"tier {point.name!r}: its class has no `{field}`", hint=f"mend {point.value}"
+                f"tier {point.name!r}: its class has no `{field}`", hint=f"fix {point.value}"
             )
     return kind

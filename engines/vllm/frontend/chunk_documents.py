@@ -62,7 +62,7 @@ def _context(index: int, given: Any, chunk: Sequence[int]) -> bytes:
     if document is None:
         raise ConfigError(
             f"documents[{index}] is no list of token ids",
-            hint="the token ids of the text in which the chunk stands",
+            hint="the token ids of the text that contains the chunk",
         )
     if not document:
         return document

@@ -89,7 +89,7 @@ def _checked_url(name: str, url: str) -> str:
     if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
         raise ConfigError(
             f"`arm` {name}: the address has more than host, port and path",
-            hint="a key belongs into the environment, as OPENAI_API_KEY",
+            hint="put the key into the environment, as OPENAI_API_KEY",
         )
     return url.rstrip("/")
 

@@ -40,7 +40,13 @@ def measure() -> None:
 @click.option("--only", multiple=True, metavar="STEP", help="Run these steps and no others.")
 @click.option("--redo", is_flag=True, help="Repeat steps that are done.")
 @click.option("--list", "listing", is_flag=True, help="Show the steps; run none.")
-@click.option("--runs", type=FOLDER, default=Path("runs/gpu"), show_default=True, help="Scratch.")
+@click.option(
+    "--runs",
+    type=FOLDER,
+    default=Path("runs/gpu"),
+    show_default=True,
+    help="Folder for scratch files.",
+)
 def every(
     output: Path, commit: str | None, only: Sequence[str], redo: bool, listing: bool, runs: Path
 ) -> int:
@@ -62,7 +68,7 @@ def every(
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
     show_default=True,
-    help="What to measure on; auto is what the installed vLLM serves here.",
+    help="What to measure on; auto is what the installed vLLM supports here.",
 )
 @click.option(
     "--output",
@@ -72,14 +78,20 @@ def every(
     help="Where tables go. Cases that are in them, from the same commit, are not timed again on a "
     "GPU.",
 )
-@click.option("--rounds", type=click.IntRange(5), default=21, show_default=True, help="Of a case.")
-@click.option("--seconds", type=float, default=20.0, show_default=True, help="Of a case on a CPU.")
-@click.option("--threads", type=click.IntRange(1), show_default="all cores", help="Of a CPU.")
+@click.option(
+    "--rounds", type=click.IntRange(5), default=21, show_default=True, help="Rounds per case."
+)
+@click.option(
+    "--seconds", type=float, default=20.0, show_default=True, help="Seconds per case on a CPU."
+)
+@click.option(
+    "--threads", type=click.IntRange(1), show_default="all cores", help="Threads of a CPU."
+)
 @click.option(
     "--work",
     multiple=True,
     type=click.Choice(("decode", "link", "prefill", "chunked")),
-    help="Only cases of these kinds; a GPU has decode and link, a CPU all but link.",
+    help="Only cases of these kinds; a GPU has decode and link, a CPU all except link.",
 )
 @SEED
 @COMMIT
@@ -113,8 +125,10 @@ def kernels(device: str, output: Path, threads: int | None, seconds: float, **op
 @ON_GPU
 @COMMIT
 @DEVICE
-@click.option("--rounds", type=click.IntRange(2), default=15, show_default=True, help="Of a case.")
-@click.option("--case", "only", type=int, multiple=True, help="Only these, by number from 0.")
+@click.option(
+    "--rounds", type=click.IntRange(2), default=15, show_default=True, help="Rounds per case."
+)
+@click.option("--case", "only", type=int, multiple=True, help="Only these cases, by number from 0.")
 @SEED
 def shared_decode(output: Path, **options: Any) -> None:
     """Check decode that reads shared chunks once, then time it against FlashAttention-3.
@@ -208,7 +222,7 @@ def tiers(**options: Any) -> None:
     help="Read chunks once for all requests that decode; always, also where that is slower.",
 )
 def oracle(**settings: Any) -> int:
-    """Compare an engine with the oracle; exit 1 where they differ."""
+    """Compare an engine with the oracle; exit 1 if they differ."""
     exact_float32()
     from picbench.measure.engine import oracle_check
 
@@ -222,9 +236,11 @@ def oracle(**settings: Any) -> int:
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16", "float16")), default="float32")
 @EAGER
 @click.option("--only", multiple=True, metavar="NAME", help="Only these; repeat the flag for more.")
-@click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="At a time.")
+@click.option(
+    "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Jobs at a time."
+)
 def architectures(**settings: Any) -> int:
-    """Compare engines with the oracle on a tiny model of each architecture; exit 1 where wrong.
+    """Compare engines with the oracle on a tiny model of each architecture; exit 1 if wrong.
 
     Needs no network. Architectures that are refused must be refused for the reason that picbench
     list models gives.
@@ -242,8 +258,14 @@ def architectures(**settings: Any) -> int:
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="float32")
 @EAGER
 @click.option("--synchronous", is_flag=True, help="Schedule no step ahead.")
-@click.option("--tensor-parallel", type=click.IntRange(1), default=1, help="Workers.")
-@click.option("--pool", type=click.IntRange(32), default=5000, show_default=True, help="Blocks.")
+@click.option("--tensor-parallel", type=click.IntRange(1), default=1, help="Workers of the engine.")
+@click.option(
+    "--pool",
+    type=click.IntRange(32),
+    default=5000,
+    show_default=True,
+    help="Blocks of the small pool.",
+)
 @click.option("--tiers", default="", show_default="none", help="As for picbench run.")
 @click.option("--requests", type=click.IntRange(1), default=1000, show_default=True)
 @click.option(
@@ -253,7 +275,9 @@ def architectures(**settings: Any) -> int:
     show_default=True,
     help="Prompt tokens. Shapes get as many positions as that needs.",
 )
-@click.option("--preemptions", type=int, default=0, show_default=True, help="At least so many.")
+@click.option(
+    "--preemptions", type=int, default=0, show_default=True, help="Least number of preemptions."
+)
 @SEED
 def storm(output: Path, commit: str | None, **options: Any) -> int:
     """Compare a starved pool under mixed requests and aborts with a large one; exit 1 if wrong."""
@@ -287,13 +311,14 @@ def engine_comparison(output: Path, commit: str | None, model: str, repeats: int
     type=click.IntRange(1),
     default=200,
     show_default=True,
-    help="Of each set. The card is about 200: other numbers are shown beside it and not judged.",
+    help="Rows of each data set. The model card is about 200 rows; scores of other numbers are "
+    "shown beside it and not judged.",
 )
 @EAGER
 def accuracy(
     output: Path, commit: str | None, device: str, dtype: str, rows: int, eager: bool
 ) -> None:
-    """Score the testbed model in the engine; exit 3 where its card has another score."""
+    """Score the testbed model in the engine; exit 3 if its card has another score."""
     exact_float32()
     from picbench.measure import accuracy as measuring
 
@@ -306,7 +331,13 @@ def accuracy(
 @DEVICE
 @MODEL
 @REPEATS
-@click.option("--longest", type=click.IntRange(2), default=98, show_default=True, help="Chunks.")
+@click.option(
+    "--longest",
+    type=click.IntRange(2),
+    default=98,
+    show_default=True,
+    help="Chunks of the longest prompt.",
+)
 def context(
     output: Path, commit: str | None, device: str, model: str, repeats: int, longest: int
 ) -> None:
@@ -324,7 +355,13 @@ def context(
 @MODEL
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="bfloat16")
 @EAGER
-@click.option("--chunks", type=click.IntRange(4), default=64, show_default=True, help="Timed.")
+@click.option(
+    "--chunks",
+    type=click.IntRange(4),
+    default=64,
+    show_default=True,
+    help="Chunks of a timed prompt.",
+)
 @click.option("--repeats", type=click.IntRange(2), default=9, show_default=True)
 @click.option(
     "--rows", type=click.IntRange(2), default=50, show_default=True, help="Of each data set."
@@ -375,7 +412,7 @@ def replies(
 @click.option("--replies", "files", type=FILE, multiple=True, required=True)
 @click.option("--output", type=FOLDER, required=True, help="The folder to write to.")
 def compare(runs: tuple[Path, ...], files: tuple[Path, ...], output: Path) -> None:
-    """Compare run directories of the arm full with files of replies; exit 3 where they differ."""
+    """Compare run directories of the arm full with files of replies; exit 3 if they differ."""
     from picbench.measure.agreement import measure
 
     click.echo(measure(runs, files, output))

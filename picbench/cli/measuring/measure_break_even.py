@@ -14,12 +14,18 @@ if TYPE_CHECKING:
 
 @click.command(name="break-even", cls=MeasureCommand)
 @click.option(
-    "--output", type=FOLDER, default=Path("results/break_even"), show_default=True, help="Goes on."
+    "--output",
+    type=FOLDER,
+    default=Path("results/break_even"),
+    show_default=True,
+    help="Folder to write to; a stopped measurement continues there.",
 )
 @COMMIT
 @DEVICE
 @click.option(
-    "--model", show_default="shape:llama-3.1-8b, the testbed on a CPU", help="Who serves it."
+    "--model",
+    show_default="shape:llama-3.1-8b, the testbed on a CPU",
+    help="The model that is served.",
 )
 @click.option(
     "--dtype",
@@ -33,9 +39,11 @@ if TYPE_CHECKING:
     default=0.0,
     metavar="S",
     show_default="no limit",
-    help="Begin nothing that would not end within so many; the same command goes on.",
+    help="Start nothing that would not end within S seconds; the same command continues.",
 )
-@click.option("--caveat", default="", metavar="TEXT", help="What readers must know of the figures.")
+@click.option(
+    "--caveat", default="", metavar="TEXT", help="What readers must know about the figures."
+)
 @PART
 @click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
 @click.option("--page", is_flag=True, help="Only make tables and figures of what is measured.")

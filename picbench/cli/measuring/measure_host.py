@@ -22,7 +22,9 @@ from picbench.cli.measuring.measurement import (
 @DEVICE
 @MODEL
 @REPEATS
-@click.option("--chunks", type=click.IntRange(2), default=64, show_default=True, help="A prompt.")
+@click.option(
+    "--chunks", type=click.IntRange(2), default=64, show_default=True, help="Chunks in a prompt."
+)
 def host_tier(**settings: Any) -> None:
     """Check chunks from the host's memory, then time stores and loads, and requests meanwhile."""
     exact_float32()
@@ -37,7 +39,9 @@ def host_tier(**settings: Any) -> None:
 @DEVICE
 @MODEL
 @REPEATS
-@click.option("--chunks", type=click.IntRange(2), default=64, show_default=True, help="A prompt.")
+@click.option(
+    "--chunks", type=click.IntRange(2), default=64, show_default=True, help="Chunks in a prompt."
+)
 def host_path(**settings: Any) -> None:
     """What picbench adds to a request and to a step on the host, part by part."""
     from picbench.measure import host_path as measuring
@@ -57,7 +61,7 @@ def host_path(**settings: Any) -> None:
     multiple=True,
     default=(512, 1024),
     show_default=True,
-    help="The most tokens of a step that CUDA graphs serve; two engines for each.",
+    help="The largest step, in tokens, that CUDA graphs serve; two engines for each value.",
 )
 def small_steps(output: Path, commit: str | None, **settings: Any) -> None:
     """TTFT of prompts that compute few tokens, by the size of graphs, and the GPU's part of it."""

@@ -14,7 +14,9 @@ from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, MeasureCo
 @COMMIT
 @DEVICE
 @click.option(
-    "--model", show_default="shape:llama-3.1-8b, the testbed on a CPU", help="Who serves it."
+    "--model",
+    show_default="shape:llama-3.1-8b, the testbed on a CPU",
+    help="The model that is served.",
 )
 @click.option(
     "--dtype",
@@ -23,7 +25,9 @@ from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, MeasureCo
     help="Type of weights and KV.",
 )
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
-@click.option("--caveat", default="", metavar="TEXT", help="What readers must know of the figures.")
+@click.option(
+    "--caveat", default="", metavar="TEXT", help="What readers must know about the figures."
+)
 def profile_check(
     *,
     grid: str,

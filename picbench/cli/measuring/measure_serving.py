@@ -8,7 +8,9 @@ from picbench.cli.measuring.measurement import COMMIT, DEVICE, ON_GPU, MeasureCo
 from picbench.engines.config import SHARED_DECODE
 
 _MODEL = click.option(
-    "--model", show_default="shape:llama-3.1-8b, shape:tiny on a CPU", help="Who serves it."
+    "--model",
+    show_default="shape:llama-3.1-8b, shape:tiny on a CPU",
+    help="The model that is served.",
 )
 _SECONDS = click.option(
     "--seconds",
@@ -16,14 +18,14 @@ _SECONDS = click.option(
     default=0.0,
     metavar="S",
     show_default="no limit",
-    help="Begin nothing that would not end within so many; the same command goes on.",
+    help="Start nothing that would not end within S seconds; the same command continues.",
 )
 _SHARED_DECODE = click.option(
     "--shared-decode",
     type=click.Choice(SHARED_DECODE),
     default="auto",
     show_default=True,
-    help="Of mepic's engine, as for picbench run.",
+    help="For mepic's engine, as for picbench run.",
 )
 _ESTIMATE = click.option(
     "--estimate", is_flag=True, help="Say how long the rest takes; measure nothing."
@@ -35,14 +37,16 @@ _ESTIMATE = click.option(
 @COMMIT
 @DEVICE
 @_MODEL
-@click.option("--sharing", is_flag=True, help="Over degrees of sharing instead, with a figure.")
+@click.option(
+    "--sharing", is_flag=True, help="Measure over degrees of sharing instead, with a figure."
+)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @click.option(
     "--reply",
     type=click.IntRange(8),
     metavar="N",
     show_default="512, 32 for --sharing",
-    help="Tokens of a reply.",
+    help="Tokens in a reply.",
 )
 @_SECONDS
 @_ESTIMATE
@@ -57,8 +61,8 @@ def decode_load(
 ) -> int:
     """Decoding of 64 requests of 32k tokens that share chunks, against stock vLLM.
 
-    Rounds that are done are kept; other settings or another commit begin anew. Exit 4 if rounds
-    are left.
+    Finished rounds are kept; with other settings or another commit it starts over. Exit 4 if
+    rounds are left.
     """
     from picbench.measure.serving import decode_load as measuring
 
@@ -97,8 +101,8 @@ def load_report(*, device: str, model: str | None, estimate: bool, **options: An
     """Loads of mepic and of stock vLLM, each with a server of its own, several times.
 
     Nothing shared, more requests than can be served, plain requests beside long prompts, cold
-    prompts, a closed loop over corpora, rates. Cells that are done are kept; another commit begins
-    anew. Exit 4 if cells are left.
+    prompts, a closed loop over corpora, rates. Finished cells are kept; with another commit it
+    starts over. Exit 4 if cells are left.
     """
     from picbench.measure.serving import load_report as measuring
 
@@ -118,7 +122,13 @@ def load_report(*, device: str, model: str | None, estimate: bool, **options: An
 @COMMIT
 @DEVICE
 @_MODEL
-@click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="GPUs.")
+@click.option(
+    "--workers",
+    type=click.IntRange(2),
+    default=2,
+    show_default=True,
+    help="GPUs of the larger engine.",
+)
 @_SHARED_DECODE
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @_SECONDS
@@ -126,7 +136,7 @@ def load_report(*, device: str, model: str | None, estimate: bool, **options: An
 def scaling(*, device: str, model: str | None, estimate: bool, **options: Any) -> int:
     """Throughput of an engine on several GPUs against one, and of stock vLLM.
 
-    Rounds that are done are kept; another commit begins anew. Exit 4 if rounds are left.
+    Finished rounds are kept; with another commit it starts over. Exit 4 if rounds are left.
     """
     from picbench.measure.serving import scaling as measuring
 

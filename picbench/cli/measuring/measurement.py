@@ -13,7 +13,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 COMMIT = click.option(
-    "--commit", metavar="NAME", show_default="this checkout's", help="What to call the code."
+    "--commit", metavar="NAME", show_default="this checkout's", help="Name of the measured code."
 )
 DEVICE = click.option("--device", default="cuda", show_default=True, help="cuda or cpu.")
 EAGER = click.option("--eager", is_flag=True, help="Neither compile nor capture CUDA graphs.")
@@ -37,7 +37,8 @@ PART = click.option(
     default="1/1",
     show_default="all",
     metavar="K/N",
-    help="The K-th of N parts, for N processes on a GPU each that write the same output.",
+    help="Measure the K-th of N shares; N processes, each on a GPU of its own, write the same "
+    "output.",
 )
 
 

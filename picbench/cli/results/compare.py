@@ -21,13 +21,13 @@ from picbench.cli.guard import traced
     "--margin",
     type=click.FloatRange(0, 1, min_open=True),
     metavar="LOSS",
-    help="The loss of score that is acceptable, from 0 to 1: say whether it is smaller, with 95 % "
+    help="The acceptable loss of score, from 0 to 1: say whether the loss is smaller, with 95 % "
     "confidence, and how many samples would decide it.",
 )
 @click.option(
     "--allow-mismatch",
     is_flag=True,
-    help="Compare runs of different settings or requests all the same, and say so in the output.",
+    help="Compare runs of different settings or requests anyway, and say so in the output.",
 )
 @click.option(
     "--format",
@@ -53,7 +53,7 @@ def compare(
     """Compare two run directories, or two arms of one, sample by sample.
 
     Scores by differences, times by ratios, each with a 95 % interval over groups of samples that
-    are not independent, and a p that is adjusted for all tests made; counts exactly. Runs of other
+    are not independent, and a p value adjusted for all tests made; counts exactly. Runs of other
     requests or settings are refused, with the fields that differ (exit 3).
     """
     with traced(debug):

@@ -38,7 +38,7 @@ def gate(*, run: str, baseline: str, strict: bool, style: str, debug: bool) -> i
     \b
     Exits with 0 if nothing got worse, 1 if something did, 2 for wrong usage,
     3 if the run and the baseline cannot be compared,
-    5 under --strict if too few samples leave something open.
+    5 with --strict if there are too few samples to decide.
     """
     with traced(debug):
         from picbench.gate.baseline_file import read_baseline
@@ -74,7 +74,7 @@ def baseline() -> None:
 def save(*, runs: tuple[str, ...], name: str, keep_thresholds: bool, debug: bool) -> int:
     """Save runs of one workload as a baseline, with what pairing needs of every sample.
 
-    Several runs tell how much times drift and which counts repeat. A NAME is baselines/NAME.json; a
+    Several runs show how much times drift and which counts repeat. A NAME is baselines/NAME.json; a
     FILE is JSON or YAML, and its thresholds can be edited. Prints the file.
     """
     with traced(debug):

@@ -12,7 +12,7 @@ from picbench.cli.guard import traced
 @click.option(
     "--metric",
     type=click.Choice(["f1", "em", "rouge-l", "f1-cacheblend", "rouge-l-cacheblend"]),
-    show_default="the run's own, as picbench computes it today",
+    show_default="the run's own, as this version computes it",
     help="Score replies by word F1, exact match, Rouge-L, or CacheBlend's F1 over token ids and "
     "Rouge-L over stemmed words.",
 )
@@ -21,7 +21,7 @@ def rescore(*, run: str, metric: str | None, debug: bool) -> int:
     """Score the stored replies of a finished run again; nothing is generated.
 
     Rewrites samples.jsonl and summary.json, keeps the old ones as samples.1.jsonl, summary.1.json
-    and so on, says what changed, and makes the run's tables and figures anew.
+    and so on, says what changed, and makes the run's tables and figures again.
     """
     with traced(debug):
         from picbench.inputs.rescoring import rescore as score

@@ -13,7 +13,7 @@ from picbench.cli.guard import traced
     "--output",
     metavar="FILE",
     show_default="report.html, in the run's directory if there is one run",
-    help="Where the page goes; a file that is there is replaced.",
+    help="Where the page goes; an existing file is replaced.",
 )
 @click.option(
     "--margin",
@@ -21,7 +21,7 @@ from picbench.cli.guard import traced
     metavar="LOSS",
     default=0.02,
     show_default=True,
-    help="The loss of score that is acceptable, from 0 to 1: arms are judged by it.",
+    help="The acceptable loss of score, from 0 to 1, by which arms are judged.",
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def report(*, runs: tuple[str, ...], output: str | None, margin: float, debug: bool) -> None:

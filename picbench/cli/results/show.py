@@ -17,7 +17,7 @@ from picbench.cli.guard import traced
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="json: the manifest and the summary, in the schema of today.",
+    help="json: the manifest and the summary, in the current schema.",
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def show(*, run: str, style: str, debug: bool) -> int:

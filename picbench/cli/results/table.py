@@ -20,7 +20,7 @@ from picbench.cli.guard import traced
 )
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def table(*, runs: tuple[str, ...], style: str, debug: bool) -> int:
-    """Print the results of run directories as one table, an arm a line."""
+    """Print the results of run directories as one table, one line per arm."""
     with traced(debug):
         from picbench.output.run_reader import read_run
         from picbench.output.tables.table_formats import TABLE_FORMATS

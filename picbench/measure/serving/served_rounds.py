@@ -131,7 +131,7 @@ def run_rounds(
     """
     found = plan.read()
     if other := differing(plan.path, plan.facts):
-        say(f"{plan.path.name} was measured with another {', '.join(other)}: begun anew")
+        say(f"{plan.path.name} was measured with another {', '.join(other)}: starting over")
     say(str(estimate(plan, found)))
     left = list(_left(plan, found))
     if not left:

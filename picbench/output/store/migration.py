@@ -23,7 +23,7 @@ def version_of(path: Path, document: Mapping[str, Any]) -> int:
     if version not in (SCHEMA - 1, SCHEMA):
         raise InvalidRun(
             f"{path}: written in schema {version}; this picbench reads {SCHEMA - 1} and {SCHEMA}",
-            hint="make the run anew, or read it with the picbench that its manifest names",
+            hint="repeat the run, or read it with the picbench version that its manifest names",
         )
     return version
 

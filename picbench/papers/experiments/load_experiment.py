@@ -93,7 +93,7 @@ class LoadPlan:
                 engines.retain(config for run in group for config in _configs(run))
                 later = LaterProgress(progress, served)
                 if not self._run_group(group, engines, later, budget):
-                    progress.say("time is over; the same command goes on from here")
+                    progress.say("time is over; the same command continues from here")
                     return
                 served += sum(run.job.requests for run in group if run.job)
 

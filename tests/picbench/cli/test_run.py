@@ -460,7 +460,7 @@ def test_the_same_command_goes_on_after_an_interrupt(harness: Harness, tmp_path:
     assert result.exit_code == 0, result.stderr
     planned = run(harness, tmp_path / "run", *flags, "--dry-run")
     assert "(complete: would only be shown)" in planned.stdout
-    assert f"{tmp_path / 'run'}: going on after 2 of 20 requests" in result.stderr
+    assert f"{tmp_path / 'run'}: resuming after 2 of 20 requests" in result.stderr
     assert "20/20 requests" in result.stderr
     attempts = read(tmp_path / "run" / "manifest.json")["attempts"]
     assert [attempt["status"] for attempt in attempts] == ["interrupted", "complete"]
@@ -477,11 +477,11 @@ def test_an_unfinished_run_is_found_by_its_settings(
     harness.engines = {}
     other = last_line(invoke(harness, *command, "naive"))["run"]
     planned = invoke(harness, *command, "mepic", "--dry-run").stdout
-    assert f"{first} (interrupted: would go on)" in planned
+    assert f"{first} (interrupted: would be resumed)" in planned
     result = invoke(harness, *command, "mepic")
     assert (last_line(result)["run"], result.exit_code) == (first, 0)
     assert first != other
-    assert "would go on" not in invoke(harness, *command, "mepic", "--dry-run").stdout
+    assert "would be resumed" not in invoke(harness, *command, "mepic", "--dry-run").stdout
     third = last_line(invoke(harness, *command, "mepic"))["run"]
     fourth = last_line(invoke(harness, *command, "mepic"))["run"]
     assert len({first, other, third, fourth}) == 4
@@ -493,7 +493,7 @@ def test_a_finished_run_is_shown_again(harness: Harness, tmp_path: Path) -> None
     again = run(harness, tmp_path / "run", "--algo", "full,mepic")
     assert harness.order == order
     assert again.stdout == first.stdout
-    assert "has ended, and is only shown; a new directory measures anew" in again.stderr
+    assert "has ended and is only shown; name a new directory to measure again" in again.stderr
 
 
 def test_the_directory_of_another_run_is_a_usage_error(harness: Harness, tmp_path: Path) -> None:

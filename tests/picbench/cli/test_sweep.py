@@ -145,7 +145,7 @@ def test_a_sweep_that_was_stopped_goes_on(harness: SweepHarness, tmp_path: Path)
     harness.engines = {"mepic": FakeEngine("mepic")}
     result = sweep(harness, tmp_path, text=text)
     assert result.exit_code == 0, result.stderr
-    assert "going on after 2 of 4 requests" in result.stderr
+    assert "resuming after 2 of 4 requests" in result.stderr
     assert {cell["status"] for cell in last_line(result)["cells"]} == {"complete"}
 
 

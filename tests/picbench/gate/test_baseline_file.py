@@ -85,7 +85,7 @@ def test_another_schema_is_refused_with_a_hint() -> None:
     with pytest.raises(InvalidRun, match="schema 2, this version reads 1") as raised:
         read_baseline("b.json")
     assert raised.value.exit_code == 3
-    assert raised.value.hint == "save it anew"
+    assert raised.value.hint == "save it again"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", "a: [", "just text"])

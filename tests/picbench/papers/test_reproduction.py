@@ -204,7 +204,7 @@ def test_a_point_that_was_stopped_goes_on(
     again = Bench()
     result = reproduce(again, settings_file, output, "--figure", "fig8")
     assert result.exit_code == 0, result.stderr
-    assert "cpu-chunks-4-seed2: going on after 3 of 6 requests" in result.stderr
+    assert "cpu-chunks-4-seed2: resuming after 3 of 6 requests" in result.stderr
     assert {arm: again.order.count(arm) for arm in LEDGERS} == {
         arm: int(arm != served) for arm in LEDGERS
     }

@@ -109,7 +109,7 @@ def test_other_facts_begin_anew(tmp_path: Path, asked: list[str]) -> None:
     assert plan(tmp_path, commit="d").read().cells == {}
     said: list[str] = []
     run_rounds(plan(tmp_path, 1, commit="d"), said.append)
-    assert said[0] == "r.json was measured with another commit: begun anew"
+    assert said[0] == "r.json was measured with another commit: starting over"
 
 
 def test_nothing_begins_that_would_not_end_in_time(

@@ -95,7 +95,7 @@ def test_an_unknown_schema_is_refused_with_advice(tmp_path: Path, version: int) 
         InvalidRun, match=f"schema {version}; this picbench reads 1 and 2"
     ) as caught:
         read_run(path)
-    assert "make the run anew" in caught.value.hint
+    assert "repeat the run" in caught.value.hint
     assert caught.value.exit_code == 3
 
 
