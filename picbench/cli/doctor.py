@@ -4,10 +4,10 @@ import json
 
 import click
 
-from picbench.cli.guard import traced, with_flags
+from picbench.cli.guard import GuardedCommand, with_flags
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.option(
     "--model",
     metavar="testbed|PATH|ID|shape:NAME",
@@ -29,7 +29,6 @@ from picbench.cli.guard import traced, with_flags
     help="Type of weights and KV; errors show best in float32.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.pass_context
 def doctor(
     context: click.Context,
@@ -39,7 +38,6 @@ def doctor(
     device: str,
     dtype: str,
     as_json: bool,
-    debug: bool,
 ) -> int:
     """Say what is installed, whether it fits together, and what works on this machine.
 
@@ -48,12 +46,11 @@ def doctor(
     linked, and a chunk in place of a prefix must give the same. The last line is the verdict; exits
     with 3 if it is not ok.
     """
-    with traced(debug):
-        from picbench.measure.diagnosis import diagnose
-        from picbench.run.session import Services
+    from picbench.measure.diagnosis import diagnose
+    from picbench.run.session import Services
 
-        services: Services = context.obj or Services()
-        found = diagnose(model, device, dtype, services.launch)
-        text = json.dumps(found.document(), indent=1) if as_json else found.text()
-        click.echo(with_flags(text, context))
-        return 0 if found.ok else 3
+    services: Services = context.obj or Services()
+    found = diagnose(model, device, dtype, services.launch)
+    text = json.dumps(found.document(), indent=1) if as_json else found.text()
+    click.echo(with_flags(text, context))
+    return 0 if found.ok else 3

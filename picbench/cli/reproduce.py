@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import GuardedCommand
 from picbench.cli.measuring.measurement import PART
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("paper", metavar="PAPER", type=click.Choice(_ALL))
 @click.option(
     "--figure",
@@ -106,7 +106,6 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--commit", metavar="NAME", help="What to call the code where this is no checkout.")
 @PART
 @click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
-@click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
 @click.pass_obj
 def reproduce(
     services: "Services | None",
@@ -114,7 +113,6 @@ def reproduce(
     *,
     paper: str,
     dry_run: bool,
-    debug: bool,
     **options: Any,
 ) -> int:
     """Measure what a paper's tables and figures show, set its values beside ours, and judge it.
@@ -125,19 +123,18 @@ def reproduce(
     accuracy is no paper: it scores trained models, whose weights you have, under the papers' arms
     on six data sets.
     """
-    with traced(debug):
-        of_accuracy = {name: options.pop(name) for name in ("models", "rows", "data", "texts")}
-        if paper == _ACCURACY:
-            options["part"] = None if options["part"] == _WHOLE else "K/N"
-            return _accuracy(dry_run, **of_accuracy, **options)
-        _refuse(of_accuracy, f"`PAPER` {paper} has none; accuracy does")
-        plan = _plan(paper, **options)
-        if dry_run:
-            return _print_estimates(plan, _DRY)
-        return _reproduce(services, plan)
+    of_accuracy = {name: options.pop(name) for name in ("models", "rows", "data", "texts")}
+    if paper == _ACCURACY:
+        options["part"] = None if options["part"] == _WHOLE else "K/N"
+        return _accuracy(dry_run, **of_accuracy, **options)
+    _refuse(of_accuracy, f"`PAPER` {paper} has none; accuracy does")
+    plan = _plan(paper, **options)
+    if dry_run:
+        return _print_estimates(plan, _DRY)
+    return _reproduce(services, plan)
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("papers", metavar="PAPER...", nargs=-1, type=click.Choice((*_ALL, "all")))
 @click.option(
     "--data",
@@ -154,27 +151,23 @@ def reproduce(
     metavar="FILE",
     help="Document whose table of claims is made anew, from the verdicts of all papers.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def figures(
-    papers: Sequence[str], data: Path, scores: Path | None, claims: Path | None, debug: bool
-) -> int:
+def figures(papers: Sequence[str], data: Path, scores: Path | None, claims: Path | None) -> int:
     """Redraw and judge papers from compact data, without running anything."""
-    with traced(debug):
-        from picbench.papers.accuracy.accuracy_page import write_accuracy
-        from picbench.papers.accuracy.accuracy_settings import read_accuracy
-        from picbench.papers.judging.claims_table import write_claims
-        from picbench.papers.paper_page import counts_of, write_page
-        from picbench.papers.paper_settings import read_settings
+    from picbench.papers.accuracy.accuracy_page import write_accuracy
+    from picbench.papers.accuracy.accuracy_settings import read_accuracy
+    from picbench.papers.judging.claims_table import write_claims
+    from picbench.papers.paper_page import counts_of, write_page
+    from picbench.papers.paper_settings import read_settings
 
-        for name in _wanted(papers, data):
-            if name == _ACCURACY:
-                verdicts = write_accuracy(read_accuracy(), data / name, scores)
-            else:
-                verdicts = write_page(name, read_settings(name), data / name, scores)
-            click.echo(f"{data / name / 'README.md'}: {counts_of(verdicts)}")
-        if claims is not None:
-            titles = [(read_settings(name).paper, data / name) for name in _PAPERS]
-            write_claims(claims, [(title.partition(",")[0], folder) for title, folder in titles])
+    for name in _wanted(papers, data):
+        if name == _ACCURACY:
+            verdicts = write_accuracy(read_accuracy(), data / name, scores)
+        else:
+            verdicts = write_page(name, read_settings(name), data / name, scores)
+        click.echo(f"{data / name / 'README.md'}: {counts_of(verdicts)}")
+    if claims is not None:
+        titles = [(read_settings(name).paper, data / name) for name in _PAPERS]
+        write_claims(claims, [(title.partition(",")[0], folder) for title, folder in titles])
     return 0
 
 

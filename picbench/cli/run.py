@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.completion import complete_algorithms, complete_datasets, complete_models
-from picbench.cli.guard import exit_code, interruptible, traced, with_flags
+from picbench.cli.guard import GuardedCommand, exit_code, interruptible, with_flags
 from picbench.engines.config import COMPILE_ORDERS, DEFAULT_TIERS, PRESSURE, SHARED_DECODE
 
 if TYPE_CHECKING:
     from picbench.run.session import Services
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.option(
     "--algo",
     multiple=True,
@@ -290,11 +290,8 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Show what would run, with estimates of tokens, memory and time; start no engine.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
 @click.pass_obj
-def run(
-    services: "Services | None", /, *, quiet: bool, dry_run: bool, debug: bool, **flags: Any
-) -> int:
+def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: Any) -> int:
     """Run the same requests through several algorithms and compare them.
 
     Each arm has an engine in a process of its own; the arms take turns on identical token ids.
@@ -303,11 +300,6 @@ def run(
     directory also gets table.csv, table.md and figures of first tokens, memory and accuracy. A run
     that was stopped goes on when the same command is given again; see docs/runs.md.
     """
-    with traced(debug):
-        return _run(services, quiet, dry_run, flags)
-
-
-def _run(services: "Services | None", quiet: bool, dry_run: bool, flags: dict[str, Any]) -> int:
     from picbench.cli.dry_run import print_plan
     from picbench.output.result_table import print_result
     from picbench.run.config import parse_config

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from picbench.cli.guard import CommandGroup
 from picbench.cli.measuring.measure_break_even import break_even
 from picbench.cli.measuring.measure_frontier import algorithms
 from picbench.cli.measuring.measure_host import host_path, host_tier, small_steps
@@ -22,14 +23,13 @@ from picbench.cli.measuring.measurement import (
     ON_GPU,
     REPEATS,
     SEED,
-    Measurements,
     exact_float32,
 )
 
 _ON_CPU = click.option("--output", type=FOLDER, default=Path("results/cpu"), show_default=True)
 
 
-@click.group(cls=Measurements)
+@click.group(cls=CommandGroup)
 def measure() -> None:
     """Measure and check parts of picbench by themselves."""
 
@@ -349,7 +349,7 @@ def load(output: Path, commit: str | None, throughput: Path | None, memory: Path
     click.echo((output / "load.md").read_text(encoding="utf-8"))
 
 
-@measure.group(cls=Measurements)
+@measure.group(cls=CommandGroup)
 def agreement() -> None:
     """Compare vLLM's replies with those of Hugging Face's own model."""
 

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, PART, MeasureCommand
+from picbench.cli.guard import GuardedCommand
+from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, PART
 
 if TYPE_CHECKING:
     from picbench.profile.prediction.predictor import PredictorErrors
 
 
-@click.command(name="break-even", cls=MeasureCommand)
+@click.command(name="break-even", cls=GuardedCommand)
 @click.option(
     "--output", type=FOLDER, default=Path("results/break_even"), show_default=True, help="Goes on."
 )

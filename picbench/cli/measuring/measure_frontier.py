@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from picbench.cli.guard import CommandGroup
 from picbench.cli.measuring.measurement import (
     COMMIT,
     DEVICE,
@@ -15,14 +16,13 @@ from picbench.cli.measuring.measurement import (
     MODEL,
     ON_GPU,
     SEED,
-    Measurements,
     exact_float32,
 )
 
 _PARTS = Path("results/testbed/algorithms")
 
 
-@click.group(cls=Measurements)
+@click.group(cls=CommandGroup)
 def algorithms() -> None:
     """Every algorithm in one engine: scores, linked tokens, and answers in a batch and alone."""
 

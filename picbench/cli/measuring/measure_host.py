@@ -5,18 +5,18 @@ from typing import Any
 
 import click
 
+from picbench.cli.guard import GuardedCommand
 from picbench.cli.measuring.measurement import (
     COMMIT,
     DEVICE,
     MODEL,
     ON_GPU,
     REPEATS,
-    MeasureCommand,
     exact_float32,
 )
 
 
-@click.command(cls=MeasureCommand, name="host-tier")
+@click.command(cls=GuardedCommand, name="host-tier")
 @ON_GPU
 @COMMIT
 @DEVICE
@@ -31,7 +31,7 @@ def host_tier(**settings: Any) -> None:
     click.echo(measuring.measure(**settings))
 
 
-@click.command(cls=MeasureCommand, name="host-path")
+@click.command(cls=GuardedCommand, name="host-path")
 @ON_GPU
 @COMMIT
 @DEVICE
@@ -45,7 +45,7 @@ def host_path(**settings: Any) -> None:
     click.echo(measuring.measure(**settings))
 
 
-@click.command(cls=MeasureCommand, name="small-steps")
+@click.command(cls=GuardedCommand, name="small-steps")
 @ON_GPU
 @COMMIT
 @DEVICE

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import click
 
-from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, MeasureCommand
+from picbench.cli.guard import GuardedCommand
+from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER
 
 
-@click.command(name="profile", cls=MeasureCommand)
+@click.command(name="profile", cls=GuardedCommand)
 @click.option("--grid", required=True, metavar="NAME|FILE", help="See picbench profile.")
 @click.option("--calibration", metavar="FILE", help="See picbench profile.")
 @click.option("--output", type=FOLDER, default=Path("runs/profile"), show_default=True)

@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from picbench.cli.measuring.measurement import COMMIT, DEVICE, ON_GPU, MeasureCommand
+from picbench.cli.guard import GuardedCommand
+from picbench.cli.measuring.measurement import COMMIT, DEVICE, ON_GPU
 from picbench.engines.config import SHARED_DECODE
 
 _MODEL = click.option(
@@ -30,7 +31,7 @@ _ESTIMATE = click.option(
 )
 
 
-@click.command(name="decode-load", cls=MeasureCommand)
+@click.command(name="decode-load", cls=GuardedCommand)
 @ON_GPU
 @COMMIT
 @DEVICE
@@ -77,7 +78,7 @@ def decode_load(
     return 0 if whole else 4
 
 
-@click.command(name="load-report", cls=MeasureCommand)
+@click.command(name="load-report", cls=GuardedCommand)
 @ON_GPU
 @COMMIT
 @DEVICE
@@ -113,7 +114,7 @@ def load_report(*, device: str, model: str | None, estimate: bool, **options: An
     return 0 if whole else 4
 
 
-@click.command(cls=MeasureCommand)
+@click.command(cls=GuardedCommand)
 @ON_GPU
 @COMMIT
 @DEVICE

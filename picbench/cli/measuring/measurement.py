@@ -3,11 +3,8 @@
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import click
-
-from picbench.cli.guard import traced
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -39,26 +36,6 @@ PART = click.option(
     metavar="K/N",
     help="The K-th of N parts, for N processes on a GPU each that write the same output.",
 )
-
-
-class MeasureCommand(click.Command):
-    """A measurement, with --debug; its errors name its own flags."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.params.append(click.Option(["--debug"], is_flag=True, help="Show tracebacks."))
-
-    def invoke(self, context: click.Context) -> Any:
-        """Run the command."""
-        with traced(context.params.pop("debug")):
-            return super().invoke(context)
-
-
-class Measurements(click.Group):
-    """A group of measurements."""
-
-    command_class = MeasureCommand
-    group_class = type
 
 
 def exact_float32() -> None:
