@@ -5,6 +5,7 @@ import json
 import click
 
 from picbench.cli.guard import GuardedCommand, with_flags
+from picbench.cli.options import AS_JSON, DEVICE, DTYPE
 
 
 @click.command(cls=GuardedCommand)
@@ -14,21 +15,9 @@ from picbench.cli.guard import GuardedCommand, with_flags
     show_default="no self-check",
     help="Check the answers of engines with this model, in under a minute for small ones.",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="What engines run on; auto is what the installed vLLM serves here.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Type of weights and KV; errors show best in float32.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@DEVICE
+@DTYPE
+@AS_JSON
 @click.pass_context
 def doctor(
     context: click.Context,
@@ -43,8 +32,8 @@ def doctor(
 
     With --model, stock vLLM and picbench serve the same prompts one after the other, and the
     log-probabilities of their answers are compared: full recompute, chunks whose tokens are all
-    linked, and a chunk in place of a prefix must give the same. The last line is the verdict; exits
-    with 3 if it is not ok.
+    linked, and a chunk in place of a prefix must give the same. Errors show best in float32. The
+    last line is the verdict; exits with 3 if it is not ok.
     """
     from picbench.measure.diagnosis import diagnose
     from picbench.run.session import Services

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from picbench.cli.guard import GuardedCommand, exit_code, interruptible, with_flags
+from picbench.cli.options import OFFLINE, QUIET
 
 if TYPE_CHECKING:
     from picbench.run.session import Services
@@ -27,14 +28,8 @@ if TYPE_CHECKING:
     help="Folder for the cells' run directories and the table; what is complete in it is kept, "
     "what was stopped goes on.",
 )
-@click.option(
-    "--offline",
-    is_flag=True,
-    help="Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1).",
-)
-@click.option(
-    "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."
-)
+@OFFLINE
+@QUIET
 @click.option(
     "--dry-run",
     is_flag=True,

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from picbench.cli.guard import GuardedCommand
+from picbench.cli.options import DTYPE
 
 
 @click.command(cls=GuardedCommand)
@@ -39,13 +40,7 @@ from picbench.cli.guard import GuardedCommand
     help="As for picbench run; other weights never find these chunks.",
 )
 @click.option("--salt", metavar="TENANT", help="Whose requests may use the chunks.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Type of weights and KV, as for picbench run.",
-)
+@DTYPE
 def warm(*, chunks: str, **flags: Any) -> int:
     """Compile chunks and store their KV in tiers.
 
