@@ -11,6 +11,7 @@ import pytest
 
 from picbench.engines.config import EngineConfig
 from picbench.errors import EngineError
+from picbench.measure import started_engines
 from picbench.measure.serving import served_rounds
 from picbench.measure.serving.rounds_file import RoundsFound, write_rounds
 from picbench.measure.serving.served_rounds import (
@@ -72,7 +73,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         started.append(name)
         return LocalServer(name, found)
 
-    monkeypatch.setattr(served_rounds, "launch", launch)
+    monkeypatch.setattr(started_engines, "launch", launch)
     return found
 
 
