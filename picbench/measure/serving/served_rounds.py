@@ -119,7 +119,7 @@ def estimate(plan: RoundsPlan, found: RoundsFound) -> RoundsProgress:
 def run_rounds(
     plan: RoundsPlan,
     say: Callable[[str], None],
-    keep: Callable[[RoundsFound], None] = lambda _: None,
+    keep: Callable[[RoundsFound], object] = lambda _: None,
 ) -> RoundsFound:
     """Measure what is left, as long as there is time, and write it cell by cell.
 
@@ -227,7 +227,7 @@ def _watch(engine: Engine) -> None:
     engine.watch_compilations()
 
 
-def _save(plan: RoundsPlan, found: RoundsFound, keep: Callable[[RoundsFound], None]) -> None:
+def _save(plan: RoundsPlan, found: RoundsFound, keep: Callable[[RoundsFound], object]) -> None:
     """Write what was found beside what other processes have measured meanwhile."""
     with locked(plan.path):
         found.adopt(plan.read(), {cell.name for cell in plan.cells})
