@@ -50,7 +50,7 @@ class GuardedCommand(click.Command):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        shown = "Show tracebacks, and the log of an engine that failed."
+        shown = "Show tracebacks and the logs of engines that failed."
         self.params.append(click.Option(["--debug"], is_flag=True, help=shown))
 
     def invoke(self, context: click.Context) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.guard import GuardedCommand
-from picbench.cli.measuring.measurement import PART
+from picbench.cli.measuring.measurement import FILE, FOLDER, PART
 
 if TYPE_CHECKING:
     from picbench.papers.accuracy.accuracy_run import AccuracyRun
@@ -26,12 +26,10 @@ _WHOLE = (1, 1)
 
 _DRY = "dry run: no engine was started, nothing was written"
 
-_FOLDER = click.Path(path_type=Path, file_okay=False)
-
 #: Where scores row by row lie in a checkout.
 _SCORES = click.option(
     "--scores",
-    type=_FOLDER,
+    type=FOLDER,
     metavar="DIR",
     help="Scores of picbench measure algorithms serve, instead of measuring them.",
 )
@@ -80,7 +78,7 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--output",
     metavar="DIR",
-    type=_FOLDER,
+    type=FOLDER,
     show_default="runs/PAPER",
     help="Where runs, data, tables and figures go; what is complete in it is not run again.",
 )
@@ -138,7 +136,7 @@ def reproduce(
 @click.argument("papers", metavar="PAPER...", nargs=-1, type=click.Choice((*_ALL, "all")))
 @click.option(
     "--data",
-    type=_FOLDER,
+    type=FOLDER,
     metavar="DIR",
     default=Path("results/papers"),
     show_default=True,
@@ -147,7 +145,7 @@ def reproduce(
 @_SCORES
 @click.option(
     "--claims",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE",
     help="Document whose table of claims is made anew, from the verdicts of all papers.",
 )

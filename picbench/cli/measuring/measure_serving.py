@@ -5,19 +5,11 @@ from typing import Any
 import click
 
 from picbench.cli.guard import GuardedCommand
-from picbench.cli.measuring.measurement import COMMIT, DEVICE, ON_GPU
+from picbench.cli.measuring.measurement import COMMIT, DEVICE, LLAMA, ON_GPU, SECONDS, served_by
 from picbench.engines.config import SHARED_DECODE
 
 _MODEL = click.option(
-    "--model", show_default="shape:llama-3.1-8b, shape:tiny on a CPU", help="Who serves it."
-)
-_SECONDS = click.option(
-    "--seconds",
-    type=click.FloatRange(0),
-    default=0.0,
-    metavar="S",
-    show_default="no limit",
-    help="Begin nothing that would not end within so many; the same command goes on.",
+    "--model", show_default=f"{LLAMA}, shape:tiny on a CPU", help="Who serves it."
 )
 _SHARED_DECODE = click.option(
     "--shared-decode",
@@ -45,7 +37,7 @@ _ESTIMATE = click.option(
     show_default="512, 32 for --sharing",
     help="Tokens of a reply.",
 )
-@_SECONDS
+@SECONDS
 @_ESTIMATE
 def decode_load(
     *,
@@ -64,18 +56,12 @@ def decode_load(
     from picbench.measure.serving import decode_load as measuring
 
     run = measuring.DecodeRun(
-        model=_model(model, device),
-        device=device,
-        dtype=_dtype(device),
-        reply=reply or 0,
-        **options,
+        reply=reply or 0, **served_by(device, model, on_cpu="shape:tiny"), **options
     )
     if estimate:
         click.echo(measuring.estimated(run, sharing=sharing))
         return 0
-    page, whole = measuring.measure(run, click.echo, sharing=sharing)
-    click.echo(page)
-    return 0 if whole else 4
+    return _shown(measuring.measure(run, click.echo, sharing=sharing))
 
 
 @click.command(name="load-report", cls=GuardedCommand)
@@ -92,7 +78,7 @@ def decode_load(
 )
 @_SHARED_DECODE
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
-@_SECONDS
+@SECONDS
 @_ESTIMATE
 def load_report(*, device: str, model: str | None, estimate: bool, **options: Any) -> int:
     """Loads of mepic and of stock vLLM, each with a server of its own, several times.
@@ -103,15 +89,11 @@ def load_report(*, device: str, model: str | None, estimate: bool, **options: An
     """
     from picbench.measure.serving import load_report as measuring
 
-    run = measuring.LoadRun(
-        model=_model(model, device), device=device, dtype=_dtype(device), **options
-    )
+    run = measuring.LoadRun(**served_by(device, model, on_cpu="shape:tiny"), **options)
     if estimate:
         click.echo(measuring.estimated(run))
         return 0
-    page, whole = measuring.measure(run, click.echo)
-    click.echo(page)
-    return 0 if whole else 4
+    return _shown(measuring.measure(run, click.echo))
 
 
 @click.command(cls=GuardedCommand)
@@ -122,7 +104,7 @@ def load_report(*, device: str, model: str | None, estimate: bool, **options: An
 @click.option("--workers", type=click.IntRange(2), default=2, show_default=True, help="GPUs.")
 @_SHARED_DECODE
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@_SECONDS
+@SECONDS
 @_ESTIMATE
 def scaling(*, device: str, model: str | None, estimate: bool, **options: Any) -> int:
     """Throughput of an engine on several GPUs against one, and of stock vLLM.
@@ -131,20 +113,15 @@ def scaling(*, device: str, model: str | None, estimate: bool, **options: Any) -
     """
     from picbench.measure.serving import scaling as measuring
 
-    run = measuring.ScalingRun(
-        model=_model(model, device), device=device, dtype=_dtype(device), **options
-    )
+    run = measuring.ScalingRun(**served_by(device, model, on_cpu="shape:tiny"), **options)
     if estimate:
         click.echo(measuring.estimated(run))
         return 0
-    page, whole = measuring.measure(run, click.echo)
+    return _shown(measuring.measure(run, click.echo))
+
+
+def _shown(measured: tuple[str, bool]) -> int:
+    """Print the page of what is measured; the exit code by whether that is all."""
+    page, whole = measured
     click.echo(page)
     return 0 if whole else 4
-
-
-def _model(given: str | None, device: str) -> str:
-    return given or ("shape:tiny" if device == "cpu" else "shape:llama-3.1-8b")
-
-
-def _dtype(device: str) -> str:
-    return "float32" if device == "cpu" else "bfloat16"
