@@ -147,7 +147,7 @@ def reproduce(
     "--claims",
     type=FILE,
     metavar="FILE",
-    help="Document whose table of claims is made anew, from the verdicts of all papers.",
+    help="Document whose table of claims is rewritten, from the verdicts of all papers.",
 )
 def figures(papers: Sequence[str], data: Path, scores: Path | None, claims: Path | None) -> int:
     """Redraw and judge papers from compact data, without running anything."""

@@ -229,8 +229,8 @@ if TYPE_CHECKING:
     "--drop",
     type=click.Choice(["lead"]),
     show_default="nothing",
-    help="Leave passages out of prompts: what stands before a passage that the answer needs, in "
-    "its document. Only KV that was compiled with context=document knows it then.",
+    help="Leave passages out of prompts: what precedes a passage that the answer needs in its "
+    "document. Only KV that was compiled with context=document knows it then.",
 )
 @click.option(
     "--cache",

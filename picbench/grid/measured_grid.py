@@ -130,7 +130,7 @@ def read_grid(path: Path) -> MeasuredGrid:
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
         if found.pop("schema", None) != SCHEMA:
-            raise ConfigError(f"`grid` {path}: no grid of schema {SCHEMA}", hint="measure it anew")
+            raise ConfigError(f"`grid` {path}: no grid of schema {SCHEMA}", hint="measure it again")
         return TypeAdapter(MeasuredGrid).validate_python(found)
     except OSError as error:
         names = ", ".join(packaged_grids())
@@ -140,7 +140,7 @@ def read_grid(path: Path) -> MeasuredGrid:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise ConfigError(
-            f"`grid` {path}: {where}: {first['msg']}", hint="measure it anew"
+            f"`grid` {path}: {where}: {first['msg']}", hint="measure it again"
         ) from error
     except ValueError as error:
         raise ConfigError(f"`grid` {path}: {error}", hint="it must be JSON") from error

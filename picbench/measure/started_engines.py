@@ -11,12 +11,12 @@ from picbench.arms.server import Server, launch
 from picbench.engines.config import EngineConfig
 
 #: Starts the process of an engine: its name, its settings, its log.
-Launch = Callable[[str, EngineConfig, Path], Server]
+Launcher = Callable[[str, EngineConfig, Path], Server]
 
 
 @contextmanager
 def started_engines(
-    configs: Mapping[str, EngineConfig], launch_one: Launch | None = None
+    configs: Mapping[str, EngineConfig], launcher: Launcher | None = None
 ) -> Iterator[tuple[Mapping[str, Server], Mapping[str, Mapping[str, object]]]]:
     """The engines and what each says of itself, by name; they end when the context does.
 
@@ -27,7 +27,7 @@ def started_engines(
     with TemporaryDirectory(prefix="picbench-") as logs:
         try:
             for name, config in configs.items():
-                engines[name] = (launch_one or launch)(name, config, Path(logs) / f"{name}.log")
+                engines[name] = (launcher or launch)(name, config, Path(logs) / f"{name}.log")
             yield engines, {name: engine.ready() for name, engine in engines.items()}
             end = "close"
         finally:

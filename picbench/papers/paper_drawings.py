@@ -94,7 +94,7 @@ def _spot(data: ExperimentData, label: str, arm: str, metric: str, x: float) -> 
 
 
 def _place(label: str, number: int) -> float:
-    """Where a point stands: at its number, or at its place in the list."""
+    """Where a point is drawn: at its number, or at its place in the list."""
     try:
         return float(label)
     except ValueError:

@@ -7,7 +7,7 @@ The first line is a `Header`. Each other line is a chunk or a request:
     {"request": "r0", "user": 0, "arrival": 0.25, "max_tokens": 80, "answers": ["..."],
      "parts": [{"text": "...", "tokens": [1, 2]}, {"chunk": "c0"}, {"text": "...", "tokens": [3]}]}
 
-A chunk precedes the first request that contains it. `before` is what stands before it in its
+A chunk precedes the first request that contains it. `before` is what precedes it in its
 document, whether or not a request has that, too. `arrival` is in seconds from the start, null
 in a closed loop. `preload` marks chunks that are in the cache before the first request. Runs send
 the token ids; the text is for readers, and to check that a model's tokenizer makes the same ids.
@@ -87,7 +87,7 @@ def read_requests(path: Path) -> Requests:
     if header.sha256 not in (None, fingerprint):
         raise ConfigError(
             f"`requests` {path}: was changed after it was written",
-            hint='make it anew, or set "sha256" to null in its first line',
+            hint='make it again, or set "sha256" to null in its first line',
         )
     return Requests(header, _Reader(path, header.dataset).read(body), fingerprint)
 
@@ -227,7 +227,7 @@ def check_tokens(stream: Stream, tokenizer: Tokenizer, path: Path) -> None:
             raise ConfigError(
                 f"`requests` {path}: its token ids are not those of `model`'s tokenizer "
                 f"(first seen at {segment.text[:40]!r})",
-                hint="make the file anew for this model: picbench traffic `model`",
+                hint="make the file again for this model: picbench traffic `model`",
             )
 
 

@@ -50,7 +50,7 @@ def decode_load(
 ) -> int:
     """Decoding of 64 requests of 32k tokens that share chunks, against stock vLLM.
 
-    Rounds that are done are kept; other settings or another commit begin anew. Exit 4 if rounds
+    Rounds that are done are kept; other settings or another commit start over. Exit 4 if rounds
     are left.
     """
     from picbench.measure.serving import decode_load as measuring
@@ -84,8 +84,8 @@ def load_report(*, device: str, model: str | None, estimate: bool, **options: An
     """Loads of mepic and of stock vLLM, each with a server of its own, several times.
 
     Nothing shared, more requests than can be served, plain requests beside long prompts, cold
-    prompts, a closed loop over corpora, rates. Cells that are done are kept; another commit begins
-    anew. Exit 4 if cells are left.
+    prompts, a closed loop over corpora, rates. Cells that are done are kept; another commit starts
+    over. Exit 4 if cells are left.
     """
     from picbench.measure.serving import load_report as measuring
 
@@ -109,7 +109,7 @@ def load_report(*, device: str, model: str | None, estimate: bool, **options: An
 def scaling(*, device: str, model: str | None, estimate: bool, **options: Any) -> int:
     """Throughput of an engine on several GPUs against one, and of stock vLLM.
 
-    Rounds that are done are kept; another commit begins anew. Exit 4 if rounds are left.
+    Rounds that are done are kept; another commit starts over. Exit 4 if rounds are left.
     """
     from picbench.measure.serving import scaling as measuring
 

@@ -1,4 +1,4 @@
-"""`picbench rescore`: scores of a finished run anew, without an engine."""
+"""`picbench rescore`: a finished run scored again, without an engine."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def rescore(*, run: str, metric: str | None) -> int:
     """Score the stored replies of a finished run again; nothing is generated.
 
     Rewrites samples.jsonl and summary.json, keeps the old ones as samples.1.jsonl, summary.1.json
-    and so on, says what changed, and makes the run's tables and figures anew.
+    and so on, says what changed, and makes the run's tables and figures again.
     """
     from picbench.inputs.rescoring import rescore as score
     from picbench.output.tables.run_files import write_run_files

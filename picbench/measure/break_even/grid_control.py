@@ -64,7 +64,7 @@ class GridControls:
             if point.load == load and (size := self._size(point, links)) is not None
         }
         if not planned:
-            raise ConfigError(f"the grid has no cells of {load} requests", hint="measure it anew")
+            raise ConfigError(f"the grid has no cells of {load} requests", hint="measure it again")
         nearest = min(planned, key=lambda traffic: _distance(planned[traffic], wanted))
         return self._draw(nearest)
 

@@ -27,7 +27,7 @@ NEEDLE = "needle"
 class RowPlace:
     """What is known of a row; None where it does not apply.
 
-    Questions over passages: `hops` are the passages that the answer needs, `leads` those that stand
+    Questions over passages: `hops` are the passages that the answer needs, `leads` those that are
     before one of them in its document without stating a fact of the answer; `chunks_apart` is how
     many chunks after the first one the last one is, `tokens_apart` is what lies between them.
     Needles: `length` of the context in tokens, `depth` of the remark in it from 0 to 1, its

@@ -16,7 +16,7 @@ from picbench.measure.started_engines import started_engines
 Measure = Callable[[Engine, str], Mapping[str, float]]
 
 #: Figures by arm and name, repeat by repeat.
-Found = dict[str, dict[str, list[float]]]
+ArmFigures = dict[str, dict[str, list[float]]]
 
 
 def _always(label: str) -> bool:
@@ -29,16 +29,16 @@ def run_interleaved(
     repeats: int | Mapping[str, int],
     *,
     warm_up: bool = True,
-    keep: Callable[[str, Found], None] | None = None,
+    keep: Callable[[str, ArmFigures], None] | None = None,
     go_on: Callable[[str], bool] = _always,
-) -> Found:
+) -> ArmFigures:
     """All measurements of all arms, measure by measure; `repeats` of each, or by its name.
 
     Before the repeats of each there is one that is not kept, unless they need no `warm_up`. `keep`
     is called after each measure with its name and all that was found so far. The first measure for
     which `go_on` says no ends them all. Raises the error of an engine that cannot start or fails.
     """
-    found: Found = {name: {} for name in arms}
+    found: ArmFigures = {name: {} for name in arms}
     with started_engines(arms) as (engines, described):
         for name, what in described.items():
             print(name, what, flush=True)

@@ -1,9 +1,9 @@
 """Throughput of one engine on several GPUs against one, beside stock vLLM's.
 
 Requests of several lengths decode together, over chunks that are in the pool; stock vLLM's have one
-common prefix of the same length, so that it computes as little anew. All engines are up at once and
-take turns. Besides, a trained model replies on one GPU and on several, as engines are served: with
-graphs, scheduling ahead.
+common prefix of the same length, so that it computes as few new tokens. All engines are up at once
+and take turns. Besides, a trained model replies on one GPU and on several, as engines are served:
+with graphs, scheduling ahead.
 """
 
 import zlib

@@ -64,7 +64,7 @@ class RoundsPlan:
     """Cells to measure for so many rounds, with these engines, into a JSON file at `path`.
 
     `seconds` is when no cell is begun that would not end by then (0: no limit); the start of the
-    engines counts. A file with other `facts` is begun anew.
+    engines counts. A file with other `facts` is started over.
     """
 
     path: Path
@@ -129,7 +129,7 @@ def run_rounds(
     """
     found = plan.read()
     if other := differing(plan.path, plan.facts):
-        say(f"{plan.path.name} was measured with another {', '.join(other)}: begun anew")
+        say(f"{plan.path.name} was measured with another {', '.join(other)}: started over")
     say(str(estimate(plan, found)))
     left = list(_left(plan, found))
     if not left:

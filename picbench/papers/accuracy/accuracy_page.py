@@ -92,7 +92,7 @@ def write_accuracy(
 ) -> list[ClaimVerdict]:
     """Write page, verdicts, tables and figures from the scores below `folder`; the verdicts.
 
-    `scores` is a folder with the testbed's, which stand beside those of other models.
+    `scores` is a folder with the testbed's, which are shown beside those of other models.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = [

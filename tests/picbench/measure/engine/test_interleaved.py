@@ -21,7 +21,7 @@ from picbench.errors import ConfigError, EngineError
 from picbench.measure import started_engines
 from picbench.measure.engine import interleaved
 from picbench.measure.engine.context import ARMS, ttft
-from picbench.measure.engine.interleaved import Found, run_interleaved
+from picbench.measure.engine.interleaved import ArmFigures, run_interleaved
 
 pytestmark = pytest.mark.engine
 
@@ -100,7 +100,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return found
 
 
-def between(measures: Mapping[str, Any], repeats: int) -> Found:
+def between(measures: Mapping[str, Any], repeats: int) -> ArmFigures:
     config = EngineConfig("m")
     return run_interleaved({"a": config, "b": config}, measures, repeats)
 
