@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from picbench.kernels.cuda.base_two import LOG2E
 from picbench.kernels.cuda.decode import split_kv
 from picbench.kernels.cuda.decode.block_lookup import SPAN, look_up_blocks
 from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RequestTable
@@ -19,9 +20,6 @@ from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
-
-#: Scores are scaled by it, because kernels compute powers of two.
-LOG2E = math.log2(math.e)
 
 # Programs of either kernel that a multiprocessor of an H200 holds at once (up to 70 KiB of shared
 # memory each, for heads of 128).
