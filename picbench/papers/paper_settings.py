@@ -304,11 +304,11 @@ def changed(
     )
 
 
-def presets(paper: str = "mepic") -> Mapping[str, Mapping[str, Any]]:
-    """Settings for `picbench traffic`: a paper's workloads by name."""
-    found = read_settings(paper).loads["workloads"].cpu
+def presets() -> Mapping[str, Mapping[str, Any]]:
+    """Settings for `picbench traffic`: MEPIC's workloads by name."""
+    found = read_settings("mepic").loads["workloads"].cpu
     assert found is not None
-    return {f"{paper}-{name}": found.common | values for name, values in found.points.items()}
+    return {f"mepic-{name}": found.common | values for name, values in found.points.items()}
 
 
 def find_preset(name: str) -> Mapping[str, Any]:

@@ -39,6 +39,7 @@ from picbench.output import markdown, provenance
 
 _SAMPLE_SECONDS = 0.004
 _MIN_ROUNDS = 5
+_PREPARED = 9
 _FACTS = ("cpu", "threads", "machine", "capability", "python", "torch", "vllm", "commit", "load")
 
 
@@ -116,9 +117,9 @@ def _time(arm: Implementation, layers: int, passes: int) -> float:
     return (time.perf_counter() - begin) / (passes * layers) * 1e6
 
 
-def _time_prepare(arm: Implementation, repeats: int = 9) -> float:
+def _time_prepare(arm: Implementation) -> float:
     times = []
-    for _ in range(repeats):
+    for _ in range(_PREPARED):
         begin = time.perf_counter()
         arm.prepare()
         times.append(time.perf_counter() - begin)

@@ -53,11 +53,11 @@ def cases(shape: HeadShape) -> Iterator[DecodeCase]:
     yield DecodeCase(64, 32768, 2000, shape)
 
 
-def scene_of(case: DecodeCase, seed: int, *, unrotated: bool = False) -> Scene:
+def scene_of(case: DecodeCase, seed: int) -> Scene:
     """Requests whose chunks' first blocks were recomputed, as mepic lays them out."""
     count = max(1, (case.context - 64) // case.chunk)
     lengths = [case.chunk] * count
-    slots = planned(lengths, linked=16, text=case.context - sum(lengths), unrotated=unrotated)
+    slots = planned(lengths, linked=16, text=case.context - sum(lengths))
     rope = rope_table(case.shape.head_size, case.context + 1, "cuda")
     return draw([slots] * case.requests, case.shape, rope, device="cuda", seed=seed)
 

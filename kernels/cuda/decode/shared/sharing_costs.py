@@ -48,13 +48,13 @@ class SharedReads:
     multiplied: int = 0
     parts: int = 0
 
-    def plus(self, blocks: int, readers: int, group: int, sign: int = 1) -> "SharedReads":
-        """With (or, for sign -1, without) a group that reads `blocks` for `readers`."""
+    def plus(self, blocks: int, readers: int, group: int) -> "SharedReads":
+        """With a group that reads `blocks` for `readers`."""
         return SharedReads(
-            self.asked + sign * blocks * readers,
-            self.loaded + sign * blocks * (readers > 0),
-            self.multiplied + sign * blocks * query_rows(readers, group),
-            self.parts + sign * readers,
+            self.asked + blocks * readers,
+            self.loaded + blocks * (readers > 0),
+            self.multiplied + blocks * query_rows(readers, group),
+            self.parts + readers,
         )
 
 
