@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, mode, stdev
 
-from picbench.measure.frontier.row_intervals import RowInterval, ratio_of
+from picbench.measure.algorithms.row_intervals import RowInterval, ratio_of
 from picbench.output.figures.paper_canvas import Panel
 from picbench.output.figures.paper_panels import (
     Spot,

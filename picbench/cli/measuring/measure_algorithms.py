@@ -85,7 +85,7 @@ def serve(output: Path, commit: str | None, **options: Any) -> int:
     Several may run at once, with a data set each.
     """
     exact_float32()
-    from picbench.measure.frontier import serve_arms
+    from picbench.measure.algorithms import serve_arms
 
     return 0 if serve_arms.measure(_settings(serve_arms, options), commit, output) else 4
 
@@ -97,8 +97,8 @@ def serve(output: Path, commit: str | None, **options: Any) -> int:
 def alone(output: Path, commit: str | None, requests: int, **options: Any) -> None:
     """Compare a batch of all algorithms with each request alone; exit 3 if float32 differs."""
     exact_float32()
-    from picbench.measure.frontier import alone as measuring
-    from picbench.measure.frontier import serve_arms
+    from picbench.measure.algorithms import alone as measuring
+    from picbench.measure.algorithms import serve_arms
 
     measuring.measure(_settings(serve_arms, options), requests, commit, output)
 
@@ -114,7 +114,7 @@ def alone(output: Path, commit: str | None, requests: int, **options: Any) -> No
 @click.option("--output", type=FOLDER, default=_PARTS.parent, show_default=True)
 def page(parts: Path, output: Path) -> None:
     """Make tables and the figure from the scores; needs no engine."""
-    from picbench.measure.frontier import algorithms_page
+    from picbench.measure.algorithms import algorithms_page
 
     click.echo(algorithms_page.write(parts, output))
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from picbench.measure.algorithms.row_intervals import RowInterval, difference_of
 from picbench.measure.depth.row_place import NEEDLE, QUESTIONS, RowPlace
-from picbench.measure.frontier.row_intervals import RowInterval, difference_of
 
 Key = Callable[[RowPlace], int | None]
 

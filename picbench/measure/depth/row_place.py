@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from picbench.errors import DataError
+from picbench.measure.algorithms.scored_part import Case
+from picbench.measure.algorithms.serve_arms import load_case
 from picbench.measure.depth.needle_place import find_needle
-from picbench.measure.frontier.scored_part import Case
-from picbench.measure.frontier.serve_arms import load_case
 from picbench.workloads import datasets, models
 from picbench.workloads.datasets.base import Reading
 from picbench.workloads.prompts.drop import leads

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
-from picbench.measure.frontier.row_intervals import RowInterval, difference_of
-from picbench.measure.frontier.scored_part import Case, ScoredPart, file_name, read_parts
+from picbench.measure.algorithms.row_intervals import RowInterval, difference_of
+from picbench.measure.algorithms.scored_part import Case, ScoredPart, file_name, read_parts
 from picbench.output import markdown
 from picbench.output.figures.paper_canvas import Panel
 from picbench.output.figures.paper_panels import Spot, draw_dots

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from picbench.measure.frontier.row_intervals import RowInterval, difference_of
-from picbench.measure.frontier.scored_part import Case, ScoredPart
+from picbench.measure.algorithms.row_intervals import RowInterval, difference_of
+from picbench.measure.algorithms.scored_part import Case, ScoredPart
 
 OrderVerdict = Literal["fails", "undecided", "holds"]
 
