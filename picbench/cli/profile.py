@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     metavar="BLOCKS",
     show_default="nothing is evicted",
-    help="Count with a KV pool of so many blocks of 16 tokens, too.",
+    help="Count with a KV pool of this many blocks of 16 tokens, too.",
 )
 @click.option(
     "--running",

@@ -55,7 +55,7 @@ class LoadSettings(StrictSettings):
 
 
 class LatencyPoint(StrictSettings):
-    """A prompt: so many chunks of so many tokens."""
+    """A prompt: how many chunks it has, of how many tokens each."""
 
     chunks: int = Field(ge=1)
     tokens: int = Field(ge=1)

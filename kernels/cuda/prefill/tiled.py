@@ -24,7 +24,7 @@ from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
 from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.shape import HeadShape
 
-# Keys are read so many at a time, and splits begin at multiples of it.
+# Keys are read this many at a time, and splits begin at multiples of it.
 _STEP = 128
 # Programs below which keys are split: two for each multiprocessor of an H200, which holds one at a
 # time.

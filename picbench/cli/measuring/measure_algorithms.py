@@ -68,7 +68,7 @@ def _serving(output: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="bfloat16")
 @click.option("--rows", type=click.IntRange(1), default=200, show_default=True, help="Of each set.")
 @click.option(
-    "--first", type=click.IntRange(0), default=0, show_default=True, help="Leave out so many."
+    "--first", type=click.IntRange(0), default=0, show_default=True, help="Rows to leave out."
 )
 @click.option("--drop", is_flag=True, help="Leave out the passages before those that answer.")
 @click.option(
@@ -76,7 +76,7 @@ def _serving(output: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     type=float,
     default=0.0,
     show_default="no limit",
-    help="Begin no rows after so many.",
+    help="Begin no rows after this time.",
 )
 def serve(output: Path, commit: str | None, **options: Any) -> int:
     """Score all algorithms on every row, in batches of all of them; exit 4 if rows are missing.
@@ -148,7 +148,7 @@ def depth(parts: Path, output: Path) -> None:
     type=click.IntRange(0),
     default=max(1, (os.cpu_count() or 2) // 2),
     show_default="half of them",
-    help="Measure everything also while so many cores are busy; 0 leaves that out.",
+    help="Measure everything also while this many cores are busy; 0: do not.",
 )
 def warm_chunks(output: Path, commit: str | None, **options: Any) -> None:
     """TTFT of 32k tokens of warm chunks as served, beside a prefix hit; on an H200 3 minutes."""

@@ -97,7 +97,7 @@ def architectures(**settings: Any) -> int:
     show_default=True,
     help="Prompt tokens. Shapes get as many positions as that needs.",
 )
-@click.option("--preemptions", type=int, default=0, show_default=True, help="At least so many.")
+@click.option("--preemptions", type=int, default=0, show_default=True, help="At least this many.")
 @SEED
 def storm(output: Path, commit: str | None, **options: Any) -> int:
     """Compare a starved pool under mixed requests and aborts with a large one; exit 1 if wrong."""

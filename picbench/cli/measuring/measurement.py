@@ -41,7 +41,7 @@ SECONDS = click.option(
     default=0.0,
     metavar="S",
     show_default="no limit",
-    help="Begin nothing that would not end within so many; the same command goes on.",
+    help="Begin nothing that would not end within this time; the same command goes on.",
 )
 SEED = click.option("--seed", type=int, default=0, show_default=True, help="For inputs and order.")
 

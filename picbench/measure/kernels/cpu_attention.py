@@ -140,7 +140,7 @@ def bench(
     work: Sequence[str] = (),
     commit: str | None = None,
 ) -> str:
-    """Check and time all cases, or those of some `work`, at most so many `seconds` each.
+    """Check and time all cases, or those of some `work`, at most `seconds` each.
 
     Writes ``attention.json`` and ``attention.md`` and returns the table. Raises InvalidRun where an
     output is wrong.

@@ -55,7 +55,7 @@ class ScalingSizes:
     costs: CostGuess
 
     def at(self, chunks: int) -> DecodeScene:
-        """Requests of so many chunks, of twice as many."""
+        """Requests of this many chunks, drawn from twice as many."""
         return replace(self.scene, chunks=chunks, corpus=2 * chunks)
 
 

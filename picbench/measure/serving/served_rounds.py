@@ -61,7 +61,7 @@ class ServedCell:
 
 @dataclass(frozen=True, slots=True)
 class RoundsPlan:
-    """Cells to measure for so many rounds, with these engines, into a JSON file at `path`.
+    """Cells to measure for `rounds` rounds, with these engines, into a JSON file at `path`.
 
     `seconds` is when no cell is begun that would not end by then (0: no limit); the start of the
     engines counts. A file with other `facts` is started over.

@@ -26,7 +26,7 @@ def wave_arm(engine: str, scene: DecodeScene, *, common: bool = False) -> Served
 def wave_engine(
     run: ServingRun, model: str | Path, scene: DecodeScene, pool: int, shared_decode: str
 ) -> EngineConfig:
-    """An engine that has all requests of a scene in flight, with a pool of so many blocks."""
+    """An engine that has all requests of a scene in flight, with a pool of `pool` blocks."""
     return EngineConfig(
         model=str(model),
         device=run.device,

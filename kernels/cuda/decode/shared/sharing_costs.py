@@ -87,7 +87,7 @@ def pays(reads: SharedReads, shape: HeadShape, costs: SharingCosts) -> bool:
 
 
 def least_readers(blocks: int, shape: HeadShape, costs: SharingCosts) -> int:
-    """The fewest readers, two or more, for which a cell of so many blocks is read once.
+    """The fewest readers, two or more, for which a cell of this many blocks is read once.
 
     One that has a single reader is always left to the kernel of single requests.
     """

@@ -148,7 +148,7 @@ def _max_splits(queries: int, shape: HeadShape, workspace: CudaWorkspace) -> int
 def _partial(
     rows: int, splits: int, shape: HeadShape, workspace: CudaWorkspace
 ) -> tuple[Tensor, Tensor]:
-    """Partial outputs and log-sum-exps of so many rows; without splits, of none."""
+    """Partial outputs and log-sum-exps of this many rows; without splits, of none."""
     count, heads = rows if splits > 1 else 0, shape.num_heads
     partial, lse = workspace.floats((count, heads, shape.head_size), (count, heads))
     return partial, lse
