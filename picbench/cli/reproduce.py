@@ -12,6 +12,7 @@ from picbench.cli.measuring.measurement import FILE, FOLDER, PART
 
 if TYPE_CHECKING:
     from picbench.papers.accuracy.accuracy_run import AccuracyRun
+    from picbench.papers.paper_settings import Device
     from picbench.papers.reproduction import Reproduction
     from picbench.run.session import Services
 
@@ -191,7 +192,7 @@ def _plan(
     *,
     figures: Sequence[str],
     output: Path | None,
-    device: Any,
+    device: "Device",
     model: str | None,
     requests: int | None,
     seeds: int | None,
@@ -235,7 +236,7 @@ def _accuracy(
     data: str | None,
     texts: str | None,
     output: Path | None,
-    device: Any,
+    device: "Device",
     settings: str | None,
     scores: Path | None,
     commit: str | None,

@@ -21,6 +21,15 @@ from picbench.cli.measuring.measurement import (
 
 _PARTS = Path("results/testbed/algorithms")
 
+_SERVED = click.option(
+    "--parts",
+    type=FOLDER,
+    default=_PARTS,
+    show_default=True,
+    help="The output folder of picbench measure algorithms serve.",
+)
+_PAGES = click.option("--output", type=FOLDER, default=_PARTS.parent, show_default=True)
+
 
 @click.group(cls=CommandGroup)
 def algorithms() -> None:
@@ -104,14 +113,8 @@ def alone(output: Path, commit: str | None, requests: int, **options: Any) -> No
 
 
 @algorithms.command()
-@click.option(
-    "--parts",
-    type=FOLDER,
-    default=_PARTS,
-    show_default=True,
-    help="The output folder of picbench measure algorithms serve.",
-)
-@click.option("--output", type=FOLDER, default=_PARTS.parent, show_default=True)
+@_SERVED
+@_PAGES
 def page(parts: Path, output: Path) -> None:
     """Make tables and the figure from the scores; needs no engine."""
     from picbench.measure.algorithms import algorithms_page
@@ -120,14 +123,8 @@ def page(parts: Path, output: Path) -> None:
 
 
 @algorithms.command()
-@click.option(
-    "--parts",
-    type=FOLDER,
-    default=_PARTS,
-    show_default=True,
-    help="The output folder of picbench measure algorithms serve.",
-)
-@click.option("--output", type=FOLDER, default=_PARTS.parent, show_default=True)
+@_SERVED
+@_PAGES
 def depth(parts: Path, output: Path) -> None:
     """Scores by depth of the needle, hops, and distance between chunks; needs no engine."""
     from picbench.measure.depth import depth_page

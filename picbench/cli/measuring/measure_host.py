@@ -15,6 +15,10 @@ from picbench.cli.measuring.measurement import (
     exact_float32,
 )
 
+_CHUNKS = click.option(
+    "--chunks", type=click.IntRange(2), default=64, show_default=True, help="A prompt."
+)
+
 
 @click.command(cls=GuardedCommand, name="host-tier")
 @ON_GPU
@@ -22,7 +26,7 @@ from picbench.cli.measuring.measurement import (
 @DEVICE
 @MODEL
 @REPEATS
-@click.option("--chunks", type=click.IntRange(2), default=64, show_default=True, help="A prompt.")
+@_CHUNKS
 def host_tier(**settings: Any) -> None:
     """Check chunks from the host's memory, then time stores and loads, and requests meanwhile."""
     exact_float32()
@@ -37,7 +41,7 @@ def host_tier(**settings: Any) -> None:
 @DEVICE
 @MODEL
 @REPEATS
-@click.option("--chunks", type=click.IntRange(2), default=64, show_default=True, help="A prompt.")
+@_CHUNKS
 def host_path(**settings: Any) -> None:
     """What picbench adds to a request and to a step on the host, part by part."""
     from picbench.measure import host_path as measuring
