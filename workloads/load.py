@@ -153,7 +153,7 @@ def load_samples(
     overrides the prompt file, which overrides the data set. The prompt starts with a BOS token if
     the tokenizer adds one.
     `chat` wraps the prompt, and `grid` makes rows from text files. `bad_rows` handles malformed
-    rows; by default the first one raises. With `documents` chunks know what stands before them in
+    rows; by default the first one raises. With `documents` chunks know what precedes them in
     their document. `drop` leaves passages out of prompts, and rows out that have none of that sort.
 
     Raises ConfigError for a wrong name, path, template or number, DataError for a malformed row

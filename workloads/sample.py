@@ -9,7 +9,7 @@ from typing import Literal
 class SampleSegment:
     """A run of prompt tokens: reusable content (``chunk``) or text of this prompt (``text``).
 
-    Engines get `tokens`; `text` is for readers. `before` is what stands before a chunk in its
+    Engines get `tokens`; `text` is for readers. `before` is what precedes a chunk in its
     document, which the prompt may not show: for algorithms with ``context=document``.
     """
 

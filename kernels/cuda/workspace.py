@@ -47,7 +47,7 @@ class CudaWorkspace:
         return [some.view(shape) for some, shape in zip(split, shapes, strict=True)]
 
     def heads(self, tokens: int, kv_heads: int, size: int, dtype: torch.dtype) -> int:
-        """The most KV heads that fit at once for so many tokens: a divisor of `kv_heads`."""
+        """The most KV heads that fit at once for this many tokens: a divisor of `kv_heads`."""
         fitting = self.nbytes // max(1, 2 * tokens * size * dtype.itemsize)
         return max(
             (n for n in range(1, kv_heads + 1) if kv_heads % n == 0 and n <= fitting), default=1

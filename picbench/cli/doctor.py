@@ -4,32 +4,20 @@ import json
 
 import click
 
-from picbench.cli.guard import traced, with_flags
+from picbench.cli.guard import GuardedCommand, with_flags
+from picbench.cli.options import AS_JSON, DEVICE, DTYPE
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.option(
     "--model",
     metavar="testbed|PATH|ID|shape:NAME",
     show_default="no self-check",
     help="Check the answers of engines with this model; under a minute for small models.",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="What engines run on; auto is what the installed vLLM supports here.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Type of weights and KV; errors show best in float32.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEVICE
+@DTYPE
+@AS_JSON
 @click.pass_context
 def doctor(
     context: click.Context,
@@ -39,21 +27,19 @@ def doctor(
     device: str,
     dtype: str,
     as_json: bool,
-    debug: bool,
 ) -> int:
     """Say what is installed, whether it fits together, and what works on this machine.
 
     With --model, stock vLLM and picbench serve the same prompts one after the other, and the
     log-probabilities of their answers are compared: full recompute, chunks whose tokens are all
-    linked, and a chunk in place of a prefix must give the same. The last line is the verdict; exits
-    with 3 if it is not ok.
+    linked, and a chunk in place of a prefix must give the same. Errors show best in float32. The
+    last line is the verdict; exits with 3 if it is not ok.
     """
-    with traced(debug):
-        from picbench.measure.diagnosis import diagnose
-        from picbench.run.session import Services
+    from picbench.measure.diagnosis import diagnose
+    from picbench.run.session import Services
 
-        services: Services = context.obj or Services()
-        found = diagnose(model, device, dtype, services.launch)
-        text = json.dumps(found.document(), indent=1) if as_json else found.text()
-        click.echo(with_flags(text, context))
-        return 0 if found.ok else 3
+    services: Services = context.obj or Services()
+    found = diagnose(model, device, dtype, services.launch)
+    text = json.dumps(found.document(), indent=1) if as_json else found.text()
+    click.echo(with_flags(text, context))
+    return 0 if found.ok else 3

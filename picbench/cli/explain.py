@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import GuardedCommand
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("algorithm")
 @click.option(
     "--chunks", type=int, default=4, show_default=True, metavar="N", help="Chunks of the prompt."
@@ -16,32 +16,26 @@ from picbench.cli.guard import traced
 @click.option(
     "--tokens", type=int, default=40, show_default=True, metavar="N", help="Tokens of each chunk."
 )
-@click.option("--output", metavar="FILE.png", help="Also draw the plan to this file.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def explain(algorithm: str, chunks: int, tokens: int, output: str | None, debug: bool) -> int:
+@click.option("--output", metavar="FILE.png", help="Draw the picture there, too.")
+def explain(algorithm: str, chunks: int, tokens: int, output: str | None) -> int:
     """Show an algorithm's plan of a small prompt: its blocks, and which token sees which.
 
     ALGORITHM is what --algo takes, with its options: epic:k=8. The prompt is a text, chunks and a
     question; the plan is the one that the engine would carry out. No engine is started.
     """
-    with traced(debug):
-        return _explain(algorithm, chunks, tokens, output)
-
-
-def _explain(spec: str, chunks: int, tokens: int, output: str | None) -> int:
     from rich.console import Console
 
     from picbench.engines.algorithms import parse
     from picbench.output import explanation
 
-    algorithm = parse(spec)
-    picture = explanation.example_picture(algorithm, chunks, tokens)
+    found = parse(algorithm)
+    picture = explanation.example_picture(found, chunks, tokens)
     if output is not None:
         from picbench.output.figures.plan_figure import draw_plan
 
-        draw_plan(picture, algorithm.spec, Path(output))
+        draw_plan(picture, found.spec, Path(output))
     console = Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
-    for part in explanation.explain(algorithm, picture):
+    for part in explanation.explain(found, picture):
         console.print(part)
     if output is not None:
         click.echo(f"\n{output}")

@@ -45,6 +45,27 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _FIELD = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
 
 
+class GuardedCommand(click.Command):
+    """A command with --debug, whose errors name its own flags."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        shown = "Show tracebacks and the logs of engines that failed."
+        self.params.append(click.Option(["--debug"], is_flag=True, help=shown))
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command."""
+        with _traced(context.params.pop("debug")):
+            return super().invoke(context)
+
+
+class CommandGroup(click.Group):
+    """A group of such commands."""
+
+    command_class = GuardedCommand
+    group_class = type
+
+
 class GuardedGroup(click.Group):
     """A click group that never shows a traceback by itself."""
 
@@ -89,21 +110,6 @@ def exit_code(error: BaseException) -> int:
 
 
 @contextlib.contextmanager
-def traced(debug: bool) -> Iterator[None]:
-    """Put flags into the errors of a command, and print their tracebacks if `debug`."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, PicBenchError):
-            context = click.get_current_context()
-            error.message = with_flags(error.message, context)
-            error.hint = with_flags(error.hint, context)
-        if debug:
-            traceback.print_exc()
-        raise
-
-
-@contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """Raise KeyboardInterrupt for `SIGNALS`, as Ctrl-C does; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
@@ -137,6 +143,21 @@ def with_flags(text: str, context: click.Context) -> str:
         return flags[name] if value is None else f"{flags[name]} {value}"
 
     return _FIELD.sub(flag, text)
+
+
+@contextlib.contextmanager
+def _traced(debug: bool) -> Iterator[None]:
+    """Put flags into the errors of a command, and print their tracebacks if `debug`."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, PicBenchError):
+            context = click.get_current_context()
+            error.message = with_flags(error.message, context)
+            error.hint = with_flags(error.hint, context)
+        if debug:
+            traceback.print_exc()
+        raise
 
 
 def _fail(message: str, code: int) -> int:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import GuardedCommand
 
 if TYPE_CHECKING:
     from picbench.grid.measured_grid import MeasuredGrid
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from picbench.profile.traces.trace_reader import Encode
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("trace", metavar="TRACE")
 @click.option(
     "--algo",
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     metavar="BLOCKS",
     show_default="nothing is evicted",
-    help="Also count with a KV pool of this many blocks of 16 tokens.",
+    help="Count with a KV pool of this many blocks of 16 tokens, too.",
 )
 @click.option(
     "--running",
@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     show_default=True,
     help="Output format.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
 def profile(
     *,
     trace: str,
@@ -88,7 +87,6 @@ def profile(
     calibration: str | None,
     figure: str | None,
     style: str,
-    debug: bool,
 ) -> int:
     """Count what caches could reuse of a trace, and predict times and memory.
 
@@ -96,38 +94,37 @@ def profile(
     RAGPulse's folder. Simulates prefix caching, reordering and PIC, block by block; no model, GPU
     or engine is needed. Times and memory are interpolated between measured cells.
     """
-    with traced(debug):
-        from functools import partial
+    from functools import partial
 
-        from picbench.arms.arm import parse_arms
-        from picbench.engines.algorithms import Registry
-        from picbench.grid.measured_grid import choose_calibration, choose_grid
-        from picbench.profile.profile_formats import FORMATS
-        from picbench.profile.trace_profile import STEP_TOKENS, profile_trace
-        from picbench.profile.traces.trace_reader import read_trace_file
+    from picbench.arms.arm import parse_arms
+    from picbench.engines.algorithms import Registry
+    from picbench.grid.measured_grid import choose_calibration, choose_grid
+    from picbench.profile.profile_formats import FORMATS
+    from picbench.profile.trace_profile import STEP_TOKENS, profile_trace
+    from picbench.profile.traces.trace_reader import read_trace_file
 
-        registry = Registry()
-        arms = [registry.parse(arm.algorithm) for arm in parse_arms([algo], same_engine=False)]
-        measured = choose_grid(grid)
-        found = profile_trace(
-            trace,
-            read_trace_file(Path(trace), partial(_encoder, model)),
-            arms,
-            pool=pool,
-            running=running,
-            step_tokens=measured.facts.step_tokens if measured else STEP_TOKENS,
-            requests=requests,
-        )
-        report = _report(found, measured, choose_calibration(calibration, measured))
-        click.echo(FORMATS[style](report).rstrip("\n"))
-        if figure:
-            from picbench.output.figures.profile_figure import draw_profile
+    registry = Registry()
+    arms = [registry.parse(arm.algorithm) for arm in parse_arms([algo], same_engine=False)]
+    measured = choose_grid(grid)
+    found = profile_trace(
+        trace,
+        read_trace_file(Path(trace), partial(_encoder, model)),
+        arms,
+        pool=pool,
+        running=running,
+        step_tokens=measured.facts.step_tokens if measured else STEP_TOKENS,
+        requests=requests,
+    )
+    report = _report(found, measured, choose_calibration(calibration, measured))
+    click.echo(FORMATS[style](report).rstrip("\n"))
+    if figure:
+        from picbench.output.figures.profile_figure import draw_profile
 
-            saved = {arm.algorithm.spec: arm.counted.saved for arm in found.arms}
-            base = Path(figure)
-            base = base.with_suffix("") if base.suffix in (".png", ".svg") else base
-            draw_profile(saved, f"{found.name}: a simulation, {report.advice.line}", base)
-        return 0
+        saved = {arm.algorithm.spec: arm.counted.saved for arm in found.arms}
+        base = Path(figure)
+        base = base.with_suffix("") if base.suffix in (".png", ".svg") else base
+        draw_profile(saved, f"{found.name}: a simulation, {report.advice.line}", base)
+    return 0
 
 
 def _report(

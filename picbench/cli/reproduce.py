@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from picbench.cli.guard import traced
-from picbench.cli.measuring.measurement import PART
+from picbench.cli.guard import GuardedCommand
+from picbench.cli.measuring.measurement import FILE, FOLDER, PART
 
 if TYPE_CHECKING:
     from picbench.papers.accuracy.accuracy_run import AccuracyRun
+    from picbench.papers.paper_settings import Device
     from picbench.papers.reproduction import Reproduction
     from picbench.run.session import Services
 
@@ -26,12 +27,10 @@ _WHOLE = (1, 1)
 
 _DRY = "dry run: no engine was started, nothing was written"
 
-_FOLDER = click.Path(path_type=Path, file_okay=False)
-
 #: Where scores row by row lie in a checkout.
 _SCORES = click.option(
     "--scores",
-    type=_FOLDER,
+    type=FOLDER,
     metavar="DIR",
     help="Scores of picbench measure algorithms serve, instead of measuring them.",
 )
@@ -66,7 +65,7 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("paper", metavar="PAPER", type=click.Choice(_ALL))
 @click.option(
     "--figure",
@@ -80,7 +79,7 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--output",
     metavar="DIR",
-    type=_FOLDER,
+    type=FOLDER,
     show_default="runs/PAPER",
     help="Where runs, data, tables and figures go; what is complete in it is not run again.",
 )
@@ -108,7 +107,6 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @PART
 @click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
-@click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
 @click.pass_obj
 def reproduce(
     services: "Services | None",
@@ -116,7 +114,6 @@ def reproduce(
     *,
     paper: str,
     dry_run: bool,
-    debug: bool,
     **options: Any,
 ) -> int:
     """Measure what a paper's figures show, compare it with the paper, and judge its claims.
@@ -127,23 +124,22 @@ def reproduce(
     accuracy is not a paper: it scores trained models of which you have the weights, under the
     papers' arms on six data sets.
     """
-    with traced(debug):
-        of_accuracy = {name: options.pop(name) for name in ("models", "rows", "data", "texts")}
-        if paper == _ACCURACY:
-            options["part"] = None if options["part"] == _WHOLE else "K/N"
-            return _accuracy(dry_run, **of_accuracy, **options)
-        _refuse(of_accuracy, f"`PAPER` {paper} has none; accuracy does")
-        plan = _plan(paper, **options)
-        if dry_run:
-            return _print_estimates(plan, _DRY)
-        return _reproduce(services, plan)
+    of_accuracy = {name: options.pop(name) for name in ("models", "rows", "data", "texts")}
+    if paper == _ACCURACY:
+        options["part"] = None if options["part"] == _WHOLE else "K/N"
+        return _accuracy(dry_run, **of_accuracy, **options)
+    _refuse(of_accuracy, f"`PAPER` {paper} has none; accuracy does")
+    plan = _plan(paper, **options)
+    if dry_run:
+        return _print_estimates(plan, _DRY)
+    return _reproduce(services, plan)
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("papers", metavar="PAPER...", nargs=-1, type=click.Choice((*_ALL, "all")))
 @click.option(
     "--data",
-    type=_FOLDER,
+    type=FOLDER,
     metavar="DIR",
     default=Path("results/papers"),
     show_default=True,
@@ -152,31 +148,27 @@ def reproduce(
 @_SCORES
 @click.option(
     "--claims",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
     metavar="FILE",
-    help="Document whose table of claims is made again, from the verdicts of all papers.",
+    help="Document whose table of claims is rewritten, from the verdicts of all papers.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def figures(
-    papers: Sequence[str], data: Path, scores: Path | None, claims: Path | None, debug: bool
-) -> int:
+def figures(papers: Sequence[str], data: Path, scores: Path | None, claims: Path | None) -> int:
     """Redraw and judge papers from compact data, without running anything."""
-    with traced(debug):
-        from picbench.papers.accuracy.accuracy_page import write_accuracy
-        from picbench.papers.accuracy.accuracy_settings import read_accuracy
-        from picbench.papers.judging.claims_table import write_claims
-        from picbench.papers.paper_page import counts_of, write_page
-        from picbench.papers.paper_settings import read_settings
+    from picbench.papers.accuracy.accuracy_page import write_accuracy
+    from picbench.papers.accuracy.accuracy_settings import read_accuracy
+    from picbench.papers.judging.claims_table import write_claims
+    from picbench.papers.paper_page import counts_of, write_page
+    from picbench.papers.paper_settings import read_settings
 
-        for name in _wanted(papers, data):
-            if name == _ACCURACY:
-                verdicts = write_accuracy(read_accuracy(), data / name, scores)
-            else:
-                verdicts = write_page(name, read_settings(name), data / name, scores)
-            click.echo(f"{data / name / 'README.md'}: {counts_of(verdicts)}")
-        if claims is not None:
-            titles = [(read_settings(name).paper, data / name) for name in _PAPERS]
-            write_claims(claims, [(title.partition(",")[0], folder) for title, folder in titles])
+    for name in _wanted(papers, data):
+        if name == _ACCURACY:
+            verdicts = write_accuracy(read_accuracy(), data / name, scores)
+        else:
+            verdicts = write_page(name, read_settings(name), data / name, scores)
+        click.echo(f"{data / name / 'README.md'}: {counts_of(verdicts)}")
+    if claims is not None:
+        titles = [(read_settings(name).paper, data / name) for name in _PAPERS]
+        write_claims(claims, [(title.partition(",")[0], folder) for title, folder in titles])
     return 0
 
 
@@ -202,7 +194,7 @@ def _plan(
     *,
     figures: Sequence[str],
     output: Path | None,
-    device: Any,
+    device: "Device",
     model: str | None,
     requests: int | None,
     seeds: int | None,
@@ -246,7 +238,7 @@ def _accuracy(
     data: str | None,
     texts: str | None,
     output: Path | None,
-    device: Any,
+    device: "Device",
     settings: str | None,
     scores: Path | None,
     commit: str | None,

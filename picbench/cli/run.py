@@ -10,15 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from picbench.cli.completion import complete_algorithms, complete_datasets, complete_models
-from picbench.cli.guard import exit_code, interruptible, traced, with_flags
+from picbench.cli.guard import GuardedCommand, exit_code, interruptible, with_flags
+from picbench.cli.options import (
+    DEVICE,
+    DTYPE,
+    OFFLINE,
+    QUIET,
+    complete_algorithms,
+    complete_datasets,
+    complete_models,
+)
 from picbench.engines.config import COMPILE_ORDERS, DEFAULT_TIERS, PRESSURE, SHARED_DECODE
 
 if TYPE_CHECKING:
     from picbench.run.session import Services
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.option(
     "--algo",
     multiple=True,
@@ -64,11 +72,7 @@ if TYPE_CHECKING:
     show_default="LongBench's",
     help="Which columns of --data the fields of a row are in; see picbench list columns.",
 )
-@click.option(
-    "--offline",
-    is_flag=True,
-    help="Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1).",
-)
+@OFFLINE
 @click.option(
     "--model",
     default="testbed",
@@ -159,21 +163,8 @@ if TYPE_CHECKING:
     "those of all waiting requests before any of these runs, or in order of arrival, interleaved "
     "with other requests (MiniPIC's ISPS).",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Type of weights and KV; auto is the model's own, or float32 on a CPU that has neither "
-    "AVX512_BF16 nor AMX.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="What engines run on; auto is what the installed vLLM supports here.",
-)
+@DTYPE
+@DEVICE
 @click.option(
     "--tensor-parallel",
     type=int,
@@ -239,8 +230,8 @@ if TYPE_CHECKING:
     "--drop",
     type=click.Choice(["lead"]),
     show_default="nothing",
-    help="Leave out of prompts what precedes, in its document, a passage that the answer needs. "
-    "Only KV that was compiled with context=document contains it then.",
+    help="Leave passages out of prompts: what precedes a passage that the answer needs in its "
+    "document. Only KV that was compiled with context=document knows it then.",
 )
 @click.option(
     "--cache",
@@ -283,19 +274,14 @@ if TYPE_CHECKING:
     help="Before measuring, compare in each PIC engine ways to serve a prompt that must give the "
     "same answer; see picbench doctor.",
 )
-@click.option(
-    "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."
-)
+@QUIET
 @click.option(
     "--dry-run",
     is_flag=True,
     help="Show what would run, with estimates of tokens, memory and time; start no engine.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
 @click.pass_obj
-def run(
-    services: "Services | None", /, *, quiet: bool, dry_run: bool, debug: bool, **flags: Any
-) -> int:
+def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: Any) -> int:
     """Run the same requests through several algorithms and compare them.
 
     Each arm has an engine in a process of its own; the arms take turns on identical token ids.
@@ -304,11 +290,6 @@ def run(
     directory also gets table.csv, table.md and figures of first tokens, memory and accuracy. A run
     that was stopped is resumed by the same command; see docs/runs.md.
     """
-    with traced(debug):
-        return _run(services, quiet, dry_run, flags)
-
-
-def _run(services: "Services | None", quiet: bool, dry_run: bool, flags: dict[str, Any]) -> int:
     from picbench.cli.dry_run import print_plan
     from picbench.output.result_table import print_result
     from picbench.run.config import parse_config

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import GuardedCommand
+from picbench.cli.options import AS_JSON, DEVICE, DTYPE
 
 if TYPE_CHECKING:
     from picbench.run.session import Services
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 FAILED = 3
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.option(
     "--limit", type=click.IntRange(2), default=40, show_default=True, metavar="N", help="Requests."
 )
@@ -38,52 +39,38 @@ FAILED = 3
     metavar="bundled|DIR|FILE|hub",
     help="Rows, as for picbench run.",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="What engines run on.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Type of weights and KV.",
-)
+@DEVICE
+@DTYPE
 @click.option("--output", metavar="DIR", help="Run directory; new or empty.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@AS_JSON
 @click.pass_obj
-def selftest(services: "Services | None", /, *, as_json: bool, debug: bool, **flags: Any) -> int:
+def selftest(services: "Services | None", /, *, as_json: bool, **flags: Any) -> int:
     """Run negative controls: comparisons whose outcome is known.
 
     Full recompute must not differ from itself, reuse without recomputation must lose score, and
     chunks with the KV of other chunks must lose nearly all of it. Prints what was expected and
     found; exits with 3 if a control failed, because then no other number here means anything.
     """
-    with traced(debug):
-        from dataclasses import asdict
+    from dataclasses import asdict
 
-        from picbench.run.config import parse_config
-        from picbench.run.progress import open_progress
-        from picbench.run.session import Services
-        from picbench.selftest.negative_controls import prepare_controls, run_controls
+    from picbench.run.config import parse_config
+    from picbench.run.progress import open_progress
+    from picbench.run.session import Services
+    from picbench.selftest.negative_controls import prepare_controls, run_controls
 
-        services = services or Services()
-        # Requests alone in their round: what one round has in common is not in the way.
-        config = parse_config({**flags, "algo": ("full",), "concurrency": 1})
-        job = prepare_controls(config, services)
-        with open_progress(job.requests) as progress:
-            path, controls = run_controls(job, services, progress)
-        passed = all(control.passed for control in controls)
-        if as_json:
-            found = [asdict(control) for control in controls]
-            click.echo(json.dumps({"passed": passed, "run": str(path), "controls": found}))
-            return 0 if passed else FAILED
-        for control in controls:
-            verdict = "ok" if control.passed else "FAILED"
-            click.echo(f"{verdict:6}  {control.name}: {control.found} ({control.expected})")
-        click.echo(path)
+    services = services or Services()
+    # Requests alone in their round: what one round has in common is not in the way.
+    config = parse_config({**flags, "algo": ("full",), "concurrency": 1})
+    job = prepare_controls(config, services)
+    with open_progress(job.requests) as progress:
+        path, controls = run_controls(job, services, progress)
+    passed = all(control.passed for control in controls)
+    if as_json:
+        found = [asdict(control) for control in controls]
+        click.echo(json.dumps({"passed": passed, "run": str(path), "controls": found}))
         return 0 if passed else FAILED
+    for control in controls:
+        verdict = "ok" if control.passed else "FAILED"
+        click.echo(f"{verdict:6}  {control.name}: {control.found} ({control.expected})")
+    click.echo(path)
+    return 0 if passed else FAILED

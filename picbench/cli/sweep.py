@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from picbench.cli.guard import exit_code, interruptible, traced, with_flags
+from picbench.cli.guard import GuardedCommand, exit_code, interruptible, with_flags
+from picbench.cli.options import OFFLINE, QUIET
 
 if TYPE_CHECKING:
     from picbench.run.session import Services
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from picbench.sweep.sweep_run import SweepRun
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("file", metavar="FILE.yaml")
 @click.option(
     "--output",
@@ -27,20 +28,13 @@ if TYPE_CHECKING:
     help="Folder for the cells' run directories and the table; complete cells are kept, stopped "
     "ones are resumed.",
 )
-@click.option(
-    "--offline",
-    is_flag=True,
-    help="Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1).",
-)
-@click.option(
-    "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."
-)
+@OFFLINE
+@QUIET
 @click.option(
     "--dry-run",
     is_flag=True,
     help="Show the cells with requests, tokens, memory and time; start no engine.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
 @click.pass_obj
 def sweep(
     services: "Services | None",
@@ -51,7 +45,6 @@ def sweep(
     offline: bool,
     quiet: bool,
     dry_run: bool,
-    debug: bool,
 ) -> int:
     """Run every combination of the settings in FILE.yaml, each as picbench run would.
 
@@ -60,27 +53,26 @@ def sweep(
     them, a row for each cell and arm. A cell that fails does not stop the others (exit 4). The same
     command resumes a sweep that was stopped. The last line of stdout is JSON; see docs/runs.md.
     """
-    with traced(debug):
-        from picbench.run.job import RUNS
-        from picbench.run.session import Services
-        from picbench.sweep.plan_table import print_sweep_plan
-        from picbench.sweep.sweep_file import expand, read_sweep
-        from picbench.sweep.sweep_plan import plan_sweep, with_shared_workloads
-        from picbench.sweep.sweep_run import check_folder
+    from picbench.run.job import RUNS
+    from picbench.run.session import Services
+    from picbench.sweep.plan_table import print_sweep_plan
+    from picbench.sweep.sweep_file import expand, read_sweep
+    from picbench.sweep.sweep_plan import plan_sweep, with_shared_workloads
+    from picbench.sweep.sweep_run import check_folder
 
-        if offline:
-            os.environ["HF_HUB_OFFLINE"] = "1"  # For the libraries here and in the arms' processes.
-        services = services or Services()
-        settings = read_sweep(Path(file))
-        folder = Path(output) if output else RUNS / settings.name
-        cells = expand(Path(file), settings, folder, offline=offline)
-        check_folder(folder)
-        services = with_shared_workloads(cells, services, run=not dry_run)
-        planned = list(plan_sweep(cells, services))
-        if dry_run:
-            print_sweep_plan(planned, sys.stdout)
-            return 0
-        return _run(services, settings.name, folder, planned, quiet=quiet)
+    if offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # For the libraries here and in the arms' processes.
+    services = services or Services()
+    settings = read_sweep(Path(file))
+    folder = Path(output) if output else RUNS / settings.name
+    cells = expand(Path(file), settings, folder, offline=offline)
+    check_folder(folder)
+    services = with_shared_workloads(cells, services, run=not dry_run)
+    planned = list(plan_sweep(cells, services))
+    if dry_run:
+        print_sweep_plan(planned, sys.stdout)
+        return 0
+    return _run(services, settings.name, folder, planned, quiet=quiet)
 
 
 def _run(

@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import GuardedCommand
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.option(
     "--output", "--out", "out", required=True, metavar="FILE", help="The request file to write."
 )
@@ -119,17 +119,11 @@ from picbench.cli.guard import traced
     metavar="N",
     help="Leave out requests of a trace with more tokens of prompt and reply.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def traffic(*, out: str, preset: str | None, model: str, debug: bool, **flags: Any) -> int:
+def traffic(*, out: str, preset: str | None, model: str, **flags: Any) -> int:
     """Draw requests that share chunks, and write them to a file for picbench run --requests.
 
     The same settings give the same file. Its facts (tokens, reuse, arrivals) go to stdout.
     """
-    with traced(debug):
-        return _traffic(Path(out), preset, model, flags)
-
-
-def _traffic(out: Path, preset: str | None, model: str, flags: dict[str, Any]) -> int:
     from dataclasses import asdict
 
     from picbench.inputs.traffic_file import TrafficWriter, parse_traffic
@@ -139,7 +133,7 @@ def _traffic(out: Path, preset: str | None, model: str, flags: dict[str, Any]) -
     settings = find_preset(preset) if preset else {}
     given = {name: value for name, value in flags.items() if value is not None}
     config = parse_traffic({**settings, **given})
-    written = TrafficWriter().write(out, config, models.resolve(model))
+    written = TrafficWriter().write(Path(out), config, models.resolve(model))
     for name, value in asdict(written.facts).items():
         shown = f"{value:,.4g}" if isinstance(value, float) else value
         click.echo(f"{name}: {'none' if value is None else shown}")

@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import GuardedCommand
+from picbench.cli.options import DTYPE
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.option(
     "--chunks",
     required=True,
@@ -39,21 +40,13 @@ from picbench.cli.guard import traced
     help="As for picbench run; other weights never find these chunks.",
 )
 @click.option("--salt", metavar="TENANT", help="Whose requests may use the chunks.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Type of weights and KV, as for picbench run.",
-)
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def warm(*, chunks: str, debug: bool, **flags: Any) -> int:
+@DTYPE
+def warm(*, chunks: str, **flags: Any) -> int:
     """Compile chunks and store their KV in tiers.
 
     Engines that serve the same weights with the same tiers then load these chunks instead of
     compiling them. Exits with 4 if a chunk was not stored.
     """
-    with traced(debug):
-        from picbench.inputs.warm_tiers import read_chunks, warm_tiers
+    from picbench.inputs.warm_tiers import read_chunks, warm_tiers
 
-        return warm_tiers(read_chunks(Path(chunks)), sys.stdout, **flags)
+    return warm_tiers(read_chunks(Path(chunks)), sys.stdout, **flags)

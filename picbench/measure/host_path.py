@@ -21,7 +21,7 @@ from unittest.mock import patch
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk
-from picbench.measure.engine.interleaved import Found, run_interleaved
+from picbench.measure.engine.interleaved import ArmFigures, run_interleaved
 from picbench.measure.report import save, spread
 from picbench.measure.warm.warm_chunks import ARMS, CHUNK, HEAD, QUESTION, SECTIONS, ask, draw
 from picbench.output import markdown, provenance
@@ -205,7 +205,7 @@ def measure(
     return page
 
 
-def render(found: Found, facts: Mapping[str, Any]) -> str:
+def render(found: ArmFigures, facts: Mapping[str, Any]) -> str:
     """The page, in Markdown."""
     figures = found["picbench"]
     parts = [*PARTS, *CUDA_PARTS, "all parts"]

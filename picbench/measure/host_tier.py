@@ -20,7 +20,7 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.errors import InvalidRun
-from picbench.measure.engine.interleaved import Found, Measure, run_interleaved
+from picbench.measure.engine.interleaved import ArmFigures, Measure, run_interleaved
 from picbench.measure.engine.random_tokens import random_tokens
 from picbench.measure.report import save, spread, update_summary
 from picbench.output import markdown, provenance
@@ -266,14 +266,14 @@ def measure(
     facts |= {"model": found_model.label, "dtype": config.dtype, "repeats": repeats}
     facts |= asdict(scene) | {"prompt": scene.prompt, "tiers": arms[HOST].tiers}
 
-    def keep(name: str, so_far: Found) -> None:
+    def keep(name: str, so_far: ArmFigures) -> None:
         write(so_far, facts, output)
 
     found = run_interleaved(arms, measures(scene), repeats, keep=keep)
     return render(found, facts)
 
 
-def write(found: Found, facts: Mapping[str, Any], output: Path) -> str:
+def write(found: ArmFigures, facts: Mapping[str, Any], output: Path) -> str:
     """Write the files and the summary's figures; returns the page."""
     document = {"schema": 1, "provenance": facts, "found": found}
     page = render(found, facts)
@@ -282,7 +282,7 @@ def write(found: Found, facts: Mapping[str, Any], output: Path) -> str:
     return page
 
 
-def ratios(found: Found) -> dict[str, float]:
+def ratios(found: ArmFigures) -> dict[str, float]:
     """The figures for ``summary.json``: ratios of medians.
 
     A load against recomputing the prompt, new chunks with a tier against without one, and p99 of
@@ -301,7 +301,7 @@ def ratios(found: Found) -> dict[str, float]:
     return figures
 
 
-def render(found: Found, facts: Mapping[str, Any]) -> str:
+def render(found: ArmFigures, facts: Mapping[str, Any]) -> str:
     """The page, in Markdown."""
     figures = ratios(found)
     rows = [

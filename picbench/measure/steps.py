@@ -45,7 +45,7 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class CheckStep:
-    """Commands that are run one after another, on a host with so many GPUs at least.
+    """Commands that are run one after another, on a host with `gpus` GPUs or more.
 
     `scratch` is a folder that they make; what an earlier attempt left of it is removed first.
     """

@@ -1,1 +1,1 @@
-"""Papers' tables and figures, measured anew: settings, runs, tables, pictures."""
+"""Papers' tables and figures, measured again: settings, runs, tables, pictures."""

@@ -90,7 +90,7 @@ class TimeBudget:
         return min(_MOST, max(_LEAST, self._took / self._expected))
 
     def allows(self, expected: float, start: float = 0.0) -> bool:
-        """Whether there is time for work of so many seconds, after engines have started."""
+        """Whether there is time for work of this many seconds, after engines have started."""
         if not self._seconds:
             return True
         enough = self.spent + start + expected * self.factor <= self._seconds

@@ -7,7 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from picbench.inputs.traffic_file import TrafficWriter, Written
-from picbench.measure.frontier.arm_sets import ARMS_OF
+from picbench.measure.algorithms.arm_sets import ARMS_OF
 from picbench.output.run_directory import MANIFEST
 from picbench.papers.budget import (
     QUESTION,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, mode, stdev
 
-from picbench.measure.frontier.row_intervals import RowInterval, ratio_of
+from picbench.measure.algorithms.row_intervals import RowInterval, ratio_of
 from picbench.output.figures.paper_canvas import Panel
 from picbench.output.figures.paper_panels import (
     Spot,
@@ -94,7 +94,7 @@ def _spot(data: ExperimentData, label: str, arm: str, metric: str, x: float) -> 
 
 
 def _place(label: str, number: int) -> float:
-    """Where a point stands: at its number, or at its place in the list."""
+    """Where a point is drawn: at its number, or at its place in the list."""
     try:
         return float(label)
     except ValueError:

@@ -55,7 +55,7 @@ class LoadSettings(StrictSettings):
 
 
 class LatencyPoint(StrictSettings):
-    """A prompt: so many chunks of so many tokens."""
+    """A prompt: how many chunks it has, of how many tokens each."""
 
     chunks: int = Field(ge=1)
     tokens: int = Field(ge=1)
@@ -245,8 +245,16 @@ def read_yaml(kind: type[Content], path: Path) -> Content:
 def points(settings: Settings, experiment: str, device: Device) -> Iterator[Point]:
     """The runs of a load, seed by seed; none where it has no sizes for the device."""
     found: LoadSettings | None = getattr(settings.loads[experiment], device)
-    for seed in found.seeds if found else ():
-        assert found is not None
+    if found is None:
+        return
+    arms = {
+        label: arm_names(changes["arms"])
+        for label, changes in found.points.items()
+        if "arms" in changes
+    }
+    # Each reading of arms reads what is installed, which takes longer than all the rest.
+    usual = arm_names(found.arms)
+    for seed in found.seeds:
         for label, changes in found.points.items():
             requests = {name: value for name, value in changes.items() if name not in _OF_RUNS}
             own = {"kv_blocks": changes.get("kv_blocks", found.kv_blocks)}
@@ -256,7 +264,7 @@ def points(settings: Settings, experiment: str, device: Device) -> Iterator[Poin
                 label=label,
                 seed=seed,
                 traffic=parse_traffic(found.common | requests | {"seed": seed}),
-                arms=arm_names(changes.get("arms", found.arms)),
+                arms=arms.get(label, usual),
                 run=_run_settings(found, device) | found.run | changes.get("run", {}) | own,
             )
 
@@ -304,11 +312,11 @@ def changed(
     )
 
 
-def presets(paper: str = "mepic") -> Mapping[str, Mapping[str, Any]]:
-    """Settings for `picbench traffic`: a paper's workloads by name."""
-    found = read_settings(paper).loads["workloads"].cpu
+def presets() -> Mapping[str, Mapping[str, Any]]:
+    """Settings for `picbench traffic`: MEPIC's workloads by name."""
+    found = read_settings("mepic").loads["workloads"].cpu
     assert found is not None
-    return {f"{paper}-{name}": found.common | values for name, values in found.points.items()}
+    return {f"mepic-{name}": found.common | values for name, values in found.points.items()}
 
 
 def find_preset(name: str) -> Mapping[str, Any]:

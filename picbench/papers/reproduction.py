@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from picbench.measure.frontier import serve_arms
+from picbench.measure.algorithms import serve_arms
 from picbench.output.json_file import locked
 from picbench.papers.budget import TimeBudget, expected_attention
 from picbench.papers.experiments.attention_experiment import measure_attention

@@ -36,7 +36,7 @@ _COLUMNS: Mapping[str, tuple[str, int]] = {
 
 
 #: Prompts are called as long as the paper's where mean lengths are within this factor, and as
-#: reusable where reuse is within so many points.
+#: reusable where reuse is within this many points.
 _AS_LONG, _AS_REUSABLE = 1.15, 3.0
 
 

@@ -63,7 +63,7 @@ class Dataset:
         return range(len(chunks))
 
     def before(self, chunks: Sequence[str], documents: Sequence[Hashable] = ()) -> list[str]:
-        """For each chunk of a context, the text of its document that stands before it.
+        """For each chunk of a context, the text of its document that precedes it.
 
         `documents` names the document of each chunk where the row does. A context without marks is
         one document.

@@ -12,7 +12,7 @@ from picbench.workloads.models.extras import engine_packages
 from picbench.workloads.models.shapes import SHAPES
 from picbench.workloads.prompts.tokens import Tokenizer
 
-__all__ = ["ModelSpec", "describe", "load_tokenizer", "names", "resolve"]
+__all__ = ["ModelSpec", "describe", "load_tokenizer", "resolve"]
 
 Weights = Literal["real", "random", "dummy"]
 
@@ -56,11 +56,6 @@ class ModelSpec:
             _, _, variant = self.name.partition(":")
             return f"testbed model, {variant}-tuned" if variant else "testbed model"
         return self.name if self.meaningful else f"{self.name} ({self.weights} weights)"
-
-
-def names() -> list[str]:
-    """Return the names of the models that need no download."""
-    return [_TESTBED, *_VARIANTS, *(_PREFIX + name for name in SHAPES)]
 
 
 def describe() -> dict[str, str]:
@@ -117,7 +112,9 @@ def _shape(spec: str) -> ModelSpec:
 
 
 def _testbed(spec: str) -> ModelSpec:
-    folder = Path(__file__).parents[1] / "testbed" / "model"
+    from picbench.workloads.testbed import model_path
+
+    folder = model_path()
     if spec != _TESTBED:
         if spec not in _VARIANTS:
             raise ConfigError(

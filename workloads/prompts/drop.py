@@ -3,12 +3,12 @@
 from collections.abc import Hashable, Sequence
 from typing import Literal
 
-#: ``lead``: what stands before a passage that the answer needs, in the passage's document.
+#: ``lead``: what precedes a passage that the answer needs, in the passage's document.
 Drop = Literal["lead"]
 
 
 def leads(documents: Sequence[Hashable], gold: Sequence[int]) -> frozenset[int]:
-    """The passages that stand before one of `gold` in its document, except those of `gold`.
+    """The passages that precede one of `gold` in its document, except those of `gold`.
 
     `documents` names the document of each passage.
     """

@@ -100,6 +100,7 @@ def _probe(archive: Archive) -> None:
         get_hf_file_metadata(url)
     except HfHubHTTPError:
         raise
+    # Errors of the HTTP library under huggingface_hub, as above.
     except Exception as error:
         raise _absent(archive, "the hub cannot be reached") from error
 

@@ -6,26 +6,13 @@ an engine are in `train` and `evaluate`, which need torch; this module does not 
 """
 
 from pathlib import Path
-from typing import Literal
 
 from picbench.workloads.synthetic.generate import DATASETS, rows
 from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
 
-__all__ = ["DATASETS", "MAX_TOKENS", "Variant", "answer", "model_path", "rows"]
-
-#: Block-tuned (Block-Attention) and link-tuned (KVLink) deltas of the model.
-Variant = Literal["block", "link"]
+__all__ = ["DATASETS", "MAX_TOKENS", "answer", "model_path", "rows"]
 
 
-def model_path(variant: Variant | None = None) -> Path:
-    """Return the folder of the model in Hugging Face's format.
-
-    The model is part of the package; a variant is built in the user's cache, which needs torch.
-    Raises ConfigError when it cannot be written there.
-    """
-    folder = Path(__file__).parent / "model"
-    if variant is None:
-        return folder
-    from picbench.workloads.testbed.variants import build_variant
-
-    return build_variant(folder, variant)
+def model_path() -> Path:
+    """The folder of the model in Hugging Face's format, which is part of the package."""
+    return Path(__file__).parent / "model"

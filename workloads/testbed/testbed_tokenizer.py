@@ -28,7 +28,7 @@ _EXAMPLES = 3000
 
 
 def train(size: int = VOCABULARY, examples: int = _EXAMPLES) -> Tokenizer:
-    """Train a tokenizer of `size` tokens on so many examples of every data set's train split."""
+    """Train a tokenizer of `size` tokens on this many examples of every data set's train split."""
     tokenizer = Tokenizer(models.BPE())
     # A space is put at the start of a line before encoding and removed after decoding, so that a
     # word has the same token there as inside a sentence.

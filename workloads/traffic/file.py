@@ -7,7 +7,7 @@ The first line is a `Header`. Each other line is a chunk or a request:
     {"request": "r0", "user": 0, "arrival": 0.25, "max_tokens": 80, "answers": ["..."],
      "parts": [{"text": "...", "tokens": [1, 2]}, {"chunk": "c0"}, {"text": "...", "tokens": [3]}]}
 
-A chunk precedes the first request that contains it. `before` is what stands before it in its
+A chunk precedes the first request that contains it. `before` is what precedes it in its
 document, whether or not a request has that, too. `arrival` is in seconds from the start, null
 in a closed loop. `preload` marks chunks that are in the cache before the first request. Runs send
 the token ids; the text is for readers, and to check that a model's tokenizer makes the same ids.

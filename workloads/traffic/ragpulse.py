@@ -73,7 +73,7 @@ class TraceStream:
 def read_trace(folder: Path, replay: TraceReplay, ids: Sequence[int]) -> TraceStream:
     """Read RAGPulse's six files in `folder`, and make parts of random tokens from `ids`.
 
-    Parts stand in the order in which the trace lists them. Arrivals are in seconds from the first
+    Parts are in the order in which the trace lists them. Arrivals are in seconds from the first
     request's. Raises ConfigError where a file is missing or nothing is left, DataError with file
     and line for a malformed line.
     """
@@ -129,7 +129,7 @@ class _TraceParts:
         return sum(self._length(part, line) for part in parts) + line.content.output_length
 
     def sample(self, number: int, line: TracedLine, most: int | None) -> Sample:
-        """A request of the trace; text that stands together is one segment."""
+        """A request of the trace; text without chunks in between is one segment."""
         segments: list[SampleSegment] = []
         for kind, named in line.content.hash_ids.items():
             for part in named:

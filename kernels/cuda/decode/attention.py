@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from picbench.kernels.cuda.base_two import LOG2E
 from picbench.kernels.cuda.decode import split_kv
 from picbench.kernels.cuda.decode.block_lookup import SPAN, look_up_blocks
 from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RequestTable
@@ -20,19 +21,18 @@ from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
-#: Scores are scaled by it, because kernels compute powers of two.
-LOG2E = math.log2(math.e)
-
 # Programs of either kernel that a multiprocessor of an H200 holds at once (up to 70 KiB of shared
 # memory each, for heads of 128).
 _RESIDENT = 3
 # What another split costs, as a share of the whole: its outputs are written, read and merged.
 _SPLIT_COST = 0.005
+# The most splits of a request.
+_MOST_SPLITS = 64
 # The most query heads that may share a KV head, for the Gluon kernel.
 _MAX_GROUP = 16
 
 
-def choose_splits(pairs: int, resident: int, most: int = 64) -> int:
+def choose_splits(pairs: int, resident: int) -> int:
     """Splits of each of `pairs` (request, KV head), so that waves of programs fill the device.
 
     `resident` programs run at once; a last wave that is not full leaves some of them idle.
@@ -42,7 +42,7 @@ def choose_splits(pairs: int, resident: int, most: int = 64) -> int:
         waves = pairs * splits / resident
         return waves / math.ceil(waves) * (1 - _SPLIT_COST * splits)
 
-    return max(range(1, most + 1), key=gain)
+    return max(range(1, _MOST_SPLITS + 1), key=gain)
 
 
 class DecodeBatch:

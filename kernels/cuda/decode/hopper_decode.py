@@ -22,25 +22,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from picbench.kernels.cuda.base_two import LN2
 from picbench.kernels.cuda.decode.hopper_tiles import BLOCKS, KEYS, SLOTS, copy_tile, tile_blocks
-
-_LN2 = gl.constexpr(0.6931471805599453)
-
-
-@gluon.jit
-def _load_tile(
-    smem: gl.shared_memory_descriptor,
-    base: gl.tensor,
-    block: gl.tensor,
-    bits: gl.tensor,
-    block_stride: gl.tensor,
-    slot_stride: gl.tensor,
-    SIZE: gl.constexpr,
-    SPREAD: gl.constexpr,
-) -> None:
-    """`copy_tile` as a group of copies, which a program waits for together."""
-    copy_tile(smem, base, block, bits, block_stride, slot_stride, SIZE, SPREAD)
-    async_copy.commit_group()
 
 
 @gluon.jit
@@ -97,7 +80,7 @@ def _store_split(
     nonzero = gl.where(some, col_sum, 1.0)
     member = gl.arange(0, acc.shape[1], layout=col_max.type.layout)
     row = index.to(gl.int64) * HEADS + kv_head * GROUP + member
-    logs = gl.where(some, (col_max + gl.log2(nonzero)) * _LN2, float("-inf"))
+    logs = gl.where(some, (col_max + gl.log2(nonzero)) * LN2, float("-inf"))
     gl.store(lse + row, logs, mask=member < GROUP)
     dim = gl.arange(0, SIZE, layout=gl.SliceLayout(1, acc.type.layout))
     at = partial + (row * SIZE)[None, :] + dim[:, None]
@@ -170,9 +153,12 @@ def decode_transposed(
     block, bits = tile_blocks(blocks, seen_bits, first, last, block_layout)
     block_1, bits_1 = tile_blocks(blocks, seen_bits, first + 1, last, block_layout)
     block_2, bits_2 = tile_blocks(blocks, seen_bits, first + 2, last, block_layout)
-    _load_tile(k_smem.index(0), key, block, bits, block_stride, slot_stride, SIZE, spread)
-    _load_tile(v_smem.index(0), value, block, bits, block_stride, slot_stride, SIZE, spread)
-    _load_tile(k_smem.index(1), key, block_1, bits_1, block_stride, slot_stride, SIZE, spread)
+    copy_tile(k_smem.index(0), key, block, bits, block_stride, slot_stride, SIZE, spread)
+    async_copy.commit_group()
+    copy_tile(v_smem.index(0), value, block, bits, block_stride, slot_stride, SIZE, spread)
+    async_copy.commit_group()
+    copy_tile(k_smem.index(1), key, block_1, bits_1, block_stride, slot_stride, SIZE, spread)
+    async_copy.commit_group()
 
     member = gl.arange(0, COLUMNS, layout=gl.SliceLayout(1, paired))
     dim = gl.arange(0, half, layout=gl.SliceLayout(0, paired))
@@ -196,9 +182,10 @@ def decode_transposed(
         stage = (tile - first) & 1
         # In flight, in this order: values of this tile, keys of the next.
         async_copy.wait_group(2)
-        _load_tile(
+        copy_tile(
             v_smem.index(stage ^ 1), value, block_1, bits_1, block_stride, slot_stride, SIZE, spread
         )
+        async_copy.commit_group()
         product = warpgroup_mma(
             k_smem.index(stage), q_smem.permute((1, 0)), zero, use_acc=False, is_async=True
         )
@@ -209,9 +196,10 @@ def decode_transposed(
         scores = gl.where(seen[:, None], scores, float("-inf"))
         peak = gl.maximum(col_max, gl.max(scores, 0))
         # All warps are done with these keys: the maximum was reduced across them.
-        _load_tile(
+        copy_tile(
             k_smem.index(stage), key, block_1, bits_1, block_stride, slot_stride, SIZE, spread
         )
+        async_copy.commit_group()
         safe = gl.where(peak == float("-inf"), 0.0, peak)
         weight = gl.exp2(scores - safe[None, :])
         rescale = gl.exp2(col_max - safe)

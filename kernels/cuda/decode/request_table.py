@@ -16,7 +16,7 @@ TILE_BLOCKS = 4
 class RequestTable:
     """One row a request: its visible blocks (`VisibleBlocks`) and the RoPE shift of their keys.
 
-    A row is written (`put`) when the request is admitted or planned anew, and holds for every
+    A row is written (`put`) when the request is admitted or planned again, and holds for every
     length that the request grows to. The device gets the rows of all requests that came since the
     last step at once (`flush`), in the order of the stream: the host may be ahead of it by a step.
     A table for keys cached without RoPE (`unrotated`) holds a shift a slot instead of one a tile.

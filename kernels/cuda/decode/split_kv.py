@@ -18,9 +18,8 @@ values waits for another load, and the compiler keeps `num_stages` tiles of them
 import triton
 import triton.language as tl
 
+from picbench.kernels.cuda.base_two import LN2
 from picbench.kernels.cuda.pairing import pair_of, pairs
-
-_LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -88,7 +87,7 @@ def _store_split(  # type: ignore[no-untyped-def]
     """Stores a split's output and log-sum-exp, -inf if it saw nothing."""
     some = row_sum > 0.0
     nonzero = tl.where(some, row_sum, 1.0)
-    logs = tl.where(some, (row_max + tl.log2(nonzero)) * _LN2, float("-inf"))
+    logs = tl.where(some, (row_max + tl.log2(nonzero)) * LN2, float("-inf"))
     row = index.to(tl.int64) * HEADS + heads
     tl.store(lse + row, logs, mask=packed)
     at = partial + row[:, None] * HEAD + tl.arange(0, HEAD)[None, :]

@@ -7,7 +7,6 @@ Where query tiles are too few to fill the device, their keys are split and `merg
 (Flash-Decoding, Dao et al., 2023).
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from picbench.kernels.cuda.base_two import LN2, LOG2E
 from picbench.kernels.cuda.device import precision
 from picbench.kernels.cuda.merge import merge, merge_splits
 from picbench.kernels.cuda.prefill.query_tile import tokens_of
@@ -24,7 +24,7 @@ from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
 from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.shape import HeadShape
 
-# Keys are read so many at a time, and splits begin at multiples of it.
+# Keys are read this many at a time, and splits begin at multiples of it.
 _STEP = 128
 # Programs below which keys are split: two for each multiprocessor of an H200, which holds one at a
 # time.
@@ -79,7 +79,7 @@ class TiledPrefill:
         kv_heads = key.shape[-2]
         group = heads // kv_heads
         keys, stages = _keys_and_stages(size * key.itemsize)
-        step = (self.partial, self.lse, self.work, self.seen, scale * math.log2(math.e))
+        step = (self.partial, self.lse, self.work, self.seen, scale * LOG2E)
         strides = (*query.stride()[:2], *out.stride()[:2])
         self.launch(
             (kv_heads, len(self.work), 1),
@@ -251,7 +251,7 @@ def _attend(
         index = (token * splits + tl.load(work + 6)) * (kv_heads * GROUP) + head
         some = row_sum > 0.0
         logs = tl.where(some, row_max + tl.log2(tl.where(some, row_sum, 1.0)), float("-inf"))
-        tl.store(lse + index, logs * 0.6931471805599453, mask=wanted)
+        tl.store(lse + index, logs * LN2, mask=wanted)
         tl.store(partial + index[:, None] * SIZE + dim, result, mask=wanted[:, None])
     else:
         to = out + (token * out_stride + head * out_head)[:, None] + dim

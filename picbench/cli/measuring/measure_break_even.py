@@ -6,13 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, PART, MeasureCommand
+from picbench.cli.guard import GuardedCommand
+from picbench.cli.measuring.measurement import (
+    CAVEAT,
+    COMMIT,
+    DEVICE,
+    FOLDER,
+    OWN_DTYPE,
+    OWN_MODEL,
+    PART,
+    SECONDS,
+    served_by,
+)
 
 if TYPE_CHECKING:
     from picbench.profile.prediction.predictor import PredictorErrors
 
 
-@click.command(name="break-even", cls=MeasureCommand)
+@click.command(name="break-even", cls=GuardedCommand)
 @click.option(
     "--output",
     type=FOLDER,
@@ -22,28 +33,10 @@ if TYPE_CHECKING:
 )
 @COMMIT
 @DEVICE
-@click.option(
-    "--model",
-    show_default="shape:llama-3.1-8b, the testbed on a CPU",
-    help="The model that is served.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(("float32", "bfloat16")),
-    show_default="bfloat16, float32 on a CPU",
-    help="Type of weights and KV.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(0),
-    default=0.0,
-    metavar="S",
-    show_default="no limit",
-    help="Start nothing that would not end within S seconds; the same command continues.",
-)
-@click.option(
-    "--caveat", default="", metavar="TEXT", help="What readers must know about the figures."
-)
+@OWN_MODEL
+@OWN_DTYPE
+@SECONDS
+@CAVEAT
 @PART
 @click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
 @click.option("--page", is_flag=True, help="Only make tables and figures of what is measured.")
@@ -67,11 +60,8 @@ def break_even(
     from picbench.measure.break_even.break_even_page import write_page
     from picbench.profile.prediction.predictor import GridPredictor
 
-    on_cpu = device == "cpu"
     run = measuring.GridRun(
-        model=model or ("testbed" if on_cpu else "shape:llama-3.1-8b"),
-        device=device,
-        dtype=dtype or ("float32" if on_cpu else "bfloat16"),
+        **served_by(device, model, dtype),
         output=output,
         **options,
     )

@@ -5,26 +5,28 @@ from typing import Any
 
 import click
 
+from picbench.cli.guard import GuardedCommand
 from picbench.cli.measuring.measurement import (
     COMMIT,
     DEVICE,
     MODEL,
     ON_GPU,
     REPEATS,
-    MeasureCommand,
     exact_float32,
 )
 
+_CHUNKS = click.option(
+    "--chunks", type=click.IntRange(2), default=64, show_default=True, help="A prompt."
+)
 
-@click.command(cls=MeasureCommand, name="host-tier")
+
+@click.command(cls=GuardedCommand, name="host-tier")
 @ON_GPU
 @COMMIT
 @DEVICE
 @MODEL
 @REPEATS
-@click.option(
-    "--chunks", type=click.IntRange(2), default=64, show_default=True, help="Chunks in a prompt."
-)
+@_CHUNKS
 def host_tier(**settings: Any) -> None:
     """Check chunks from the host's memory, then time stores and loads, and requests meanwhile."""
     exact_float32()
@@ -33,15 +35,13 @@ def host_tier(**settings: Any) -> None:
     click.echo(measuring.measure(**settings))
 
 
-@click.command(cls=MeasureCommand, name="host-path")
+@click.command(cls=GuardedCommand, name="host-path")
 @ON_GPU
 @COMMIT
 @DEVICE
 @MODEL
 @REPEATS
-@click.option(
-    "--chunks", type=click.IntRange(2), default=64, show_default=True, help="Chunks in a prompt."
-)
+@_CHUNKS
 def host_path(**settings: Any) -> None:
     """What picbench adds to a request and to a step on the host, part by part."""
     from picbench.measure import host_path as measuring
@@ -49,7 +49,7 @@ def host_path(**settings: Any) -> None:
     click.echo(measuring.measure(**settings))
 
 
-@click.command(cls=MeasureCommand, name="small-steps")
+@click.command(cls=GuardedCommand, name="small-steps")
 @ON_GPU
 @COMMIT
 @DEVICE

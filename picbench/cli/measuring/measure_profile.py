@@ -4,30 +4,28 @@ from pathlib import Path
 
 import click
 
-from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, MeasureCommand
+from picbench.cli.guard import GuardedCommand
+from picbench.cli.measuring.measurement import (
+    CAVEAT,
+    COMMIT,
+    DEVICE,
+    FOLDER,
+    OWN_DTYPE,
+    OWN_MODEL,
+    served_by,
+)
 
 
-@click.command(name="profile", cls=MeasureCommand)
+@click.command(name="profile", cls=GuardedCommand)
 @click.option("--grid", required=True, metavar="NAME|FILE", help="See picbench profile.")
 @click.option("--calibration", metavar="FILE", help="See picbench profile.")
 @click.option("--output", type=FOLDER, default=Path("runs/profile"), show_default=True)
 @COMMIT
 @DEVICE
-@click.option(
-    "--model",
-    show_default="shape:llama-3.1-8b, the testbed on a CPU",
-    help="The model that is served.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(("float32", "bfloat16")),
-    show_default="bfloat16, float32 on a CPU",
-    help="Type of weights and KV.",
-)
+@OWN_MODEL
+@OWN_DTYPE
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
-@click.option(
-    "--caveat", default="", metavar="TEXT", help="What readers must know about the figures."
-)
+@CAVEAT
 def profile_check(
     *,
     grid: str,
@@ -50,11 +48,8 @@ def profile_check(
     measured = choose_grid(grid)
     if measured is None:
         raise ConfigError(f"`grid` {grid}: nothing to check", hint="name a grid.json")
-    on_cpu = device == "cpu"
     run = GridRun(
-        model=model or ("testbed" if on_cpu else "shape:llama-3.1-8b"),
-        device=device,
-        dtype=dtype or ("float32" if on_cpu else "bfloat16"),
+        **served_by(device, model, dtype),
         seconds=0.0,
         output=output,
         commit=commit,

@@ -4,21 +4,12 @@ from typing import Any
 
 import click
 
-from picbench.cli.measuring.measurement import COMMIT, DEVICE, ON_GPU, MeasureCommand
+from picbench.cli.guard import GuardedCommand
+from picbench.cli.measuring.measurement import COMMIT, DEVICE, LLAMA, ON_GPU, SECONDS, served_by
 from picbench.engines.config import SHARED_DECODE
 
 _MODEL = click.option(
-    "--model",
-    show_default="shape:llama-3.1-8b, shape:tiny on a CPU",
-    help="The model that is served.",
-)
-_SECONDS = click.option(
-    "--seconds",
-    type=click.FloatRange(0),
-    default=0.0,
-    metavar="S",
-    show_default="no limit",
-    help="Start nothing that would not end within S seconds; the same command continues.",
+    "--model", show_default=f"{LLAMA}, shape:tiny on a CPU", help="Who serves it."
 )
 _SHARED_DECODE = click.option(
     "--shared-decode",
@@ -32,7 +23,7 @@ _ESTIMATE = click.option(
 )
 
 
-@click.command(name="decode-load", cls=MeasureCommand)
+@click.command(name="decode-load", cls=GuardedCommand)
 @ON_GPU
 @COMMIT
 @DEVICE
@@ -48,7 +39,7 @@ _ESTIMATE = click.option(
     show_default="512, 32 for --sharing",
     help="Tokens in a reply.",
 )
-@_SECONDS
+@SECONDS
 @_ESTIMATE
 def decode_load(
     *,
@@ -61,27 +52,21 @@ def decode_load(
 ) -> int:
     """Decoding of 64 requests of 32k tokens that share chunks, against stock vLLM.
 
-    Finished rounds are kept; with other settings or another commit it starts over. Exit 4 if
-    rounds are left.
+    Rounds that are done are kept; other settings or another commit start over. Exit 4 if rounds
+    are left.
     """
     from picbench.measure.serving import decode_load as measuring
 
     run = measuring.DecodeRun(
-        model=_model(model, device),
-        device=device,
-        dtype=_dtype(device),
-        reply=reply or 0,
-        **options,
+        reply=reply or 0, **served_by(device, model, on_cpu="shape:tiny"), **options
     )
     if estimate:
         click.echo(measuring.estimated(run, sharing=sharing))
         return 0
-    page, whole = measuring.measure(run, click.echo, sharing=sharing)
-    click.echo(page)
-    return 0 if whole else 4
+    return _shown(measuring.measure(run, click.echo, sharing=sharing))
 
 
-@click.command(name="load-report", cls=MeasureCommand)
+@click.command(name="load-report", cls=GuardedCommand)
 @ON_GPU
 @COMMIT
 @DEVICE
@@ -95,29 +80,25 @@ def decode_load(
 )
 @_SHARED_DECODE
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True)
-@_SECONDS
+@SECONDS
 @_ESTIMATE
 def load_report(*, device: str, model: str | None, estimate: bool, **options: Any) -> int:
     """Loads of mepic and of stock vLLM, each with a server of its own, several times.
 
     Nothing shared, more requests than can be served, plain requests beside long prompts, cold
-    prompts, a closed loop over corpora, rates. Finished cells are kept; with another commit it
-    starts over. Exit 4 if cells are left.
+    prompts, a closed loop over corpora, rates. Cells that are done are kept; another commit starts
+    over. Exit 4 if cells are left.
     """
     from picbench.measure.serving import load_report as measuring
 
-    run = measuring.LoadRun(
-        model=_model(model, device), device=device, dtype=_dtype(device), **options
-    )
+    run = measuring.LoadRun(**served_by(device, model, on_cpu="shape:tiny"), **options)
     if estimate:
         click.echo(measuring.estimated(run))
         return 0
-    page, whole = measuring.measure(run, click.echo)
-    click.echo(page)
-    return 0 if whole else 4
+    return _shown(measuring.measure(run, click.echo))
 
 
-@click.command(cls=MeasureCommand)
+@click.command(cls=GuardedCommand)
 @ON_GPU
 @COMMIT
 @DEVICE
@@ -131,29 +112,24 @@ def load_report(*, device: str, model: str | None, estimate: bool, **options: An
 )
 @_SHARED_DECODE
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
-@_SECONDS
+@SECONDS
 @_ESTIMATE
 def scaling(*, device: str, model: str | None, estimate: bool, **options: Any) -> int:
     """Throughput of an engine on several GPUs against one, and of stock vLLM.
 
-    Finished rounds are kept; with another commit it starts over. Exit 4 if rounds are left.
+    Rounds that are done are kept; another commit starts over. Exit 4 if rounds are left.
     """
     from picbench.measure.serving import scaling as measuring
 
-    run = measuring.ScalingRun(
-        model=_model(model, device), device=device, dtype=_dtype(device), **options
-    )
+    run = measuring.ScalingRun(**served_by(device, model, on_cpu="shape:tiny"), **options)
     if estimate:
         click.echo(measuring.estimated(run))
         return 0
-    page, whole = measuring.measure(run, click.echo)
+    return _shown(measuring.measure(run, click.echo))
+
+
+def _shown(measured: tuple[str, bool]) -> int:
+    """Print the page of what is measured; the exit code by whether that is all."""
+    page, whole = measured
     click.echo(page)
     return 0 if whole else 4
-
-
-def _model(given: str | None, device: str) -> str:
-    return given or ("shape:tiny" if device == "cpu" else "shape:llama-3.1-8b")
-
-
-def _dtype(device: str) -> str:
-    return "float32" if device == "cpu" else "bfloat16"

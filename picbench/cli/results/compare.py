@@ -5,10 +5,10 @@ from pathlib import Path
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import GuardedCommand
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("before", metavar="RUN")
 @click.argument("after", metavar="[RUN]", required=False)
 @click.option(
@@ -38,7 +38,6 @@ from picbench.cli.guard import traced
     help="github: Markdown in the summary of the step.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="For resampling.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
 def compare(
     *,
     before: str,
@@ -48,7 +47,6 @@ def compare(
     allow_mismatch: bool,
     style: str,
     seed: int,
-    debug: bool,
 ) -> int:
     """Compare two run directories, or two arms of one, sample by sample.
 
@@ -56,28 +54,27 @@ def compare(
     are not independent, and a p value adjusted for all tests made; counts exactly. Runs of other
     requests or settings are refused, with the fields that differ (exit 3).
     """
-    with traced(debug):
-        from picbench.comparison.comparison_formats import FORMATS
-        from picbench.comparison.run_comparison import (
-            ComparisonSettings,
-            compare_own_arms,
-            compare_runs,
-        )
-        from picbench.output.github import write_step_summary
-        from picbench.output.run_reader import read_run
+    from picbench.comparison.comparison_formats import FORMATS
+    from picbench.comparison.run_comparison import (
+        ComparisonSettings,
+        compare_own_arms,
+        compare_runs,
+    )
+    from picbench.output.github import write_step_summary
+    from picbench.output.run_reader import read_run
 
-        settings = ComparisonSettings(_two(arms), margin, allow_mismatch, seed)
-        first = read_run(Path(before))
-        if after is None:
-            found = compare_own_arms(first, settings)
-        else:
-            found = compare_runs(first, read_run(Path(after)), settings)
-        text = FORMATS[style](found)
-        if style == "github":
-            write_step_summary(text, sys.stdout)
-        else:
-            click.echo(text.rstrip("\n"))
-        return 0
+    settings = ComparisonSettings(_two(arms), margin, allow_mismatch, seed)
+    first = read_run(Path(before))
+    if after is None:
+        found = compare_own_arms(first, settings)
+    else:
+        found = compare_runs(first, read_run(Path(after)), settings)
+    text = FORMATS[style](found)
+    if style == "github":
+        write_step_summary(text, sys.stdout)
+    else:
+        click.echo(text.rstrip("\n"))
+    return 0
 
 
 def _two(arms: str | None) -> tuple[str, str] | None:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import CommandGroup, GuardedCommand
 
 REGRESSION, INCONCLUSIVE = 1, 5
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("run")
 @click.option(
     "--baseline",
@@ -27,8 +27,7 @@ REGRESSION, INCONCLUSIVE = 1, 5
     show_default=True,
     help="github: annotations, and a table in the summary of the step.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def gate(*, run: str, baseline: str, strict: bool, style: str, debug: bool) -> int:
+def gate(*, run: str, baseline: str, strict: bool, style: str) -> int:
     """Check a run against a baseline, metric by metric.
 
     Counts have to be the same, scores may lose less than a margin, times may grow by less than a
@@ -40,24 +39,23 @@ def gate(*, run: str, baseline: str, strict: bool, style: str, debug: bool) -> i
     3 if the run and the baseline cannot be compared,
     5 with --strict if there are too few samples to decide.
     """
-    with traced(debug):
-        from picbench.gate.baseline_file import read_baseline
-        from picbench.gate.checks import GateVerdict, check_run
-        from picbench.gate.gate_formats import FORMATS, gate_markdown
-        from picbench.output.github import write_step_summary
-        from picbench.output.run_reader import read_run
+    from picbench.gate.baseline_file import read_baseline
+    from picbench.gate.checks import GateVerdict, check_run
+    from picbench.gate.gate_formats import FORMATS, gate_markdown
+    from picbench.output.github import write_step_summary
+    from picbench.output.run_reader import read_run
 
-        result = check_run(read_run(Path(run)), read_baseline(baseline), baseline)
-        if text := FORMATS[style](result):
-            click.echo(text)
-        if style == "github":
-            write_step_summary(gate_markdown(result), sys.stdout)
-        if result.verdict is GateVerdict.REGRESSION:
-            return REGRESSION
-        return INCONCLUSIVE if strict and result.verdict is GateVerdict.INCONCLUSIVE else 0
+    result = check_run(read_run(Path(run)), read_baseline(baseline), baseline)
+    if text := FORMATS[style](result):
+        click.echo(text)
+    if style == "github":
+        write_step_summary(gate_markdown(result), sys.stdout)
+    if result.verdict is GateVerdict.REGRESSION:
+        return REGRESSION
+    return INCONCLUSIVE if strict and result.verdict is GateVerdict.INCONCLUSIVE else 0
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def baseline() -> None:
     """Save runs for picbench gate to compare with, and list them."""
 
@@ -70,46 +68,42 @@ def baseline() -> None:
     is_flag=True,
     help="Keep the thresholds of the file that is replaced.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def save(*, runs: tuple[str, ...], name: str, keep_thresholds: bool, debug: bool) -> int:
+def save(*, runs: tuple[str, ...], name: str, keep_thresholds: bool) -> int:
     """Save runs of one workload as a baseline, with what pairing needs of every sample.
 
     Several runs show how much times drift and which counts repeat. A NAME is baselines/NAME.json; a
     FILE is JSON or YAML, and its thresholds can be edited. Prints the file.
     """
-    with traced(debug):
-        from picbench.gate.baseline import make_baseline
-        from picbench.gate.baseline_file import baseline_path, read_baseline, write_baseline
-        from picbench.output.run_reader import read_run
+    from picbench.gate.baseline import make_baseline
+    from picbench.gate.baseline_file import baseline_path, read_baseline, write_baseline
+    from picbench.output.run_reader import read_run
 
-        path = baseline_path(name)
-        thresholds = read_baseline(name).thresholds if keep_thresholds else None
-        write_baseline(path, make_baseline([read_run(Path(run)) for run in runs], thresholds))
-        click.echo(path)
-        return 0
+    path = baseline_path(name)
+    thresholds = read_baseline(name).thresholds if keep_thresholds else None
+    write_baseline(path, make_baseline([read_run(Path(run)) for run in runs], thresholds))
+    click.echo(path)
+    return 0
 
 
 @baseline.command(name="list")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def list_(*, debug: bool) -> int:
+def list_() -> int:
     """List the baselines in baselines/: when they were made, of what.
 
     Files that cannot be read are named on stderr, and the exit code is the last one's.
     """
-    with traced(debug):
-        from picbench.errors import PicBenchError
-        from picbench.gate.baseline_file import list_baselines, read_baseline
+    from picbench.errors import PicBenchError
+    from picbench.gate.baseline_file import list_baselines, read_baseline
 
-        code = 0
-        for name, path in list_baselines():
-            try:
-                found = read_baseline(str(path))
-            except PicBenchError as error:
-                code = error.exit_code
-                click.echo(f"picbench: {error}", err=True)
-                continue
-            dataset = found.conditions.workload.get("config.dataset") or "requests"
-            size = max((len(arm.samples) for arm in found.arms.values()), default=0)
-            what = f"{dataset}, {size} samples, {', '.join(found.arms)}, runs: {found.runs}"
-            click.echo(f"{name}  {found.made}  {what}")
-        return code
+    code = 0
+    for name, path in list_baselines():
+        try:
+            found = read_baseline(str(path))
+        except PicBenchError as error:
+            code = error.exit_code
+            click.echo(f"picbench: {error}", err=True)
+            continue
+        dataset = found.conditions.workload.get("config.dataset") or "requests"
+        size = max((len(arm.samples) for arm in found.arms.values()), default=0)
+        what = f"{dataset}, {size} samples, {', '.join(found.arms)}, runs: {found.runs}"
+        click.echo(f"{name}  {found.made}  {what}")
+    return code

@@ -1,13 +1,13 @@
-"""`picbench rescore`: scores of a finished run anew, without an engine."""
+"""`picbench rescore`: a finished run scored again, without an engine."""
 
 from pathlib import Path
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import GuardedCommand
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("run", metavar="RUN")
 @click.option(
     "--metric",
@@ -16,28 +16,26 @@ from picbench.cli.guard import traced
     help="Score replies by word F1, exact match, Rouge-L, or CacheBlend's F1 over token ids and "
     "Rouge-L over stemmed words.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def rescore(*, run: str, metric: str | None, debug: bool) -> int:
+def rescore(*, run: str, metric: str | None) -> int:
     """Score the stored replies of a finished run again; nothing is generated.
 
     Rewrites samples.jsonl and summary.json, keeps the old ones as samples.1.jsonl, summary.1.json
     and so on, says what changed, and makes the run's tables and figures again.
     """
-    with traced(debug):
-        from picbench.inputs.rescoring import rescore as score
-        from picbench.output.tables.run_files import write_run_files
+    from picbench.inputs.rescoring import rescore as score
+    from picbench.output.tables.run_files import write_run_files
 
-        found = score(Path(run), metric)
-        for name, arm in found.arms.items():
-            before, after = arm.before, arm.after
-            click.echo(
-                f"{name}: {before.metric} {_mean(before.mean)}, now {after.metric} "
-                f"{_mean(after.mean)}; {arm.scores} scores and {arm.outcomes} outcomes changed"
-            )
-        click.echo(f"kept: {', '.join(path.name for path in found.kept)}")
-        for line in write_run_files(Path(run)):
-            click.echo(line, err=True)
-        return 0
+    found = score(Path(run), metric)
+    for name, arm in found.arms.items():
+        before, after = arm.before, arm.after
+        click.echo(
+            f"{name}: {before.metric} {_mean(before.mean)}, now {after.metric} "
+            f"{_mean(after.mean)}; {arm.scores} scores and {arm.outcomes} outcomes changed"
+        )
+    click.echo(f"kept: {', '.join(path.name for path in found.kept)}")
+    for line in write_run_files(Path(run)):
+        click.echo(line, err=True)
+    return 0
 
 
 def _mean(value: float | None) -> str:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import GuardedCommand
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--output",
@@ -23,18 +23,16 @@ from picbench.cli.guard import traced
     show_default=True,
     help="The acceptable loss of score, from 0 to 1, by which arms are judged.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def report(*, runs: tuple[str, ...], output: str | None, margin: float, debug: bool) -> None:
+def report(*, runs: tuple[str, ...], output: str | None, margin: float) -> None:
     """Write run directories as one HTML file, to be opened offline.
 
     Each run has a verdict, what to know before believing it, tables, figures, and the answers that
     differ from full's with their passages. Several runs also have an overview.
     """
-    with traced(debug):
-        from picbench.report.html_report import ReportSettings, write_report
+    from picbench.report.html_report import ReportSettings, write_report
 
-        paths = [Path(run) for run in runs]
-        folder = paths[0] if len(paths) == 1 else Path()
-        file = Path(output) if output is not None else folder / "report.html"
-        write_report(paths, file, ReportSettings(margin))
-        click.echo(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")
+    paths = [Path(run) for run in runs]
+    folder = paths[0] if len(paths) == 1 else Path()
+    file = Path(output) if output is not None else folder / "report.html"
+    write_report(paths, file, ReportSettings(margin))
+    click.echo(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import GuardedCommand
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("run", metavar="RUN")
 @click.option(
     "--format",
@@ -19,19 +19,17 @@ from picbench.cli.guard import traced
     show_default=True,
     help="json: the manifest and the summary, in the current schema.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def show(*, run: str, style: str, debug: bool) -> int:
+def show(*, run: str, style: str) -> int:
     """Print a run's state, table, settings, and the versions and hardware that it ran on."""
-    with traced(debug):
-        from dataclasses import asdict
+    from dataclasses import asdict
 
-        from picbench.output.run_reader import read_run
-        from picbench.output.store.overview import arms_of, print_overview
+    from picbench.output.run_reader import read_run
+    from picbench.output.store.overview import arms_of, print_overview
 
-        found = read_run(Path(run))
-        if style == "text":
-            print_overview(found, sys.stdout)
-        else:
-            arms = {name: asdict(arm) for name, arm in arms_of(found).items()}
-            click.echo(json.dumps({"manifest": found.manifest, "arms": arms}, indent=2))
-        return 0
+    found = read_run(Path(run))
+    if style == "text":
+        print_overview(found, sys.stdout)
+    else:
+        arms = {name: asdict(arm) for name, arm in arms_of(found).items()}
+        click.echo(json.dumps({"manifest": found.manifest, "arms": arms}, indent=2))
+    return 0

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from picbench.cli.guard import traced
+from picbench.cli.guard import GuardedCommand
 
 
-@click.command()
+@click.command(cls=GuardedCommand)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--format",
@@ -18,13 +18,11 @@ from picbench.cli.guard import traced
     help="The printed table's columns in Markdown or LaTeX, or all numbers of the summaries in "
     "CSV.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def table(*, runs: tuple[str, ...], style: str, debug: bool) -> int:
-    """Print the results of run directories as one table, one line per arm."""
-    with traced(debug):
-        from picbench.output.run_reader import read_run
-        from picbench.output.tables.table_formats import TABLE_FORMATS
+def table(*, runs: tuple[str, ...], style: str) -> int:
+    """Print the results of run directories as one table, an arm a line."""
+    from picbench.output.run_reader import read_run
+    from picbench.output.tables.table_formats import TABLE_FORMATS
 
-        found = [read_run(Path(run)) for run in runs]
-        click.echo(TABLE_FORMATS[style](found), nl=False)
+    found = [read_run(Path(run)) for run in runs]
+    click.echo(TABLE_FORMATS[style](found), nl=False)
     return 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import log
 from statistics import fmean, median
 
-from picbench.engines.algorithms import Registry, Reuse
+from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.errors import ConfigError
 from picbench.grid.measured_grid import ArmCell, GridPoint, MeasuredGrid
 from picbench.measure.break_even.grid_plan import (
@@ -44,6 +44,7 @@ class GridControls:
 
     def __init__(self, grid: MeasuredGrid, settings: GridSettings) -> None:
         self._settings = settings
+        self._registry = Registry()
         self._cells = grid.points()
         self._traffic = {traffic.point: traffic for traffic in reversed(plan_grid(settings))}
 
@@ -52,7 +53,7 @@ class GridControls:
 
         Raises ConfigError for a grid without such points.
         """
-        sizes, links = arm.sizes, links_chunks(arm.algorithm.spec)
+        sizes, links = arm.sizes, links_chunks(arm.algorithm)
         wanted = (
             profile.traffic.prompt / profile.traffic.requests,
             arm.counted.computed / max(1, arm.counted.requests),
@@ -74,7 +75,7 @@ class GridControls:
             cell
             for measured in self._cells.get(point, ())
             for arm, cell in measured.arms.items()
-            if links_chunks(arm) is links
+            if links_chunks(self._registry.parse(arm)) is links
         ]
         if not cells:
             return None
@@ -88,9 +89,9 @@ class GridControls:
         return GridControl(traffic.point, draw_traffic(traffic, self._settings).cold)
 
 
-def links_chunks(arm: str) -> bool:
+def links_chunks(algorithm: Algorithm) -> bool:
     """Whether an arm maps chunks; costs, and so machines' speeds, are those of such arms."""
-    return Registry().parse(arm).reuse is Reuse.CHUNKS
+    return algorithm.reuse is Reuse.CHUNKS
 
 
 def slowness_by_kind(
@@ -100,13 +101,13 @@ def slowness_by_kind(
 
     `served` are two controls of each arm: alone, and in a burst. The median over arms of a kind.
     """
-    found: dict[bool, list[MachineSlowness]] = {}
+    registry, found = Registry(), dict[bool, list[MachineSlowness]]()
     for arm, (alone, burst) in served.items():
         ttft = predictor.predict_cell(arm, *alone).ttft_s
         rate = predictor.predict_cell(arm, *burst).requests_s
         if ttft and rate:
             one = MachineSlowness(alone[1].ttft_s / ttft, rate / burst[1].requests_s)
-            found.setdefault(links_chunks(arm), []).append(one)
+            found.setdefault(links_chunks(registry.parse(arm)), []).append(one)
     return {links: _middle(each) for links, each in found.items()}
 
 

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 
-from picbench.arms.server import Server, launch
+from picbench.arms.server import Server
 from picbench.engines.config import EngineConfig
 from picbench.errors import IncomparableRuns
 from picbench.grid.measured_grid import (
@@ -37,6 +36,7 @@ from picbench.measure.break_even.grid_plan import (
     plan_grid,
 )
 from picbench.measure.break_even.serve_cells import make_work, serve_cells
+from picbench.measure.started_engines import started_engines
 from picbench.output import provenance
 from picbench.output.json_file import locked
 from picbench.workloads import models
@@ -161,27 +161,11 @@ def open_engines(run: GridRun) -> Iterator[tuple[Engines, Mapping[str, object]]]
     configs = {"picbench": config}
     if run.device == "cuda":
         configs["stock"] = replace(config, stock=True, algorithm="prefix")
-    servers: dict[str, Server] = {}
-    with TemporaryDirectory(prefix="picbench-") as logs:
-        try:
-            for name, each in configs.items():
-                servers[name] = launch(name, each, Path(logs) / f"{name}.log")
-            described = [server.ready() for server in servers.values()]
-            stock = "stock" in servers
-            yield (
-                {
-                    arm: (servers["stock"], True)
-                    if stock and arm in _STOCK
-                    else (servers["picbench"], False)
-                    for arm in ARMS
-                },
-                described[0],
-            )
-            for server in servers.values():
-                server.close()
-        finally:
-            for server in servers.values():
-                server.kill()
+    with started_engines(configs) as (servers, described):
+        ours = servers["picbench"], False
+        stock = (servers["stock"], True) if "stock" in servers else ours
+        engines = {arm: stock if arm in _STOCK else ours for arm in ARMS}
+        yield engines, described["picbench"]
 
 
 def grid_facts(run: GridRun, described: Mapping[str, object]) -> GridFacts:

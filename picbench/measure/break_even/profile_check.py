@@ -174,7 +174,7 @@ def _plain(cells: Mapping[str, Sequence[Mapping[str, CheckedServing]]]) -> dict[
 def _profile(name: str, stream: Stream, run: GridRun, facts: GridFacts) -> TraceProfile:
     path = run.output / f"{name}.jsonl"
     write_requests(path, Header(dataset="synthetic", synthetic=True), stream)
-    arms = [Registry().parse(arm) for arm in ARMS]
+    arms = list(map(Registry().parse, ARMS))
     return profile_trace(
         name,
         read_trace_file(path, _no_texts),
@@ -235,7 +235,7 @@ def _compare(
         figure = partial(CheckedFigure, profile.name, name)
         yield figure("computed tokens", [c.computed for c in alone], computed, found.inside)
         if found.ttft_s and found.requests_s:
-            speeds = [repeat[links_chunks(name)] for repeat in slow]
+            speeds = [repeat[links_chunks(arm.algorithm)] for repeat in slow]
             times, rates = [c.ttft_s for c in alone], [c.requests_s for c in together]
             ttft, seconds = [one.ttft for one in speeds], [one.seconds for one in speeds]
             first = partial(figure, "TTFT, s", times, found.ttft_s, found.inside, ttft)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from picbench.measure.algorithms.row_intervals import RowInterval, difference_of
 from picbench.measure.depth.row_place import NEEDLE, QUESTIONS, RowPlace
-from picbench.measure.frontier.row_intervals import RowInterval, difference_of
 
 Key = Callable[[RowPlace], int | None]
 
@@ -141,7 +141,7 @@ def heat_map(rows: Sequence[ScoredRow], arm: str, size: tuple[int, int]) -> list
 
 
 def _ranks(values: Sequence[float], parts: int) -> list[int]:
-    """The part, of so many of equal size, that each value is in when all are sorted."""
+    """The part, of this many of equal size, that each value is in when all are sorted."""
     order = sorted(range(len(values)), key=lambda n: values[n])
     found = [0] * len(values)
     for rank, number in enumerate(order):

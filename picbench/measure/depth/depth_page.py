@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from picbench.errors import DataError
+from picbench.measure.algorithms.scored_part import Case, ScoredPart, read_parts
 from picbench.measure.depth.depth_cuts import (
     CUTS,
     DepthBin,
@@ -14,7 +15,6 @@ from picbench.measure.depth.depth_cuts import (
     heat_map,
 )
 from picbench.measure.depth.row_place import NEEDLE, bundled_places, check_same
-from picbench.measure.frontier.scored_part import Case, ScoredPart, read_parts
 from picbench.measure.report import save
 from picbench.output import markdown
 from picbench.output.figures.depth_figure import draw_heat_maps

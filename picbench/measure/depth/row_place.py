@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from picbench.errors import DataError
+from picbench.measure.algorithms.scored_part import Case
+from picbench.measure.algorithms.serve_arms import load_case
 from picbench.measure.depth.needle_place import find_needle
-from picbench.measure.frontier.scored_part import Case
-from picbench.measure.frontier.serve_arms import load_case
 from picbench.workloads import datasets, models
 from picbench.workloads.datasets.base import Reading
 from picbench.workloads.prompts.drop import leads
@@ -27,7 +27,7 @@ NEEDLE = "needle"
 class RowPlace:
     """What is known of a row; None where it does not apply.
 
-    Questions over passages: `hops` are the passages that the answer needs, `leads` those that stand
+    Questions over passages: `hops` are the passages that the answer needs, `leads` those that are
     before one of them in its document without stating a fact of the answer; `chunks_apart` is how
     many chunks after the first one the last one is, `tokens_apart` is what lies between them.
     Needles: `length` of the context in tokens, `depth` of the remark in it from 0 to 1, its

@@ -23,13 +23,13 @@ from picbench.output.markdown import table
 from picbench.workloads.models.architectures import ARCHITECTURES, Architecture
 from picbench.workloads.models.random_weights import write
 
-Verdict = Literal["checked", "refused", "wrong", "failed"]
+CheckOutcome = Literal["checked", "refused", "wrong", "failed"]
 
 #: Verdicts by exit code of ``picbench measure oracle``.
-_VERDICTS: Mapping[int, Verdict] = {0: "checked", 1: "wrong", ConfigError.exit_code: "refused"}
+_VERDICTS: Mapping[int, CheckOutcome] = {0: "checked", 1: "wrong", ConfigError.exit_code: "refused"}
 
 #: The line that says what became of a process.
-_LINES: Mapping[Verdict, str] = {
+_LINES: Mapping[CheckOutcome, str] = {
     "checked": "^all agree.*$",
     "wrong": "^WRONG.*$",
     "refused": "^picbench: (.*)$",
@@ -45,7 +45,7 @@ class ArchitectureVerdict:
     """What became of one architecture; `line` is what its process said of it."""
 
     name: str
-    verdict: Verdict
+    verdict: CheckOutcome
     line: str
 
 
@@ -80,7 +80,9 @@ def measure(
     page = render(found, facts | settings)
     save(output / "architectures", document, page)
     print(page)
-    return all(_stands(row, verdict, device) for row, verdict in zip(chosen, found, strict=True))
+    return all(
+        _is_as_tabled(row, verdict, device) for row, verdict in zip(chosen, found, strict=True)
+    )
 
 
 def render(found: Sequence[ArchitectureVerdict], facts: Mapping[str, Any]) -> str:
@@ -124,8 +126,8 @@ def judge(name: str, code: int, stdout: str, stderr: str) -> ArchitectureVerdict
     return ArchitectureVerdict(name, verdict, said[0 if verdict == "wrong" else -1])
 
 
-def _stands(row: Architecture, found: ArchitectureVerdict, device: str) -> bool:
-    """Whether a verdict bears out the table; nothing may be wrong, or fail without a reason."""
+def _is_as_tabled(row: Architecture, found: ArchitectureVerdict, device: str) -> bool:
+    """Whether a verdict is the table's; nothing may be wrong, or fail without a reason."""
     claimed = row.gpu if device == "cuda" else row.cpu
     if claimed == "refused":
         return found.verdict == "refused" and row.why in found.line

@@ -15,7 +15,7 @@ from typing import Any
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
-from picbench.measure.engine.interleaved import Found, Measure, run_interleaved
+from picbench.measure.engine.interleaved import ArmFigures, Measure, run_interleaved
 from picbench.measure.engine.random_tokens import random_tokens
 from picbench.measure.report import save, spread, update_summary
 from picbench.output import markdown, provenance
@@ -107,14 +107,14 @@ def measure(model: str, repeats: int, commit: str | None, output: Path) -> None:
     write(found, facts | {"rounds": repeats, "seed": 0, "model": found_model.name}, output)
 
 
-def write(found: Found, facts: Mapping[str, Any], output: Path) -> None:
+def write(found: ArmFigures, facts: Mapping[str, Any], output: Path) -> None:
     """Write ``engine-comparison.json``, ``engine-comparison.md`` and the summary's figures."""
     document = {"schema": 1, "provenance": facts, "found": found}
     save(output / "engine-comparison", document, render(found, facts))
     update_summary(output, ratios(found))
 
 
-def ratios(found: Found) -> dict[str, dict[str, float]]:
+def ratios(found: ArmFigures) -> dict[str, dict[str, float]]:
     """The figures for `results/gpu/summary.json`: medians, picbench over stock vLLM.
 
     `speedup_vs_full` is the other way round: full recompute's TTFT over warm chunks'.
@@ -133,7 +133,7 @@ def ratios(found: Found) -> dict[str, dict[str, float]]:
     }
 
 
-def render(found: Found, facts: Mapping[str, Any]) -> str:
+def render(found: ArmFigures, facts: Mapping[str, Any]) -> str:
     """The page, in Markdown; `facts` are its provenance."""
     figures = ratios(found)
     warm, off = figures["warm_32k"], figures["pic_off"]
@@ -159,7 +159,7 @@ def render(found: Found, facts: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _show(found: Found) -> None:
+def _show(found: ArmFigures) -> None:
     for name, rows in found.items():
         for key, values in rows.items():
             ends = f"{min(values):.2f} .. {max(values):.2f}"

@@ -15,7 +15,7 @@ from typing import Any
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
-from picbench.measure.engine.interleaved import Found, Measure, run_interleaved
+from picbench.measure.engine.interleaved import ArmFigures, Measure, run_interleaved
 from picbench.measure.engine.random_tokens import random_tokens
 from picbench.measure.report import save, spread
 from picbench.output import markdown, provenance
@@ -72,7 +72,7 @@ def measures(chunks: Sequence[int]) -> dict[str, Measure]:
     return {f"{count} chunks": partial(ttft, chunks=count) for count in chunks}
 
 
-def curves(found: Found) -> dict[str, dict[int, list[float]]]:
+def curves(found: ArmFigures) -> dict[str, dict[int, list[float]]]:
     """Milliseconds by arm and tokens of the prompt, repeat by repeat."""
     lines: dict[str, dict[int, list[float]]] = {}
     for figures in found.values():
@@ -82,7 +82,7 @@ def curves(found: Found) -> dict[str, dict[int, list[float]]]:
     return lines
 
 
-def write(found: Found, facts: Mapping[str, Any], output: Path) -> None:
+def write(found: ArmFigures, facts: Mapping[str, Any], output: Path) -> None:
     """Write ``context.json``, ``context.md`` and the figure."""
     lines = curves(found)
     document = {"schema": 1, "provenance": facts, "ttft_ms": lines}

@@ -42,7 +42,7 @@ _FACTS = ("cpu", "threads", "capability", "variables", "python", "torch", "vllm"
 
 
 class ReplyBatch(NamedTuple):
-    """So many requests at a time, each with so many chunks."""
+    """How many requests decode at a time, and how many chunks each has."""
 
     requests: int
     chunks: int

@@ -1,28 +1,22 @@
-"""Engines that are up at once, each in a process of its own, and measured in alternation.
+"""Engines that are up at once and measured in alternation.
 
 Whatever drifts (clock, temperature, neighbours) affects all of them alike, and one engine computes
 while the others wait.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from picbench.arms.server import Server, launch
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
+from picbench.measure.started_engines import started_engines
 
 #: From an engine and a name that no other repeat has to figures by name. It runs in the
 #: engine's process, so it must be a function of a module.
 Measure = Callable[[Engine, str], Mapping[str, float]]
 
-#: Starts the process of an arm: its name, its engine's settings, its log.
-Begin = Callable[[str, EngineConfig, Path], Server]
-
 #: Figures by arm and name, repeat by repeat.
-Found = dict[str, dict[str, list[float]]]
+ArmFigures = dict[str, dict[str, list[float]]]
 
 
 def _always(label: str) -> bool:
@@ -35,17 +29,19 @@ def run_interleaved(
     repeats: int | Mapping[str, int],
     *,
     warm_up: bool = True,
-    keep: Callable[[str, Found], None] | None = None,
+    keep: Callable[[str, ArmFigures], None] | None = None,
     go_on: Callable[[str], bool] = _always,
-) -> Found:
+) -> ArmFigures:
     """All measurements of all arms, measure by measure; `repeats` of each, or by its name.
 
     Before the repeats of each there is one that is not kept, unless they need no `warm_up`. `keep`
     is called after each measure with its name and all that was found so far. The first measure for
     which `go_on` says no ends them all. Raises the error of an engine that cannot start or fails.
     """
-    found: Found = {name: {} for name in arms}
-    with started(arms) as engines:
+    found: ArmFigures = {name: {} for name in arms}
+    with started_engines(arms) as (engines, described):
+        for name, what in described.items():
+            print(name, what, flush=True)
         for label, measure in measures.items():
             if not go_on(label):
                 break
@@ -59,26 +55,6 @@ def run_interleaved(
             if keep is not None:
                 keep(label, found)
     return found
-
-
-@contextmanager
-def started(
-    arms: Mapping[str, EngineConfig], begin: Begin | None = None
-) -> Iterator[Mapping[str, Server]]:
-    """Engines, each in a process of its own; they end when the context does."""
-    engines: dict[str, Server] = {}
-    with TemporaryDirectory(prefix="picbench-") as logs:
-        try:
-            for name, config in arms.items():
-                engines[name] = (begin or launch)(name, config, Path(logs) / f"{name}.log")
-            for name, engine in engines.items():
-                print(name, engine.ready(), flush=True)
-            yield engines
-            for engine in engines.values():
-                engine.close()
-        finally:
-            for engine in engines.values():
-                engine.kill()
 
 
 def _apply(measure: Measure, name: str, engine: Engine) -> Mapping[str, float]:

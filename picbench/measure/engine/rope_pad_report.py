@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from picbench.measure.engine.interleaved import Found
+from picbench.measure.engine.interleaved import ArmFigures
 from picbench.measure.report import Spread, save
 from picbench.output import markdown
 from picbench.workloads.testbed import DATASETS
@@ -58,7 +58,7 @@ class PairedScores:
         return cls(fmean(ours), fmean(apart), error, changed, len(apart))
 
 
-def write(timed: Found, scored: Found, facts: Mapping[str, Any], output: Path) -> str:
+def write(timed: ArmFigures, scored: ArmFigures, facts: Mapping[str, Any], output: Path) -> str:
     """Write ``rope-pad-ablation.json`` and ``.md``; return the page."""
     document = {
         "schema": 1,
@@ -73,20 +73,20 @@ def write(timed: Found, scored: Found, facts: Mapping[str, Any], output: Path) -
     return page
 
 
-def ratios(timed: Found, keys: str, figure: str, base: str) -> Spread:
+def ratios(timed: ArmFigures, keys: str, figure: str, base: str) -> Spread:
     """A figure of an engine over the default engine's `base`, repeat by repeat."""
     ours, theirs = timed[keys][figure], timed[DEFAULT][base]
     return Spread.of([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
-def paired_scores(scored: Found, keys: str, pad: str, name: str = "") -> PairedScores:
+def paired_scores(scored: ArmFigures, keys: str, pad: str, name: str = "") -> PairedScores:
     """A cell's scores on all rows, or on those of one data set, against the default cell's."""
     rows = [key.partition(" ")[2] for key in scored[keys] if key.startswith(f"{pad} {name}")]
     ours = [scored[keys][f"{pad} {row}"][0] for row in rows]
     return PairedScores.of(ours, [scored[DEFAULT][f"masked {row}"][0] for row in rows])
 
 
-def render(timed: Found, scored: Found, facts: Mapping[str, Any]) -> str:
+def render(timed: ArmFigures, scored: ArmFigures, facts: Mapping[str, Any]) -> str:
     """The page, in Markdown."""
     return "\n".join(
         [
@@ -121,7 +121,7 @@ def _cells() -> Iterator[tuple[str, str]]:
     return product((DEFAULT, FUSED), PADS)
 
 
-def _all_ratios(timed: Found, keys: str, pad: str) -> dict[str, Any]:
+def _all_ratios(timed: ArmFigures, keys: str, pad: str) -> dict[str, Any]:
     figures = ("ttft_ms", "tpot_ms", "blocks", "own_blocks")
     return {f: asdict(ratios(timed, keys, f"{pad} {f}", f"masked {f}")) for f in figures}
 
@@ -141,7 +141,7 @@ def _caption(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _times(timed: Found, facts: Mapping[str, Any]) -> str:
+def _times(timed: ArmFigures, facts: Mapping[str, Any]) -> str:
     head = ["keys", "pads", "TTFT, ms", "ratio", "time per token, ms", "ratio"]
     head += ["KV blocks", "its own", "MiB", "linked tokens"]
     rows = []
@@ -157,7 +157,7 @@ def _times(timed: Found, facts: Mapping[str, Any]) -> str:
     return markdown.table(head, rows, right=2)
 
 
-def _plain(timed: Found, facts: Mapping[str, Any]) -> str:
+def _plain(timed: ArmFigures, facts: Mapping[str, Any]) -> str:
     rows = []
     for keys in (DEFAULT, FUSED):
         row = [_keys(facts, keys)]
@@ -173,7 +173,7 @@ def _plain(timed: Found, facts: Mapping[str, Any]) -> str:
     return f"{about}\n\n{markdown.table(head, rows, right=1)}"
 
 
-def _scores(scored: Found, facts: Mapping[str, Any]) -> str:
+def _scores(scored: ArmFigures, facts: Mapping[str, Any]) -> str:
     names = [name for name in DATASETS if any(f" {name} " in key for key in scored[DEFAULT])]
     rows = []
     for keys, pad in _cells():
@@ -186,7 +186,7 @@ def _scores(scored: Found, facts: Mapping[str, Any]) -> str:
     return markdown.table(["keys", "pads", *names, "all", "difference", "changed"], rows, right=2)
 
 
-def _verdict(timed: Found, scored: Found) -> Iterator[str]:
+def _verdict(timed: ArmFigures, scored: ArmFigures) -> Iterator[str]:
     figures = {"time to the first token": "ttft_ms", "time per token": "tpot_ms"}
     yield "MEPIC says of rotating keys in attention that its overhead is negligible. Here:"
     yield ""

@@ -18,7 +18,7 @@ from typing import Any
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
-from picbench.measure.engine.interleaved import Found, Measure, run_interleaved
+from picbench.measure.engine.interleaved import ArmFigures, Measure, run_interleaved
 from picbench.measure.engine.random_tokens import random_tokens
 from picbench.measure.report import save, spread
 from picbench.output import markdown, provenance
@@ -179,7 +179,7 @@ def _arms(config: EngineConfig, sizes: Sequence[int]) -> Iterator[tuple[str, Eng
         yield f"stock, {size}", replace(sized, stock=True, algorithm="prefix")
 
 
-def render(found: Found, facts: Mapping[str, Any]) -> str:
+def render(found: ArmFigures, facts: Mapping[str, Any]) -> str:
     """The page, in Markdown."""
     lines = [
         "# Time to the first token where few tokens are computed",
@@ -205,7 +205,7 @@ def render(found: Found, facts: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(found: Found, figure: str) -> str:
+def _table(found: ArmFigures, figure: str) -> str:
     rows = [
         (prompt.name, str(prompt.computed), *(spread(arm.get(key), 1) for arm in found.values()))
         for prompt in PROMPTS
@@ -214,7 +214,7 @@ def _table(found: Found, figure: str) -> str:
     return markdown.table(("chunks", "computed tokens", *found), rows, right=1)
 
 
-def _ratio_rows(found: Found) -> Iterator[Sequence[str]]:
+def _ratio_rows(found: ArmFigures) -> Iterator[Sequence[str]]:
     larger = _larger(found)
     for prompt in PROMPTS if larger else ():
         key = f"ttft {prompt.name}"
@@ -228,7 +228,7 @@ def _ratio(times: Sequence[float] | None, base: Sequence[float] | None) -> str:
     return spread([one / other for one, other in zip(times, base, strict=True)], 2)
 
 
-def _larger(found: Found) -> dict[str, str]:
+def _larger(found: ArmFigures) -> dict[str, str]:
     """Arms of other sizes than the smallest, each with the arm of its kind that has this."""
     by_kind: dict[str, list[str]] = {}
     for arm in found:

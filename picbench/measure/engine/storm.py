@@ -43,8 +43,8 @@ TIES = {"float32": 1e-3, "bfloat16": 0.25}
 # Log-probabilities that are asked for a token, to find ties.
 _LIKELY = 5
 
-#: In bfloat16 so many times as many answers may differ as between two runs of the large pool,
-#: and so many more (a share of all).
+#: In bfloat16 this many times as many answers may differ as between two runs of the large pool,
+#: and this share of all more.
 FACTOR, MARGIN = 2.0, 0.02
 
 

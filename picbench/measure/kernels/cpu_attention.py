@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-import torch
 from torch import Tensor
 
-from picbench.errors import InvalidRun
 from picbench.kernels.cpu.attention import store
 from picbench.kernels.cpu.reference import attend_reference
 from picbench.kernels.paging import BLOCK_SIZE
@@ -33,12 +31,15 @@ from picbench.measure.kernels.cpu_cases import (
     draw,
     slots_of,
 )
+from picbench.measure.kernels.right_first import require_right
+from picbench.measure.kernels.scene import relative_error
+from picbench.measure.kernels.timing import paired
 from picbench.measure.report import Spread, save
 from picbench.output import markdown, provenance
 
 _SAMPLE_SECONDS = 0.004
 _MIN_ROUNDS = 5
-_TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+_PREPARED = 9
 _FACTS = ("cpu", "threads", "machine", "capability", "python", "torch", "vllm", "commit", "load")
 
 
@@ -62,13 +63,8 @@ def verify(shape: HeadShape, seed: int) -> None:
 
 
 def _require_close(what: str, case: AttentionCase, found: Tensor, expected: Tensor) -> None:
-    expected = expected.double()
-    error = float((found.double() - expected).norm() / expected.norm())
-    if not error <= _TOLERANCE[case.shape.dtype]:
-        raise InvalidRun(
-            f"{what}: relative error {error:.2e} in {case}",
-            hint="nothing was timed; run the tests of picbench.kernels",
-        )
+    errors = [relative_error(found, expected.double())]
+    require_right(f"{what} in {case}", errors, case.shape.dtype)
 
 
 def measure(case: AttentionCase, rounds: int, seconds: float, seed: int) -> dict[str, Any]:
@@ -86,10 +82,7 @@ def measure(case: AttentionCase, rounds: int, seconds: float, seed: int) -> dict
     return {
         "case": _describe(case),
         "layer_us": {name: asdict(Spread.of(times)) for name, times in samples.items()},
-        "paired_ratio": {
-            name: asdict(Spread.of([own / base for own, base in zip(times, stock, strict=True)]))
-            for name, times in samples.items()
-        },
+        "paired_ratio": {name: asdict(paired(times, stock)) for name, times in samples.items()},
         "ratio_of_best": {name: min(times) / min(stock) for name, times in samples.items()},
         "prepare_us": {name: _time_prepare(arm) for name, arm in compared.items()},
     }
@@ -124,9 +117,9 @@ def _time(arm: Implementation, layers: int, passes: int) -> float:
     return (time.perf_counter() - begin) / (passes * layers) * 1e6
 
 
-def _time_prepare(arm: Implementation, repeats: int = 9) -> float:
+def _time_prepare(arm: Implementation) -> float:
     times = []
-    for _ in range(repeats):
+    for _ in range(_PREPARED):
         begin = time.perf_counter()
         arm.prepare()
         times.append(time.perf_counter() - begin)
@@ -147,7 +140,7 @@ def bench(
     work: Sequence[str] = (),
     commit: str | None = None,
 ) -> str:
-    """Check and time all cases, or those of some `work`, at most so many `seconds` each.
+    """Check and time all cases, or those of some `work`, at most `seconds` each.
 
     Writes ``attention.json`` and ``attention.md`` and returns the table. Raises InvalidRun where an
     output is wrong.
@@ -209,6 +202,6 @@ def report(document: dict[str, Any]) -> str:
 
 
 def _ratio(result: dict[str, Any], arm: str) -> str:
-    paired = result["paired_ratio"][arm]
-    spread = f"{paired['median']:.2f}, {paired['q25']:.2f}-{paired['q75']:.2f}"
+    rounds = result["paired_ratio"][arm]
+    spread = f"{rounds['median']:.2f}, {rounds['q25']:.2f}-{rounds['q75']:.2f}"
     return f"{result['ratio_of_best'][arm]:.2f} ({spread})"

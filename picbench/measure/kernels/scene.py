@@ -174,13 +174,12 @@ def rope_table(
     rotary_dim: int,
     positions: int,
     device: torch.device | str,
-    base: float = 500_000.0,
     *,
     is_neox: bool = True,
 ) -> RopeTable:
-    """A rotary table in float32 without scaling."""
+    """A rotary table in float32 without scaling, of Llama 3's base."""
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float64, device=device) / rotary_dim
-    angles = torch.arange(positions, device=device).unsqueeze(1) * base**-exponents
+    angles = torch.arange(positions, device=device).unsqueeze(1) * 500_000.0**-exponents
     table = torch.cat([angles.cos(), angles.sin()], dim=-1).float()
     return RopeTable(table, rotary_dim, is_neox)
 

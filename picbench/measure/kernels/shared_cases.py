@@ -8,7 +8,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from picbench.errors import InvalidRun
 from picbench.kernels.cuda.decode.attention import DecodeBatch, read_tiles
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch
@@ -18,17 +17,13 @@ from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.decode_cases import stock_arm
-from picbench.measure.kernels.scene import relative_error, rope_table
+from picbench.measure.kernels.decode_cases import STOCK_SPLITS, stock_arm
+from picbench.measure.kernels.right_first import TOLERANCE, decode_errors, require_right
+from picbench.measure.kernels.scene import rope_table
 from picbench.measure.kernels.shared_scene import ChunkReads, SharedScene, draw_shared
-
-#: Relative error against float64 that a type may have.
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 #: Every cell with two readers is shared, whatever it costs.
 FORCED = SharingCosts.none()
-
-_STOCK_SPLITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +80,7 @@ class SharedCase:
         )
 
 
-#: The prototype's, by how many requests share a chunk, and one in which none do.
+#: By how many requests share a chunk, and one in which none do.
 CASES = (
     SharedCase(64, 64, 128, 512, 1104),
     SharedCase(64, 64, 512, 512, 1104),
@@ -137,7 +132,7 @@ def shared_batch(
 
 
 def own_batch(drawn: SharedScene) -> DecodeBatch:
-    """The batch of today's kernel, filled."""
+    """The batch of split-KV decode, which reads a chunk for each request, filled."""
     scene = drawn.scene
     requests, width = scene.table.shape
     table = RequestTable(requests, width + 4, scene.table.device)
@@ -157,7 +152,7 @@ def arms(drawn: SharedScene, query: Tensor, out: Tensor) -> tuple[Arms, SharedDe
     cache, scale = scene.kv_cache, scene.scale
     found: Arms = {"own": partial(own_batch(drawn).attend, query, cache, scale, out)}
     if flash.covers(scene.shape):
-        found["fa3"] = stock_arm(scene, query, out, _STOCK_SPLITS)
+        found["fa3"] = stock_arm(scene, query, out, STOCK_SPLITS)
     for name, (launch, cells) in LAUNCHES.items():
         batch = shared_batch(drawn, launch, cells, FORCED)
         found[name] = partial(batch.attend, query, cache, scale, out)
@@ -194,19 +189,8 @@ def check(
     scene = drawn.scene
     out.fill_(float("nan"))
     arm()
-    errors = []
-    for i in sorted({0, len(query) // 2, len(query) - 1}):
-        end = torch.tensor([scene.requests[i].end], dtype=torch.int32)
-        expected = scene.expected(i, query[i : i + 1], end)
-        errors.append(relative_error(out[i : i + 1], expected))
-    # A maximum would pass over NaN.
-    error = float(torch.tensor(errors).max())
-    if not error <= TOLERANCE[scene.shape.dtype]:
-        raise InvalidRun(
-            f"shared decode {name}: relative errors {errors} in {scene.shape}",
-            hint="nothing was timed; run the tests of picbench.kernels on the GPU",
-        )
-    return error
+    errors = decode_errors(scene, query, out)
+    return require_right(f"shared decode {name} of {scene.shape}", errors, scene.shape.dtype)
 
 
 def checks(device: str, seed: int) -> Iterator[tuple[str, float]]:

@@ -6,8 +6,9 @@ Writes shared-decode.json and shared-decode.md, and figures of summary.json.
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +110,19 @@ def grouping_times(rows: int = 256, chosen: int = 64, chunks: int = 2048) -> dic
     for row in range(rows):
         made.add(row, cells())
     made.take_changes()
-    steps = (made.remove, made.add, made.take_changes, made.take_changes)
     times: dict[str, list[float]] = {"goes": [], "comes": [], "changes": [], "idle": []}
     for _ in range(200):
         row, new = dice.randrange(rows), cells()
-        for (name, spent), step, given in zip(
-            times.items(), steps, ((row,), (row, new), (), ()), strict=True
-        ):
+        steps: tuple[Callable[[], object], ...] = (
+            partial(made.remove, row),
+            partial(made.add, row, new),
+            made.take_changes,
+            made.take_changes,
+        )
+        for spent, step in zip(times.values(), steps, strict=True):
             began = time.perf_counter()
-            step(*given)  # type: ignore[operator]
+            step()
             spent.append(1e3 * (time.perf_counter() - began))
-            assert name
     return {name: statistics.median(spent) for name, spent in times.items()}
 
 

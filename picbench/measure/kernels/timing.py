@@ -8,7 +8,7 @@ import torch
 from picbench.measure.report import Spread
 
 _WARMUP = 3
-#: Seconds' worth of launches that one sample holds at least, as a fraction of a millisecond.
+#: Milliseconds of launches that a sample has at least.
 _SAMPLE_MS = 0.4
 
 

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from picbench.engines.config import EngineConfig
 from picbench.measure.serving.decode_load_page import (
@@ -24,21 +23,16 @@ from picbench.measure.serving.decode_load_page import (
     write_load,
     write_sharing,
 )
-from picbench.measure.serving.decode_waves import DecodeScene, brief_wave, decode_wave
+from picbench.measure.serving.decode_waves import DecodeScene
 from picbench.measure.serving.load_costs import CostGuess
-from picbench.measure.serving.rounds_file import RoundsFound
 from picbench.measure.serving.served_rounds import (
     RoundsPlan,
-    ServedArm,
     ServedCell,
     estimate,
-    run_rounds,
 )
-from picbench.output import provenance
+from picbench.measure.serving.serving_run import ServingRun, measure_rounds
+from picbench.measure.serving.wave_arms import wave_arm, wave_engine
 from picbench.workloads import models
-
-#: Tokens of a reply when engines are warmed up.
-_BRIEF = 16
 
 STOCK = "stock"
 
@@ -84,17 +78,10 @@ LOADS_OF: Mapping[str, DecodeLoad] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeRun:
+class DecodeRun(ServingRun):
     """How to measure; `reply` is that of every request (0: the device's)."""
 
-    model: str
-    device: str
-    dtype: str
-    rounds: int
-    seconds: float
-    output: Path
     reply: int = 0
-    commit: str | None = None
 
     @property
     def load(self) -> DecodeLoad:
@@ -113,13 +100,7 @@ def measure(run: DecodeRun, say: Callable[[str], None], *, sharing: bool) -> tup
     """
     plan = sharing_plan(run) if sharing else load_plan(run)
     write = write_sharing if sharing else write_load
-
-    def keep(found: RoundsFound) -> None:
-        if found.cells:
-            write(found, run.output)
-
-    found = run_rounds(plan, say, keep)
-    return (write(found, run.output) if found.cells else ""), plan.done(found)
+    return measure_rounds(plan, partial(write, output=run.output), say)
 
 
 def estimated(run: DecodeRun, *, sharing: bool) -> str:
@@ -132,17 +113,18 @@ def load_plan(run: DecodeRun) -> RoundsPlan:
     """One cell: the load, in all arms."""
     load = run.load
     scene = load.scene
-    config = _config(run, scene, load.pool)
+    model = models.resolve(run.model).path
+    config = wave_engine(run, model, scene, load.pool, "off")
     alone = replace(scene, requests=scene.plain_fit(load.pool))
     common = replace(scene, requests=scene.common_fit(load.pool))
     arms = {
-        OFF: _arm(OFF, scene),
-        AUTO: _arm(AUTO, scene),
-        PREFIX: _arm(STOCK, alone),
-        COMMON: _arm(STOCK, common, common=True),
-        OWN_COMMON: _arm(AUTO, common, common=True),
+        OFF: wave_arm(OFF, scene),
+        AUTO: wave_arm(AUTO, scene),
+        PREFIX: wave_arm(STOCK, alone),
+        COMMON: wave_arm(STOCK, common, common=True),
+        OWN_COMMON: wave_arm(AUTO, common, common=True),
     }
-    facts = _facts(run) | {"scene": asdict(scene), "prompt": scene.prompt, "pool": load.pool}
+    facts = run.facts() | {"scene": asdict(scene), "prompt": scene.prompt, "pool": load.pool}
     engines = _ours(config) | {STOCK: replace(config, stock=True, algorithm="prefix")}
     cells = [ServedCell("load", arms, len(arms) * load.costs.wave(scene))]
     return RoundsPlan(_path(run, "decode-load"), facts, engines, cells, run.rounds, run.seconds)
@@ -153,12 +135,13 @@ def sharing_plan(run: DecodeRun) -> RoundsPlan:
     load = run.load
     scenes = {degree: load.at(degree) for degree in load.degrees}
     longest = max(scenes.values(), key=lambda scene: scene.prompt)
+    model = models.resolve(run.model).path
     rows = {str(degree): asdict(scene) for degree, scene in scenes.items()}
-    facts = _facts(run) | {"scenes": rows, "pool": load.sharing_pool}
+    facts = run.facts() | {"scenes": rows, "pool": load.sharing_pool}
     return RoundsPlan(
         _path(run, "decode-sharing"),
         facts,
-        _ours(_config(run, longest, load.sharing_pool)),
+        _ours(wave_engine(run, model, longest, load.sharing_pool, "off")),
         list(_degrees(scenes, load.costs)),
         run.rounds,
         run.seconds,
@@ -168,40 +151,12 @@ def sharing_plan(run: DecodeRun) -> RoundsPlan:
 def _degrees(scenes: Mapping[int, DecodeScene], costs: CostGuess) -> Iterator[ServedCell]:
     for degree, scene in scenes.items():
         # What steps that decode take is warmed up by those before, which compute the prompts.
-        arms = {name: replace(_arm(name, scene), warm_up=None) for name in (OFF, AUTO)}
+        arms = {name: replace(wave_arm(name, scene), warm_up=None) for name in (OFF, AUTO)}
         yield ServedCell(str(degree), arms, len(arms) * costs.wave(scene))
-
-
-def _arm(engine: str, scene: DecodeScene, *, common: bool = False) -> ServedArm:
-    brief = replace(scene, reply=min(_BRIEF, scene.reply))
-    return ServedArm(
-        engine,
-        partial(decode_wave, scene=scene, common=common),
-        partial(brief_wave, scene=brief, common=common),
-    )
-
-
-def _config(run: DecodeRun, scene: DecodeScene, pool: int) -> EngineConfig:
-    return EngineConfig(
-        model=str(models.resolve(run.model).path),
-        device=run.device,
-        dtype=run.dtype,
-        context=scene.prompt + scene.reply,
-        batch_tokens=8192,
-        kv_blocks=pool,
-        max_requests=scene.requests,
-        tiers="",
-        shared_decode="off",
-    )
 
 
 def _ours(config: EngineConfig) -> dict[str, EngineConfig]:
     return {OFF: config, AUTO: replace(config, shared_decode="auto")}
-
-
-def _facts(run: DecodeRun) -> dict[str, Any]:
-    found = provenance.facts(*provenance.ENGINE, device=run.device, commit=run.commit)
-    return found | {"model": models.resolve(run.model).label, "dtype": run.dtype}
 
 
 def _path(run: DecodeRun, name: str) -> Path:

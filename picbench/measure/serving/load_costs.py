@@ -15,7 +15,7 @@ class CostGuess:
     step_s: float
 
     def prompts(self, *tokens: float) -> float:
-        """Seconds for prompts of so many tokens in all."""
+        """Seconds for prompts of this many tokens in all."""
         return sum(tokens) / self.tokens_s
 
     def load(self, traffic: LoadTraffic, *, reused: bool = False) -> float:

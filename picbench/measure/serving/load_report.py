@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -28,16 +27,14 @@ from picbench.measure.serving.load_traffic import (
     mixed_figures,
     stream_figures,
 )
-from picbench.measure.serving.rounds_file import RoundsFound
 from picbench.measure.serving.served_rounds import (
     RoundsPlan,
     ServedArm,
     ServedCell,
     estimate,
-    run_rounds,
 )
+from picbench.measure.serving.serving_run import ServingRun, measure_rounds
 from picbench.names import closest
-from picbench.output import provenance
 from picbench.run.protocol import to_request
 from picbench.workloads import models
 from picbench.workloads.traffic.chunk_source import build
@@ -125,18 +122,11 @@ LOAD_SIZES: Mapping[str, LoadSizes] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRun:
+class LoadRun(ServingRun):
     """How to measure; `only` some groups of cells (none: all)."""
 
-    model: str
-    device: str
-    dtype: str
-    rounds: int
-    seconds: float
-    output: Path
     only: Sequence[str] = ()
     shared_decode: str = "off"
-    commit: str | None = None
 
 
 def measure(run: LoadRun, say: Callable[[str], None]) -> tuple[str, bool]:
@@ -148,13 +138,7 @@ def measure(run: LoadRun, say: Callable[[str], None]) -> tuple[str, bool]:
     plan = load_plan(run)
     if run.seconds:  # Drawing requests takes seconds, too.
         plan = replace(plan, seconds=max(1.0, run.seconds - (time.monotonic() - began)))
-
-    def keep(found: RoundsFound) -> None:
-        if found.cells:
-            write_report(found, run.output)
-
-    found = run_rounds(plan, say, keep)
-    return (write_report(found, run.output) if found.cells else ""), plan.done(found)
+    return measure_rounds(plan, partial(write_report, output=run.output), say)
 
 
 def estimated(run: LoadRun) -> str:
@@ -179,9 +163,8 @@ def load_plan(run: LoadRun) -> RoundsPlan:
         tiers="",
         shared_decode=run.shared_decode,
     )
-    facts = provenance.facts(*provenance.ENGINE, device=run.device, commit=run.commit)
-    facts |= {"model": models.resolve(run.model).label, "dtype": run.dtype, "pool": sizes.pool}
-    facts |= {"running": sizes.running, "block_tokens": BLOCK_SIZE}
+    facts = run.facts() | {"pool": sizes.pool, "running": sizes.running}
+    facts["block_tokens"] = BLOCK_SIZE
     facts["shared_decode"] = run.shared_decode
     stock = replace(config, stock=True, algorithm="prefix", shared_decode="off")
     return RoundsPlan(

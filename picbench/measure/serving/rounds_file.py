@@ -71,7 +71,7 @@ def read_rounds(path: Path, facts: Mapping[str, Any]) -> RoundsFound:
 
 
 def differing(path: Path, facts: Mapping[str, Any]) -> list[str]:
-    """The facts that are others in a file, because of which it is begun anew."""
+    """The facts that are others in a file, because of which it is started over."""
     known = _read(path)
     if known is None:
         return []

@@ -1,9 +1,9 @@
 """Throughput of one engine on several GPUs against one, beside stock vLLM's.
 
 Requests of several lengths decode together, over chunks that are in the pool; stock vLLM's have one
-common prefix of the same length, so that it computes as little anew. All engines are up at once and
-take turns. Besides, a trained model replies on one GPU and on several, as engines are served: with
-graphs, scheduling ahead.
+common prefix of the same length, so that it computes as few new tokens. All engines are up at once
+and take turns. Besides, a trained model replies on one GPU and on several, as engines are served:
+with graphs, scheduling ahead.
 """
 
 import zlib
@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.measure.serving.decode_waves import DecodeScene, brief_wave, decode_wave
+from picbench.measure.serving.decode_waves import DecodeScene
 from picbench.measure.serving.load_costs import CostGuess
 from picbench.measure.serving.rounds_file import RoundsFound
 from picbench.measure.serving.scaling_page import (
@@ -31,13 +31,10 @@ from picbench.measure.serving.served_rounds import (
     ServedArm,
     ServedCell,
     estimate,
-    run_rounds,
 )
-from picbench.output import provenance
+from picbench.measure.serving.serving_run import ServingRun, measure_rounds
+from picbench.measure.serving.wave_arms import wave_arm, wave_engine
 from picbench.workloads import models
-
-#: Tokens of a reply when engines are warmed up.
-_BRIEF = 16
 
 #: Models whose replies are compared: the trained one's heads can be divided by two only.
 _TRAINED, _OTHERWISE = "testbed", "shape:small"
@@ -58,7 +55,7 @@ class ScalingSizes:
     costs: CostGuess
 
     def at(self, chunks: int) -> DecodeScene:
-        """Requests of so many chunks, of twice as many."""
+        """Requests of this many chunks, drawn from twice as many."""
         return replace(self.scene, chunks=chunks, corpus=2 * chunks)
 
 
@@ -88,18 +85,11 @@ SCALING_SIZES: Mapping[str, ScalingSizes] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingRun:
+class ScalingRun(ServingRun):
     """How to measure one GPU against `workers`; `shared_decode` is that of picbench's engines."""
 
-    model: str
-    device: str
-    dtype: str
     workers: int
-    rounds: int
-    seconds: float
-    output: Path
     shared_decode: str = "auto"
-    commit: str | None = None
 
     @property
     def path(self) -> Path:
@@ -112,17 +102,11 @@ def measure(run: ScalingRun, say: Callable[[str], None]) -> tuple[str, bool]:
 
     The page is empty before any length is done.
     """
-    plan = scaling_plan(run)
-    page = ""
 
-    def keep(found: RoundsFound) -> None:
-        nonlocal page
-        if found.cells.keys() - {REPLIES}:
-            page = write_scaling(found, run.path)
+    def write(found: RoundsFound) -> str:
+        return write_scaling(found, run.path) if found.cells.keys() - {REPLIES} else ""
 
-    found = run_rounds(plan, say, keep)
-    keep(found)
-    return page, plan.done(found)
+    return measure_rounds(scaling_plan(run), write, say)
 
 
 def estimated(run: ScalingRun) -> str:
@@ -136,14 +120,13 @@ def scaling_plan(run: ScalingRun) -> RoundsPlan:
     sizes = SCALING_SIZES[run.device]
     scenes = {scene.prompt: scene for scene in map(sizes.at, sizes.lengths)}
     found = models.resolve(run.model)
-    facts = provenance.facts(*provenance.ENGINE, device=run.device, commit=run.commit)
-    facts |= {"model": found.label, "dtype": run.dtype, "pool": sizes.pool, "workers": run.workers}
+    facts = run.facts() | {"pool": sizes.pool, "workers": run.workers}
     facts["shared_decode"] = run.shared_decode
     facts["scenes"] = {str(prompt): asdict(scene) for prompt, scene in scenes.items()}
     longest = max(scenes.values(), key=lambda scene: scene.prompt)
-    ours = _config(run, str(found.path), longest, sizes.pool)
+    ours = wave_engine(run, found.path, longest, sizes.pool, run.shared_decode)
     asked = models.resolve(_TRAINED if run.workers == 2 else _OTHERWISE)
-    replies = _config(run, str(asked.path), sizes.replies, sizes.replies_pool)
+    replies = wave_engine(run, asked.path, sizes.replies, sizes.replies_pool, run.shared_decode)
     facts["replies"] = {"model": asked.label, "dtype": "float32", **asdict(sizes.replies)}
     stock = replace(ours, stock=True, algorithm="prefix", shared_decode="off")
     engines = {
@@ -159,16 +142,13 @@ def _lengths(
     scenes: Mapping[int, DecodeScene], run: ScalingRun, sizes: ScalingSizes
 ) -> Iterator[ServedCell]:
     for prompt, scene in scenes.items():
-        arms = {}
-        for who in (OURS, STOCK):
-            brief = replace(scene, reply=min(_BRIEF, scene.reply))
-            common = who == STOCK
-            work = partial(decode_wave, scene=scene, common=common)
-            warm_up = partial(brief_wave, scene=brief, common=common)
-            for gpus in (1, run.workers):
-                name = arm_name(who, gpus)
-                arms[name] = ServedArm(name, work, warm_up)
-        yield ServedCell(str(prompt), arms, len(arms) * sizes.costs.wave(scene))
+        arms = [
+            wave_arm(arm_name(who, gpus), scene, common=who == STOCK)
+            for who in (OURS, STOCK)
+            for gpus in (1, run.workers)
+        ]
+        named = {arm.engine: arm for arm in arms}
+        yield ServedCell(str(prompt), named, len(arms) * sizes.costs.wave(scene))
 
 
 def _replies(run: ScalingRun, sizes: ScalingSizes) -> ServedCell:
@@ -190,17 +170,3 @@ def reply_sums(engine: Engine, name: str, *, scene: DecodeScene) -> dict[str, fl
 
 def _sides(who: str, config: EngineConfig, workers: int) -> dict[str, EngineConfig]:
     return {arm_name(who, gpus): replace(config, tensor_parallel=gpus) for gpus in (1, workers)}
-
-
-def _config(run: ScalingRun, model: str, scene: DecodeScene, pool: int) -> EngineConfig:
-    return EngineConfig(
-        model=model,
-        device=run.device,
-        dtype=run.dtype,
-        context=scene.prompt + scene.reply,
-        batch_tokens=8192,
-        kv_blocks=pool,
-        max_requests=scene.requests,
-        tiers="",
-        shared_decode=run.shared_decode,
-    )

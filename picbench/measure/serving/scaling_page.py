@@ -17,7 +17,7 @@ REPLIES = "replies"
 
 
 def arm_name(who: str, gpus: int) -> str:
-    """What an arm on so many GPUs is called."""
+    """What an arm on this many GPUs is called."""
     return f"{who} x{gpus}"
 
 

@@ -7,17 +7,14 @@ even; those of a lower rank come first. Rounds beyond the first few come after t
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from picbench.arms.server import Server, launch
+from picbench.arms.server import Server
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.errors import PicBenchError
@@ -28,6 +25,7 @@ from picbench.measure.serving.rounds_file import (
     read_rounds,
     write_rounds,
 )
+from picbench.measure.started_engines import started_engines
 from picbench.output.json_file import locked
 
 #: Rounds that all cells get before any cell gets more: the fewest that show a spread.
@@ -63,10 +61,10 @@ class ServedCell:
 
 @dataclass(frozen=True, slots=True)
 class RoundsPlan:
-    """Cells to measure for so many rounds, with these engines, into a JSON file at `path`.
+    """Cells to measure for `rounds` rounds, with these engines, into a JSON file at `path`.
 
     `seconds` is when no cell is begun that would not end by then (0: no limit); the start of the
-    engines counts. A file with other `facts` is begun anew.
+    engines counts. A file with other `facts` is started over.
     """
 
     path: Path
@@ -121,7 +119,7 @@ def estimate(plan: RoundsPlan, found: RoundsFound) -> RoundsProgress:
 def run_rounds(
     plan: RoundsPlan,
     say: Callable[[str], None],
-    keep: Callable[[RoundsFound], None] = lambda _: None,
+    keep: Callable[[RoundsFound], object] = lambda _: None,
 ) -> RoundsFound:
     """Measure what is left, as long as there is time, and write it cell by cell.
 
@@ -131,7 +129,7 @@ def run_rounds(
     """
     found = plan.read()
     if other := differing(plan.path, plan.facts):
-        say(f"{plan.path.name} was measured with another {', '.join(other)}: starting over")
+        say(f"{plan.path.name} was measured with another {', '.join(other)}: started over")
     say(str(estimate(plan, found)))
     left = list(_left(plan, found))
     if not left:
@@ -229,7 +227,7 @@ def _watch(engine: Engine) -> None:
     engine.watch_compilations()
 
 
-def _save(plan: RoundsPlan, found: RoundsFound, keep: Callable[[RoundsFound], None]) -> None:
+def _save(plan: RoundsPlan, found: RoundsFound, keep: Callable[[RoundsFound], object]) -> None:
     """Write what was found beside what other processes have measured meanwhile."""
     with locked(plan.path):
         found.adopt(plan.read(), {cell.name for cell in plan.cells})
@@ -239,20 +237,10 @@ def _save(plan: RoundsPlan, found: RoundsFound, keep: Callable[[RoundsFound], No
 
 @contextmanager
 def _started(plan: RoundsPlan) -> Iterator[Mapping[str, Server]]:
-    engines: dict[str, Server] = {}
+    """The engines that the plan's cells use."""
     used = {arm.engine for cell in plan.cells for arm in cell.arms.values()}
-    end = "kill"
-    with TemporaryDirectory(prefix="picbench-") as logs:
-        try:
-            for name, config in plan.engines.items():
-                if name in used:
-                    engines[name] = launch(name, config, Path(logs) / f"{name}.log")
-            for engine in engines.values():
-                engine.ready()
-                engine.call(_watch)
-            yield engines
-            end = "close"
-        finally:
-            # Each takes seconds to end.
-            with ThreadPoolExecutor() as threads:
-                list(threads.map(methodcaller(end), engines.values()))
+    configs = {name: config for name, config in plan.engines.items() if name in used}
+    with started_engines(configs) as (engines, _):
+        for engine in engines.values():
+            engine.call(_watch)
+        yield engines

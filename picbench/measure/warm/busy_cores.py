@@ -17,7 +17,7 @@ _READY = b"spinning\n"
 
 @contextmanager
 def busy_cores(count: int) -> Iterator[None]:
-    """Keep so many cores busy, from the first line of the context to its last."""
+    """Keep this many cores busy, from the first line of the context to its last."""
     module = "picbench.measure.warm.busy_cores"
     command = (sys.executable, "-P", "-m", module, str(os.getpid()))
     spinning = list[subprocess.Popen[bytes]]()

@@ -20,8 +20,8 @@ from picbench.arms.server import Server
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import InvalidRun
-from picbench.measure.engine.interleaved import started
 from picbench.measure.engine.random_tokens import random_tokens
+from picbench.measure.started_engines import started_engines
 from picbench.measure.warm.busy_cores import busy_cores
 from picbench.measure.warm.served_engine import FirstToken, ServedEngine, launch_served
 from picbench.measure.warm.warm_chunks_page import Loads, write
@@ -126,7 +126,10 @@ def measure(settings: WarmSettings, commit: str | None, output: Path) -> None:
         tiers="",
     )
     stock = replace(config, stock=True, algorithm="prefix")
-    with started({"stock": stock, "picbench": config}, launch_served) as engines:
+    configs = {"stock": stock, "picbench": config}
+    with started_engines(configs, launch_served) as (engines, described):
+        for name, what in described.items():
+            print(name, what, flush=True)
         loads = _alternate(engines, settings)
     facts = provenance.facts(*provenance.ENGINE, device=settings.device, commit=commit)
     facts |= {"model": found_model.label, "dtype": config.dtype, "busy_cores": settings.busy}

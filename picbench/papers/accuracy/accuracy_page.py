@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
-from picbench.measure.frontier.row_intervals import RowInterval, difference_of
-from picbench.measure.frontier.scored_part import Case, ScoredPart, file_name, read_parts
+from picbench.measure.algorithms.row_intervals import RowInterval, difference_of
+from picbench.measure.algorithms.scored_part import Case, ScoredPart, file_name, read_parts
 from picbench.output import markdown
 from picbench.output.figures.paper_canvas import Panel
 from picbench.output.figures.paper_panels import Spot, draw_dots
@@ -92,7 +92,7 @@ def write_accuracy(
 ) -> list[ClaimVerdict]:
     """Write page, verdicts, tables and figures from the scores below `folder`; the verdicts.
 
-    `scores` is a folder with the testbed's, which stand beside those of other models.
+    `scores` is a folder with the testbed's, which are shown beside those of other models.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = [

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from picbench.errors import ConfigError
-from picbench.measure.frontier import serve_arms
-from picbench.measure.frontier.scored_part import Case
+from picbench.measure.algorithms import serve_arms
+from picbench.measure.algorithms.scored_part import Case
 from picbench.papers.accuracy.accuracy_settings import AccuracySettings
 from picbench.papers.accuracy.model_files import NamedModel, find_model, name_of
 from picbench.papers.paper_settings import Device, arm_names

@@ -12,7 +12,7 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import ConfigError
-from picbench.measure.engine.interleaved import Found, run_interleaved
+from picbench.measure.engine.interleaved import ArmFigures, run_interleaved
 from picbench.measure.engine.random_tokens import random_tokens
 from picbench.output import provenance
 from picbench.output.json_file import write_json
@@ -68,7 +68,7 @@ class LatencyRun:
         """Note what measures from now on."""
         self._facts = dict(facts)
 
-    def keep(self, name: str, label: str, found: Found) -> None:
+    def keep(self, name: str, label: str, found: ArmFigures) -> None:
         """Take a point's figures, which were measured as `name`, into the file."""
         figures: Figures = {arm: {} for arm in self._settings.arms}
         for engine in found.values():
@@ -159,7 +159,7 @@ def _measure_alike(
         began.append(monotonic())
         return budget.allows(run.expected(label))
 
-    def keep(name: str, found: Found) -> None:
+    def keep(name: str, found: ArmFigures) -> None:
         run, label = missing[name]
         run.keep(name, label, found)
         budget.note(run.expected(label), monotonic() - began[-1])

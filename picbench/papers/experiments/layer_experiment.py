@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from picbench.engines.algorithms import parse
+from picbench.engines.algorithms import Algorithm, Registry
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.picture import example_picks, planned_tokens
 from picbench.engines.planning.policy import LayoutConfig, Segment
@@ -70,13 +70,12 @@ class LayerWork:
         }
 
 
-def count_layers(segments: list[Segment], arm: str, layers: int) -> list[LayerWork]:
+def count_layers(segments: list[Segment], algorithm: Algorithm, layers: int) -> list[LayerWork]:
     """The work of each layer for a prompt whose chunks are cached.
 
     Which tokens are picked is not known; as an example they are evenly spread, which the number of
     pairs depends on and nothing else.
     """
-    algorithm = parse(arm)
     layout = LayoutConfig(pad=algorithm.pads)
     plan = lay_out(algorithm.arrange(segments, layout), algorithm.plan_chunk, layout)
     planned = planned_tokens(plan, example_picks(plan))
@@ -95,11 +94,13 @@ def measure_layers(
 ) -> ExperimentData:
     """Count all rows under all arms."""
     settings = experiment.cpu
+    registry = Registry()
+    arms = {arm: registry.parse(arm) for arm in settings.arms}
     shape = LayerShape.of(json.loads((testbed_folder() / "config.json").read_bytes()))
     points = [
         point
         for number, prompt in enumerate(testbed_prompts(settings.dataset, settings.rows), 1)
-        for point in _points(_segments(prompt), number, settings.arms, shape)
+        for point in _points(_segments(prompt), number, arms, shape)
     ]
     short = provenance.facts("commit", device="cpu", commit=commit)["commit"][:7]
     caption = (
@@ -118,9 +119,9 @@ def measure_layers(
 
 
 def _points(
-    segments: list[Segment], number: int, arms: list[str], shape: LayerShape
+    segments: list[Segment], number: int, arms: Mapping[str, Algorithm], shape: LayerShape
 ) -> Iterator[PointData]:
-    works = {arm: count_layers(segments, arm, shape.layers) for arm in arms}
+    works = {name: count_layers(segments, arm, shape.layers) for name, arm in arms.items()}
     size = sum(len(segment.tokens) for segment in segments)
     for layer in range(shape.layers):
         found = {arm: PointArm(work[layer].metrics(shape)) for arm, work in works.items()}

@@ -26,7 +26,7 @@ from picbench.run.unfinished import can_go_on
 from picbench.workloads import models
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
-#: Opens the display of so many requests.
+#: Opens the display of this many requests.
 Display = Callable[[int], AbstractContextManager[Progress]]
 
 #: Settings by which a run is recognised; its files may have moved.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from picbench.measure.frontier.scored_part import Case, ScoredPart, read_parts
+from picbench.measure.algorithms.scored_part import Case, ScoredPart, read_parts
 from picbench.papers.experiments.experiment_data import ExperimentData, read_all
 
 #: The model that an arm without a model is one of.

@@ -66,7 +66,7 @@ class JudgedCell:
 
 
 def level_of(cells: int) -> float:
-    """The level of each of so many intervals (Bonferroni)."""
+    """The level of each of this many intervals (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / max(1, cells)
 
 

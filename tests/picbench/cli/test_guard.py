@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from picbench.cli.guard import PIPE_CLOSED, GuardedGroup, traced, with_flags
+from picbench.cli.guard import PIPE_CLOSED, GuardedCommand, GuardedGroup, with_flags
 from picbench.errors import ConfigError
 
 
@@ -46,13 +46,11 @@ def main() -> None:
     """Commands that fail."""
 
 
-@main.command()
+@main.command(cls=GuardedCommand)
 @click.option("--kv-blocks", type=int)
-@click.option("--debug", is_flag=True)
-def fail(*, kv_blocks: int, debug: bool) -> None:
+def fail(*, kv_blocks: int) -> None:
     """Fail with an error that names fields."""
-    with traced(debug):
-        raise ConfigError(f"`kv_blocks` {kv_blocks}: too few", hint="or lower `context`")
+    raise ConfigError(f"`kv_blocks` {kv_blocks}: too few", hint="or lower `context`")
 
 
 def test_an_error_is_one_line_with_flags() -> None:

@@ -218,7 +218,7 @@ def test_a_point_that_was_stopped_goes_on(
     assert rows(output / "cpu-chunks-kinds.csv") == rows(whole / "cpu-chunks-kinds.csv")
 
 
-def test_a_point_that_began_with_other_code_is_measured_anew(
+def test_a_point_that_began_with_other_code_is_measured_again(
     bench: Bench, settings_file: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"

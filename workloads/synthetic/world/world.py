@@ -38,17 +38,16 @@ _YEARS = MappingProxyType(
 )
 _FRESH = 1000
 
+#: The probability that a fact's object is an entity that exists already.
+_KNOWN = 0.7
+
 
 class World:
-    """Entities and facts, made on demand.
+    """Entities and facts, made on demand."""
 
-    `linked` is the probability that a fact's object is an entity that exists already.
-    """
-
-    def __init__(self, rng: Random, split: Split, linked: float = 0.7) -> None:
+    def __init__(self, rng: Random, split: Split) -> None:
         self._rng = rng
         self._split = split
-        self._linked = linked
         self._by_form: dict[Form, list[Entity]] = {}
         self._facts: dict[tuple[Entity, str], Fact] = {}
         self._kin: set[tuple[Entity, Entity]] = set()
@@ -70,10 +69,8 @@ class World:
 
     def new_fact(self, subject: Entity, relation: str) -> Fact:
         """Make a fact that does not exist yet, with a new entity as its object."""
-        linked, self._linked = self._linked, 0.0
-        fact = self.fact(subject, relation)
-        self._linked = linked
-        return fact
+        known = self._facts.get((subject, relation))
+        return known or self.add_fact(subject, relation, self._object(subject, relation, 0.0))
 
     def add_fact(self, subject: Entity, relation: str, found: Entity) -> Fact:
         """Make `found` the `relation` of `subject`, which must have none yet."""
@@ -98,7 +95,8 @@ class World:
                 return name
         raise RuntimeError(f"no name is left for a {form}")
 
-    def _object(self, subject: Entity, relation: str) -> Entity:
+    def _object(self, subject: Entity, relation: str, known: float = _KNOWN) -> Entity:
+        """An object, with the probability `known` an entity that exists already, if one fits."""
         forms = RELATIONS[relation].objects
         if forms == ("year",):
             return Entity(str(subject.year), "year")
@@ -108,7 +106,7 @@ class World:
             return Entity(self._rng.choice(COINS), "coin")
         if forms == ("tongue",):
             return Entity(self._rng.choice(invented_names.LANGUAGES), "tongue")
-        if self._rng.random() < self._linked:
+        if self._rng.random() < known:
             fitting = self._fitting(subject, relation)
             if fitting:
                 return self._rng.choice(fitting)

@@ -44,12 +44,10 @@ class Judge:
         self._coder = Coder(tokenizer)
         self._device = next(model.parameters()).device
 
-    def table(
-        self, arms: Sequence[ReuseArm], count: int = 200, names: Sequence[str] = DATASETS
-    ) -> dict[str, dict[str, float]]:
+    def table(self, arms: Sequence[ReuseArm], count: int) -> dict[str, dict[str, float]]:
         """The mean score of every arm on the first `count` rows of every data set."""
         found: dict[str, dict[str, float]] = {arm.name: {} for arm in arms}
-        for name in names:
+        for name in DATASETS:
             items = self.items(rows(name, count=count))
             for arm in arms:
                 mean = round(fmean(score for score, _ in self.judge(items, arm)), 4)

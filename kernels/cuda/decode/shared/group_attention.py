@@ -16,10 +16,9 @@ positions before, <R(p - s) q, R(j) k> = <R(p) q, R(s + j) k>.
 import triton
 import triton.language as tl
 
+from picbench.kernels.cuda.base_two import LN2
 from picbench.kernels.cuda.decode.split_kv import softmax_step
 from picbench.kernels.cuda.pairing import pairs
-
-_LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -131,7 +130,7 @@ def _attend_readers(
 
         some = row_sum > 0.0
         nonzero = tl.where(some, row_sum, 1.0)
-        logs = tl.where(some, (row_max + tl.log2(nonzero)) * _LN2, float("-inf"))
+        logs = tl.where(some, (row_max + tl.log2(nonzero)) * LN2, float("-inf"))
         to = part.to(tl.int64) * HEADS + heads
         tl.store(part_lse + to, logs, mask=asks)
         result = (acc / nonzero[:, None]).to(parts.dtype.element_ty)
@@ -194,62 +193,14 @@ def attend_groups(
         left = tl.minimum(readers - first, full)
         if left > FEW // GROUP:
             _attend_readers(
-                query,
-                key,
-                value,
-                group,
-                place,
-                cos_sin,
-                parts,
-                part_lse,
-                scale,
-                kv_head,
-                first,
-                readers,
-                query_stride,
-                block_stride,
-                slot_stride,
-                head_stride,
-                HEADS=HEADS,
-                HEAD=HEAD,
-                GROUP=GROUP,
-                ROWS=ROWS,
-                CELL=CELL,
-                READERS=READERS,
-                ROTARY=ROTARY,
-                NEOX=NEOX,
-                KEYS=KEYS,
-                UNROTATED=UNROTATED,
-                PRECISION=PRECISION,
-            )
+                query, key, value, group, place, cos_sin, parts, part_lse, scale, kv_head, first,
+                readers, query_stride, block_stride, slot_stride, head_stride, HEADS, HEAD, GROUP,
+                ROWS, CELL, READERS, ROTARY, NEOX, KEYS, UNROTATED, PRECISION,
+            )  # fmt: skip
         elif left > 0:
             _attend_readers(
-                query,
-                key,
-                value,
-                group,
-                place,
-                cos_sin,
-                parts,
-                part_lse,
-                scale,
-                kv_head,
-                first,
-                readers,
-                query_stride,
-                block_stride,
-                slot_stride,
-                head_stride,
-                HEADS=HEADS,
-                HEAD=HEAD,
-                GROUP=GROUP,
-                ROWS=FEW,
-                CELL=CELL,
-                READERS=READERS,
-                ROTARY=ROTARY,
-                NEOX=NEOX,
-                KEYS=KEYS,
-                UNROTATED=UNROTATED,
-                PRECISION=PRECISION,
-            )
+                query, key, value, group, place, cos_sin, parts, part_lse, scale, kv_head, first,
+                readers, query_stride, block_stride, slot_stride, head_stride, HEADS, HEAD, GROUP,
+                FEW, CELL, READERS, ROTARY, NEOX, KEYS, UNROTATED, PRECISION,
+            )  # fmt: skip
         work = following

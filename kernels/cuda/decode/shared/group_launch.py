@@ -15,10 +15,10 @@ from picbench.kernels.shape import HeadShape
 class GroupLaunch:
     """How the kernel of groups is launched; `resident` programs a multiprocessor.
 
-    `keys` are those of a tile, `rows` the query rows of a product where so many read a cell. With
-    `overlap` it runs beside the kernel of single requests, on a stream of its own. With `gluon`
-    the kernel of `hopper_groups` serves where it can, with so many `buffers`; none of the former
-    but `overlap` matters to it.
+    `keys` are those of a tile, `rows` the query rows of a product where enough requests read a
+    cell. With `overlap` it runs beside the kernel of single requests, on a stream of its own. With
+    `gluon` the kernel of `hopper_groups` serves where it can, with this many `buffers`; none of the
+    former but `overlap` matters to it.
     """
 
     resident: int = 2

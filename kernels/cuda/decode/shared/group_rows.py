@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from picbench.kernels.cuda.decode.shared.key_cells import CELL_BLOCKS
 
-#: Query rows that one product multiplies with a tile of keys, where so many read it.
+#: Query rows that one product multiplies with a tile of keys, where as many read it.
 ROWS = 64
 #: And where few do: the fewest rows of a product of Triton's.
 FEW_ROWS = 16
-#: Products that serve the readers of one row of `GroupRows`, where there are so many: 48 readers of
+#: Products that serve the readers of one row of `GroupRows`, where there are as many: 48 readers of
 #: four heads. Where 64 requests draw half of the chunks each, more than that hardly ever share one.
 PASSES = 3
 

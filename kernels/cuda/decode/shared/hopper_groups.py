@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from picbench.kernels.cuda.base_two import LN2
 from picbench.kernels.cuda.decode.hopper_tiles import KEYS, copy_tile, tile_blocks
 from picbench.kernels.cuda.decode.shared.group_rows import PASSES, ROWS
 
@@ -26,8 +27,6 @@ from picbench.kernels.cuda.decode.shared.group_rows import PASSES, ROWS
 SIDE, SIDES = gl.constexpr(ROWS), gl.constexpr(PASSES)
 # Registers of a thread that attends; 128 threads that copy share what is left of 65,536.
 _ATTENDING = gl.constexpr(152)
-
-_LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
@@ -276,7 +275,7 @@ def _store_parts(
     half: gl.constexpr = HEAD // 2
     some = row_sum > 0.0
     nonzero = gl.where(some, row_sum, 1.0)
-    logs = gl.where(some, (row_max + gl.log2(nonzero)) * _LN2, float("-inf"))
+    logs = gl.where(some, (row_max + gl.log2(nonzero)) * LN2, float("-inf"))
     share = gl.convert_layout(1.0 / nonzero, gl.SliceLayout(1, acc.type.layout))
     q_smem.store((acc * share[:, None]).to(q_smem.dtype))
     rows: gl.constexpr = gl.SliceLayout(1, PAIRED)

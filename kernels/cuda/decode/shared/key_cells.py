@@ -13,7 +13,7 @@ import numpy as np
 from picbench.kernels.cuda.visible_blocks import Bools, Ints, VisibleBlocks
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 
-#: Blocks of a cell, if its chunk has so many: 512 keys.
+#: Blocks of a cell, if its chunk has as many: 512 keys.
 CELL_BLOCKS = 32
 
 

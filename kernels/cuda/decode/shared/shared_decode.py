@@ -6,7 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
-from picbench.kernels.cuda.decode.attention import LOG2E, DecodeBatch, read_tiles
+from picbench.kernels.cuda.base_two import LOG2E
+from picbench.kernels.cuda.decode.attention import DecodeBatch, read_tiles
 from picbench.kernels.cuda.decode.shared.group_attention import attend_groups
 from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch, covers
 from picbench.kernels.cuda.decode.shared.group_rows import FEW_ROWS

@@ -48,13 +48,13 @@ class SharedReads:
     multiplied: int = 0
     parts: int = 0
 
-    def plus(self, blocks: int, readers: int, group: int, sign: int = 1) -> "SharedReads":
-        """With (or, for sign -1, without) a group that reads `blocks` for `readers`."""
+    def plus(self, blocks: int, readers: int, group: int) -> "SharedReads":
+        """With a group that reads `blocks` for `readers`."""
         return SharedReads(
-            self.asked + sign * blocks * readers,
-            self.loaded + sign * blocks * (readers > 0),
-            self.multiplied + sign * blocks * query_rows(readers, group),
-            self.parts + sign * readers,
+            self.asked + blocks * readers,
+            self.loaded + blocks * (readers > 0),
+            self.multiplied + blocks * query_rows(readers, group),
+            self.parts + readers,
         )
 
 
@@ -87,7 +87,7 @@ def pays(reads: SharedReads, shape: HeadShape, costs: SharingCosts) -> bool:
 
 
 def least_readers(blocks: int, shape: HeadShape, costs: SharingCosts) -> int:
-    """The fewest readers, two or more, for which a cell of so many blocks is read once.
+    """The fewest readers, two or more, for which a cell of this many blocks is read once.
 
     One that has a single reader is always left to the kernel of single requests.
     """

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from picbench.kernels.cuda.base_two import LN2
 from picbench.kernels.cuda.prefill.paged.hopper_load import (
     NO_SHIFT,
     SIDE,
@@ -34,7 +35,6 @@ from picbench.kernels.cuda.prefill.paged.key_tiles import LOOSE
 _ATTENDING, _ROTATING = gl.constexpr(216), gl.constexpr(40)
 
 _LOOSE = gl.constexpr(LOOSE)
-_LN2 = gl.constexpr(0.6931471805599453)
 
 
 @gluon.jit
@@ -247,7 +247,7 @@ def _attend(  # type: ignore[no-untyped-def]
         to = (token * splits + split) * heads + head
         peak = gl.convert_layout(row_max, gl.SliceLayout(1, o_layout))
         logs = gl.where(some, peak + gl.log2(nonzero), float("-inf"))
-        gl.store(lse + to, logs * _LN2, mask=wanted)
+        gl.store(lse + to, logs * LN2, mask=wanted)
         gl.store(partial + to[:, None] * SIZE + dim, result, mask=wanted[:, None])
     else:
         to = out + (token * out_stride + head * out_head)[:, None] + dim

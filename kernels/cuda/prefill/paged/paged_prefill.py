@@ -5,7 +5,6 @@ A query tile is re-rotated whenever the RoPE shift of its next key tile differs
 queries are few: a copy of 32k keys takes a third of the time in which 256 queries attend to them.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ import torch
 import triton
 from torch import Tensor
 
+from picbench.kernels.cuda.base_two import LOG2E
 from picbench.kernels.cuda.device import gluon_serves, multiprocessors, upload_all
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.merge import merge, merge_splits
@@ -115,7 +115,7 @@ class PagedPrefill:
         keys = (self.key_tiles, self.slots, self.kpos, self.rope_shift, self.shown)
         step = (self.partial, self.lse, self.work, *keys, self.rope.cos_sin_cache, self.qpos)
         strides = (*query.stride()[:2], *out.stride()[:2], *key.stride()[:3])
-        numbers = (scale * math.log2(math.e), *strides, shape.num_kv_heads, self.splits)
+        numbers = (scale * LOG2E, *strides, shape.num_kv_heads, self.splits)
         self.launch(
             (shape.num_kv_heads, len(self.work), 1),
             (query, key, value, out, *step, *numbers),
@@ -148,7 +148,7 @@ def _max_splits(queries: int, shape: HeadShape, workspace: CudaWorkspace) -> int
 def _partial(
     rows: int, splits: int, shape: HeadShape, workspace: CudaWorkspace
 ) -> tuple[Tensor, Tensor]:
-    """Partial outputs and log-sum-exps of so many rows; without splits, of none."""
+    """Partial outputs and log-sum-exps of this many rows; without splits, of none."""
     count, heads = rows if splits > 1 else 0, shape.num_heads
     partial, lse = workspace.floats((count, heads, shape.head_size), (count, heads))
     return partial, lse

@@ -18,9 +18,10 @@ from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.vllm.device import CPU, find
 from picbench.errors import ConfigError, EngineError
+from picbench.measure import started_engines
 from picbench.measure.engine import interleaved
 from picbench.measure.engine.context import ARMS, ttft
-from picbench.measure.engine.interleaved import Found, run_interleaved
+from picbench.measure.engine.interleaved import ArmFigures, run_interleaved
 
 pytestmark = pytest.mark.engine
 
@@ -41,7 +42,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Server]]:
         found.append(launch(name, config, log))
         return found[-1]
 
-    monkeypatch.setattr(interleaved, "launch", begin)
+    monkeypatch.setattr(started_engines, "launch", begin)
     yield found
     assert all(remote._process.poll() is not None for remote in found)
 
@@ -92,14 +93,14 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
 
     @contextmanager
-    def started(arms: Mapping[str, Any]) -> Iterator[Mapping[str, LocalArm]]:
-        yield {name: LocalArm(name, found) for name in arms}
+    def started(arms: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, LocalArm], dict[str, str]]]:
+        yield {name: LocalArm(name, found) for name in arms}, {}
 
-    monkeypatch.setattr(interleaved, "started", started)
+    monkeypatch.setattr(interleaved, "started_engines", started)
     return found
 
 
-def between(measures: Mapping[str, Any], repeats: int) -> Found:
+def between(measures: Mapping[str, Any], repeats: int) -> ArmFigures:
     config = EngineConfig("m")
     return run_interleaved({"a": config, "b": config}, measures, repeats)
 
@@ -144,7 +145,7 @@ def test_an_engine_that_fails_is_named(
         started.append(Server(name, FakeEngine, log))
         return started[-1]
 
-    monkeypatch.setattr(interleaved, "launch", begin)
+    monkeypatch.setattr(started_engines, "launch", begin)
     with pytest.raises(EngineError, match=said):
         between({"x": end}, 2)
     assert len(started) == 2

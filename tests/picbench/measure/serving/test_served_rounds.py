@@ -11,6 +11,7 @@ import pytest
 
 from picbench.engines.config import EngineConfig
 from picbench.errors import EngineError
+from picbench.measure import started_engines
 from picbench.measure.serving import served_rounds
 from picbench.measure.serving.rounds_file import RoundsFound, write_rounds
 from picbench.measure.serving.served_rounds import (
@@ -72,7 +73,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         started.append(name)
         return LocalServer(name, found)
 
-    monkeypatch.setattr(served_rounds, "launch", launch)
+    monkeypatch.setattr(started_engines, "launch", launch)
     return found
 
 
@@ -104,12 +105,12 @@ def test_what_is_done_is_kept_and_the_rest_goes_on(tmp_path: Path, asked: list[s
     assert json.loads((tmp_path / "r.json").read_text())["provenance"] == {"commit": "c"}
 
 
-def test_other_facts_begin_anew(tmp_path: Path, asked: list[str]) -> None:
+def test_other_facts_start_over(tmp_path: Path, asked: list[str]) -> None:
     run_rounds(plan(tmp_path, 1, commit="c"), lambda _: None)
     assert plan(tmp_path, commit="d").read().cells == {}
     said: list[str] = []
     run_rounds(plan(tmp_path, 1, commit="d"), said.append)
-    assert said[0] == "r.json was measured with another commit: starting over"
+    assert said[0] == "r.json was measured with another commit: started over"
 
 
 def test_nothing_begins_that_would_not_end_in_time(

@@ -207,14 +207,14 @@ def test_both_engines_have_room_for_all_arms(
     def begin(arms: Any, launch: Any) -> Iterator[Any]:
         prompt = 4 * CHUNK + 144
         engines.update({name: AskedServed(config, prompt - 144) for name, config in arms.items()})
-        yield engines
+        yield engines, {}
 
     @contextmanager
     def keep_busy(count: int) -> Iterator[None]:
         busy.append(count)
         yield
 
-    monkeypatch.setattr(warm_chunks, "started", begin)
+    monkeypatch.setattr(warm_chunks, "started_engines", begin)
     monkeypatch.setattr(warm_chunks, "busy_cores", keep_busy)
     warm_chunks.measure(WarmSettings("testbed", "cuda", 2, 4, 3), "C", tmp_path)
     stock, ours = engines["stock"].config, engines["picbench"].config

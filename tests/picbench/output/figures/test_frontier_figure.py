@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from printed_figure import check_printed
 
-from picbench.measure.frontier.arm_sets import ARMS_OF, arms_of
+from picbench.measure.algorithms.arm_sets import ARMS_OF, arms_of
 from picbench.output.figures.frontier_figure import FrontierPoint, draw_frontier, frontier_steps
 
 CAPTION = "A model; a GPU; n=200."

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from picbench.measure.frontier.scored_part import ArmRows, Case, ScoredPart
+from picbench.measure.algorithms.scored_part import ArmRows, Case, ScoredPart
 from picbench.papers.accuracy.accuracy_page import read_models, write_accuracy
 from picbench.papers.accuracy.accuracy_settings import PublishedGap, read_accuracy
 

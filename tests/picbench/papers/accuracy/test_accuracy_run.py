@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from tiny_llama import write_model
 
 from picbench.cli import main
-from picbench.measure.frontier import serve_arms
+from picbench.measure.algorithms import serve_arms
 from picbench.papers.accuracy.accuracy_run import AccuracyRun
 from picbench.papers.accuracy.accuracy_settings import read_accuracy
 from picbench.papers.accuracy.model_files import NamedModel, find_model, name_of

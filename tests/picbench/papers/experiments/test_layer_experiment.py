@@ -2,6 +2,7 @@
 
 import pytest
 
+from picbench.engines.algorithms import parse
 from picbench.engines.planning.policy import Segment
 from picbench.papers.experiments.layer_experiment import (
     LayerShape,
@@ -32,11 +33,11 @@ _TEXT_PAIRS = 16 * 17 // 2 + sum(range(81, 89))
     ],
 )
 def test_static_arms_compute_the_same_in_every_layer(arm: str, tokens: int, pairs: int) -> None:
-    assert count_layers(PROMPT, arm, 3) == [LayerWork(tokens, tokens, pairs)] * 3
+    assert count_layers(PROMPT, parse(arm), 3) == [LayerWork(tokens, tokens, pairs)] * 3
 
 
 def test_cacheblend_computes_all_tokens_first() -> None:
-    first, check, *later = count_layers(PROMPT, "cacheblend:r=0.25", 4)
+    first, check, *later = count_layers(PROMPT, parse("cacheblend:r=0.25"), 4)
     picked = 16
     assert later == [LayerWork(24 + picked, 24 + picked, later[0].pairs)] * 2
     assert first.projected == first.finished == 24 + picked + 88

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from picbench.measure.frontier.scored_part import ArmRows, Case, ScoredPart
+from picbench.measure.algorithms.scored_part import ArmRows, Case, ScoredPart
 from picbench.papers.experiments.experiment_data import ExperimentData, PointArm, PointData
 from picbench.papers.judging.claim import Claim
 from picbench.papers.judging.claims_table import BEGIN, END, write_claims

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from picbench.measure.frontier.row_intervals import RowInterval, difference_of
-from picbench.measure.frontier.scored_part import Case, ScoredPart
+from picbench.measure.algorithms.row_intervals import RowInterval, difference_of
+from picbench.measure.algorithms.scored_part import Case, ScoredPart
 
-Verdict = Literal["fails", "undecided", "holds"]
+OrderVerdict = Literal["fails", "undecided", "holds"]
 
 #: Worst first.
-VERDICTS: tuple[Verdict, ...] = ("fails", "undecided", "holds")
+VERDICTS: tuple[OrderVerdict, ...] = ("fails", "undecided", "holds")
 
 #: A model and an arm.
 Where = tuple[str, str]
@@ -43,7 +43,7 @@ class OrderStep:
     difference: RowInterval
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> OrderVerdict:
         """Whether the interval is on one side of zero, or of no width there."""
         if self.difference.low >= 0:
             return "holds"

@@ -6,22 +6,22 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from picbench.measure.frontier.arm_scores import (
+from picbench.measure.algorithms.arm_scores import (
     KEPT,
     ArmScore,
     FrontierArm,
     frontier,
     score_arms,
 )
-from picbench.measure.frontier.arm_sets import MEPIC, labels
-from picbench.measure.frontier.published_orders import (
+from picbench.measure.algorithms.arm_sets import MEPIC, labels
+from picbench.measure.algorithms.published_orders import (
     ORDERS,
     VERDICTS,
     OrderStep,
     PublishedOrder,
     judge,
 )
-from picbench.measure.frontier.scored_part import Case, ScoredPart, read_parts
+from picbench.measure.algorithms.scored_part import Case, ScoredPart, read_parts
 from picbench.measure.report import save
 from picbench.output import markdown
 from picbench.output.figures.frontier_figure import FrontierPoint, draw_frontier

@@ -9,9 +9,9 @@ from harness_fakes import GPU_FACTS
 from printed_figure import check_printed
 
 from picbench.errors import DataError
-from picbench.measure.frontier.algorithms_page import write
-from picbench.measure.frontier.arm_scores import frontier, score_arms
-from picbench.measure.frontier.scored_part import ArmRows, Case, ScoredPart
+from picbench.measure.algorithms.algorithms_page import write
+from picbench.measure.algorithms.arm_scores import frontier, score_arms
+from picbench.measure.algorithms.scored_part import ArmRows, Case, ScoredPart
 
 OWN = "mepic:anchored=on:context=document"
 COSTLY = "mepic:anchored=on"

@@ -10,7 +10,7 @@ from typing import Any
 from picbench.engines.engine import Engine
 from picbench.engines.request import Request, Result
 from picbench.errors import InvalidRun
-from picbench.measure.frontier.serve_arms import (
+from picbench.measure.algorithms.serve_arms import (
     ServeSettings,
     check_served,
     engine_config,

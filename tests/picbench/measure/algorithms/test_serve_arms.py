@@ -13,9 +13,9 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
 from picbench.inputs.workload import Workload
-from picbench.measure.frontier import serve_arms
-from picbench.measure.frontier.scored_part import Case, ScoredPart
-from picbench.measure.frontier.serve_arms import WINDOW, ServeSettings, measure
+from picbench.measure.algorithms import serve_arms
+from picbench.measure.algorithms.scored_part import Case, ScoredPart
+from picbench.measure.algorithms.serve_arms import WINDOW, ServeSettings, measure
 from picbench.run.config import RunConfig
 
 ARMS = ("full", "naive", "mepic")

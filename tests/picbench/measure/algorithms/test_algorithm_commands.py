@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from picbench.cli import main
-from picbench.measure.frontier import algorithms_page, alone, serve_arms
-from picbench.measure.frontier.serve_arms import ServeSettings
+from picbench.measure.algorithms import algorithms_page, alone, serve_arms
+from picbench.measure.algorithms.serve_arms import ServeSettings
 from picbench.measure.warm import warm_chunks
 from picbench.workloads.testbed import DATASETS
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from picbench.errors import DataError
-from picbench.measure.frontier.arm_sets import FULL, MEPIC, OWN
-from picbench.measure.frontier.row_intervals import RowInterval, difference_of, ratio_of
-from picbench.measure.frontier.scored_part import Case, ScoredPart
+from picbench.measure.algorithms.arm_sets import FULL, MEPIC, OWN
+from picbench.measure.algorithms.row_intervals import RowInterval, difference_of, ratio_of
+from picbench.measure.algorithms.scored_part import Case, ScoredPart
 
 #: Share of full recompute's score that an arm of the frontier keeps on every data set.
 KEPT = 0.97

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from picbench.cli.guard import CommandGroup
 from picbench.cli.measuring.measurement import (
     COMMIT,
     DEVICE,
@@ -15,14 +16,22 @@ from picbench.cli.measuring.measurement import (
     MODEL,
     ON_GPU,
     SEED,
-    Measurements,
     exact_float32,
 )
 
 _PARTS = Path("results/testbed/algorithms")
 
+_SERVED = click.option(
+    "--parts",
+    type=FOLDER,
+    default=_PARTS,
+    show_default=True,
+    help="The output folder of picbench measure algorithms serve.",
+)
+_PAGES = click.option("--output", type=FOLDER, default=_PARTS.parent, show_default=True)
 
-@click.group(cls=Measurements)
+
+@click.group(cls=CommandGroup)
 def algorithms() -> None:
     """Every algorithm in one engine: scores, linked tokens, and answers in a batch and alone."""
 
@@ -67,10 +76,7 @@ def _serving(output: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 @_serving(_PARTS)
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="bfloat16")
 @click.option(
-    "--rows", type=click.IntRange(1), default=200, show_default=True, help="Rows of each data set."
-)
-@click.option(
-    "--first", type=click.IntRange(0), default=0, show_default=True, help="Skip this many rows."
+    "--first", type=click.IntRange(0), default=0, show_default=True, help="Rows to leave out."
 )
 @click.option("--drop", is_flag=True, help="Leave out the passages before those that answer.")
 @click.option(
@@ -78,7 +84,7 @@ def _serving(output: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     type=float,
     default=0.0,
     show_default="no limit",
-    help="Start no rows after this many seconds.",
+    help="Begin no rows after this time.",
 )
 def serve(output: Path, commit: str | None, **options: Any) -> int:
     """Score all algorithms on every row, in batches of all of them; exit 4 if rows are missing.
@@ -87,7 +93,7 @@ def serve(output: Path, commit: str | None, **options: Any) -> int:
     stopped. Several may run at once, each with a data set of its own.
     """
     exact_float32()
-    from picbench.measure.frontier import serve_arms
+    from picbench.measure.algorithms import serve_arms
 
     return 0 if serve_arms.measure(_settings(serve_arms, options), commit, output) else 4
 
@@ -99,37 +105,25 @@ def serve(output: Path, commit: str | None, **options: Any) -> int:
 def alone(output: Path, commit: str | None, requests: int, **options: Any) -> None:
     """Compare a batch of all algorithms with each request alone; exit 3 if float32 differs."""
     exact_float32()
-    from picbench.measure.frontier import alone as measuring
-    from picbench.measure.frontier import serve_arms
+    from picbench.measure.algorithms import alone as measuring
+    from picbench.measure.algorithms import serve_arms
 
     measuring.measure(_settings(serve_arms, options), requests, commit, output)
 
 
 @algorithms.command()
-@click.option(
-    "--parts",
-    type=FOLDER,
-    default=_PARTS,
-    show_default=True,
-    help="The output folder of picbench measure algorithms serve.",
-)
-@click.option("--output", type=FOLDER, default=_PARTS.parent, show_default=True)
+@_SERVED
+@_PAGES
 def page(parts: Path, output: Path) -> None:
     """Make tables and the figure from the scores; needs no engine."""
-    from picbench.measure.frontier import algorithms_page
+    from picbench.measure.algorithms import algorithms_page
 
     click.echo(algorithms_page.write(parts, output))
 
 
 @algorithms.command()
-@click.option(
-    "--parts",
-    type=FOLDER,
-    default=_PARTS,
-    show_default=True,
-    help="The output folder of picbench measure algorithms serve.",
-)
-@click.option("--output", type=FOLDER, default=_PARTS.parent, show_default=True)
+@_SERVED
+@_PAGES
 def depth(parts: Path, output: Path) -> None:
     """Scores by depth of the needle, hops, and distance between chunks; needs no engine."""
     from picbench.measure.depth import depth_page
@@ -150,7 +144,7 @@ def depth(parts: Path, output: Path) -> None:
     type=click.IntRange(0),
     default=max(1, (os.cpu_count() or 2) // 2),
     show_default="half of them",
-    help="Measure everything again while this many cores are busy; 0 leaves that out.",
+    help="Measure everything also while this many cores are busy; 0: do not.",
 )
 def warm_chunks(output: Path, commit: str | None, **options: Any) -> None:
     """TTFT of 32k tokens of warm chunks as served, beside a prefix hit; on an H200 3 minutes."""

@@ -1,10 +1,35 @@
-"""What the shell offers after --algo, --dataset and --model.
+"""Options that several commands have, and what a shell offers for --algo, --dataset and --model.
 
 click makes the completion of commands and flags: `_PICBENCH_COMPLETE=bash_source picbench` prints
 what bash has to be given, and `zsh_source` and `fish_source` what these do.
 """
 
 import click
+
+DEVICE = click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="What engines run on; auto is what the installed vLLM serves here.",
+)
+DTYPE = click.option(
+    "--dtype",
+    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
+    default="auto",
+    show_default=True,
+    help="Type of weights and KV; auto is the model's own, or float32 on a CPU that has neither "
+    "AVX512_BF16 nor AMX.",
+)
+OFFLINE = click.option(
+    "--offline",
+    is_flag=True,
+    help="Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1).",
+)
+QUIET = click.option(
+    "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."
+)
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def complete_algorithms(

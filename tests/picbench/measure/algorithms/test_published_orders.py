@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from picbench.measure.frontier.arm_sets import arms_of
-from picbench.measure.frontier.published_orders import ORDERS, PublishedOrder, judge
-from picbench.measure.frontier.scored_part import ArmRows, Case, ScoredPart
+from picbench.measure.algorithms.arm_sets import arms_of
+from picbench.measure.algorithms.published_orders import ORDERS, PublishedOrder, judge
+from picbench.measure.algorithms.scored_part import ArmRows, Case, ScoredPart
 
 FULL, CHEAP = ("testbed", "full"), ("testbed", "naive")
 ORDER = PublishedOrder("full >= naive", "0000.00000", (FULL, CHEAP))

@@ -13,9 +13,9 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import InvalidRun
 from picbench.inputs.workload import Workload
-from picbench.measure.frontier import alone, serve_arms
-from picbench.measure.frontier.alone import Differing, first_difference, measure, render
-from picbench.measure.frontier.serve_arms import ServeSettings
+from picbench.measure.algorithms import alone, serve_arms
+from picbench.measure.algorithms.alone import Differing, first_difference, measure, render
+from picbench.measure.algorithms.serve_arms import ServeSettings
 from picbench.run.config import RunConfig
 
 SETTINGS = ServeSettings(

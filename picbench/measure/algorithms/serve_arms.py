@@ -18,9 +18,9 @@ from picbench.engines.engine import Engine
 from picbench.engines.request import FAILED, Result
 from picbench.errors import ConfigError, InvalidRun
 from picbench.inputs.workload import Workload, load_workload
-from picbench.measure.frontier.arm_sets import DROP_DATASETS, arms_of
-from picbench.measure.frontier.planned_tokens import planned_links
-from picbench.measure.frontier.scored_part import Case, ScoredPart
+from picbench.measure.algorithms.arm_sets import DROP_DATASETS, arms_of
+from picbench.measure.algorithms.planned_tokens import planned_links
+from picbench.measure.algorithms.scored_part import Case, ScoredPart
 from picbench.output import provenance
 from picbench.run.config import parse_config
 from picbench.run.protocol import to_request
