@@ -160,7 +160,7 @@ class Linker:
             return True
         if self._barrier is not None and self._barrier.holds_back(request.request_id):
             return False
-        return not self._missing(link)
+        return all(self._available(c, link) for c in link.plan.canonicals)
 
     def check_hits(self, request: "Request", hit_tokens: int) -> None:
         """Raise EngineError if a request is about to compute canonical KV in its own context."""

@@ -146,6 +146,21 @@ def test_a_step_looks_at_as_many_waiting_requests_as_fit(llama: Path) -> None:
     assert given.free == 12
 
 
+def test_of_a_request_that_waits_one_missing_chunk_is_looked_for(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step asks about all requests that wait, as long as it has tokens left."""
+    given = bench(llama, batch_tokens=16)
+    request = given.submit("one", A, B, C)
+    asked: list[Any] = []
+    monkeypatch.setattr(type(linker(given)._store), "is_mappable", lambda store, c: asked.append(c))
+    assert not linker(given).can_schedule(request)
+    assert len(asked) == 1
+    monkeypatch.undo()
+    given.run()
+    assert given.free == 60
+
+
 def test_a_request_that_does_not_fit_any_more_references_nothing(llama: Path) -> None:
     """A more urgent one has come: it needs the blocks."""
     given = bench(llama, blocks=14, batch_tokens=16, policy="priority")
