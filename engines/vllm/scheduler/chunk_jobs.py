@@ -5,7 +5,7 @@ of them. A chunk that a tier has is fetched. If the tier is slow, broken or does
 all, the fetch ends, the chunk counts as missing, and it is compiled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING
@@ -109,9 +109,10 @@ class ChunkJobs:
         """The jobs whose chunks a tier loads."""
         return [job for job in self._jobs.values() if job.fetches]
 
-    def orphans(self, wanted: set[Key]) -> list[str]:
-        """Ids of the requests whose chunks are not among the wanted ones."""
-        return [name for name, job in self._jobs.items() if job.canonical.key not in wanted]
+    def unclaimed(self, alive: Container[str]) -> dict[Key, str]:
+        """Ids of the requests of jobs, by chunk, whose first claimant is not `alive` any more."""
+        jobs = self._jobs.items()
+        return {j.canonical.key: name for name, j in jobs if j.charged_to not in alive}
 
     def _start(
         self, canonical: Canonical, parent: "Request", ahead_of: "Request | None", shared: bool

@@ -12,7 +12,7 @@ are requested only for as many waiting requests as fit the pool together.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Link:
     """A planned request: its plan, the blocks it references while it waits, and its counts.
 
@@ -99,6 +99,8 @@ class Linker:
         self._planner = planner
         self._block_size = planner.block_size
         self._links: dict[str, Link] = {}
+        # Those that reference blocks while they wait: at most a few of the first.
+        self._holders: dict[Link, None] = {}
         self._isolated: set[str] = set()
         self._costs: dict[str, PromptCost] = {}
         self._barrier = BatchBarrier() if settings.compile_order == "batch" else None
@@ -128,10 +130,15 @@ class Linker:
         self._store.release_stored()
         if not (self._links or self._store.pinned):
             return
-        queue = [r for r in waiting if not self.is_own(r)]
-        if queue and self._store.pinned:
-            self._store.unpin_for(self.blocks_needed(queue[0]))
-        fitting = list(self._fitting(queue))
+        first = next((r for r in waiting if not self.is_own(r)), None)
+        if first is None:
+            return
+        if self._store.pinned:
+            self._store.unpin_for(self.blocks_needed(first))
+        # A list: jobs are queued meanwhile.
+        fitting = list(self._fitting(waiting))
+        for link in self._holders.keys() - {link for _, link in fitting}:
+            self._release(link)
         if self._barrier is not None:
             fresh = ((r.request_id, link) for r, link in fitting if not link.scheduled)
             self._barrier.update(
@@ -141,7 +148,7 @@ class Linker:
             if self._barrier is not None and self._barrier.is_later(request.request_id):
                 self._release(link)
                 continue
-            advance = partial(self._advance, request, link, queue[0])
+            advance = partial(self._advance, request, link, first)
             self._faults.succeeds("request chunks", request.request_id, advance)
             if self._pool.available < reserved:
                 self._release(link)
@@ -153,7 +160,7 @@ class Linker:
             return True
         if self._barrier is not None and self._barrier.holds_back(request.request_id):
             return False
-        return not self._missing(link)
+        return all(self._available(c, link) for c in link.plan.canonicals)
 
     def check_hits(self, request: "Request", hit_tokens: int) -> None:
         """Raise EngineError if a request is about to compute canonical KV in its own context."""
@@ -274,11 +281,14 @@ class Linker:
 
     def orphans(self) -> list[str]:
         """Ids of the linker's own requests that no request waits for any more."""
-        if not self._jobs:
-            # Called whenever a request ends; going through all chunks of all others takes a while.
-            return []
-        wanted = {c.key for link in self._links.values() for c in link.plan.canonicals}
-        return self._jobs.orphans(wanted)
+        left = self._jobs.unclaimed(self._links)
+        for link in self._links.values():
+            # Called whenever a request is ended: most chunks of most others are not looked at.
+            if not left:
+                break
+            for canonical in link.plan.canonicals:
+                left.pop(canonical.key, None)
+        return list(left.values())
 
     def is_own(self, request: "Request") -> bool:
         """Whether a request is one of the linker's own."""
@@ -302,12 +312,12 @@ class Linker:
 
     def held(self) -> "list[KVCacheBlock]":
         """Blocks referenced for waiting requests and for pins."""
-        waiting = [block for link in self._links.values() for block in link.held.values()]
+        waiting = [block for link in self._holders for block in link.held.values()]
         return waiting + self._store.pinned_blocks()
 
     def release_held(self) -> None:
         """Drop what is referenced for waiting requests: the next step references it again."""
-        for link in self._links.values():
+        for link in list(self._holders):
             self._release(link)
 
     def take_cost(self, tag: str) -> PromptCost | None:
@@ -336,18 +346,20 @@ class Linker:
     def _missing(self, link: Link) -> list[Canonical]:
         return [c for c in link.plan.canonicals if not self._available(c, link)]
 
-    def _fitting(self, queue: "Sequence[Request]") -> "Iterator[tuple[Request, Link]]":
-        """The planned requests of a queue that fit the pool together; each fits it alone."""
+    def _fitting(self, waiting: "Iterable[Request]") -> "Iterator[tuple[Request, Link]]":
+        """The first planned requests that fit the pool together; each fits it alone.
+
+        What comes after them is not looked at: in every step that would take longer, the more wait.
+        """
         room = self._pool.usable
-        for request in queue:
+        for request in waiting:
             link = self._links.get(request.request_id)
             if link is None or request.request_id in self._faults:
                 continue
             room -= link.need
             if room < 0:
-                self._release(link)
-            else:
-                yield request, link
+                return
+            yield request, link
 
     def _advance(self, request: "Request", link: Link, first: "Request") -> None:
         """Request the chunks that a request misses; `first` is the head of the queue."""
@@ -380,8 +392,10 @@ class Linker:
             for key in canonical.keys:
                 if key not in link.held and (block := self._pool.hold(key)):
                     link.held[key] = block
+                    self._holders[link] = None
 
     def _release(self, link: Link) -> None:
+        self._holders.pop(link, None)
         self._pool.release(list(link.held.values()))
         link.held.clear()
 

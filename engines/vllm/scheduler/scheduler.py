@@ -285,24 +285,45 @@ class PicScheduler(Scheduler):
 
         Without a `parent` it is queued like any new request.
         """
-        if request.request_id not in self.requests:
+        new = request.request_id not in self.requests
+        if new:
+            if parent is not None:
+                _make_urgent(request, parent)
             super().add_request(request)
         if parent is None or request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
             return
-        waits, queue = request.status != RequestStatus.RUNNING, self.waiting
         try:
-            if waits:
-                queue.remove_request(request)
-            # What a queue by priority is sorted by, and what is preempted there.
-            request.priority = parent.priority
-            request.arrival_time = nextafter(parent.arrival_time, -inf)
-            if waits and isinstance(queue, FCFSRequestQueue):
-                queue.insert(queue.index(parent), request)
-            elif waits:
-                queue.add_request(request)
+            self._move_ahead(request, parent, new=new)
         except Exception:
             super().finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
             raise
+
+    def _move_ahead(self, request: Request, parent: Request, *, new: bool) -> None:
+        """Move a request ahead of a waiting one; to search the whole queue for it takes a while.
+
+        A new one was queued last, or where it belongs if the queue is sorted by priority.
+        """
+        queue, waits = self.waiting, request.status != RequestStatus.RUNNING
+        if isinstance(queue, FCFSRequestQueue):
+            if new:
+                queue.pop()
+            elif waits:
+                queue.remove_request(request)
+            if waits:
+                queue.insert(queue.index(parent), request)
+        elif not new:
+            if waits:
+                queue.remove_request(request)
+            # Also one that runs: what is preempted depends on it.
+            _make_urgent(request, parent)
+            if waits:
+                queue.add_request(request)
+
+
+def _make_urgent(request: Request, parent: Request) -> None:
+    """Set what a queue by priority is sorted by, and what is preempted there: before `parent`."""
+    request.priority = parent.priority
+    request.arrival_time = nextafter(parent.arrival_time, -inf)
 
 
 class PicAsyncScheduler(PicScheduler, AsyncScheduler):

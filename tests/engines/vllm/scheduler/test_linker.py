@@ -1,5 +1,6 @@
 """What is compiled, referenced and counted for requests; nothing is computed."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,79 @@ def test_an_abort_ends_the_compiles_that_nobody_else_waits_for(llama: Path) -> N
     assert own.num_prompt_tokens == len(B)
     given.run()
     assert set(given.ended) == {"two"}
+
+
+def test_a_step_looks_at_as_many_waiting_requests_as_fit(llama: Path) -> None:
+    """Else each step takes longer, the more requests wait."""
+    given = bench(llama, blocks=12, batch_tokens=16)
+    for index in range(40):
+        given.submit(f"{index}", A, B)
+    seen: list[str] = []
+
+    class Waiting:
+        def __iter__(self) -> Iterator[Any]:
+            for request in list(given.scheduler.waiting):
+                seen.append(request.request_id)
+                yield request
+
+    linker(given).before_schedule(Waiting(), 0)
+    assert set(seen) == {"0", "1", "2"}  # The last one is the first that does not fit.
+    given.run(200)
+    assert len(given.ended) == 40
+    assert given.free == 12
+
+
+def test_of_a_request_that_waits_one_missing_chunk_is_looked_for(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step asks about all requests that wait, as long as it has tokens left."""
+    given = bench(llama, batch_tokens=16)
+    request = given.submit("one", A, B, C)
+    asked: list[Any] = []
+    monkeypatch.setattr(type(linker(given)._store), "is_mappable", lambda store, c: asked.append(c))
+    assert not linker(given).can_schedule(request)
+    assert len(asked) == 1
+    monkeypatch.undo()
+    given.run()
+    assert given.free == 60
+
+
+def test_a_request_that_does_not_fit_any_more_references_nothing(llama: Path) -> None:
+    """A more urgent one has come: it needs the blocks."""
+    given = bench(llama, blocks=14, batch_tokens=16, policy="priority")
+    given.submit("warm", A)
+    given.run()
+    given.submit("busy", question=tuple(range(60)), max_tokens=4)
+    given.step()
+    given.submit("late", A, C, priority=2)
+    given.step()
+    assert linker(given).held() != []
+    for name in ("first", "second"):
+        given.submit(name, B, priority=1)
+    linker(given).before_schedule(given.scheduler.waiting, 0)
+    assert linker(given).held() == []
+    given.run()
+    assert given.free == 14
+
+
+def test_an_abort_does_not_go_through_the_chunks_of_all_who_wait(llama: Path) -> None:
+    """Else ending requests one by one takes time in the square of their number."""
+    given = bench(llama, batch_tokens=16)
+    given.submit("one", A)
+    given.submit("two", B)
+    given.step()
+    assert len(given.scheduler.requests) == 4
+    given.submit("three", C)
+    others = [link for name, link in linker(given)._links.items() if name != "three"]
+    plans = [link.plan for link in others]
+    for link in others:
+        link.plan = None
+    given.scheduler.finish_requests("three", RequestStatus.FINISHED_ABORTED)
+    assert linker(given).orphans() == []
+    for link, plan in zip(others, plans, strict=True):
+        link.plan = plan
+    given.run()
+    assert set(given.ended) == {"one", "two"}
 
 
 def test_blocks_in_use_are_not_needed_again(llama: Path) -> None:

@@ -149,6 +149,27 @@ def test_a_compile_is_as_urgent_as_the_request_that_waits_for_it(llama: Path) ->
     assert [*given.ended] == ["busy", "first", "middle", "late"]
 
 
+def test_a_compile_is_queued_by_priority_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To take a request out of such a queue takes longer, the more requests wait."""
+    given = bench(llama, batch_tokens=16, policy="priority")
+    for index in range(3):
+        given.submit(f"{index}", tuple(range(100 + index, 140 + index)), priority=index)
+    removed: list[str] = []
+    queue = type(given.scheduler.waiting)
+    upstream = queue.remove_request
+
+    def remove_request(self: Any, request: Any) -> None:
+        removed.append(request.request_id)
+        upstream(self, request)
+
+    monkeypatch.setattr(queue, "remove_request", remove_request)
+    given.step()
+    assert len(given.scheduler.requests) == 6
+    assert removed == []
+    given.run()
+    assert [*given.ended] == ["0", "1", "2"]
+
+
 @pytest.mark.parametrize(("said", "expected"), [(None, True), (False, False), (True, True)])
 def test_whether_a_model_has_reasoned_is_read_only_where_nobody_said(
     llama: Path, said: bool | None, expected: bool
