@@ -176,6 +176,9 @@ def test_cells_of_another_machine_are_not_joined(tmp_path: Path) -> None:
     grid = measured(1)
     with pytest.raises(IncomparableRuns, match="hardware"):
         measuring._joined(grid, replace(FACTS, hardware="another"), tmp_path)
+    graphs = replace(FACTS, graph_tokens={"mepic": 1024}, versions={"driver": "1"})
+    with pytest.raises(IncomparableRuns, match="measured with no CUDA graphs, here are CUDA"):
+        measuring._joined(replace(grid, facts=replace(FACTS, versions={})), graphs, tmp_path)
     with pytest.raises(IncomparableRuns, match="vllm 1"):
         measuring._joined(grid, replace(FACTS, versions={"vllm": "2", "commit": "a"}), tmp_path)
 
