@@ -22,7 +22,6 @@ from picbench.measure.break_even.checked_figures import (
 from picbench.measure.break_even.grid_control import (
     GridControl,
     GridControls,
-    links_chunks,
     slowness_by_kind,
 )
 from picbench.measure.break_even.grid_plan import ARMS, IDS
@@ -34,6 +33,7 @@ from picbench.measure.break_even.serve_cells import (
     without_replies,
 )
 from picbench.output.json_file import write_json
+from picbench.profile.prediction.arm_kinds import links_chunks
 from picbench.profile.prediction.predictor import GridPredictor
 from picbench.profile.trace_profile import TraceProfile, profile_trace
 from picbench.profile.traces.trace_reader import Encode, read_trace_file
@@ -180,7 +180,7 @@ def _profile(name: str, stream: Stream, run: GridRun, facts: GridFacts) -> Trace
         read_trace_file(path, _no_texts),
         arms,
         running=facts.running,
-        step_tokens=facts.step_tokens,
+        facts=facts,
     )
 
 
