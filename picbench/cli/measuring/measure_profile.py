@@ -23,6 +23,14 @@ from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, MeasureCo
     help="Type of weights and KV.",
 )
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="S",
+    show_default="no limit",
+    help="Begin no repeat but the first that would not end within so many.",
+)
 @click.option("--caveat", default="", metavar="TEXT", help="What readers must know of the figures.")
 def profile_check(
     *,
@@ -34,6 +42,7 @@ def profile_check(
     model: str | None,
     dtype: str | None,
     repeats: int,
+    seconds: float,
     caveat: str,
 ) -> int:
     """Serve three traces that no grid has, and compare with what picbench profile predicts."""
@@ -51,7 +60,7 @@ def profile_check(
         model=model or ("testbed" if on_cpu else "shape:llama-3.1-8b"),
         device=device,
         dtype=dtype or ("float32" if on_cpu else "bfloat16"),
-        seconds=0.0,
+        seconds=seconds,
         output=output,
         commit=commit,
         caveat=caveat,
