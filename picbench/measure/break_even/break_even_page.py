@@ -1,6 +1,7 @@
 """The page of a measured grid: where mepic pays, where it loses, and figures of both."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ from picbench.measure.break_even.break_even_ratios import (
 )
 from picbench.output import markdown
 from picbench.output.figures.break_even_figure import RatioPanel, draw_ratios
+from picbench.profile.prediction.graph_sizes import graph_sizes
 
 _HEAD = ("chunks", "tokens a chunk", "prompt", "corpus", "reply", "load", "cache")
 
@@ -72,7 +74,8 @@ def render_page(
         [
             "# Break-even: where position-independent caching pays",
             grid.about(),
-            f"{len(grid.points())} cells, {len(grid.cells)} with repeats. Prompts are chunks of "
+            f"{len(grid.points())} cells, {len(grid.cells)} with repeats: {_seeds(grid)}. Engines: "
+            f"{graph_sizes(grid.facts)}. Prompts are chunks of "
             "random tokens between short texts: times and memory, not answers. Reuse is the share "
             "of chunk tokens in chunks of the corpus, all others occur once; a cold cache is empty "
             "before the first request, a warm one has served all chunks of the corpus that are "
@@ -94,6 +97,16 @@ def render_page(
             *notes,
             "",
         ]
+    )
+
+
+def _seeds(grid: MeasuredGrid) -> str:
+    """How many cells have how many seeds."""
+    counts = Counter(len(cells) for cells in grid.points().values())
+    some = len(counts) > 1
+    return ", ".join(
+        f"{cells if some else 'all'} with {seeds} seed{'s' * (seeds > 1)}"
+        for seeds, cells in sorted(counts.items())
     )
 
 

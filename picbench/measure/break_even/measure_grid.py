@@ -142,7 +142,7 @@ def _measure(traffic: GridTraffic, run: GridRun, engines: Engines) -> list[Measu
     began = time.monotonic()
     for arm in order:
         engine, stock = engines[arm]
-        work = make_work(arm, requests, running, stock=stock)
+        work = make_work(arm, requests, running, stock=stock, filling=settings.running)
         found[arm] = engine.call(partial(serve_cells, work))
     seconds = (time.monotonic() - began) / len(traffic.points)
     return [
