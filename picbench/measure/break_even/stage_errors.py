@@ -8,7 +8,12 @@ import numpy as np
 
 from picbench.grid.measured_grid import GridPoint, MeasuredGrid
 from picbench.measure.break_even.break_even_ratios import crossing, find_ratios
-from picbench.measure.break_even.grid_plan import GridSettings, GridStage, GridTraffic
+from picbench.measure.break_even.grid_plan import (
+    GridSettings,
+    GridStage,
+    GridTraffic,
+    plan_grid,
+)
 from picbench.output import markdown
 from picbench.profile.prediction.predictor import GridPredictor
 
@@ -27,10 +32,11 @@ _Crossings = Mapping[tuple[GridPoint, str, str], float | None]
 
 @dataclass(frozen=True)
 class _Part:
-    """The cells of a grid until the end of a stage."""
+    """The cells of a grid until the end of a stage, and how many are planned until then."""
 
     stage: GridStage
     grid: MeasuredGrid
+    planned: int
 
     @cached_property
     def crossings(self) -> _Crossings:
@@ -50,20 +56,22 @@ def stage_errors(grid: MeasuredGrid, settings: GridSettings) -> str:
 
 def _parts(grid: MeasuredGrid, settings: GridSettings) -> Iterator[_Part]:
     order = list(GridStage)
+    planned = [order.index(settings.stage(t)) for t in plan_grid(settings) for _ in t.points]
     places = [
         order.index(settings.stage(GridTraffic(replace(cell.point, cache="cold"), cell.seed)))
         for cell in grid.cells
     ]
     for place in sorted(set(places)):
         cells = [cell for cell, own in zip(grid.cells, places, strict=True) if own <= place]
-        yield _Part(order[place], MeasuredGrid(grid.facts, cells))
+        count = sum(own <= place for own in planned)
+        yield _Part(order[place], MeasuredGrid(grid.facts, cells), count)
 
 
 def _row(part: _Part, whole: _Crossings) -> tuple[str, ...]:
     errors = GridPredictor(part.grid).errors()
     return (
         f"{part.stage}",
-        f"{len(part.grid.cells)}",
+        f"{len(part.grid.cells)} of {part.planned}",
         f"{sum(cell.seconds for cell in part.grid.cells):,.0f}",
         f"{errors.ttft or 'too few points'}",
         f"{errors.requests_s or 'too few points'}",

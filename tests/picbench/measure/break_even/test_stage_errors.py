@@ -55,9 +55,12 @@ def test_each_stage_is_held_against_the_whole(
     grid = measured(settings)
     rows = [line.split(" | ") for line in stage_errors(grid, settings).splitlines()[2:]]
     assert tuple(row[0].removeprefix("| ") for row in rows) == stages
-    counts = [int(row[1].replace(",", "")) for row in rows]
+    counts = [int(row[1].split(" of ")[0]) for row in rows]
+    assert [row[1] for row in rows] == [f"{count} of {count}" for count in counts]
     assert counts == sorted(counts)
     assert counts[-1] == len(grid.cells)
+    half = replace(grid, cells=grid.cells[: counts[0] // 2])
+    assert f"| {GridStage.ONCE} | {counts[0] // 2} of {counts[0]} |" in stage_errors(half, settings)
     assert [row[2] for row in rows] == [f"{2 * count:,}" for count in counts]
     assert "90 % within 25 points of the whole grid's" in rows[0][-1]
     assert "90 % within 0 points of the whole grid's" in rows[-1][-1]
