@@ -64,6 +64,6 @@ def test_other_graphs_are_warned_of(measured: GridFacts, grid: GridFacts, same: 
 
 def test_the_packages_grids_say_what_they_had() -> None:
     grids = {name: read_grid(path).facts for name, path in packaged_grids().items()}
-    assert captured(grids["h200-llama-3.1-8b"], linked=True) == 128
+    assert captured(grids["h200-llama-3.1-8b"], linked=True) >= 128
     assert captured(grids["cpu-testbed"], linked=True) == 0
     assert all(each.graph_tokens for each in grids.values())
