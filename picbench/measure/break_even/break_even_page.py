@@ -82,7 +82,8 @@ def render_page(
             "needed (of a corpus larger than the pool, as many as fit), each as the first of a "
             "prompt, and as many requests of the same kind. "
             f"`alone` is one request at a time, `burst` {grid.facts.running} at a time. Ratios are "
-            f"{SUBJECT}'s figure over the other arm's in the same cell, seed by seed.",
+            f"{SUBJECT}'s figure over the other arm's in the same cell, seed by seed."
+            f"{_unserved(grid)}",
             "## From which reuse on",
             f"The least reuse at which `{SUBJECT}` is better, between the points by a straight "
             "line. `never` is: not at the most reuse either.",
@@ -108,6 +109,13 @@ def _seeds(grid: MeasuredGrid) -> str:
         f"{cells if some else 'all'} with {seeds} seed{'s' * (seeds > 1)}"
         for seeds, cells in sorted(counts.items())
     )
+
+
+def _unserved(grid: MeasuredGrid) -> str:
+    """What stands for rivals that some cells do not have."""
+    if all(rival in cell.arms for rival in RIVALS for cell in grid.cells):
+        return ""
+    return " Where no chunk recurs `reorder` sends what `prefix` does, and has its figures."
 
 
 def _losses(ratios: Sequence[SeedRatios]) -> str:

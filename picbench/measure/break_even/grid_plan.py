@@ -76,10 +76,15 @@ class GridSettings:
         return min(self.burst, max(self.burst_tokens // prompt, self.running // 2))
 
     def arms_at(self, point: GridPoint) -> tuple[str, ...]:
-        """The arms that are served at a point: `full` takes the same at every reuse."""
-        if point.load not in (ALONE, BURST):
-            return _RATED
+        """The arms that are served at a point.
+
+        `full` takes the same at every reuse. Where no chunk recurs, `reorder` sends what `prefix`
+        does.
+        """
         arms = self.arms if point.reuse == min(self.reuse) else self.arms[1:]
+        arms = arms if point.load in (ALONE, BURST) else _RATED
+        if not point.reuse:
+            arms = tuple(arm for arm in arms if arm != "reorder")
         new = (1 - point.reuse) * point.chunks * point.chunk_tokens
         small = point.load == ALONE and new <= self.small_tokens
         return (*arms, *self.small_arms) if small else arms

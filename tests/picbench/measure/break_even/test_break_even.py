@@ -144,3 +144,17 @@ def test_the_page_names_crossings_and_losses(tmp_path: Path) -> None:
     fewer = replace(grid, cells=[cell for cell in grid.cells if cell.seed < 2][:-2])
     page = write_page(fewer, tmp_path)
     assert ": 2 with 1 seed, 46 with 2 seeds." in page
+    assert "Where no chunk recurs" not in page
+
+
+def test_prefix_stands_for_reorder_where_it_was_not_served(tmp_path: Path) -> None:
+    whole = measured()
+    cells = [
+        replace(cell, arms={a: c for a, c in cell.arms.items() if a != "reorder"})
+        if not cell.point.reuse
+        else cell
+        for cell in whole.cells
+    ]
+    grid = replace(whole, cells=cells)
+    assert find_ratios(grid) == find_ratios(whole)
+    assert "Where no chunk recurs `reorder` sends what `prefix` does" in write_page(grid, tmp_path)

@@ -125,7 +125,8 @@ def test_what_takes_the_same_at_every_reuse_is_served_once() -> None:
     full = {p.reuse for p in points if "full" in GRIDS["cuda"].arms_at(p)}
     assert full == {0.0}
     for point in points:
-        assert {"prefix", "reorder", "mepic"} <= set(GRIDS["cuda"].arms_at(point))
+        rivals = {"prefix", "reorder"} if point.reuse else {"prefix"}
+        assert rivals | {"mepic"} == set(GRIDS["cuda"].arms_at(point)) - {"full", "naive"}
     long = next(p for p in points if p.chunks * p.chunk_tokens > 10_000 and p.load == BURST)
     short = next(p for p in points if p.chunks * p.chunk_tokens < 300 and p.load == BURST)
     assert GRIDS["cuda"].requests(long) < GRIDS["cuda"].requests(short)
