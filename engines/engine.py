@@ -332,6 +332,7 @@ class Engine:
             "context": running.context,
             "capacity": running.capacity,
             "batch_tokens": config.scheduler_config.max_num_batched_tokens,
+            "graph_tokens": max(config.compilation_config.cudagraph_capture_sizes or (), default=0),
             "tiers": "" if self.config.stock else without_credentials(running.config.tiers or ""),
             "notes": list(running.notes),
         }

@@ -100,7 +100,7 @@ def profile(
     from picbench.engines.algorithms import Registry
     from picbench.grid.measured_grid import choose_calibration, choose_grid
     from picbench.profile.profile_formats import FORMATS
-    from picbench.profile.trace_profile import STEP_TOKENS, profile_trace
+    from picbench.profile.trace_profile import profile_trace
     from picbench.profile.traces.trace_reader import read_trace_file
 
     registry = Registry()
@@ -112,7 +112,7 @@ def profile(
         arms,
         pool=pool,
         running=running,
-        step_tokens=measured.facts.step_tokens if measured else STEP_TOKENS,
+        facts=measured.facts if measured else None,
         requests=requests,
     )
     report = _report(found, measured, choose_calibration(calibration, measured))

@@ -19,7 +19,10 @@ from picbench.output.json_file import write_json
 #: How requests come: one at a time, or as many at a time as the grid says; else requests a second.
 ALONE, BURST = "alone", "burst"
 
-SCHEMA = 2
+SCHEMA = 3
+
+#: Files without the sizes of graphs are read, too.
+_READ = (2, SCHEMA)
 
 #: The grids that come with the package.
 DATA = Path(__file__).parent / "data"
@@ -82,7 +85,10 @@ class GridFacts:
     """Where a grid was measured: for its captions, and for what is predicted from it.
 
     `block_bytes` are those of KV of 16 tokens, `running` requests are served at a time in a burst,
-    in steps of at most `step_tokens`. `caveat` is what readers must know of the figures.
+    in steps of at most `step_tokens`. `caveat` is what readers must know of the figures. By arm,
+    CUDA graphs of its engine served steps of up to `graph_tokens`, 0 without graphs. A file of
+    schema 2 does not say (None): on a GPU such engines served at most 64 requests, and had graphs
+    of up to 128 tokens, or of up to 512 in later versions.
     """
 
     hardware: str
@@ -94,6 +100,7 @@ class GridFacts:
     running: int
     caveat: str
     step_tokens: int = 2048
+    graph_tokens: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,7 @@ def read_grid(path: Path) -> MeasuredGrid:
     """Read a file; ConfigError with the field for what is none."""
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
-        if found.pop("schema", None) != SCHEMA:
+        if found.pop("schema", None) not in _READ:
             raise ConfigError(f"`grid` {path}: no grid of schema {SCHEMA}", hint="measure it again")
         return TypeAdapter(MeasuredGrid).validate_python(found)
     except OSError as error:

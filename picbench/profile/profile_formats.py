@@ -52,6 +52,8 @@ class ProfileReport:
         yield f"Predicted from: {self.predictor.grid.about()}"
         if self.predictor.calibration:
             yield f"At the speed of: {self.predictor.calibration.about()}"
+        if self.predictor.warning:
+            yield f"Warning: {self.predictor.warning}"
         if self.errors:
             yield f"Leave-one-out error of TTFT: {self.errors.ttft or 'too few points'}"
             yield f"Leave-one-out error of requests/s: {self.errors.requests_s or 'too few points'}"
@@ -111,6 +113,7 @@ def as_json(report: ProfileReport) -> str:
         "arms": {arm.algorithm.spec: _arm(report, arm) for arm in profile.arms},
         "grid": report.predictor.grid.about() if report.predictor else None,
         "calibration": _calibration(report.predictor),
+        "warning": report.predictor.warning if report.predictor else None,
         "errors": asdict(report.errors) if report.errors else None,
         "advice": asdict(report.advice),
     }

@@ -6,7 +6,10 @@ from itertools import islice
 
 from picbench.engines.algorithms import Algorithm
 from picbench.errors import DataError
+from picbench.grid.measured_grid import GridFacts
+from picbench.profile.prediction.arm_kinds import links_chunks
 from picbench.profile.prediction.closed_loop import ClosedLoop, LoopCounts
+from picbench.profile.prediction.graph_sizes import captured
 from picbench.profile.prediction.request_sizes import RequestSize, RequestSizes
 from picbench.profile.reuse.arm_simulation import ArmSimulation
 from picbench.profile.reuse.reuse_counts import RequestReuse, ReuseTotals
@@ -107,17 +110,17 @@ def profile_trace(
     *,
     pool: int | None = None,
     running: int = 16,
-    step_tokens: int = STEP_TOKENS,
+    facts: GridFacts | None = None,
     requests: int | None = None,
 ) -> TraceProfile:
     """Count what each algorithm reuses of the first `requests`, all of them by default.
 
-    `pool` is in usable blocks of 16 tokens. `running` requests are served at a time, in steps of
-    at most `step_tokens`. Raises ConfigError for algorithms that are not
-    counted, DataError as the trace does, and where it has no request.
+    `pool` is in usable blocks of 16 tokens. `running` requests are served at a time, in steps like
+    those of the engines of a grid with these `facts`. Raises ConfigError for algorithms that are
+    not counted, DataError as the trace does, and where it has no request.
     """
     arms = [
-        _Arm(algorithm, pool, ClosedLoop(running, step_tokens), exact=trace.exact)
+        _Arm(algorithm, pool, _loop(algorithm, running, facts), exact=trace.exact)
         for algorithm in algorithms
     ]
     traffic = TrafficSums()
@@ -129,6 +132,12 @@ def profile_trace(
         raise DataError(f"{name}: no requests", hint="a trace has one a line")
     found = tuple(arm.profile() for arm in arms)
     return TraceProfile(name, trace.kind, trace.exact, pool, running, traffic, found)
+
+
+def _loop(algorithm: Algorithm, running: int, facts: GridFacts | None) -> ClosedLoop:
+    if facts is None:
+        return ClosedLoop(running, STEP_TOKENS)
+    return ClosedLoop(running, facts.step_tokens, captured(facts, linked=links_chunks(algorithm)))
 
 
 class _Arm:

@@ -50,14 +50,15 @@ def break_even(
     page: bool,
     **options: Any,
 ) -> int:
-    """Serve a grid of traffic under full, prefix, reorder and mepic, on a CPU also under naive.
+    """Serve a grid of traffic under full, prefix, reorder, mepic, and naive: on a GPU small steps.
 
-    Reuse, chunks, their length, the corpus, arrivals, cold and warm caches, three seeds. Exit 4 if
-    cells are left.
+    Reuse, chunks, their length, the corpus, arrivals, cold and warm caches, three seeds, in stages
+    of which each leaves a grid that is of use. Exit 4 if cells are left.
     """
     from picbench.grid.measured_grid import read_grid
     from picbench.measure.break_even import measure_grid as measuring
     from picbench.measure.break_even.break_even_page import write_page
+    from picbench.measure.break_even.stage_errors import stage_errors
     from picbench.profile.prediction.predictor import GridPredictor
 
     run = measuring.GridRun(
@@ -71,7 +72,8 @@ def break_even(
     done = None if page else measuring.measure_grid(run, click.echo)
     grid = read_grid(run.path)
     errors = GridPredictor(grid).errors()
-    write_page(grid, output, ["## How well it interpolates", *_notes(errors)])
+    notes = [*_notes(errors), stage_errors(grid, run.settings)]
+    write_page(grid, output, ["## How well it interpolates", *notes])
     if done is None:
         return 0
     click.echo(done)
@@ -84,3 +86,4 @@ def _notes(errors: "PredictorErrors") -> Iterator[str]:
         f"requests alone: {errors.ttft or 'too few points'}; requests a second in bursts: "
         f"{errors.requests_s or 'too few points'}."
     )
+    yield "The same of grids that end after a stage, and their crossings beside the whole one's:"

@@ -25,6 +25,14 @@ from picbench.cli.measuring.measurement import (
 @OWN_MODEL
 @OWN_DTYPE
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0),
+    default=0.0,
+    metavar="S",
+    show_default="no limit",
+    help="Begin no repeat after the first that would not end within this time.",
+)
 @CAVEAT
 def profile_check(
     *,
@@ -36,6 +44,7 @@ def profile_check(
     model: str | None,
     dtype: str | None,
     repeats: int,
+    seconds: float,
     caveat: str,
 ) -> int:
     """Serve three traces that no grid has, and compare with what picbench profile predicts."""
@@ -50,7 +59,7 @@ def profile_check(
         raise ConfigError(f"`grid` {grid}: nothing to check", hint="name a grid.json")
     run = GridRun(
         **served_by(device, model, dtype),
-        seconds=0.0,
+        seconds=seconds,
         output=output,
         commit=commit,
         caveat=caveat,

@@ -1,6 +1,7 @@
 """The page of a measured grid: where mepic pays, where it loses, and figures of both."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ from picbench.measure.break_even.break_even_ratios import (
 )
 from picbench.output import markdown
 from picbench.output.figures.break_even_figure import RatioPanel, draw_ratios
+from picbench.profile.prediction.graph_sizes import graph_sizes
 
 _HEAD = ("chunks", "tokens a chunk", "prompt", "corpus", "reply", "load", "cache")
 
@@ -72,14 +74,16 @@ def render_page(
         [
             "# Break-even: where position-independent caching pays",
             grid.about(),
-            f"{len(grid.points())} cells, {len(grid.cells)} with repeats. Prompts are chunks of "
+            f"{len(grid.points())} cells, {len(grid.cells)} with repeats: {_seeds(grid)}. Engines: "
+            f"{graph_sizes(grid.facts)}. Prompts are chunks of "
             "random tokens between short texts: times and memory, not answers. Reuse is the share "
             "of chunk tokens in chunks of the corpus, all others occur once; a cold cache is empty "
             "before the first request, a warm one has served all chunks of the corpus that are "
             "needed (of a corpus larger than the pool, as many as fit), each as the first of a "
             "prompt, and as many requests of the same kind. "
             f"`alone` is one request at a time, `burst` {grid.facts.running} at a time. Ratios are "
-            f"{SUBJECT}'s figure over the other arm's in the same cell, seed by seed.",
+            f"{SUBJECT}'s figure over the other arm's in the same cell, seed by seed."
+            f"{_unserved(grid)}",
             "## From which reuse on",
             f"The least reuse at which `{SUBJECT}` is better, between the points by a straight "
             "line. `never` is: not at the most reuse either.",
@@ -95,6 +99,23 @@ def render_page(
             "",
         ]
     )
+
+
+def _seeds(grid: MeasuredGrid) -> str:
+    """How many cells have how many seeds."""
+    counts = Counter(len(cells) for cells in grid.points().values())
+    some = len(counts) > 1
+    return ", ".join(
+        f"{cells if some else 'all'} with {seeds} seed{'s' * (seeds > 1)}"
+        for seeds, cells in sorted(counts.items())
+    )
+
+
+def _unserved(grid: MeasuredGrid) -> str:
+    """What stands for rivals that some cells do not have."""
+    if all(rival in cell.arms for rival in RIVALS for cell in grid.cells):
+        return ""
+    return " Where no chunk recurs `reorder` sends what `prefix` does, and has its figures."
 
 
 def _losses(ratios: Sequence[SeedRatios]) -> str:

@@ -9,6 +9,9 @@ from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridPoint, Measur
 #: The arm that is judged, and those that it is held against.
 SUBJECT, RIVALS = "mepic", ("prefix", "reorder")
 
+#: Whose cell is a rival's where it has none: it would have sent the same there.
+_SAME = {"reorder": "prefix"}
+
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
@@ -64,7 +67,8 @@ def _ratios(grid: MeasuredGrid) -> Iterator[SeedRatios]:
 
 
 def _ratio(arms: Mapping[str, ArmCell], quantity: Quantity, rival: str) -> float:
-    return quantity.value(arms[SUBJECT]) / quantity.value(arms[rival])
+    other = arms[rival] if rival in arms else arms[_SAME[rival]]
+    return quantity.value(arms[SUBJECT]) / quantity.value(other)
 
 
 def crossing(ratios: Mapping[float, float]) -> float | None:

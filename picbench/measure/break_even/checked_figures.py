@@ -10,6 +10,7 @@ from statistics import median
 from picbench.grid.measured_grid import GridFacts
 from picbench.output import markdown
 from picbench.output.json_file import write_json
+from picbench.profile.prediction.graph_sizes import graph_warning
 from picbench.profile.prediction.predictor import GridPredictor
 
 #: Errors up to this share are what is promised.
@@ -106,6 +107,12 @@ def summarise_figures(found: Sequence[CheckedFigure]) -> str:
     return "; ".join(texts)
 
 
+def graph_warnings(facts: GridFacts, predictor: GridPredictor) -> list[str]:
+    """What to know where the engines of `facts`, or a calibration's, had other CUDA graphs."""
+    here = graph_warning(facts, predictor.grid.facts, "these engines")
+    return [warning for warning in (predictor.warning, here) if warning]
+
+
 def write_figures(
     output: Path,
     facts: GridFacts,
@@ -130,6 +137,7 @@ def write_figures(
         "median over the arms that map chunks "
         "and over the others, is how slow the machine was for them in that repeat "
         f"({_slowness(found)}). `at the grid's speed` has that divided out.",
+        *graph_warnings(facts, predictor),
         f"{summarise_figures(found)}.",
         markdown.table(_HEAD, [_row(one) for one in found]),
     ]

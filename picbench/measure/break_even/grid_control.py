@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import log
 from statistics import fmean, median
 
-from picbench.engines.algorithms import Algorithm, Registry, Reuse
+from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
 from picbench.grid.measured_grid import ArmCell, GridPoint, MeasuredGrid
 from picbench.measure.break_even.grid_plan import (
@@ -18,6 +18,7 @@ from picbench.measure.break_even.grid_plan import (
     draw_traffic,
     plan_grid,
 )
+from picbench.profile.prediction.arm_kinds import links_chunks
 from picbench.profile.prediction.predictor import GridPredictor
 from picbench.profile.trace_profile import ArmProfile, TraceProfile
 from picbench.workloads.sample import Sample
@@ -87,11 +88,6 @@ class GridControls:
 
     def _draw(self, traffic: GridTraffic) -> GridControl:
         return GridControl(traffic.point, draw_traffic(traffic, self._settings).cold)
-
-
-def links_chunks(algorithm: Algorithm) -> bool:
-    """Whether an arm maps chunks; costs, and so machines' speeds, are those of such arms."""
-    return algorithm.reuse is Reuse.CHUNKS
 
 
 def slowness_by_kind(

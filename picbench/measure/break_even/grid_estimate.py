@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from picbench.grid.measured_grid import ALONE, BURST, GridPoint, MeasuredGrid
 from picbench.measure.break_even.grid_plan import GridSettings, GridTraffic
@@ -13,7 +14,7 @@ _SPEED = {"cpu": 2_700.0, "cuda": 38_000.0}
 _STEP = {"cpu": 0.015, "cuda": 0.01}
 
 #: Seconds until engines answer that start together.
-_START = {"cpu": 25.0, "cuda": 100.0}
+_START = {"cpu": 25.0, "cuda": 130.0}
 
 #: Tokens of a prompt beside its chunks, about.
 _TEXT = 48
@@ -24,7 +25,7 @@ _LINKED = ("mepic", "naive")
 
 @dataclass(frozen=True, slots=True)
 class GridShare:
-    """A kind of traffic: how much of it is left, prompt tokens of all arms, and seconds."""
+    """A part of the traffic: how much of it is left, prompt tokens of all arms, and seconds."""
 
     name: str
     left: int
@@ -32,12 +33,22 @@ class GridShare:
     tokens: int
     seconds: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.total - self.left} of {self.total} measured, "
+            f"{self.tokens:,} prompt tokens left, about {self.seconds:,.0f} s"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class GridProgress:
-    """How much of a grid is measured, kind by kind; `start` are seconds until engines answer."""
+    """How much of a grid is measured, kind by kind, and stage by stage in their order.
+
+    `start` are seconds until engines answer.
+    """
 
     shares: tuple[GridShare, ...]
+    stages: tuple[GridShare, ...]
     start: float
 
     @property
@@ -61,11 +72,8 @@ class GridProgress:
         return sum(share.seconds for share in self.shares)
 
     def __str__(self) -> str:
-        lines = [
-            f"{share.name}: {share.total - share.left} of {share.total} measured, "
-            f"{share.tokens:,} prompt tokens left, about {share.seconds:,.0f} s"
-            for share in self.shares
-        ]
+        stages = [f"{n}. {share}" for n, share in enumerate(self.stages, 1)]
+        lines = [*map(str, self.shares), *(stages if len(stages) > 1 else ())]
         whole = (
             f"{self.done} of {self.total} traffics measured, {self.tokens:,} prompt tokens left, "
             f"about {self.seconds:,.0f} s, and {self.start:,.0f} s for each start of engines"
@@ -80,13 +88,14 @@ def estimate_grid(
     done = {(cell.point, cell.seed) for cell in grid.cells} if grid else set()
     factor = _factor(grid, settings, device) if grid and grid.cells else 1.0
     kinds: dict[str, list[GridTraffic]] = {}
+    stages: dict[str, list[GridTraffic]] = {}
     for traffic in planned:
         kinds.setdefault(_kind(traffic, settings), []).append(traffic)
+        stages.setdefault(settings.stage(traffic), []).append(traffic)
+    share = partial(_share, done=done, settings=settings, device=device, factor=factor)
     return GridProgress(
-        tuple(
-            _share(name, found, done, settings, device, factor)
-            for name, found in sorted(kinds.items())
-        ),
+        tuple(share(name, found) for name, found in sorted(kinds.items())),
+        tuple(share(name, found) for name, found in stages.items()),
         _START[device],
     )
 
@@ -94,6 +103,7 @@ def estimate_grid(
 def _share(
     name: str,
     found: Sequence[GridTraffic],
+    *,
     done: set[tuple[GridPoint, int]],
     settings: GridSettings,
     device: str,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from itertools import product
 from random import Random
 
@@ -32,7 +33,12 @@ class GridSettings:
     `outputs` and the `rates` (requests a second) are served at some reuses only, with chunks in the
     middle. `alone` to `most_alone` requests, and `burst` at most, are measured with a cold cache,
     and as many with a warm one: about `alone_tokens` and `burst_tokens` of prompts. `running` are
-    served at a time in a burst, half of which are served at least. `arms` are those of the device.
+    served at a time in a burst, half of which are served at least.
+
+    `arms` are those of the device. `small_arms` are served as well where a request alone has at
+    most `small_tokens` new tokens in its chunks: how large a step is depends on the arm there.
+    Prompts of up to `again_tokens` are served alone with every seed before anything else is served
+    again: they wait for the host, so their repeats differ the most.
     """
 
     reuse: tuple[float, ...]
@@ -53,6 +59,9 @@ class GridSettings:
     outputs: tuple[int, ...]
     pool: int
     arms: tuple[str, ...]
+    small_arms: tuple[str, ...] = ()
+    small_tokens: int = 0
+    again_tokens: int = 0
 
     @property
     def longest(self) -> int:
@@ -67,10 +76,39 @@ class GridSettings:
         return min(self.burst, max(self.burst_tokens // prompt, self.running // 2))
 
     def arms_at(self, point: GridPoint) -> tuple[str, ...]:
-        """The arms that are served at a point: `full` takes the same at every reuse."""
-        if point.load not in (ALONE, BURST):
-            return _RATED
-        return self.arms if point.reuse == min(self.reuse) else self.arms[1:]
+        """The arms that are served at a point.
+
+        `full` takes the same at every reuse. Where no chunk recurs, `reorder` sends what `prefix`
+        does.
+        """
+        arms = self.arms if point.reuse == min(self.reuse) else self.arms[1:]
+        arms = arms if point.load in (ALONE, BURST) else _RATED
+        if not point.reuse:
+            arms = tuple(arm for arm in arms if arm != "reorder")
+        new = (1 - point.reuse) * point.chunks * point.chunk_tokens
+        small = point.load == ALONE and new <= self.small_tokens
+        return (*arms, *self.small_arms) if small else arms
+
+    def stage(self, traffic: "GridTraffic") -> "GridStage":
+        """When traffic is measured."""
+        point, prompt = traffic.point, traffic.point.chunks * traffic.point.chunk_tokens
+        if traffic.seed:
+            small = point.load == ALONE and prompt <= self.again_tokens
+            return GridStage.SMALL if small else GridStage.AGAIN
+        closed = point.load in (ALONE, BURST)
+        usual = point.corpus == max(self.corpus, point.chunks)
+        return GridStage.ONCE if closed and usual else GridStage.BESIDE
+
+
+class GridStage(StrEnum):
+    """What is measured after what: a grid is of use after each, and the pages of grids say of how
+    much.
+    """
+
+    ONCE = "each traffic once"
+    SMALL = "small prompts alone, with other seeds"
+    BESIDE = "other corpora and rates"
+    AGAIN = "all else, with other seeds"
 
 
 #: By device. On an H200 about half an hour for all seeds, on two idle cores about ten minutes.
@@ -93,8 +131,11 @@ GRIDS = {
         output=16,
         outputs=(64, 256),
         pool=20_000,
-        # Predictions take the costs of `naive` from `mepic`: one arm less to serve.
+        # Elsewhere predictions take the costs of `naive` from `mepic`: one arm less to serve.
         arms=("full", "prefix", "reorder", "mepic"),
+        small_arms=("naive",),
+        small_tokens=1024,
+        again_tokens=4096,
     ),
     "cpu": GridSettings(
         reuse=(0.0, 0.5, 0.95),
@@ -142,7 +183,8 @@ class GridTraffic:
 
 
 def plan_grid(settings: GridSettings, part: tuple[int, int] = (1, 1)) -> list[GridTraffic]:
-    """All traffic of a grid: seed by seed, in a random order, so that any part of it is even.
+    """All traffic of a grid: stage by stage, seed by seed, in a random order, so that any part of
+    a stage is even.
 
     Of `part` (k, n) every n-th, from the k-th on: together they are all, none of them twice.
     """
@@ -151,6 +193,8 @@ def plan_grid(settings: GridSettings, part: tuple[int, int] = (1, 1)) -> list[Gr
         points = list(_points(settings))
         Random(f"{seed}/order").shuffle(points)
         found += [GridTraffic(point, seed) for point in points]
+    order = list(GridStage)
+    found.sort(key=lambda traffic: order.index(settings.stage(traffic)))
     return found[part[0] - 1 :: part[1]]
 
 

@@ -26,6 +26,7 @@ from picbench.grid.measured_grid import (
     read_grid,
     write_grid,
 )
+from picbench.measure.break_even.break_even_ratios import SUBJECT
 from picbench.measure.break_even.grid_estimate import GridProgress, estimate_grid
 from picbench.measure.break_even.grid_plan import (
     ARMS,
@@ -39,10 +40,14 @@ from picbench.measure.break_even.serve_cells import make_work, serve_cells
 from picbench.measure.started_engines import started_engines
 from picbench.output import provenance
 from picbench.output.json_file import locked
+from picbench.profile.prediction.graph_sizes import graph_sizes, same_graphs
 from picbench.workloads import models
 
 #: The engine of each arm, and whether it is stock.
 Engines = Mapping[str, tuple[Server, bool]]
+
+#: What the engine of each arm says of itself.
+Described = Mapping[str, Mapping[str, object]]
 
 #: Arms that stock vLLM serves.
 _STOCK = ("full", "prefix", "reorder")
@@ -137,7 +142,7 @@ def _measure(traffic: GridTraffic, run: GridRun, engines: Engines) -> list[Measu
     began = time.monotonic()
     for arm in order:
         engine, stock = engines[arm]
-        work = make_work(arm, requests, running, stock=stock)
+        work = make_work(arm, requests, running, stock=stock, filling=settings.running)
         found[arm] = engine.call(partial(serve_cells, work))
     seconds = (time.monotonic() - began) / len(traffic.points)
     return [
@@ -147,8 +152,8 @@ def _measure(traffic: GridTraffic, run: GridRun, engines: Engines) -> list[Measu
 
 
 @contextmanager
-def open_engines(run: GridRun) -> Iterator[tuple[Engines, Mapping[str, object]]]:
-    """The engine of each arm and whether it is stock, and what picbench's engine says of itself."""
+def open_engines(run: GridRun) -> Iterator[tuple[Engines, Described]]:
+    """The engine of each arm and whether it is stock, and what it says of itself."""
     settings = run.settings
     config = EngineConfig(
         model=str(models.resolve(run.model).path),
@@ -162,14 +167,18 @@ def open_engines(run: GridRun) -> Iterator[tuple[Engines, Mapping[str, object]]]
     if run.device == "cuda":
         configs["stock"] = replace(config, stock=True, algorithm="prefix")
     with started_engines(configs) as (servers, described):
-        ours = servers["picbench"], False
-        stock = (servers["stock"], True) if "stock" in servers else ours
-        engines = {arm: stock if arm in _STOCK else ours for arm in ARMS}
-        yield engines, described["picbench"]
+        chosen = {
+            arm: "stock" if "stock" in servers and arm in _STOCK else "picbench" for arm in ARMS
+        }
+        yield (
+            {arm: (servers[name], name == "stock") for arm, name in chosen.items()},
+            {arm: described[name] for arm, name in chosen.items()},
+        )
 
 
-def grid_facts(run: GridRun, described: Mapping[str, object]) -> GridFacts:
+def grid_facts(run: GridRun, described: Described) -> GridFacts:
     """What is measured here, and on what; engines are `described` by themselves."""
+    engine = described[SUBJECT]
     found = provenance.facts(*provenance.ENGINE, device=run.device, commit=run.commit)
     versions = {name: str(found[name]) for name in ("driver", "torch", "vllm", "commit")}
     return GridFacts(
@@ -177,11 +186,12 @@ def grid_facts(run: GridRun, described: Mapping[str, object]) -> GridFacts:
         versions=versions,
         model=models.resolve(run.model).label,
         dtype=run.dtype,
-        block_bytes=int(str(described["block_bytes"])),
+        block_bytes=int(str(engine["block_bytes"])),
         pool=run.settings.pool,
         running=run.settings.running,
         caveat=run.caveat,
-        step_tokens=int(str(described["batch_tokens"])),
+        step_tokens=int(str(engine["batch_tokens"])),
+        graph_tokens={arm: int(str(each["graph_tokens"])) for arm, each in described.items()},
     )
 
 
@@ -195,6 +205,11 @@ def _joined(grid: MeasuredGrid | None, facts: GridFacts, path: Path) -> Measured
                 f"{path}: was measured with {name} {value}, here is {facts.versions.get(name)}",
                 hint="name another `output`",
             )
+    if not same_graphs(grid.facts, facts):
+        raise IncomparableRuns(
+            f"{path}: was measured with {graph_sizes(grid.facts)}, here are {graph_sizes(facts)}",
+            hint="name another `output`",
+        )
     for field in ("hardware", "model", "dtype", "block_bytes", "pool", "running", "step_tokens"):
         if getattr(grid.facts, field) != getattr(facts, field):
             raise IncomparableRuns(

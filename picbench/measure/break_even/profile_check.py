@@ -2,9 +2,11 @@
 
 Each trace is a request file. Every arm serves it from an empty cache, one request at a time, and
 then again, as many at a time as in the grid's bursts. Right before each, it serves a point of the
-grid, which says how fast the machine is now.
+grid, which says how fast the machine is now. Repeats are of all traces, one after another: those
+of a trace are minutes apart.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,16 +15,23 @@ from typing import Any
 
 from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
-from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridFacts, GridPoint
+from picbench.grid.measured_grid import (
+    ALONE,
+    BURST,
+    ArmCell,
+    GridFacts,
+    GridPoint,
+    MeasuredGrid,
+)
 from picbench.measure.break_even.checked_figures import (
     CheckedFigure,
+    graph_warnings,
     summarise_figures,
     write_figures,
 )
 from picbench.measure.break_even.grid_control import (
     GridControl,
     GridControls,
-    links_chunks,
     slowness_by_kind,
 )
 from picbench.measure.break_even.grid_plan import ARMS, IDS
@@ -34,6 +43,7 @@ from picbench.measure.break_even.serve_cells import (
     without_replies,
 )
 from picbench.output.json_file import write_json
+from picbench.profile.prediction.arm_kinds import links_chunks
 from picbench.profile.prediction.predictor import GridPredictor
 from picbench.profile.trace_profile import TraceProfile, profile_trace
 from picbench.profile.traces.trace_reader import Encode, read_trace_file
@@ -125,42 +135,73 @@ class CheckedServing:
     controls: tuple[ControlCell, ControlCell]
 
 
+@dataclass(frozen=True, slots=True)
+class _CheckedTrace:
+    """A trace, what is predicted of it, and the two controls of each arm: alone, and in a burst."""
+
+    name: str
+    samples: Sequence[Sample]
+    profile: TraceProfile
+    controls: Mapping[str, tuple[GridControl, GridControl]]
+
+
 def check_profile(
     run: GridRun, predictor: GridPredictor, repeats: int, say: Callable[[str], None]
 ) -> list[CheckedFigure]:
-    """Measure the traces of the device and compare.
+    """Measure the traces of the device and compare, all of them once in each of the repeats.
 
-    Writes ``profile.json`` and ``profile.md``, and all that was measured into
-    ``profile-cells.json``.
+    Of the run's seconds each repeat but the first has as many left as the longest one took, or does
+    not begin. After each, ``profile.json`` and ``profile.md`` are of those until then, and all that
+    was measured is in ``profile-cells.json``.
 
     Raises ConfigError for a grid of another model than is served.
     """
-    grid, found = predictor.grid, list[CheckedFigure]()
-    cells: dict[str, list[dict[str, CheckedServing]]] = {}
-    streams = {trace.name: trace.draw(seed=77) for trace in TRACES[run.device]}
-    chosen = GridControls(grid, run.settings)
+    began, longest = time.monotonic(), 0.0
+    cells: dict[str, list[Mapping[str, CheckedServing]]] = {}
+    found: list[CheckedFigure] = []
     with open_engines(run) as (engines, described):
         facts = grid_facts(run, described)
-        if facts.model != grid.facts.model:
+        if facts.model != predictor.grid.facts.model:
             raise ConfigError(
-                f"the grid is of {grid.facts.model}, this is {facts.model}", hint="`model`"
+                f"the grid is of {predictor.grid.facts.model}, this is {facts.model}",
+                hint="`model`",
             )
-        for name, stream in streams.items():
-            profile = _profile(name, stream, run, grid.facts)
-            controls = {
-                arm.algorithm.spec: (
-                    chosen.choose(profile, arm, ALONE),
-                    chosen.choose(profile, arm, BURST),
-                )
-                for arm in profile.arms
-            }
-            cells[name] = _serve(name, stream, controls, engines, grid.facts.running, repeats)
-            found += _compare(profile, predictor, cells[name])
-            own = [one for one in found if one.trace == name]
-            say(f"{name}: {summarise_figures(own)}")
-            write_figures(run.output, facts, predictor, found, repeats)
+        for warning in graph_warnings(facts, predictor):
+            say(f"warning: {warning}")
+        traces = list(_traces(run, predictor.grid))
+        for repeat in range(repeats):
+            before = time.monotonic()
+            if run.seconds and repeat and before - began + longest > run.seconds:
+                break
+            for trace in traces:
+                served = _serve(trace, engines, predictor.grid.facts.running, repeat)
+                cells.setdefault(trace.name, []).append(served)
+            found = [
+                one
+                for each in traces
+                for one in _compare(each.profile, predictor, cells[each.name])
+            ]
+            write_figures(run.output, facts, predictor, found, repeat + 1)
             write_json(run.output / "profile-cells.json", _plain(cells))
+            longest = max(longest, time.monotonic() - before)
+            say(f"{repeat + 1} of {repeats}, {time.monotonic() - began:,.0f} s")
+            say(summarise_figures(found))
     return found
+
+
+def _traces(run: GridRun, grid: MeasuredGrid) -> Iterator[_CheckedTrace]:
+    chosen = GridControls(grid, run.settings)
+    for trace in TRACES[run.device]:
+        stream = trace.draw(seed=77)
+        profile = _profile(trace.name, stream, run, grid.facts)
+        controls = {
+            arm.algorithm.spec: (
+                chosen.choose(profile, arm, ALONE),
+                chosen.choose(profile, arm, BURST),
+            )
+            for arm in profile.arms
+        }
+        yield _CheckedTrace(trace.name, stream.samples, profile, controls)
 
 
 def _plain(cells: Mapping[str, Sequence[Mapping[str, CheckedServing]]]) -> dict[str, Any]:
@@ -180,7 +221,7 @@ def _profile(name: str, stream: Stream, run: GridRun, facts: GridFacts) -> Trace
         read_trace_file(path, _no_texts),
         arms,
         running=facts.running,
-        step_tokens=facts.step_tokens,
+        facts=facts,
     )
 
 
@@ -189,31 +230,22 @@ def _no_texts() -> Encode:
 
 
 def _serve(
-    name: str,
-    stream: Stream,
-    controls: Mapping[str, tuple[GridControl, GridControl]],
-    engines: Engines,
-    running: int,
-    repeats: int,
-) -> list[dict[str, CheckedServing]]:
-    """What each arm took, repeat by repeat; an order of arms for each."""
-    found: list[dict[str, CheckedServing]] = []
-    samples: Sequence[Sample] = stream.samples
-    for repeat in range(repeats):
-        own: dict[str, CheckedServing] = {}
-        for arm in Random(f"{name} {repeat}").sample(ARMS, len(ARMS)):
-            engine, stock = engines[arm]
-            cells: list[ArmCell] = []
-            for control, at_once in zip(controls[arm], (1, running), strict=True):
-                for each in (control.samples, samples):
-                    batch = CellWorkMaker(arm, stock=stock).make(each)
-                    work = CellWork(arm, (batch,), at_once)
-                    work = without_replies(work) if at_once == 1 else work
-                    cells += engine.call(partial(serve_cells, work))
-            one, other = (control.point for control in controls[arm])
-            own[arm] = CheckedServing(cells[1], cells[3], ((one, cells[0]), (other, cells[2])))
-        found.append(own)
-    return found
+    trace: _CheckedTrace, engines: Engines, running: int, repeat: int
+) -> dict[str, CheckedServing]:
+    """What each arm took in a repeat, which has an order of arms of its own."""
+    own: dict[str, CheckedServing] = {}
+    for arm in Random(f"{trace.name} {repeat}").sample(ARMS, len(ARMS)):
+        engine, stock = engines[arm]
+        cells: list[ArmCell] = []
+        for control, at_once in zip(trace.controls[arm], (1, running), strict=True):
+            for each in (control.samples, trace.samples):
+                batch = CellWorkMaker(arm, stock=stock).make(each)
+                work = CellWork(arm, (batch,), at_once)
+                work = without_replies(work) if at_once == 1 else work
+                cells += engine.call(partial(serve_cells, work))
+        one, other = (control.point for control in trace.controls[arm])
+        own[arm] = CheckedServing(cells[1], cells[3], ((one, cells[0]), (other, cells[2])))
+    return own
 
 
 def _compare(

@@ -32,12 +32,14 @@ class CellBatch:
 class CellWork:
     """What an arm serves: batches one after another, without dropping KV between them.
 
-    `running` requests are served at a time where they do not arrive.
+    Where they do not arrive, `running` requests are served at a time, and `filling` of those that
+    are there for the cache: what it has in the end is the same.
     """
 
     arm: str
     batches: tuple[CellBatch, ...]
     running: int
+    filling: int = 1
 
 
 class CellWorkMaker:
@@ -68,14 +70,16 @@ class CellWorkMaker:
         return replace(request, salt=f"tenant {self._tenants}")
 
 
-def make_work(arm: str, requests: GridRequests, running: int, *, stock: bool) -> CellWork:
+def make_work(
+    arm: str, requests: GridRequests, running: int, *, stock: bool, filling: int = 1
+) -> CellWork:
     """What an arm serves at a point. Nothing fills the cache of `full`, which has none."""
     maker, count = CellWorkMaker(arm, stock=stock), len(requests.cold)
     times = requests.arrivals
     cold = maker.make(requests.cold, times and times[:count])
     fill = maker.make(() if arm == "full" else requests.fill, measured=False)
     warm = maker.make(requests.warm, times and times[count:])
-    return CellWork(arm, (cold, fill, warm), running)
+    return CellWork(arm, (cold, fill, warm), running, filling)
 
 
 def without_replies(work: CellWork) -> CellWork:
@@ -98,10 +102,11 @@ def serve_cells(work: CellWork, engine: Engine) -> list[ArmCell]:
         if not batch.requests:
             continue
         engine.measure()
+        running = work.running if batch.measured else work.filling
         results = engine.generate(
             batch.requests,
             ignore_eos=True,
-            concurrency=None if batch.arrivals else work.running,
+            concurrency=None if batch.arrivals else running,
             arrivals=batch.arrivals,
         )
         failed = next((result.error for result in results if result.error), None)

@@ -10,28 +10,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from picbench.engines.config import BLOCK_SIZE
-from picbench.profile.prediction.request_sizes import RequestSize
+from picbench.profile.prediction.request_sizes import KNOTS, RequestSize, beyond_knots
 from picbench.profile.reuse.held_blocks import HeldBlocks
 from picbench.profile.reuse.reuse_counts import RequestReuse
-
-#: A step that computes so many tokens of prompts takes a GPU about as long as the host takes to
-#: start it; tokens beyond cost more. Of 256 to 1,000, this one had the least errors on an H200's
-#: grid; the 90th percentile of those is 6 %, against 11 % without the two costs of such steps.
-_HIDDEN = 512
 
 
 @dataclass(slots=True)
 class LoopCounts:
     """What is done for all requests, in the numbers that costs are multiplied by.
 
-    `prefill` sums `RequestSize.prefill`. `prefill_steps` compute tokens of prompts, and `beyond`
-    are thousands of these tokens that a step has more than it hides. `replies` are generated tokens
-    but the first of each request, `read` thousands of tokens whose KV they read.
+    `prefill` sums `RequestSize.prefill`. `prefill_steps` compute tokens of prompts, `started` ones
+    of them have more tokens than CUDA graphs serve, and `beyond` are thousands of tokens of prompts
+    that steps have beyond each knot. `replies` are generated tokens but the first of each request,
+    `read` thousands of tokens whose KV they read.
     """
 
     prefill: tuple[float, ...] = ()
     prefill_steps: float = 0.0
-    beyond: float = 0.0
+    started: float = 0.0
+    beyond: tuple[float, ...] = (0.0,) * len(KNOTS)
     steps: float = 0.0
     replies: float = 0.0
     read: float = 0.0
@@ -43,7 +40,8 @@ class LoopCounts:
 
     def step_costs(self) -> tuple[float, ...]:
         """The costs that steps have, whichever requests they serve."""
-        return self.prefill_steps, self.beyond, self.steps, self.replies, self.read
+        prefills = self.prefill_steps, self.started, *self.beyond
+        return *prefills, self.steps, self.replies, self.read
 
 
 @dataclass(slots=True)
@@ -67,13 +65,14 @@ _Pushed = tuple[RequestSize, RequestReuse | None] | None
 class ClosedLoop:
     """Serves requests in their order, `running` at a time, in steps of at most `budget` tokens.
 
-    Requests are pushed one by one; `counts` and `held` are complete after `close`.
+    CUDA graphs serve steps of up to `graph_tokens`, 0 without graphs. Requests are pushed one by
+    one; `counts` and `held` are complete after `close`.
     """
 
-    def __init__(self, running: int, budget: int) -> None:
+    def __init__(self, running: int, budget: int, graph_tokens: int = 0) -> None:
         self.counts = LoopCounts()
         self.held = HeldBlocks()
-        self._running, self._budget = running, budget
+        self._running, self._budget, self._graphs = running, budget, graph_tokens
         self._prompts = 0.0
         self._live: list[_Live] = []
         self._next: _Pushed = None
@@ -128,11 +127,17 @@ class ClosedLoop:
             room -= self._serve(request, room)
             self._live.append(request)
         if self._prompts > 0:
-            self.counts.prefill_steps += 1
-            self.counts.beyond += max(0.0, self._prompts - _HIDDEN) / 1e3
+            self._count_prompts(self._budget - room)
         self._note()
         for request in self._live:
             request.compiling = 0
+
+    def _count_prompts(self, tokens: float) -> None:
+        """Count a step of so many `tokens` that computes tokens of prompts."""
+        counts, beyond = self.counts, beyond_knots(self._prompts / 1e3)
+        counts.prefill_steps += 1
+        counts.started += 0 < self._graphs < tokens
+        counts.beyond = tuple(a + b for a, b in zip(counts.beyond, beyond, strict=True))
 
     def _serve(self, request: _Live, room: float) -> float:
         """Give a request its tokens of a step; how many it took."""
@@ -170,9 +175,11 @@ class ClosedLoop:
         self._live = [request for request in self._live if request.reply > 0]
 
 
-def serve_loop(sizes: Iterable[RequestSize], running: int, budget: int) -> LoopCounts:
+def serve_loop(
+    sizes: Iterable[RequestSize], running: int, budget: int, graph_tokens: int = 0
+) -> LoopCounts:
     """What serving these requests counts; see `ClosedLoop`."""
-    loop = ClosedLoop(running, budget)
+    loop = ClosedLoop(running, budget, graph_tokens)
     for size in sizes:
         loop.push(size)
     return loop.close()

@@ -6,9 +6,11 @@ from itertools import repeat
 from math import inf
 from statistics import fmean, median
 
-from picbench.engines.algorithms import Algorithm, Registry, Reuse
+from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
 from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridPoint, MeasuredGrid
+from picbench.profile.prediction.arm_kinds import links_chunks
+from picbench.profile.prediction.cell_sizes import cell_size, mean_size, middle, of_kind
 from picbench.profile.prediction.cell_spread import CellSpread
 from picbench.profile.prediction.closed_loop import LoopCounts, serve_loop
 from picbench.profile.prediction.cost_model import (
@@ -18,6 +20,7 @@ from picbench.profile.prediction.cost_model import (
     fit,
     leave_one_out,
 )
+from picbench.profile.prediction.graph_sizes import captured, graph_warning
 from picbench.profile.prediction.request_sizes import RequestSize
 from picbench.profile.trace_profile import ArmProfile, TraceProfile
 
@@ -82,6 +85,7 @@ class GridPredictor:
         self.grid, self.calibration = grid, calibration
         self._block_bytes = block_bytes or grid.facts.block_bytes
         self._registry = Registry()
+        self._graphs = {kind: captured(grid.facts, linked=kind) for kind in (False, True)}
         self._ttft = {linked: fit(list(self._alone(linked))) for linked in (False, True)}
         self._seconds = {linked: fit(list(self._loops(linked))) for linked in (False, True)}
         measured = calibration or grid
@@ -89,13 +93,23 @@ class GridPredictor:
         if calibration is not None:
             _require_like(grid, calibration, self._spread.values())
 
+    @property
+    def warning(self) -> str | None:
+        """What to know of a calibration whose engines had other graphs than the grid's."""
+        if self.calibration is None:
+            return None
+        return graph_warning(self.calibration.facts, self.grid.facts, "--calibration")
+
     def predict(self, profile: TraceProfile, arm: ArmProfile) -> ArmPrediction:
         """The figures of an arm."""
-        kind = _links(arm.algorithm) and profile.traffic.chunks > 0
+        kind = links_chunks(arm.algorithm) and profile.traffic.chunks > 0
         ttft, seconds = self._ttft[kind], self._seconds[kind]
-        sizes = [_of_kind(size, kind) for size in arm.sizes]
+        sizes = [of_kind(size, linked=kind) for size in arm.sizes]
+        graphs = self._graphs[links_chunks(arm.algorithm)]
         alone = (
-            median(ttft.predict(size.first_token()) for size in sizes) if ttft and sizes else None
+            median(ttft.predict(size.first_token(graphs)) for size in sizes)
+            if ttft and sizes
+            else None
         )
         each = _each(sizes, arm.loop, seconds) if seconds and sizes else None
         rate = 1 / fmean(each) if each else None
@@ -111,15 +125,15 @@ class GridPredictor:
             requests_s_range=bursts.around(rate, fmean(computed)) if bursts and rate else None,
             loaded_ttft_s=_loaded(first, each, profile.traffic.rate),
             kv_gib=arm.peak_blocks * self._block_bytes / 2**30,
-            inside=bool(sizes) and _covers(ttft, seconds, _shape(_mean_size(sizes))),
+            inside=bool(sizes) and _covers(ttft, seconds, _shape(mean_size(sizes))),
         )
 
     def predict_cell(self, arm: str, point: GridPoint, cell: ArmCell) -> CellPrediction:
         """The times of a cell that an arm has served, from what it computed there."""
-        linked = _links(self._registry.parse(arm))
+        linked = links_chunks(self._registry.parse(arm))
         found = self._cell(linked, point, cell)
-        middle = _middle([cell]).get("computed", cell.computed)
-        slow, longer = self._slowness(linked, middle, cell.computed)
+        first = middle([cell]).get("computed", cell.computed)
+        slow, longer = self._slowness(linked, first, cell.computed)
         return CellPrediction(
             found.ttft_s * slow if found.ttft_s else None,
             found.requests_s / longer if found.requests_s else None,
@@ -139,7 +153,7 @@ class GridPredictor:
         ttft, seconds = self._ttft[linked], self._seconds[linked]
         alone, loop = self._cell_counts(point, [cell], linked)
         return CellPrediction(
-            ttft.predict(alone.first_token()) if ttft else None,
+            ttft.predict(alone.first_token(self._graphs[linked])) if ttft else None,
             cell.requests / seconds.predict(loop.costs()) if seconds else None,
         )
 
@@ -156,7 +170,7 @@ class GridPredictor:
         for point, arms in self._observed(linked, measured):
             for arm, cell in ((arm, self._cell(linked, point, arm)) for arm in arms):
                 if point.load == ALONE and cell.ttft_s:
-                    computed = _middle([arm]).get("computed", arm.computed)
+                    computed = middle([arm]).get("computed", arm.computed)
                     alone.append((computed, arm.ttft_s / cell.ttft_s))
                 if cell.requests_s:
                     loops.append((arm.computed, arm.requests_s / cell.requests_s))
@@ -167,25 +181,26 @@ class GridPredictor:
             if point.load == ALONE:
                 size, _ = self._cell_counts(point, arms, linked)
                 value = median(arm.ttft_s for arm in arms)
-                counts, shape = size.first_token(), _shape(size)
+                counts, shape = size.first_token(self._graphs[linked]), _shape(size)
                 yield Observation(_traffic(point), counts, value, shape[:-1])
 
     def _loops(self, linked: bool) -> Iterator[Observation]:
         for point, arms in self._observed(linked, self.grid):
             _, loop = self._cell_counts(point, arms, linked)
             value = loop.requests / median(arm.requests_s for arm in arms)
-            shape = _shape(_cell_size(point, arms, linked))
+            shape = _shape(cell_size(point, arms, linked=linked))
             yield Observation(_traffic(point), loop.costs(), value, shape)
 
     def _cell_counts(
         self, point: GridPoint, arms: Sequence[ArmCell], linked: bool
     ) -> tuple[RequestSize, LoopCounts]:
         """The request of the median TTFT, and what serving the cell counts."""
-        size = _cell_size(point, arms, linked)
+        size = cell_size(point, arms, linked=linked)
         running = 1 if point.load == ALONE else self.grid.facts.running
         requests = repeat(size, arms[0].requests)
-        loop = serve_loop(requests, running, self.grid.facts.step_tokens)
-        return replace(size, **_middle(arms)), loop
+        budget = self.grid.facts.step_tokens
+        loop = serve_loop(requests, running, budget, self._graphs[linked])
+        return replace(size, **middle(arms)), loop
 
     def _observed(
         self, linked: bool, measured: MeasuredGrid
@@ -196,7 +211,7 @@ class GridPredictor:
                 continue
             for arm in measured.arms:
                 repeats = [cell.arms[arm] for cell in cells if arm in cell.arms]
-                if repeats and _links(self._registry.parse(arm)) is linked:
+                if repeats and links_chunks(self._registry.parse(arm)) is linked:
                     yield point, repeats
 
 
@@ -224,51 +239,9 @@ def _each(sizes: Sequence[RequestSize], loop: LoopCounts, model: CostModel) -> l
     return [seconds + steps / len(own) for seconds in own]
 
 
-def _links(algorithm: Algorithm) -> bool:
-    return algorithm.reuse is Reuse.CHUNKS
-
-
 def _traffic(point: GridPoint) -> GridPoint:
     """What is left out together: a point with a cold and a warm cache, alone and in a burst."""
     return replace(point, cache="cold", load=BURST)
-
-
-def _cell_size(point: GridPoint, arms: Sequence[ArmCell], linked: bool) -> RequestSize:
-    """The mean request of a cell."""
-    size = RequestSize(
-        prompt=fmean(arm.prompt for arm in arms),
-        computed=fmean(arm.computed for arm in arms),
-        compiled=fmean(arm.compiled or 0.0 for arm in arms),
-        chunks=point.chunks,
-        chunk_tokens=point.chunk_tokens,
-        output=fmean(arm.output for arm in arms),
-    )
-    return _of_kind(size, linked)
-
-
-def _middle(arms: Sequence[ArmCell]) -> dict[str, float]:
-    """What the request of the median TTFT computed, where that is known."""
-    known = [arm.middle for arm in arms if arm.middle is not None]
-    if len(known) < len(arms):
-        return {}
-    computed, compiled = (fmean(column) for column in zip(*known, strict=True))
-    return {"computed": computed, "compiled": compiled}
-
-
-def _of_kind(size: RequestSize, linked: bool) -> RequestSize:
-    """Chunks are text to arms that do not map them."""
-    return size if linked else replace(size, chunks=0.0)
-
-
-def _mean_size(sizes: Sequence[RequestSize]) -> RequestSize:
-    return RequestSize(
-        prompt=fmean(size.prompt for size in sizes),
-        computed=fmean(size.computed for size in sizes),
-        compiled=fmean(size.compiled for size in sizes),
-        chunks=fmean(size.chunks for size in sizes),
-        chunk_tokens=fmean(size.chunk_tokens for size in sizes),
-        output=fmean(size.output for size in sizes),
-    )
 
 
 def _shape(size: RequestSize) -> tuple[float, ...]:

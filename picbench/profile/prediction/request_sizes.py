@@ -4,13 +4,21 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-#: Thousands of computed tokens: the first so many may cost more each than the following ones, and
-#: from any of the others on each may cost more than those before.
-_FIRST, _KNOTS = 0.128, (0.5, 1.0, 2.0, 4.0)
+#: Thousands of tokens of a step from which on each costs more: a GPU computes a few hundred while
+#: its host starts them. Fitted costs say from which of them on, for arms of either kind.
+KNOTS = (0.5, 1.0)
+
+#: Thousands of computed tokens that may cost more each than the following ones, without graphs.
+_FIRST = 0.128
 
 
 def _numbers() -> "array[float]":
     return array("d")
+
+
+def beyond_knots(thousands: float) -> tuple[float, ...]:
+    """How many thousands of a step's tokens are beyond each knot."""
+    return tuple(max(0.0, thousands - knot) for knot in KNOTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +52,16 @@ class RequestSize:
         computed, prompt = self.computed / 1e3, self.prompt / 1e3
         return 1.0, computed, self.pairs, prompt, self.chunks, self.jobs
 
-    def first_token(self) -> tuple[float, ...]:
+    def first_token(self, graph_tokens: int) -> tuple[float, ...]:
         """What the time to the first token of a request alone is multiplied by.
 
         On a GPU a step takes no less than the host needs to start it: more where chunks are
-        compiled, less where so few tokens are linked that attention reads their chunks in place.
+        compiled, and where it has more than the `graph_tokens` that CUDA graphs serve, so that its
+        kernels are started one by one.
         """
         computed = self.computed / 1e3
-        beyond = (max(0.0, computed - knot) for knot in _KNOTS)
-        return *self.prefill(), min(1.0, self.jobs), min(_FIRST, computed), *beyond
+        started = float(self.computed > graph_tokens) if graph_tokens else min(_FIRST, computed)
+        return *self.prefill(), min(1.0, self.jobs), started, *beyond_knots(computed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ def test_a_laptop_serves_in_float32_and_says_so(
         found = engine.describe()
     line = f"the model is served in float32: {NEITHER}"
     assert (found["dtype"], found["notes"], found["tiers"]) == ("float32", [line], "host:1GiB")
+    assert found["graph_tokens"] == 0
     assert line in caplog.messages
 
 

@@ -1,5 +1,7 @@
 """Grids as files."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,17 @@ from picbench.grid.measured_grid import (
     write_grid,
 )
 
-FACTS = GridFacts("a machine", {"vllm": "1"}, "a model", "float32", 1024, 100, 4, "shared")
+FACTS = GridFacts(
+    "a machine",
+    {"vllm": "1"},
+    "a model",
+    "float32",
+    1024,
+    100,
+    4,
+    "shared",
+    graph_tokens={"full": 512, "mepic": 1024},
+)
 POINT = GridPoint(
     reuse=0.5, chunks=2, chunk_tokens=48, corpus=24, load=ALONE, output=4, cache="cold"
 )
@@ -43,6 +55,17 @@ def test_a_grid_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert found.arms == ("full", "mepic")
     assert "a machine" in found.about()
     assert "shared" in found.about()
+
+
+def test_a_file_that_does_not_say_its_graphs_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    write_grid(path, GRID)
+    document = json.loads(path.read_text())
+    del document["facts"]["graph_tokens"]
+    path.write_text(json.dumps(document | {"schema": 2}))
+    found = read_grid(path)
+    assert found.facts.graph_tokens is None
+    assert found == MeasuredGrid(replace(FACTS, graph_tokens=None), GRID.cells)
 
 
 def test_what_is_no_grid_is_refused(tmp_path: Path) -> None:

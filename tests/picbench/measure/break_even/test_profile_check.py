@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_errors_are_those_of_the_median(tmp_path: Path, monkeypatch: pytest.Monk
             tokens = [len(s.tokens) for request in batch.requests for s in request.segments]
             prompt = sum(tokens) / len(batch.requests)
             Engine.called += 1
-            repeat = (Engine.called - 1) // (4 * len(ARMS)) % 2
+            repeat = (Engine.called - 1) // (3 * 4 * len(ARMS))
             return [exact(prompt, prompt, 4, 1.0 + repeat)]
 
     @contextmanager
@@ -82,9 +83,21 @@ def test_errors_are_those_of_the_median(tmp_path: Path, monkeypatch: pytest.Monk
     mepic = {one.figure: one for one in found if one.arm == "mepic" and one.trace == "popular"}
     assert mepic["computed tokens"].error < -0.3
     assert mepic["TTFT, s"].verdict is CheckVerdict.FAILS
-    assert len(said) == 3
+    assert [line.split(",")[0] for line in said[::2]] == ["1 of 2", "2 of 2"]
     assert "| popular | mepic | TTFT, s |" in (tmp_path / "profile.md").read_text()
     assert (tmp_path / "profile.json").exists()
+
+    graphs = replace(FACTS, versions={"commit": "abc", "driver": "1"}, graph_tokens={"mepic": 1024})
+    monkeypatch.setattr(profile_check, "grid_facts", lambda *_: graphs)
+    said.clear()
+    short = replace(run, seconds=1e-9)
+    found = profile_check.check_profile(short, GridPredictor(grid()), 3, said.append)
+    assert {len(one.measured) for one in found} == {1}
+    assert said[0].startswith(
+        "warning: these engines: CUDA graphs of up to 1,024 tokens, --grid: no"
+    )
+    assert said[0].removeprefix("warning: ") in (tmp_path / "profile.md").read_text()
+    assert said[1].startswith("1 of 3")
 
     monkeypatch.setattr(
         profile_check, "grid_facts", lambda *_: GridFacts("b", {}, "other", "f", 1, 1, 1, "")

@@ -33,15 +33,23 @@ def test_a_budget_spreads_prompts_over_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("computed", "steps", "beyond"),
-    # 2 x 200 tokens are one step, which hides them; 2 x 400 have 288 more than a step hides; of
-    # 2 x 1,300 one step has 2,048 and the other 552.
-    [(200, 1, 0.0), (400, 1, 0.288), (1300, 2, 1.536 + 0.040)],
+    ("computed", "steps", "started", "beyond"),
+    # 2 x 200 tokens are one step, which a graph serves; one of 2 x 400 is beyond 500 tokens, and of
+    # no graph; of 2 x 1,300 one step has 2,048 tokens and the other 552.
+    [
+        (200, 1, 0, (0.0, 0.0)),
+        (400, 1, 1, (0.3, 0.0)),
+        (1300, 2, 2, (1.548 + 0.052, 1.048)),
+    ],
 )
-def test_steps_of_prompts_are_counted(computed: float, steps: float, beyond: float) -> None:
-    found = serve_loop([size(computed), size(computed)], 2, 2048)
+def test_steps_of_prompts_are_counted(
+    computed: float, steps: float, started: float, beyond: tuple[float, ...]
+) -> None:
+    found = serve_loop([size(computed), size(computed)], 2, 2048, 512)
     assert found.prefill_steps == steps
+    assert found.started == started
     assert found.beyond == pytest.approx(beyond)
+    assert serve_loop([size(computed), size(computed)], 2, 2048).started == 0
     assert found.steps > steps
     assert found.step_costs() == found.costs()[len(found.prefill) :]
 

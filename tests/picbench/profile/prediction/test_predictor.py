@@ -30,6 +30,9 @@ RUNNING, OUTPUT = 4, 8
 #: Seconds: of a request, of a thousand computed tokens; of a step, of a generated token.
 REQUEST, TOKENS, STEP, REPLY = 0.004, 0.020, 0.003, 0.001
 
+#: Tokens of the largest step that a graph serves, where there are graphs.
+GRAPH = 200
+
 #: So many times longer takes an arm that maps chunks.
 LINKED = 2.0
 
@@ -237,6 +240,38 @@ def test_the_h200s_grid_predicts_itself() -> None:
     assert errors.ttft.within >= 0.9
     assert errors.requests_s.within >= 0.95
     assert errors.requests_s.p90 < 0.08
+
+
+def test_steps_beyond_graphs_wait_for_the_host() -> None:
+    def took(point: GridPoint, computed: float) -> MeasuredCell:
+        arm = replace(
+            cell(4, 0.6, ALONE, 1.0)[1],
+            ttft_s=0.008 + 0.010 * computed / 1e3 + 0.020 * (computed > GRAPH),
+            prompt=4000.0,
+            computed=computed,
+        )
+        return MeasuredCell(replace(point, corpus=round(computed)), 0, {"prefix": arm})
+
+    point, _ = cell(4, 0.6, ALONE, 1.0)
+    cells = [
+        took(point, computed) for computed in (60, 100, 140, 180, 220, 260, 300, 340, 380, 420)
+    ]
+    for size, close in ((GRAPH, True), (400, False)):
+        facts = replace(GRID_FACTS, graph_tokens={"prefix": size})
+        found = GridPredictor(MeasuredGrid(facts, cells)).errors().ttft
+        assert found is not None
+        assert (found.median < 0.01) is close
+
+
+def test_graphs_of_a_calibration_are_compared_with_the_grids(predictor: GridPredictor) -> None:
+    assert predictor.warning is None
+    same = GridPredictor(predictor.grid, calibration=calibration(1, 1))
+    assert same.warning is None
+    versions, sizes = {"driver": "1"}, {"prefix": 512, "mepic": 1024}
+    other = calibration(1, 1, versions=versions, graph_tokens=sizes)
+    said = GridPredictor(predictor.grid, calibration=other).warning
+    assert said is not None
+    assert said.startswith("--calibration: CUDA graphs of up to 512 (prefix) and 1,024 (mepic)")
 
 
 @pytest.mark.parametrize(("spec", "slow"), [("prefix", 1.5), ("mepic", 0.5)])
