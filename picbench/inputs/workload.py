@@ -125,7 +125,7 @@ def _load_requests(config: RunConfig) -> Workload:
     model = models.resolve(config.model)
     stream = _shortened(found.stream, config)
     # First, as tokenizers need a minute and gigabytes for a text that no context holds.
-    _check_fits(stream.samples, config.context or model.context)
+    _check_fits(stream.samples, _context(config.context, model))
     tokenizer = models.load_tokenizer(model)
     check_tokens(stream, tokenizer, path)
     if not _wants_documents(config):

@@ -88,6 +88,17 @@ def test_requests_that_no_context_holds_are_refused_before_they_are_tokenized(
         load_workload(config)
 
 
+def test_requests_get_no_more_context_than_the_model_has(tmp_path: Path) -> None:
+    """An engine refused it, after it had started."""
+    path = tmp_path / "requests.jsonl"
+    head = {"format": "picbench-requests", "version": 1, "dataset": "synthetic", "synthetic": True}
+    line = {"request": "r0", "max_tokens": 4, "parts": [{"tokens": [1]}]}
+    path.write_text("".join(json.dumps(line) + "\n" for line in (head, line)))
+    config = parse_config({"algo": ("full",), "requests": str(path), "context": 4097})
+    with pytest.raises(ConfigError, match="`context` 4097: testbed has a context of 4096"):
+        load_workload(config)
+
+
 def test_skipped_rows_are_counted_in_both_documents(make_job: MakeJob, rows: Path) -> None:
     job = make_job()
     for document in (
