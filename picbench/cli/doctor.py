@@ -5,6 +5,7 @@ import json
 import click
 
 from picbench.cli.guard import traced, with_flags
+from picbench.cli.options import DEBUG, DEVICE, dtype_option
 
 
 @click.command()
@@ -14,22 +15,10 @@ from picbench.cli.guard import traced, with_flags
     show_default="no self-check",
     help="Check the answers of engines with this model, in under a minute for small ones.",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="What engines run on; auto is what the installed vLLM serves here.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Type of weights and KV; errors show best in float32.",
-)
+@DEVICE
+@dtype_option("Type of weights and KV; errors show best in float32.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 @click.pass_context
 def doctor(
     context: click.Context,

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import traced
+from picbench.cli.options import DEBUG
 
 
 @click.command()
@@ -17,7 +18,7 @@ from picbench.cli.guard import traced
     "--tokens", type=int, default=40, show_default=True, metavar="N", help="Tokens of each chunk."
 )
 @click.option("--output", metavar="FILE.png", help="Draw the picture there, too.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 def explain(algorithm: str, chunks: int, tokens: int, output: str | None, debug: bool) -> int:
     """Show an algorithm's plan of a small prompt: its blocks, and which token sees which.
 

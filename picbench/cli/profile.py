@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from picbench.cli.guard import traced
+from picbench.cli.options import DEBUG
 
 if TYPE_CHECKING:
     from picbench.grid.measured_grid import MeasuredGrid
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="How it is printed.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 def profile(
     *,
     trace: str,

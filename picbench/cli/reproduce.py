@@ -9,6 +9,7 @@ import click
 
 from picbench.cli.guard import traced
 from picbench.cli.measuring.measurement import PART
+from picbench.cli.options import DEBUG, DEBUG_ENGINE, NumberRange
 
 if TYPE_CHECKING:
     from picbench.papers.accuracy.accuracy_run import AccuracyRun
@@ -99,14 +100,14 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
 @_SCORES
 @click.option(
     "--seconds",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     metavar="S",
     help="Begin nothing that would end later; the same command goes on.",
 )
 @click.option("--commit", metavar="NAME", help="What to call the code where this is no checkout.")
 @PART
 @click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
-@click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
+@DEBUG_ENGINE
 @click.pass_obj
 def reproduce(
     services: "Services | None",
@@ -154,7 +155,7 @@ def reproduce(
     metavar="FILE",
     help="Document whose table of claims is made anew, from the verdicts of all papers.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 def figures(
     papers: Sequence[str], data: Path, scores: Path | None, claims: Path | None, debug: bool
 ) -> int:

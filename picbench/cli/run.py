@@ -12,6 +12,7 @@ import click
 
 from picbench.cli.completion import complete_algorithms, complete_datasets, complete_models
 from picbench.cli.guard import exit_code, interruptible, traced, with_flags
+from picbench.cli.options import DEBUG_ENGINE, DEVICE, OFFLINE, QUIET, dtype_option
 from picbench.engines.config import COMPILE_ORDERS, DEFAULT_TIERS, PRESSURE, SHARED_DECODE
 
 if TYPE_CHECKING:
@@ -63,11 +64,7 @@ if TYPE_CHECKING:
     show_default="LongBench's",
     help="Which columns of --data the fields of a row are in; see picbench list columns.",
 )
-@click.option(
-    "--offline",
-    is_flag=True,
-    help="Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1).",
-)
+@OFFLINE
 @click.option(
     "--model",
     default="testbed",
@@ -158,21 +155,11 @@ if TYPE_CHECKING:
     "of the waiting requests' before these run, or in order of arrival, interleaved with other "
     "requests (MiniPIC's ISPS).",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Type of weights and KV; auto is the model's own, or float32 on a CPU that has neither "
-    "AVX512_BF16 nor AMX.",
+@dtype_option(
+    "Type of weights and KV; auto is the model's own, or float32 on a CPU that has neither "
+    "AVX512_BF16 nor AMX."
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="What engines run on; auto is what the installed vLLM serves here.",
-)
+@DEVICE
 @click.option(
     "--tensor-parallel",
     type=int,
@@ -282,15 +269,13 @@ if TYPE_CHECKING:
     help="Before anything is measured, compare ways to the same answers in each PIC engine; see "
     "picbench doctor.",
 )
-@click.option(
-    "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."
-)
+@QUIET
 @click.option(
     "--dry-run",
     is_flag=True,
     help="Show what would run, with estimates of tokens, memory and time; start no engine.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
+@DEBUG_ENGINE
 @click.pass_obj
 def run(
     services: "Services | None", /, *, quiet: bool, dry_run: bool, debug: bool, **flags: Any

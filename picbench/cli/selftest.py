@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.guard import traced
+from picbench.cli.options import DEBUG, DEVICE, dtype_option
 
 if TYPE_CHECKING:
     from picbench.run.session import Services
@@ -38,23 +39,11 @@ FAILED = 3
     metavar="bundled|DIR|FILE|hub",
     help="Rows, as for picbench run.",
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="What engines run on.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Type of weights and KV.",
-)
+@DEVICE
+@dtype_option("Type of weights and KV.")
 @click.option("--output", metavar="DIR", help="Run directory; new or empty.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 @click.pass_obj
 def selftest(services: "Services | None", /, *, as_json: bool, debug: bool, **flags: Any) -> int:
     """Run negative controls: comparisons whose outcome is known.

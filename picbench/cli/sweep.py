@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from picbench.cli.guard import exit_code, interruptible, traced, with_flags
+from picbench.cli.options import DEBUG_ENGINE, OFFLINE, QUIET
 
 if TYPE_CHECKING:
     from picbench.run.session import Services
@@ -27,20 +28,14 @@ if TYPE_CHECKING:
     help="Folder for the cells' run directories and the table; what is complete in it is kept, "
     "what was stopped goes on.",
 )
-@click.option(
-    "--offline",
-    is_flag=True,
-    help="Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1).",
-)
-@click.option(
-    "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."
-)
+@OFFLINE
+@QUIET
 @click.option(
     "--dry-run",
     is_flag=True,
     help="Show the cells with requests, tokens, memory and time; start no engine.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks and the log of a failed engine.")
+@DEBUG_ENGINE
 @click.pass_obj
 def sweep(
     services: "Services | None",

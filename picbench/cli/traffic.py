@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from picbench.cli.guard import traced
+from picbench.cli.options import DEBUG
 
 
 @click.command()
@@ -113,7 +114,7 @@ from picbench.cli.guard import traced
     metavar="N",
     help="Leave out requests of a trace with more tokens of prompt and reply.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 def traffic(*, out: str, preset: str | None, model: str, debug: bool, **flags: Any) -> int:
     """Draw requests that share chunks, and write them to a file for picbench run --requests.
 

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from picbench.cli.guard import traced
+from picbench.cli.options import DEBUG, dtype_option
 
 
 @click.command()
@@ -39,14 +40,8 @@ from picbench.cli.guard import traced
     help="As for picbench run; other weights never find these chunks.",
 )
 @click.option("--salt", metavar="TENANT", help="Whose requests may use the chunks.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Type of weights and KV, as for picbench run.",
-)
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@dtype_option("Type of weights and KV, as for picbench run.")
+@DEBUG
 def warm(*, chunks: str, debug: bool, **flags: Any) -> int:
     """Compile chunks and store their KV in tiers.
 

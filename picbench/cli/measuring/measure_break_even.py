@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, PART, MeasureCommand
+from picbench.cli.options import NumberRange
 
 if TYPE_CHECKING:
     from picbench.profile.prediction.predictor import PredictorErrors
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=0.0,
     metavar="S",
     show_default="no limit",

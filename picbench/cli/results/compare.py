@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import traced
+from picbench.cli.options import DEBUG, margin_option
 
 
 @click.command()
@@ -17,12 +18,8 @@ from picbench.cli.guard import traced
     show_default="each arm with the arm of the same name; in one run, full with each other arm",
     help="Compare this arm of the first run with that arm of the second.",
 )
-@click.option(
-    "--margin",
-    type=click.FloatRange(0, 1, min_open=True),
-    metavar="LOSS",
-    help="The loss of score that is acceptable, from 0 to 1: say whether it is smaller, with 95 % "
-    "confidence, and how many samples would decide it.",
+@margin_option(
+    None, "say whether it is smaller, with 95 % confidence, and how many samples would decide it."
 )
 @click.option(
     "--allow-mismatch",
@@ -38,7 +35,7 @@ from picbench.cli.guard import traced
     help="github: Markdown in the summary of the step.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="For resampling.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 def compare(
     *,
     before: str,

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import traced
+from picbench.cli.options import DEBUG
 
 REGRESSION, INCONCLUSIVE = 1, 5
 
@@ -27,7 +28,7 @@ REGRESSION, INCONCLUSIVE = 1, 5
     show_default=True,
     help="github: annotations, and a table in the summary of the step.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 def gate(*, run: str, baseline: str, strict: bool, style: str, debug: bool) -> int:
     """Check a run against a baseline, metric by metric.
 
@@ -70,7 +71,7 @@ def baseline() -> None:
     is_flag=True,
     help="Keep the thresholds of the file that is replaced.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 def save(*, runs: tuple[str, ...], name: str, keep_thresholds: bool, debug: bool) -> int:
     """Save runs of one workload as a baseline, with what pairing needs of every sample.
 
@@ -90,7 +91,7 @@ def save(*, runs: tuple[str, ...], name: str, keep_thresholds: bool, debug: bool
 
 
 @baseline.command(name="list")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 def list_(*, debug: bool) -> int:
     """List the baselines in baselines/: when they were made, of what.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import traced
+from picbench.cli.options import DEBUG
 
 
 @click.command()
@@ -16,7 +17,7 @@ from picbench.cli.guard import traced
     help="Score replies by word F1, exact match, Rouge-L, or CacheBlend's F1 over token ids and "
     "Rouge-L over stemmed words.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 def rescore(*, run: str, metric: str | None, debug: bool) -> int:
     """Score the stored replies of a finished run again; nothing is generated.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import traced
+from picbench.cli.options import DEBUG, margin_option
 
 
 @click.command()
@@ -15,15 +16,8 @@ from picbench.cli.guard import traced
     show_default="report.html, in the run's directory if there is one run",
     help="Where the page goes; a file that is there is replaced.",
 )
-@click.option(
-    "--margin",
-    type=click.FloatRange(0, 1, min_open=True),
-    metavar="LOSS",
-    default=0.02,
-    show_default=True,
-    help="The loss of score that is acceptable, from 0 to 1: arms are judged by it.",
-)
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@margin_option(0.02, "arms are judged by it.")
+@DEBUG
 def report(*, runs: tuple[str, ...], output: str | None, margin: float, debug: bool) -> None:
     """Write run directories as one HTML file, to be opened offline.
 

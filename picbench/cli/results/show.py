@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import traced
+from picbench.cli.options import DEBUG
 
 
 @click.command()
@@ -19,7 +20,7 @@ from picbench.cli.guard import traced
     show_default=True,
     help="json: the manifest and the summary, in the schema of today.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 def show(*, run: str, style: str, debug: bool) -> int:
     """Print a run's state, table, settings, and the versions and hardware that it ran on."""
     with traced(debug):

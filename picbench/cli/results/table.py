@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import traced
+from picbench.cli.options import DEBUG
 
 
 @click.command()
@@ -18,7 +19,7 @@ from picbench.cli.guard import traced
     help="The printed table's columns in Markdown or LaTeX, or all numbers of the summaries in "
     "CSV.",
 )
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@DEBUG
 def table(*, runs: tuple[str, ...], style: str, debug: bool) -> int:
     """Print the results of run directories as one table, an arm a line."""
     with traced(debug):
