@@ -161,7 +161,7 @@ def read_run(path: Path) -> Run:
 def read_series(path: Path) -> dict[str, Series]:
     """The series of each arm in a run's memory.parquet."""
     # Not `read_table`, which imports half a second of what only data sets of many files need.
-    with pq.ParquetFile(path) as file:
+    with path.open("rb") as opened, pq.ParquetFile(opened) as file:
         table = file.read()
     names = np.array(table["arm"].to_pylist())
     columns = {name: table[name].to_numpy() for name in ("time", "pool", *KINDS)}
