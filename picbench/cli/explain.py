@@ -30,10 +30,9 @@ def explain(algorithm: str, chunks: int, tokens: int, output: str | None, debug:
 
 
 def _explain(spec: str, chunks: int, tokens: int, output: str | None) -> int:
-    from rich.console import Console
-
     from picbench.engines.algorithms import parse
     from picbench.output import explanation
+    from picbench.output.printing import PipedConsole
 
     algorithm = parse(spec)
     picture = explanation.example_picture(algorithm, chunks, tokens)
@@ -41,7 +40,7 @@ def _explain(spec: str, chunks: int, tokens: int, output: str | None) -> int:
         from picbench.output.figures.plan_figure import draw_plan
 
         draw_plan(picture, algorithm.spec, Path(output))
-    console = Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+    console = PipedConsole(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
     for part in explanation.explain(algorithm, picture):
         console.print(part)
     if output is not None:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
+from picbench.output.printing import PipedConsole
 from picbench.output.summary import ArmSummary
 from picbench.output.tables.arm_table import ArmTable
 from picbench.output.tables.cache_lines import cache_lines
@@ -141,6 +142,6 @@ def skipped_rows(job: Job) -> Iterator[str]:
 
 def print_all(stream: TextIO, *parts: RenderableType) -> None:
     """Print on a terminal in its width, elsewhere in lines of WIDTH characters."""
-    console = Console(file=stream, width=None if stream.isatty() else WIDTH, highlight=False)
+    console = PipedConsole(file=stream, width=None if stream.isatty() else WIDTH, highlight=False)
     for part in parts:
         console.print(part, markup=False)
