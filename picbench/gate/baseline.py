@@ -105,7 +105,7 @@ class Baseline(_BaselineModel):
     baseline: int = SCHEMA
     made: str
     picbench: str
-    runs: int
+    runs: int = Field(ge=1)
     metric: str
     thresholds: Thresholds
     conditions: BaselineConditions
