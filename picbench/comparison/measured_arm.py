@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from picbench.errors import ConfigError, InvalidRun
-from picbench.output.run_reader import Run
+from picbench.errors import ConfigError
+from picbench.output.run_reader import Run, check_rows
 from picbench.output.sample_row import SampleRow
 from picbench.output.summary import ArmSummary, computed_tokens
 
@@ -71,14 +71,8 @@ def measured_arms(run: Run) -> dict[str, MeasuredArm]:
         rows.setdefault(row.arm, []).append(row)
     if not rows:
         raise ConfigError(f"{run.path}: has no rows", hint="run it again")
+    check_rows(run)
     summary = run.summary
-    for name, arm in summary.items():
-        found = len(rows.get(name, ()))
-        if found < arm.requests:
-            raise InvalidRun(
-                f"{run.path}: has {found} rows of {name}, and measured {arm.requests}",
-                hint="restore its files, or measure anew",
-            )
     return {name: _measure(name, own, summary.get(name)) for name, own in rows.items()}
 
 

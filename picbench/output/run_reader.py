@@ -1,6 +1,7 @@
 """A run directory, read back: rows, summary, and the block ledger as series over time."""
 
 import gc
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from picbench.engines.ledger import IDLE, KINDS, Snapshot
 from picbench.engines.request import Hits, TokenCounts
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, InvalidRun
 from picbench.output.json_file import parse_line
 from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY, WORKLOAD
 from picbench.output.sample_row import SampleRow
@@ -156,6 +157,17 @@ def read_run(path: Path) -> Run:
     with _reading(path / MANIFEST):
         found = _DOCUMENT.validate_json((path / MANIFEST).read_bytes())
         return Run(path, migrate_manifest(path, found), found["schema"])
+
+
+def check_rows(run: Run) -> None:
+    """Raise InvalidRun for a run whose files lack rows of what it measured."""
+    rows = Counter(row.arm for row in run.rows)
+    for name, arm in run.summary.items():
+        if rows[name] < arm.requests:
+            raise InvalidRun(
+                f"{run.path}: has {rows[name]} rows of {name}, and measured {arm.requests}",
+                hint="restore its files, or measure anew",
+            )
 
 
 def read_series(path: Path) -> dict[str, Series]:
