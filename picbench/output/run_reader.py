@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from picbench.engines.ledger import IDLE, KINDS, Snapshot
-from picbench.engines.request import Hits, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
 from picbench.output.json_file import parse_line
 from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY, WORKLOAD
@@ -37,6 +36,7 @@ _ANEW = "restore the file, or measure anew"
 
 _DOCUMENT = TypeAdapter(dict[str, Any])
 _ARMS = TypeAdapter(dict[str, ArmSummary])
+_ROWS = TypeAdapter(list[SampleRow], config=ConfigDict(extra="forbid"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Run:
             if self._unfinished:
                 lines = lines[: committed_rows(self.path)]
             with _uncollected():
-                return [_row(migrate_row(self.schema, row)) for row in _parsed(lines)]
+                return _rows([migrate_row(self.schema, row) for row in _parsed(lines)])
 
     @cached_property
     def workload(self) -> Mapping[str, StoredSample]:
@@ -193,9 +193,15 @@ def _series(snapshots: Sequence[Snapshot]) -> Series:
     )
 
 
-def _row(values: dict[str, Any]) -> SampleRow:
-    values["tokens"], values["hits"] = TokenCounts(**values["tokens"]), Hits(**values["hits"])
-    return SampleRow(**values)
+def _rows(values: Sequence[dict[str, Any]]) -> list[SampleRow]:
+    """Rows from lines of JSON; ValueError with the number of the line."""
+    try:
+        return _ROWS.validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        number, *place = first["loc"]
+        where = ".".join(map(str, place))
+        raise ValueError(f"line {int(number) + 1}: {where}: {first['msg']}") from error
 
 
 def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
