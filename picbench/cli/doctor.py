@@ -5,7 +5,7 @@ import json
 import click
 
 from picbench.cli.guard import traced, with_flags
-from picbench.cli.options import DEBUG, DEVICE, dtype_option
+from picbench.cli.options.shared_options import DEBUG, DEVICE, dtype_option
 
 
 @click.command()

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import traced
-from picbench.cli.options import DEBUG
+from picbench.cli.options.shared_options import DEBUG
 
 
 @click.command()
@@ -32,7 +32,7 @@ def explain(algorithm: str, chunks: int, tokens: int, output: str | None, debug:
 def _explain(spec: str, chunks: int, tokens: int, output: str | None) -> int:
     from picbench.engines.algorithms import parse
     from picbench.output import explanation
-    from picbench.output.printing import PipedConsole
+    from picbench.output.tables.printing import PipedConsole
 
     algorithm = parse(spec)
     picture = explanation.example_picture(algorithm, chunks, tokens)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from picbench.cli.guard import traced
-from picbench.cli.options import DEBUG
+from picbench.cli.options.shared_options import DEBUG
 
 if TYPE_CHECKING:
     from picbench.grid.measured_grid import MeasuredGrid

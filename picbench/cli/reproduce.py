@@ -9,7 +9,7 @@ import click
 
 from picbench.cli.guard import traced
 from picbench.cli.measuring.measurement import PART
-from picbench.cli.options import DEBUG, DEBUG_ENGINE, NumberRange
+from picbench.cli.options.shared_options import DEBUG, DEBUG_ENGINE, RangeOfNumbers
 
 if TYPE_CHECKING:
     from picbench.papers.accuracy.accuracy_run import AccuracyRun
@@ -100,7 +100,7 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
 @_SCORES
 @click.option(
     "--seconds",
-    type=NumberRange(0),
+    type=RangeOfNumbers(0),
     metavar="S",
     help="Begin nothing that would end later; the same command goes on.",
 )

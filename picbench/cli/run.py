@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from picbench.cli.completion import complete_algorithms, complete_datasets, complete_models
 from picbench.cli.guard import exit_code, interruptible, traced, with_flags
-from picbench.cli.options import DEBUG_ENGINE, DEVICE, OFFLINE, QUIET, dtype_option
+from picbench.cli.options.completion import complete_algorithms, complete_datasets, complete_models
+from picbench.cli.options.shared_options import DEBUG_ENGINE, DEVICE, OFFLINE, QUIET, dtype_option
 from picbench.engines.config import COMPILE_ORDERS, DEFAULT_TIERS, PRESSURE, SHARED_DECODE
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.guard import traced
-from picbench.cli.options import DEBUG, DEVICE, dtype_option
+from picbench.cli.options.shared_options import DEBUG, DEVICE, dtype_option
 
 if TYPE_CHECKING:
     from picbench.run.session import Services

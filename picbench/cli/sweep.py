@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from picbench.cli.guard import exit_code, interruptible, traced, with_flags
-from picbench.cli.options import DEBUG_ENGINE, OFFLINE, QUIET
+from picbench.cli.options.shared_options import DEBUG_ENGINE, OFFLINE, QUIET
 
 if TYPE_CHECKING:
     from picbench.run.session import Services

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from picbench.cli.guard import traced
-from picbench.cli.options import DEBUG
+from picbench.cli.options.shared_options import DEBUG
 
 
 @click.command()

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from picbench.cli.guard import traced
-from picbench.cli.options import DEBUG, dtype_option
+from picbench.cli.options.shared_options import DEBUG, dtype_option
 
 
 @click.command()

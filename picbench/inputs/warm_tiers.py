@@ -11,7 +11,7 @@ from picbench.arms.environment import quiet_engine
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
 from picbench.errors import ConfigError, DataError, EngineError
-from picbench.output.printing import PipedConsole
+from picbench.output.tables.printing import PipedConsole
 from picbench.workloads import models
 from picbench.workloads.sources.records import Record, file_records
 

@@ -7,11 +7,11 @@ from rich.console import RenderableType
 
 from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
-from picbench.output.printing import PipedConsole
 from picbench.output.summary import ArmSummary
 from picbench.output.tables.arm_table import ArmTable
 from picbench.output.tables.cache_lines import cache_lines
 from picbench.output.tables.memory_lines import memory_lines
+from picbench.output.tables.printing import PipedConsole
 from picbench.output.tables.server_lines import server_lines
 from picbench.output.tables.stall_lines import stalled
 from picbench.output.verdict import verdict

@@ -82,7 +82,7 @@ class BlockLedger:
     def forget(self) -> None:
         """End a measurement: drop snapshots, and keep the latest ones alone from now on.
 
-        An engine that serves for days would keep gigabytes of what nobody asked for.
+        An engine that serves for days would keep gigabytes of steps that are not asked for.
         """
         self._restart(LATEST)
 

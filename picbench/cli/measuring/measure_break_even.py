@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, PART, MeasureCommand
-from picbench.cli.options import NumberRange
+from picbench.cli.options.shared_options import RangeOfNumbers
 
 if TYPE_CHECKING:
     from picbench.profile.prediction.predictor import PredictorErrors
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--seconds",
-    type=NumberRange(0),
+    type=RangeOfNumbers(0),
     default=0.0,
     metavar="S",
     show_default="no limit",

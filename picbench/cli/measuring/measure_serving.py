@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from picbench.cli.measuring.measurement import COMMIT, DEVICE, ON_GPU, MeasureCommand
-from picbench.cli.options import NumberRange
+from picbench.cli.options.shared_options import RangeOfNumbers
 from picbench.engines.config import SHARED_DECODE
 
 _MODEL = click.option(
@@ -13,7 +13,7 @@ _MODEL = click.option(
 )
 _SECONDS = click.option(
     "--seconds",
-    type=NumberRange(0),
+    type=RangeOfNumbers(0),
     default=0.0,
     metavar="S",
     show_default="no limit",

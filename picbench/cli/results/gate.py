@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import traced
-from picbench.cli.options import DEBUG
+from picbench.cli.options.shared_options import DEBUG
 
 REGRESSION, INCONCLUSIVE = 1, 5
 

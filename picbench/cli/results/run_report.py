@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import traced
-from picbench.cli.options import DEBUG, margin_option
+from picbench.cli.options.shared_options import DEBUG, margin_option
 
 
 @click.command()

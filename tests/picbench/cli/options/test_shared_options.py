@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from picbench.cli import main
-from picbench.cli.options import NumberRange
+from picbench.cli.options.shared_options import RangeOfNumbers
 
 
 @pytest.mark.parametrize("command", ["compare", "report"])
@@ -22,7 +22,7 @@ def test_a_margin_is_a_number(command: str, tmp_path: Path) -> None:
 
 def test_a_range_of_numbers_takes_those_in_it() -> None:
     @click.command()
-    @click.option("--seconds", type=NumberRange(0))
+    @click.option("--seconds", type=RangeOfNumbers(0))
     def wait(seconds: float) -> None:
         click.echo(f"{seconds:g}")
 

@@ -9,8 +9,8 @@ import click
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class NumberRange(click.FloatRange):
-    """A range of numbers, which NaN is not in: it is not below or above anything."""
+class RangeOfNumbers(click.FloatRange):
+    """A range that NaN is not in, although it is neither below nor above anything."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -58,7 +58,7 @@ def margin_option(default: float | None, what_for: str) -> Callable[[Command], C
     """The option --margin of a command that judges losses of score."""
     return click.option(
         "--margin",
-        type=NumberRange(0, 1, min_open=True),
+        type=RangeOfNumbers(0, 1, min_open=True),
         metavar="LOSS",
         default=default,
         show_default=default is not None,

@@ -1,4 +1,4 @@
-"""Printing tables with rich, to where somebody may stop reading."""
+"""Printing tables with rich, to readers that may go away."""
 
 import errno
 import os

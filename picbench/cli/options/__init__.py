@@ -1,0 +1,1 @@
+"""What the options of commands are made of."""
