@@ -150,7 +150,7 @@ class Engine:
                 for _ in range(2):
                     self.generate([request], max_tokens=2, ignore_eos=True)
         self.reset()
-        self.measure()
+        self._running.ledger.forget()
 
     def checked_prompts(self) -> CheckedPrompts:
         """Random prompts with this engine's answers, for the self-check of another one.
@@ -182,8 +182,8 @@ class Engine:
     def memory(self) -> list[Snapshot]:
         """The block ledger since `measure`, one snapshot a scheduler step.
 
-        They are kept until `measure` is called again, some 700 bytes a step: call it now and then
-        in an engine that runs for days.
+        They are kept until `measure` is called again, some 700 bytes a step. Of an engine that is
+        not measured there are those of the latest 10,000 steps.
         """
         return self._running.ledger.snapshots
 
@@ -349,7 +349,7 @@ class Engine:
         except BaseException:
             self.close()
             raise
-        self.measure()
+        self._running.ledger.forget()
 
     def _check_workers(self) -> Iterator[Comparison]:
         """What the workers compare themselves; of several workers the largest differences."""

@@ -23,8 +23,11 @@ def arm_environment() -> dict[str, str]:
     have begun (`guard_counter` in csrc/cpu/cpu_attn_impl.hpp), whatever OpenMP is told: on two
     cores with busy neighbours a decode step takes 30 to 33 ms of CPU time instead of 18 to 19. Two
     threads have work enough without, as models have two KV heads or more.
+
+    Files are text in UTF-8 whatever the locale is: torch reads some of its own as the locale says,
+    and cannot be imported in one such as ja_JP.eucJP.
     """
-    defaults = {"OMP_WAIT_POLICY": "passive"}
+    defaults = {"OMP_WAIT_POLICY": "passive", "PYTHONUTF8": "1"}
     if cores() <= _FEW_CORES:
         defaults["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
     return defaults | dict(os.environ)

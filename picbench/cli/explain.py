@@ -23,10 +23,9 @@ def explain(algorithm: str, chunks: int, tokens: int, output: str | None) -> int
     ALGORITHM is what --algo takes, with its options: epic:k=8. The prompt is a text, chunks and a
     question; the plan is the one that the engine would carry out. No engine is started.
     """
-    from rich.console import Console
-
     from picbench.engines.algorithms import parse
     from picbench.output import explanation
+    from picbench.output.tables.printing import PipedConsole
 
     found = parse(algorithm)
     picture = explanation.example_picture(found, chunks, tokens)
@@ -34,7 +33,7 @@ def explain(algorithm: str, chunks: int, tokens: int, output: str | None) -> int
         from picbench.output.figures.plan_figure import draw_plan
 
         draw_plan(picture, found.spec, Path(output))
-    console = Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+    console = PipedConsole(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
     for part in explanation.explain(found, picture):
         console.print(part)
     if output is not None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import re
 import signal
@@ -72,6 +73,7 @@ class GuardedGroup(click.Group):
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run the command and exit with the code of the error that it raised, 0 without one."""
         extra["standalone_mode"] = False
+        _print_what_can_be()
         try:
             code = super().main(*args, **extra)
         except click.Abort:
@@ -158,6 +160,16 @@ def _traced(debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         raise
+
+
+def _print_what_can_be() -> None:
+    """Print a question mark for what the terminal's encoding lacks; strict streams raise.
+
+    Locales other than UTF-8 lack signs of pictures, and none has bytes of file names that are no
+    text.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _fail(message: str, code: int) -> int:

@@ -4,14 +4,31 @@ click makes the completion of commands and flags: `_PICBENCH_COMPLETE=bash_sourc
 what bash has to be given, and `zsh_source` and `fish_source` what these do.
 """
 
+from math import isnan
+from typing import Any
+
 import click
+
+
+class RangeOfNumbers(click.FloatRange):
+    """A range that NaN is not in, although it is neither below nor above anything."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The number; see `click.ParamType`."""
+        found = float(super().convert(value, param, ctx))
+        if isnan(found):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return found
+
 
 DEVICE = click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
     show_default=True,
-    help="What engines run on; auto is what the installed vLLM serves here.",
+    help="What engines run on; auto is what the installed vLLM supports here.",
 )
 DTYPE = click.option(
     "--dtype",

@@ -9,6 +9,7 @@ import click
 
 from picbench.cli.guard import GuardedCommand
 from picbench.cli.measuring.measurement import FILE, FOLDER, PART
+from picbench.cli.options import RangeOfNumbers
 
 if TYPE_CHECKING:
     from picbench.papers.accuracy.accuracy_run import AccuracyRun
@@ -98,7 +99,7 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
 @_SCORES
 @click.option(
     "--seconds",
-    type=click.FloatRange(0),
+    type=RangeOfNumbers(0),
     metavar="S",
     help="Start nothing that would end later; the same command continues.",
 )

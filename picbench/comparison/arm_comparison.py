@@ -12,7 +12,7 @@ from picbench.statistics.non_inferiority import (
     clusters_without_loss,
     judge_loss,
 )
-from picbench.statistics.paired import Paired, paired_difference, paired_ratio
+from picbench.statistics.paired import Paired, paired_ratio, paired_scores
 from picbench.statistics.power import samples_for_width, samples_to_decide
 from picbench.statistics.quantiles import Quantile, quantile
 from picbench.statistics.repeatability import Nondeterminism, nondeterminism
@@ -169,7 +169,7 @@ def _score(
     name: str, scores: Iterable[tuple[float, float, str]], margin: float | None, seed: int
 ) -> MetricChange:
     before, after, clusters = zip(*scores, strict=True)
-    change = paired_difference(before, after, clusters, seed)
+    change = paired_scores(before, after, clusters, seed)
     return MetricChange(
         name=name,
         before=float(np.mean(before)),

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from picbench.errors import ConfigError, InvalidRun
-from picbench.output.run_reader import Run
+from picbench.errors import ConfigError
+from picbench.output.run_reader import Run, check_rows
 from picbench.output.sample_row import SampleRow
 from picbench.output.summary import ArmSummary, computed_tokens
 
@@ -42,7 +42,8 @@ class MeasuredArm:
     """The answered requests of one arm, a value a request in every column.
 
     `samples` are unique: the answer to one in the second repeat is ``"name#2"``, a second answer
-    in one repeat ``"name+1"``. Samples of one of `clusters` share documents. A score is None where
+    in one repeat ``"name+1"``. Samples of one of `clusters` share documents. `rounds`, and the
+    `places` of requests in the order of the run, begin anew in every repeat. A score is None where
     there is nothing to score, a time where none was measured. `prompts` and `outputs` are the
     beginnings of SHA-256 hashes. `totals` lacks what the run does not say.
     """
@@ -51,6 +52,7 @@ class MeasuredArm:
     samples: tuple[str, ...]
     clusters: tuple[str, ...]
     rounds: tuple[int, ...]
+    places: tuple[int, ...]
     prompts: tuple[str, ...]
     outputs: tuple[str, ...]
     scores: tuple[float | None, ...]
@@ -69,27 +71,24 @@ def measured_arms(run: Run) -> dict[str, MeasuredArm]:
         rows.setdefault(row.arm, []).append(row)
     if not rows:
         raise ConfigError(f"{run.path}: has no rows", hint="run it again")
+    check_rows(run)
     summary = run.summary
-    for name, arm in summary.items():
-        found = len(rows.get(name, ()))
-        if found < arm.requests:
-            raise InvalidRun(
-                f"{run.path}: has {found} rows of {name}, and measured {arm.requests}",
-                hint="restore its files, or measure again",
-            )
     return {name: _measure(name, own, summary.get(name)) for name, own in rows.items()}
 
 
 def _measure(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> MeasuredArm:
     answered = [row for row in rows if row.error is None]
     samples = tuple(sample_labels(answered))
+    firsts = _first_rounds(rows)
+    places = (place for place, row in _placed(rows) if row.error is None)
     failed = {(row.sample, row.repeat) for row in rows if row.error is not None}
     failed -= {(row.sample, row.repeat) for row in answered}  # Those that went well when repeated.
     return MeasuredArm(
         name=name,
         samples=samples,
         clusters=tuple(row.cluster or row.sample for row in answered),
-        rounds=tuple(row.round for row in answered),
+        rounds=tuple(row.round - firsts[row.repeat] for row in answered),
+        places=tuple(places),
         prompts=tuple(row.prompt_sha256[:_HASH] for row in answered),
         outputs=tuple((row.output_sha256 or "")[:_HASH] for row in answered),
         scores=tuple(row.score for row in answered),
@@ -97,6 +96,22 @@ def _measure(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -
         counters=_counters(answered),
         totals=_totals(summary) | {"failed": len(failed)},
     )
+
+
+def _first_rounds(rows: Iterable[SampleRow]) -> dict[int, int]:
+    """The number of each repeat's first round."""
+    firsts: dict[int, int] = {}
+    for row in rows:
+        firsts[row.repeat] = min(row.round, firsts.get(row.repeat, row.round))
+    return firsts
+
+
+def _placed(rows: Iterable[SampleRow]) -> Iterator[tuple[int, SampleRow]]:
+    """Rows with their places in their repeats."""
+    sent = Counter[int]()
+    for row in rows:
+        yield sent[row.repeat], row
+        sent[row.repeat] += 1
 
 
 def sample_labels(answered: Iterable[SampleRow]) -> Iterator[str]:

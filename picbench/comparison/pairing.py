@@ -61,7 +61,8 @@ class Pairs:
     def rounds(self) -> list[int]:
         """What is nearly independent in times: groups of requests that waited for each other.
 
-        Where there is a single one (an open loop), batches of neighbours.
+        Where there is a single one (an open loop), batches of neighbours. A round of all repeats is
+        one: these are the same requests, and relate to each other as they did before.
         """
         rounds = [self.before.rounds[i] for i in self._first]
         return rounds if len(set(rounds)) > 1 else self.batches
@@ -73,11 +74,10 @@ class Pairs:
         What slows a machine down lasts longer than a round, so that rounds of separate runs are not
         independent: neighbours had correlations of 0.6 (batch means, as for any time series).
         """
-        rounds = [self.before.rounds[i] for i in self._first]
-        known = sorted(set(rounds))
-        if len(known) == 1:
-            size = isqrt(len(rounds))
-            return [place // size for place in range(len(rounds))]
+        numbers = [self.before.rounds[i] for i in self._first]
+        if len(set(numbers)) == 1:
+            numbers = [self.before.places[i] for i in self._first]
+        known = sorted(set(numbers))
         size = isqrt(len(known))
-        places = {number: place // size for place, number in enumerate(known)}
-        return [places[number] for number in rounds]
+        batches = {number: place // size for place, number in enumerate(known)}
+        return [batches[number] for number in numbers]

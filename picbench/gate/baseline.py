@@ -34,6 +34,7 @@ class _BaselineModel(BaseModel):
 class BaselineArm(_BaselineModel):
     """The columns of a `MeasuredArm`; without `clusters` every sample is its own.
 
+    Without `places` samples stand in the order of the run, as all do that were not repeated.
     `drift` is the standard deviation of the logarithm of mean times between the runs that the
     baseline was made from, by metric; empty for a single run.
     """
@@ -47,11 +48,12 @@ class BaselineArm(_BaselineModel):
     counters: Mapping[str, tuple[int, ...]]
     totals: Mapping[str, _Finite]
     clusters: tuple[str, ...] | None = None
+    places: tuple[int, ...] | None = Field(default=None, exclude_if=lambda places: places is None)
     drift: Mapping[str, _Finite] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _same_lengths(self) -> Self:
-        names = ("rounds", "prompts", "outputs", "scores", "clusters")
+        names = ("rounds", "prompts", "outputs", "scores", "clusters", "places")
         columns = {name: getattr(self, name) for name in names}
         columns |= {f"times.{name}": column for name, column in self.times.items()}
         columns |= {f"counters.{name}": column for name, column in self.counters.items()}
@@ -68,6 +70,8 @@ class BaselineArm(_BaselineModel):
         del values["name"]
         if first.clusters == first.samples:
             values["clusters"] = None
+        if len(set(first.places)) == len(first.places):
+            values["places"] = None
         return cls(**values, drift=_drift(arms))
 
     def total(self, counter: str) -> float | None:
@@ -79,7 +83,9 @@ class BaselineArm(_BaselineModel):
     def measured(self, name: str) -> MeasuredArm:
         """The arm as comparisons take it."""
         values = self.model_dump(exclude={"drift"})
-        return MeasuredArm(**values | {"name": name, "clusters": self.clusters or self.samples})
+        clusters = self.clusters or self.samples
+        places = self.places or tuple(range(len(self.samples)))
+        return MeasuredArm(**values | {"name": name, "clusters": clusters, "places": places})
 
 
 class BaselineConditions(_BaselineModel):
@@ -99,7 +105,7 @@ class Baseline(_BaselineModel):
     baseline: int = SCHEMA
     made: str
     picbench: str
-    runs: int
+    runs: int = Field(ge=1)
     metric: str
     thresholds: Thresholds
     conditions: BaselineConditions

@@ -42,7 +42,7 @@ def read_baseline(name: str) -> Baseline:
     """
     path = baseline_path(name)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         values = json.loads(text) if path.suffix == ".json" else _from_yaml(text)
     except OSError as error:
         names = [found for found, _ in list_baselines()]

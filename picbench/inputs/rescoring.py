@@ -12,7 +12,7 @@ from picbench.errors import ConfigError
 from picbench.inputs.grader import make_grader
 from picbench.output.json_file import write_json
 from picbench.output.run_directory import MANIFEST, SUMMARY
-from picbench.output.run_reader import Run, read_run
+from picbench.output.run_reader import Run, check_rows, read_run
 from picbench.output.sample_row import Grader, SampleRow
 from picbench.output.store.batch_log import SAMPLES, write_rows
 from picbench.output.store.documents import FINAL, SCHEMA
@@ -46,7 +46,8 @@ def rescore(path: Path, metric: str | None = None) -> Rescored:
     """Score all replies of a run by `metric` (one of METRICS), or by its own as it is today.
 
     Rewrites samples.jsonl and summary.json and keeps the old ones under numbers. Raises ConfigError
-    for what is no finished run, for one without answers, and for an unknown metric.
+    for what is no finished run, for one without answers, and for an unknown metric, and InvalidRun
+    for one that lacks rows.
     """
     if metric is not None and metric not in METRICS:
         raise ConfigError(f"`metric` {metric!r}: unknown", hint=f"one of {', '.join(METRICS)}")
@@ -71,6 +72,7 @@ def _check(run: Run) -> None:
         )
     if SYNTHETIC in run.manifest["workload"]["dataset"].split(","):
         raise ConfigError(f"{run.path}: random tokens have no answers", hint="use a data set")
+    check_rows(run)
 
 
 def _graders(run: Run, metric: str | None) -> tuple[str, Callable[[str], Grader]]:

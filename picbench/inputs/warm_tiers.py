@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
-from rich.console import Console
 from rich.table import Table
 
 from picbench.arms.environment import quiet_engine
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
 from picbench.errors import ConfigError, DataError, EngineError
+from picbench.output.tables.printing import PipedConsole
 from picbench.workloads import models
 from picbench.workloads.sources.records import Record, file_records
 
@@ -77,7 +77,7 @@ def warm_tiers(
         found = cache.tiers
         kept = cache.stored(chunks, Text(prefix) if prefix else None, salt=salt)
         short = cache.recomputed(chunks, Text(prefix) if prefix else None, salt=salt)
-    Console(file=out).print(_table(found))
+    PipedConsole(file=out).print(_table(found))
     if short:
         what = "have nothing to store: requests recompute all of their tokens"
         print(f"{short} of {len(chunks)} chunks {what} under {algo}", file=out)

@@ -123,12 +123,13 @@ def _load_requests(config: RunConfig) -> Workload:
     path = Path(config.requests or "")
     found = read_requests(path)
     model = models.resolve(config.model)
-    tokenizer = models.load_tokenizer(model)
     stream = _shortened(found.stream, config)
+    # First, as tokenizers need a minute and gigabytes for a text that no context holds.
+    _check_fits(stream.samples, _context(config.context, model))
+    tokenizer = models.load_tokenizer(model)
     check_tokens(stream, tokenizer, path)
     if not _wants_documents(config):
         stream = _without_documents(stream)
-    _check_fits(stream.samples, config.context or model.context)
     metric, grader = find_grader(found.header.dataset, config.scoring, model, tokenizer)
     return Workload(
         dataset=found.header.dataset,
@@ -183,7 +184,7 @@ def _check_fits(samples: Sequence[Sample], context: int | None) -> None:
         if context is not None and length > context:
             raise ConfigError(
                 f"{sample.source}: {length} tokens of prompt and reply, a context of {context}",
-                hint="raise `context`, or draw requests with fewer `chunks`",
+                hint="raise `context`, name another `model`, or draw requests of fewer chunks",
             )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
@@ -11,6 +11,7 @@ from picbench.output.summary import ArmSummary
 from picbench.output.tables.arm_table import ArmTable
 from picbench.output.tables.cache_lines import cache_lines
 from picbench.output.tables.memory_lines import memory_lines
+from picbench.output.tables.printing import PipedConsole
 from picbench.output.tables.server_lines import server_lines
 from picbench.output.tables.stall_lines import stalled
 from picbench.output.verdict import verdict
@@ -141,6 +142,6 @@ def skipped_rows(job: Job) -> Iterator[str]:
 
 def print_all(stream: TextIO, *parts: RenderableType) -> None:
     """Print on a terminal in its width, elsewhere in lines of WIDTH characters."""
-    console = Console(file=stream, width=None if stream.isatty() else WIDTH, highlight=False)
+    console = PipedConsole(file=stream, width=None if stream.isatty() else WIDTH, highlight=False)
     for part in parts:
         console.print(part, markup=False)

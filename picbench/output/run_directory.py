@@ -90,7 +90,8 @@ class RunDirectory:
     def write_memory(self, ledgers: Mapping[str, Iterable[Snapshot]]) -> None:
         """Write the ledgers of all arms, column by column: rows would take what ledgers take."""
         draft = self.path / f".{MEMORY}.tmp"
-        with pq.ParquetWriter(draft, _memory_schema()) as writer:
+        # Arrow takes the names of files for UTF-8, which they are not in every locale.
+        with draft.open("wb") as file, pq.ParquetWriter(file, _memory_schema()) as writer:
             for arm, snapshots in ledgers.items():
                 writer.write_table(_memory_table(arm, list(snapshots)))
         draft.replace(self.path / MEMORY)

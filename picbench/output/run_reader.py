@@ -1,6 +1,7 @@
 """A run directory, read back: rows, summary, and the block ledger as series over time."""
 
 import gc
+from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,11 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from picbench.engines.ledger import IDLE, KINDS, Snapshot
-from picbench.engines.request import Hits, TokenCounts
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, InvalidRun
 from picbench.output.json_file import parse_line
 from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY, WORKLOAD
 from picbench.output.sample_row import SampleRow
@@ -36,6 +36,7 @@ _MEASURE_AGAIN = "restore the file, or measure again"
 
 _DOCUMENT = TypeAdapter(dict[str, Any])
 _ARMS = TypeAdapter(dict[str, ArmSummary])
+_ROWS = TypeAdapter(list[SampleRow], config=ConfigDict(extra="forbid"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Run:
             if self._unfinished:
                 lines = lines[: committed_rows(self.path)]
             with _uncollected():
-                return [_row(migrate_row(self.schema, row)) for row in _parsed(lines)]
+                return _rows([migrate_row(self.schema, row) for row in _parsed(lines)])
 
     @cached_property
     def workload(self) -> Mapping[str, StoredSample]:
@@ -158,10 +159,21 @@ def read_run(path: Path) -> Run:
         return Run(path, migrate_manifest(path, found), found["schema"])
 
 
+def check_rows(run: Run) -> None:
+    """Raise InvalidRun for a run whose files lack rows of what it measured."""
+    rows = Counter(row.arm for row in run.rows)
+    for name, arm in run.summary.items():
+        if rows[name] < arm.requests:
+            raise InvalidRun(
+                f"{run.path}: has {rows[name]} rows of {name}, and measured {arm.requests}",
+                hint="restore its files, or measure anew",
+            )
+
+
 def read_series(path: Path) -> dict[str, Series]:
     """The series of each arm in a run's memory.parquet."""
     # Not `read_table`, which imports half a second of what only data sets of many files need.
-    with pq.ParquetFile(path) as file:
+    with path.open("rb") as opened, pq.ParquetFile(opened) as file:
         table = file.read()
     names = np.array(table["arm"].to_pylist())
     columns = {name: table[name].to_numpy() for name in ("time", "pool", *KINDS)}
@@ -181,9 +193,15 @@ def _series(snapshots: Sequence[Snapshot]) -> Series:
     )
 
 
-def _row(values: dict[str, Any]) -> SampleRow:
-    values["tokens"], values["hits"] = TokenCounts(**values["tokens"]), Hits(**values["hits"])
-    return SampleRow(**values)
+def _rows(values: Sequence[dict[str, Any]]) -> list[SampleRow]:
+    """Rows from lines of JSON; ValueError with the number of the line."""
+    try:
+        return _ROWS.validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        number, *place = first["loc"]
+        where = ".".join(map(str, place))
+        raise ValueError(f"line {int(number) + 1}: {where}: {first['msg']}") from error
 
 
 def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:

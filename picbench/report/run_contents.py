@@ -167,7 +167,7 @@ def _score_interval(rows: Sequence[SampleRow]) -> Interval | None:
     interval = found.interval()
     if interval is None or not found.standard_error:
         return None
-    return Interval(max(interval.low, 0.0), min(interval.high, 1.0), interval.level)
+    return interval.within(0.0, 1.0)
 
 
 def _recomputed(run: Run, rows: Mapping[str, list[SampleRow]]) -> Mapping[str, ArmSummary]:

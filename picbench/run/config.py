@@ -28,7 +28,7 @@ class RunConfig(BaseModel):
     columns: str | None = Field(None, min_length=1)
     model: str = Field("testbed", min_length=1)
     limit: int | None = Field(None, ge=1)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=1 << 32)  # What vLLM takes.
     concurrency: int = Field(4, ge=1)
     rate: float | None = Field(None, gt=0, allow_inf_nan=False)
     arrivals: Literal["poisson", "uniform"] = "poisson"

@@ -41,6 +41,11 @@ class Interval:
         """Half the distance between the ends."""
         return (self.high - self.low) / 2
 
+    def within(self, least: float, most: float) -> "Interval":
+        """What of it is between the ends of what the truth can be."""
+        low, high = (min(max(end, least), most) for end in (self.low, self.high))
+        return Interval(low, high, self.level)
+
 
 class MeanBootstrap:
     """Resampled means of clustered values; any number of intervals from one set of resamples.

@@ -1,7 +1,7 @@
 """Two measurements of the same samples: differences of scores, ratios of times."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 
 import numpy as np
@@ -47,6 +47,24 @@ def paired_difference(
     """The mean of `after` minus `before`, sample by sample. Raises ValueError without a sample."""
     first, second = _arrays(before, after)
     return _change(second - first, clusters, seed, exact=_binary(first) and _binary(second))
+
+
+def paired_scores(
+    before: Sequence[float],
+    after: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    seed: int = 0,
+) -> Paired:
+    """The difference of scores from 0 to 1, of which the mean is between -1 and 1.
+
+    Student's t knows nothing of such ends, and of a few samples reaches beyond them.
+    """
+    found = paired_difference(before, after, clusters, seed)
+    return replace(
+        found,
+        interval=found.interval and found.interval.within(-1.0, 1.0),
+        one_sided=found.one_sided and found.one_sided.within(-1.0, 1.0),
+    )
 
 
 def paired_ratio(

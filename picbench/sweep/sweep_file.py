@@ -4,7 +4,7 @@ import itertools
 import json
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -116,8 +116,9 @@ def _setting(name: str, value: Any) -> Any:
     """A value of the file as `RunConfig` takes it."""
     if name in _SEVERAL:
         return tuple(value) if isinstance(value, list) else (value,)
-    if name == "chat" and isinstance(value, bool):
-        return "on" if value else "off"  # YAML 1.1 reads on and off as true and false.
+    word = "on" if value is True else "off"
+    if isinstance(value, bool) and word in get_args(RunConfig.model_fields[name].annotation):
+        return word  # YAML 1.1 reads on and off as true and false.
     return value
 
 

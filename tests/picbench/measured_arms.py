@@ -23,6 +23,7 @@ def make_arm(
         samples=tuple(f"s{n}" for n in range(count)),
         clusters=tuple(f"d{n}" for n in range(count)),
         rounds=tuple(n // size for n in range(count)),
+        places=tuple(range(count)),
         prompts=tuple(f"p{n}" for n in range(count)),
         outputs=tuple(f"o{n}" for n in range(count)),
         scores=tuple(scores),
@@ -30,6 +31,21 @@ def make_arm(
         counters={c: (computed if c == "computed_tokens" else 7,) * count for c in COUNTERS},
         totals={"peak_blocks": 40.0, "failed": 0},
     )
+
+
+def repeated(arm: MeasuredArm, times: int) -> MeasuredArm:
+    """The arm as it is when its requests are run several times, each as long as the first time."""
+
+    def again(column: Sequence[object]) -> tuple[object, ...]:
+        return tuple(column) * times
+
+    names = ("clusters", "rounds", "places", "prompts", "outputs", "scores")
+    labels = ("", *(f"#{number}" for number in range(2, times + 1)))
+    columns = {name: again(getattr(arm, name)) for name in names}
+    columns["samples"] = tuple(f"{name}{label}" for label in labels for name in arm.samples)
+    measured = {name: again(column) for name, column in arm.times.items()}
+    counted = {name: again(column) for name, column in arm.counters.items()}
+    return replace(arm, times=measured, counters=counted, **columns)  # type: ignore[arg-type]
 
 
 def noisy(arm: MeasuredArm, seed: int, noise: float = 0.05, factor: float = 1.0) -> MeasuredArm:

@@ -84,6 +84,7 @@ def _resampled(
         samples=names,
         clusters=names,
         rounds=tuple(range(count)),
+        places=tuple(range(count)),
         prompts=tuple(arm.prompts[row] for row in rows),
         outputs=tuple(arm.outputs[row] for row in rows),
         scores=tuple(arm.scores[row] for row in rows),

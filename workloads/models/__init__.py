@@ -90,6 +90,8 @@ def load_tokenizer(model: ModelSpec) -> Tokenizer:
     with engine_packages():
         from transformers import AutoTokenizer
     try:
+        if isinstance(model.path, str):
+            _reach(model.path)
         # The default length would make transformers warn about long prompts.
         found = AutoTokenizer.from_pretrained(str(model.path), model_max_length=sys.maxsize)
     except (OSError, ValueError) as error:
@@ -98,6 +100,21 @@ def load_tokenizer(model: ModelSpec) -> Tokenizer:
             f"`model` {model.name}: cannot load its tokenizer: {reason}", hint=_HINT
         ) from error
     return cast(Tokenizer, found)
+
+
+def _reach(repository: str) -> None:
+    """ConnectionError at once where a model is neither in the hub's cache nor can be fetched."""
+    from huggingface_hub import hf_hub_url, is_offline_mode, try_to_load_from_cache
+
+    from picbench.workloads.sources.hub import reach
+
+    file = "config.json"
+    if is_offline_mode() or isinstance(try_to_load_from_cache(repository, file), str):
+        return
+    try:
+        reach(hf_hub_url(repository, file))
+    except ConnectionError as error:
+        raise ConnectionError(f"it is not in the hub's cache, and {error}") from error
 
 
 def _shape(spec: str) -> ModelSpec:

@@ -77,7 +77,7 @@ def download(archive: Archive, *, offline: bool) -> Path:
             return Path(cached)
         if local:
             raise _absent(archive, "`offline` or HF_HUB_OFFLINE forbids to fetch it")
-        _probe(archive)
+        _reach(archive)
         found = hf_hub_download(
             archive.repository, archive.file, repo_type=_KIND, revision=archive.revision
         )
@@ -90,19 +90,31 @@ def download(archive: Archive, *, offline: bool) -> Path:
         raise ConfigError(f"{_name(archive)}: {reason}", hint=_ELSEWHERE) from error
 
 
-def _probe(archive: Archive) -> None:
-    """Request the file's metadata once; the download would retry for 23 s without a network."""
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+def reach(url: str) -> None:
+    """Request a file's metadata once; ConnectionError where no hub can be reached.
+
+    Downloads would retry for 23 s without a network, and the library of models for a minute.
+    """
+    from huggingface_hub import get_hf_file_metadata
     from huggingface_hub.errors import HfHubHTTPError
 
-    url = hf_hub_url(archive.repository, archive.file, repo_type=_KIND, revision=archive.revision)
     try:
         get_hf_file_metadata(url)
     except HfHubHTTPError:
-        raise
+        pass  # The hub answered; what it says of the file is for the download to tell.
     # Errors of the HTTP library under huggingface_hub, as above.
     except Exception as error:
-        raise _absent(archive, "the hub cannot be reached") from error
+        raise ConnectionError("the hub cannot be reached") from error
+
+
+def _reach(archive: Archive) -> None:
+    from huggingface_hub import hf_hub_url
+
+    url = hf_hub_url(archive.repository, archive.file, repo_type=_KIND, revision=archive.revision)
+    try:
+        reach(url)
+    except ConnectionError as error:
+        raise _absent(archive, str(error)) from error
 
 
 def checksum(archive: Archive, path: Path) -> str:

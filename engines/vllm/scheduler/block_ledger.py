@@ -6,6 +6,7 @@ the requests and from vLLM's reference counts; a mismatch is an error.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,9 @@ from picbench.errors import EngineError
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
 _FREE, _PREFIX, _CHUNK = _CODE["free"], _CODE["prefix_idle"], _CODE["chunk_idle"]
 _HELD, _PROMPT, _DECODE, _PAD = (_CODE[k] for k in ("chunk", "prompt", "decode", "pad"))
+
+#: Snapshots, of some 700 bytes each, that are kept where nothing is measured.
+LATEST = 10_000
 
 
 @dataclass(slots=True)
@@ -62,10 +66,9 @@ class BlockLedger:
         self._idle: Codes = np.full(self._pool.num_gpu_blocks, _FREE, dtype=np.uint8)
         self._seen = Attribution(self._pool.num_gpu_blocks, self._size, len(KINDS))
         self._watched: dict[str, _Watched] = {}
-        self._snapshots: list[Snapshot] = []
         self._preemptions = 0
         self._evictions = {"chunk": 0, "prefix": 0}
-        self._began = time.monotonic()
+        self.forget()
         listen(self._pool, self)
         scheduler.schedule = _followed_by(scheduler.schedule, self.note)
         scheduler._preempt_request = _followed_by(
@@ -73,13 +76,24 @@ class BlockLedger:
         )
 
     def begin(self) -> None:
-        """Start a measurement: drop earlier snapshots and set the clock to zero."""
-        self._snapshots = []
+        """Start a measurement: drop earlier snapshots, set the clock to zero, and keep all."""
+        self._restart(None)
+
+    def forget(self) -> None:
+        """End a measurement: drop snapshots, and keep the latest ones alone from now on.
+
+        An engine that serves for days would keep gigabytes of steps that are not asked for.
+        """
+        self._restart(LATEST)
+
+    def _restart(self, most: int | None) -> None:
+        self._snapshots: deque[Snapshot] = deque(maxlen=most)
+        self._steps = 0
         self._began = time.monotonic()
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """One snapshot per step since the measurement began."""
+        """One snapshot per step since the measurement began; without one those of the latest."""
         return list(self._snapshots)
 
     @property
@@ -122,12 +136,13 @@ class BlockLedger:
         self._check(int(used.sum()))
         self._snapshots.append(
             Snapshot(
-                step=len(self._snapshots),
+                step=self._steps,
                 time=time.monotonic() - self._began,
                 pool=(self._pool.num_gpu_blocks - 1) * self._size // BLOCK_SIZE,
                 blocks={kind: float(counts[code]) for kind, code in _CODE.items()},
             )
         )
+        self._steps += 1
 
     def _count_preemption(self) -> None:
         self._preemptions += 1

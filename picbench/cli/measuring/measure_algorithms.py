@@ -76,7 +76,10 @@ def _serving(output: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]
 @_serving(_PARTS)
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="bfloat16")
 @click.option(
-    "--first", type=click.IntRange(0), default=0, show_default=True, help="Rows to leave out."
+    "--rows", type=click.IntRange(1), default=200, show_default=True, help="Rows of each data set."
+)
+@click.option(
+    "--first", type=click.IntRange(0), default=0, show_default=True, help="Skip this many rows."
 )
 @click.option("--drop", is_flag=True, help="Leave out the passages before those that answer.")
 @click.option(

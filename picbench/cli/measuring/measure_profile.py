@@ -14,6 +14,7 @@ from picbench.cli.measuring.measurement import (
     OWN_MODEL,
     served_by,
 )
+from picbench.cli.options import RangeOfNumbers
 
 
 @click.command(name="profile", cls=GuardedCommand)
@@ -27,7 +28,7 @@ from picbench.cli.measuring.measurement import (
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @click.option(
     "--seconds",
-    type=click.FloatRange(0),
+    type=RangeOfNumbers(0),
     default=0.0,
     metavar="S",
     show_default="no limit",

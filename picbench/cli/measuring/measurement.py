@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from picbench.cli.options import RangeOfNumbers
+
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -37,7 +39,7 @@ ON_GPU = click.option("--output", type=FOLDER, default=Path("results/gpu"), show
 REPEATS = click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 SECONDS = click.option(
     "--seconds",
-    type=click.FloatRange(0),
+    type=RangeOfNumbers(0),
     default=0.0,
     metavar="S",
     show_default="no limit",

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import GuardedCommand
+from picbench.cli.options import RangeOfNumbers
 
 
 @click.command(cls=GuardedCommand)
@@ -19,7 +20,7 @@ from picbench.cli.guard import GuardedCommand
 )
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=RangeOfNumbers(0, 1, min_open=True),
     metavar="LOSS",
     help="The acceptable loss of score, from 0 to 1: say whether the loss is smaller, with 95 % "
     "confidence, and how many samples would decide it.",

@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import GuardedCommand
+from picbench.cli.options import RangeOfNumbers
 
 
 @click.command(cls=GuardedCommand)
@@ -17,7 +18,7 @@ from picbench.cli.guard import GuardedCommand
 )
 @click.option(
     "--margin",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=RangeOfNumbers(0, 1, min_open=True),
     metavar="LOSS",
     default=0.02,
     show_default=True,

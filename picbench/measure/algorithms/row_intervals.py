@@ -1,16 +1,12 @@
-"""Differences and ratios of two arms on the same rows, each row a cluster of its own.
-
-Rows are drawn with replacement, each with the scores of both arms, so that rows that are hard for
-both do not widen an interval.
-"""
+"""Differences and ratios of two arms on the same rows, each with its interval."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from picbench.statistics.bootstrap import MeanBootstrap
-from picbench.statistics.clusters import ratio_of_sums, sum_clusters
+from picbench.statistics.clusters import ratio_of_sums
+from picbench.statistics.row_means import difference_interval, ratio_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +28,8 @@ class RowInterval:
 
 def difference_of(first: Sequence[float], second: Sequence[float]) -> RowInterval:
     """Mean of `first` less that of `second`, with its BCa interval. Needs two rows."""
-    differences = np.subtract(first, second)
-    found = MeanBootstrap(sum_clusters(differences, None)).interval()
-    if found is None:
-        raise ValueError("one row has no interval")
-    return RowInterval(float(differences.mean()), found.low, found.high)
+    found = difference_interval(first, second)
+    return RowInterval(float(np.subtract(first, second).mean()), found.low, found.high)
 
 
 def ratio_of(first: Sequence[float], second: Sequence[float]) -> RowInterval | None:
@@ -44,6 +37,5 @@ def ratio_of(first: Sequence[float], second: Sequence[float]) -> RowInterval | N
 
     None where a resample has nothing to divide by.
     """
-    rows = ratio_of_sums(first, second)
-    found = MeanBootstrap(rows).interval()
-    return RowInterval(rows.mean, found.low, found.high) if found else None
+    found = ratio_interval(first, second)
+    return RowInterval(ratio_of_sums(first, second).mean, found.low, found.high) if found else None

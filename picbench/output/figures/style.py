@@ -1,5 +1,6 @@
 """How figures look, and how they are written."""
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil, floor, log10
@@ -71,13 +72,17 @@ def drawing() -> Iterator[None]:
         raise ConfigError(
             "figures need matplotlib, which is not installed", hint="pip install matplotlib"
         ) from error
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+        # Captions have names of folders, in any script; what a font lacks is drawn as a box.
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
         yield
 
 
 def write(figure: "Figure", caption: str, base: Path) -> None:
     """Put the caption below the figure and write ``base.svg`` and ``base.png``."""
-    figure.supxlabel(caption, fontsize=7, wrap=True, x=0.01, ha="left", va="bottom")
+    # Dollars in names of folders begin no formula; `parse_math` is not for text that is wrapped.
+    text = caption.replace("$", r"\$")
+    figure.supxlabel(text, fontsize=7, wrap=True, x=0.01, ha="left", va="bottom")
     base.parent.mkdir(parents=True, exist_ok=True)
     name = base.with_name(base.name + ".svg")
     figure.savefig(name, metadata={"Date": None, "Description": caption})

@@ -13,11 +13,12 @@ from picbench.output.figures.paper_panels import Spot, draw_dots
 from picbench.papers.accuracy.accuracy_settings import NAME, AccuracySettings, PublishedGap
 from picbench.papers.judging.claim import Claim, ScoreQuantity
 from picbench.papers.judging.evidence import BASE, Evidence
-from picbench.papers.judging.judged_cell import CONFIDENCE, ratio_interval
+from picbench.papers.judging.judged_cell import CONFIDENCE, RESAMPLES
 from picbench.papers.judging.judgement import ClaimVerdict, judge_all, write_verdicts
 from picbench.papers.paper_page import PAGE, claims_section, places_table
 from picbench.papers.report_table import Cell, MeanCell, ReportTable
 from picbench.papers.reproduction import SCORES
+from picbench.statistics.row_means import ratio_interval
 
 _FULL = "full"
 
@@ -83,7 +84,7 @@ def _gap(part: ScoredPart, arm: str) -> ArmGap:
 
 
 def _kept(scores: Sequence[float], full: Sequence[float]) -> RowInterval | None:
-    found = ratio_interval(scores, full, CONFIDENCE) if any(full) else None
+    found = ratio_interval(scores, full, CONFIDENCE, RESAMPLES) if any(full) else None
     return RowInterval(fmean(scores) / fmean(full), found.low, found.high) if found else None
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from picbench.statistics.bootstrap import Interval, MeanBootstrap
-from picbench.statistics.clusters import ratio_of_sums, sum_clusters
+from picbench.statistics.clusters import sum_clusters
 from picbench.statistics.student import FEW, StudentMean
 
 Verdict = Literal["holds", "fails", "undecided"]
@@ -17,8 +17,7 @@ Verdict = Literal["holds", "fails", "undecided"]
 CONFIDENCE = 0.95
 
 #: Far ends of resamples are needed where a claim has many places.
-_RESAMPLES = 10_000
-
+RESAMPLES = 10_000
 
 #: With fewer rows resampling makes intervals too narrow to decide anything.
 FEWEST_ROWS = 20
@@ -68,23 +67,6 @@ class JudgedCell:
 def level_of(cells: int) -> float:
     """The level of each of this many intervals (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / max(1, cells)
-
-
-def difference_interval(first: Sequence[float], second: Sequence[float], level: float) -> Interval:
-    """Of the mean difference of two arms on the same rows; at least two of these."""
-    differences = np.subtract(first, second)
-    found = MeanBootstrap(sum_clusters(differences, None), resamples=_RESAMPLES).interval(level)
-    if found is None:
-        raise ValueError("one row has no interval")
-    return found
-
-
-def ratio_interval(
-    first: Sequence[float], second: Sequence[float], level: float
-) -> Interval | None:
-    """Of the ratio of means on the same rows; None where a resample has nothing to divide by."""
-    rows = ratio_of_sums(first, second)
-    return MeanBootstrap(rows, resamples=_RESAMPLES).interval(level)
 
 
 def unseen(first: Sequence[float], second: Sequence[float], level: float) -> float:

@@ -14,16 +14,16 @@ from picbench.papers.judging.claim import Claim, NotMeasured, RunQuantity, Score
 from picbench.papers.judging.evidence import BASE, Evidence, model_of
 from picbench.papers.judging.judged_cell import (
     FEWEST_ROWS,
+    RESAMPLES,
     Bounds,
     JudgedCell,
     Verdict,
-    difference_interval,
     level_of,
     log_ratio,
-    ratio_interval,
     seed_interval,
     unseen,
 )
+from picbench.statistics.row_means import difference_interval, ratio_interval
 
 #: The verdict on a claim is the first of these that one of its cells has.
 _ORDER: tuple[Verdict, ...] = ("fails", "undecided", "holds")
@@ -149,9 +149,11 @@ def _score_cell(
         names = (first.rpartition("/")[2], second.rpartition("/")[2])
     what = (" over " if wanted.ratio else " less ").join(names)
     if wanted.ratio:
-        value, interval = fmean(one) / fmean(other), ratio_interval(one, other, level)
+        value = fmean(one) / fmean(other)
+        interval = ratio_interval(one, other, level, RESAMPLES)
     else:
-        value, interval = fmean(one) - fmean(other), difference_interval(one, other, level)
+        value = fmean(one) - fmean(other)
+        interval = difference_interval(one, other, level, RESAMPLES)
     bounds = _bounds(wanted)
     verdict = bounds.judge(interval)
     room = bounds.room(value)

@@ -24,6 +24,14 @@ def test_threads_do_not_spin_for_each_other_on_few_cores(
     assert arm_environment()["VLLM_CPU_ATTN_SPLIT_KV"] == "1"
 
 
+def test_files_are_utf_8_in_every_locale(monkeypatch: pytest.MonkeyPatch):
+    """torch reads its own files as the locale says, and has some that are no EUC-JP."""
+    monkeypatch.delenv("PYTHONUTF8", raising=False)
+    assert arm_environment()["PYTHONUTF8"] == "1"
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    assert arm_environment()["PYTHONUTF8"] == "0"
+
+
 def test_what_arms_get_is_recorded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("OMP_WAIT_POLICY")
     assert collect()["environment"]["OMP_WAIT_POLICY"] == "passive"

@@ -105,3 +105,15 @@ def test_a_full_disk_is_exit_4_whoever_notices() -> None:
 def test_a_reader_that_goes_away_is_no_regression() -> None:
     result = CliRunner().invoke(main, ["refuse", str(errno.EPIPE)])
     assert (result.exit_code, result.stderr) == (PIPE_CLOSED, "")
+
+
+@main.command()
+def draw() -> None:
+    """Print what no EUC-JP has, and a name of a file that is no text."""
+    click.echo("a ◣ b")
+    click.echo("c \udcff d")
+
+
+def test_what_a_terminal_cannot_show_is_no_bug() -> None:
+    result = CliRunner(charset="euc_jp").invoke(main, ["draw"])
+    assert (result.exit_code, result.stdout) == (0, "a ? b\nc ? d\n")

@@ -552,6 +552,7 @@ def test_an_arm_on_other_tokens_is_invalid(harness: Harness, tmp_path: Path) -> 
         (["--limit", "0"], "--limit 0: input should be greater than or equal to 1"),
         (["--concurrency", "-1"], "--concurrency -1: "),
         (["--kv-blocks", "2"], "--kv-blocks 2: the longest request needs 3"),
+        (["--seed", str(1 << 32)], "--seed 4294967296: input should be less than 4294967296"),
         (["--limit", "many"], "Invalid value for '--limit': 'many' is not a valid integer"),
         (["--dtype", "float8"], "Invalid value for '--dtype'"),
         (["--device", "tpu"], "Invalid value for '--device': 'tpu' is not one of"),

@@ -1,8 +1,10 @@
 """What is kept of runs."""
 
 import pytest
+from measured_arms import make_arm, repeated
 from measured_noise import possible_run, save
 
+from picbench.gate.baseline import BaselineArm
 from picbench.gate.relative_times import with_relative_times
 
 
@@ -28,6 +30,12 @@ def test_an_arm_comes_back_as_comparisons_take_it() -> None:
     assert back.scores == arm.scores
     assert back.counters == arm.counters
     assert back.times["ttft_vs_full"] == pytest.approx(arm.times["ttft_vs_full"], abs=1e-6)
+
+
+def test_repeats_come_back_as_the_same_requests() -> None:
+    arm = repeated(make_arm(size=20), 2)
+    assert BaselineArm.of([make_arm()]).places is None, "as files have it that are older"
+    assert BaselineArm.of([arm]).measured("full").places == arm.places
 
 
 def test_relative_times_need_full() -> None:

@@ -80,6 +80,18 @@ def test_a_wrong_field_is_named() -> None:
         read_baseline("b.json")
 
 
+def test_a_baseline_of_no_run_is_refused() -> None:
+    """Noise of several runs is divided by their number."""
+    change(runs=0)
+    with pytest.raises(ConfigError, match="runs: Input should be greater than or equal to 1"):
+        read_baseline("b.json")
+
+
+def test_editors_may_mark_a_file_as_utf_8() -> None:
+    Path("b.json").write_text(FILE.read_text(), encoding="utf-8-sig")
+    assert read_baseline("b.json") == measured()
+
+
 def test_another_schema_is_refused_with_a_hint() -> None:
     change(baseline=2)
     with pytest.raises(InvalidRun, match="schema 2, this version reads 1") as raised:

@@ -8,7 +8,7 @@ import pytest
 from harness_fakes import REFUSED, FakeEngine, Harness, make_sample, run_fakes
 
 from picbench.engines.request import Request, Result
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, InvalidRun
 from picbench.inputs.rescoring import rescore
 from picbench.inputs.workload import Workload
 from picbench.output.run_directory import MANIFEST, SUMMARY
@@ -113,3 +113,14 @@ def test_only_finished_runs_with_answers_are_scored(tmp_path: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest | {"status": "interrupted"}))
     with pytest.raises(ConfigError, match="not finished"):
         rescore(folder)
+
+
+def test_a_run_that_lacks_rows_is_not_scored_as_if_it_had_sent_fewer(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    lines = (folder / SAMPLES).read_bytes().splitlines(keepends=True)
+    (folder / SAMPLES).write_bytes(b"".join(lines[:3]))
+    before = (folder / SUMMARY).read_bytes()
+    with pytest.raises(InvalidRun, match="rows of full, and measured 5"):
+        rescore(folder)
+    assert (folder / SUMMARY).read_bytes() == before
+    assert not (folder / "summary.1.json").exists()

@@ -1,6 +1,7 @@
 """The run directory survives what can happen to it."""
 
 import json
+import os
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from harness_fakes import make_snapshot
 from picbench.engines.ledger import KINDS
 from picbench.errors import ConfigError
 from picbench.output.json_file import locked, write_json
-from picbench.output.run_directory import RunDirectory
+from picbench.output.run_directory import MEMORY, RunDirectory
+from picbench.output.run_reader import read_series
 from picbench.output.sample_row import SampleRow
 from picbench.output.store.batch_log import SAMPLES
 
@@ -121,3 +123,10 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
 
 def test_logs_have_names_that_every_file_system_takes(directory: RunDirectory) -> None:
     assert directory.log("epic:k=16/x").name == "epic_k=16_x.log"
+
+
+def test_a_ledger_is_kept_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    """Arrow opens names of files as UTF-8, which not every name and not every locale's is."""
+    directory = RunDirectory.create(tmp_path / os.fsdecode(b"run \xff"))
+    directory.write_memory({"mepic": [make_snapshot(0, 20, 5.0)]})
+    assert list(read_series(directory.path / MEMORY)) == ["mepic"]

@@ -112,6 +112,16 @@ def test_other_contents_are_plain_errors(
         getattr(read_run(directory.path), name)
 
 
+def test_a_value_of_another_type_is_named(directory: RunDirectory) -> None:
+    """Comparisons and reports ended as bugs in their arithmetic."""
+    directory.append([row("a"), row("b")])
+    path = directory.path / SAMPLES
+    first, second = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(r) + "\n" for r in (first, {**second, "score": "high"})))
+    with pytest.raises(ConfigError, match="cannot be read: line 2: score: Input should be"):
+        read_run(directory.path).rows  # noqa: B018
+
+
 def test_a_line_that_is_no_row_is_named(directory: RunDirectory) -> None:
     directory.append([row("a")])
     with (directory.path / SAMPLES).open("a") as file:

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from picbench.output import provenance
 from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY, RunDirectory
 from picbench.output.run_reader import read_run
 from picbench.output.sample_row import SampleRow
+from picbench.output.store import batch_log
 from picbench.output.store.batch_log import BATCHES, LEDGER, SAMPLES, BatchLog
 from picbench.output.store.lock import hold
 from picbench.run import unfinished
@@ -245,6 +247,36 @@ def test_a_run_goes_on_after_an_error_of_the_system(
     run_fakes(CachingHarness(), tmp_path / "run", *ARMS, concurrency=1)
     assert outcome(tmp_path / "run") == outcome(whole[0])
     assert read_run(tmp_path / "run").manifest["reason"] is None
+
+
+@pytest.mark.parametrize("torn", [SAMPLES, LEDGER, BATCHES])
+def test_a_run_goes_on_after_a_full_disk(
+    whole: tuple[Path, list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: str
+) -> None:
+    """No file takes more than half of what is written; those of the run's end take nothing."""
+    append, appended = batch_log._append, list[str]()
+
+    def fill(path: Path, lines: bytes, *, flush: bool) -> None:
+        appended.append(path.name)
+        full = appended.count(torn) > 4
+        append(path, lines[: len(lines) // 2] if full else lines, flush=flush)
+        if full:
+            for name in ("write_json", "pq.ParquetWriter"):
+                monkeypatch.setattr(f"picbench.output.run_directory.{name}", refuse)
+            refuse()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(batch_log, "_append", fill)
+    with pytest.raises(OSError, match="No space left"):
+        run_fakes(CachingHarness(), tmp_path / "run", *ARMS, concurrency=1)
+    assert read_run(tmp_path / "run").manifest["status"] == "running", "as after a kill"
+    monkeypatch.undo()
+    harness = CachingHarness()
+    run_fakes(harness, tmp_path / "run", *ARMS, concurrency=1)
+    assert outcome(tmp_path / "run") == outcome(whole[0])
+    assert read_run(tmp_path / "run").manifest["attempts"][-1]["done"] == 4
 
 
 def test_an_arm_that_was_lost_stays_lost(tmp_path: Path) -> None:

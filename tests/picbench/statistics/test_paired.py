@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.statistics.paired import paired_difference, paired_ratio
+from picbench.statistics.paired import paired_difference, paired_ratio, paired_scores
 
 TIMES = st.lists(st.tuples(*[st.floats(0.1, 100)] * 2), min_size=2, max_size=20)
 
@@ -65,6 +65,21 @@ def test_the_bounds_are_within_the_interval(changes: list[float]) -> None:
     assert found.one_sided is not None
     assert found.interval.low <= found.one_sided.low
     assert found.one_sided.high <= found.interval.high
+
+
+def test_no_interval_of_scores_leaves_what_scores_can_differ_by() -> None:
+    """Student's t of four samples reaches to 1.3 here, and 1 is the most that can be won."""
+    lost, won = [0.0] * 4, [1.0, 1.0, 1.0, 0.0]
+    free, found = paired_difference(lost, won), paired_scores(lost, won)
+    assert free.interval is not None
+    assert found.interval is not None
+    assert found.one_sided is not None
+    assert free.interval.high > 1
+    assert (found.interval.low, found.interval.high) == (free.interval.low, 1.0)
+    assert found.one_sided.high == 1.0
+    back = paired_scores(won, lost)
+    assert back.interval is not None
+    assert (back.interval.low, back.interval.high) == (-1.0, -found.interval.low)
 
 
 def test_one_cluster_is_one_observation() -> None:

@@ -83,6 +83,11 @@ def test_a_sweep_is_called_after_its_file(tmp_path: Path) -> None:
 def test_on_and_off_are_words(tmp_path: Path) -> None:
     cells = read(tmp_path, BASE + "grid: {chat: [on, off, auto]}")
     assert [cell.config.chat for cell in cells] == ["on", "off", "auto"]
+    cells = read(tmp_path, BASE + "grid: {shared_decode: [off, auto]}")
+    assert [cell.config.shared_decode for cell in cells] == ["off", "auto"]
+    cells = read(tmp_path, BASE + "grid: {eager: [on, off]}")
+    assert [cell.config.eager for cell in cells] == [True, False]
+    assert fault(tmp_path, BASE + "grid: {shared_decode: [on]}").startswith("grid.shared_decode[0]")
 
 
 def test_offline_holds_for_all_cells(tmp_path: Path) -> None:

@@ -116,6 +116,25 @@ def test_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_without_a_network_an_unknown_id_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`transformers` would try for a minute, file by file."""
+    asked: list[str] = []
+
+    def fail(url: str) -> None:
+        asked.append(url)
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", fail)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", asked.append)
+    with pytest.raises(ConfigError) as caught:
+        load_tokenizer(resolve("nobody/nothing"))
+    assert "not in the hub's cache, and the hub cannot be reached" in caught.value.message
+    assert len(asked) == 1
+
+
 def test_an_unwritable_cache_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="XDG_CACHE_HOME"):

@@ -25,6 +25,7 @@ from vllm.v1.request import Request
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.ledger import KINDS
 from picbench.engines.planning.keys import is_canonical
+from picbench.engines.vllm.scheduler import block_ledger
 from picbench.engines.vllm.scheduler.block_ledger import BlockLedger
 from picbench.engines.vllm.scheduler.pool import key_of
 
@@ -262,6 +263,26 @@ def test_a_measurement_begins_without_earlier_steps(scheduler: Scheduler) -> Non
     assert ledger.snapshots == []
     scheduler.schedule()
     assert [snapshot.step for snapshot in ledger.snapshots] == [0]
+
+
+def test_without_a_measurement_the_latest_steps_are_kept(
+    scheduler: Scheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that serves for days took 700 bytes a step, whether or not anybody measured."""
+    monkeypatch.setattr(block_ledger, "LATEST", 3)
+    ledger = BlockLedger(scheduler)
+    steps = lambda: [snapshot.step for snapshot in ledger.snapshots]  # noqa: E731
+    for _ in range(5):
+        scheduler.schedule()
+    assert steps() == [2, 3, 4]
+    ledger.begin()
+    for _ in range(5):
+        scheduler.schedule()
+    assert steps() == [0, 1, 2, 3, 4], "a measurement has all of them"
+    ledger.forget()
+    for _ in range(5):
+        scheduler.schedule()
+    assert steps() == [2, 3, 4]
 
 
 def test_what_reused_blocks_held_is_forgotten(scheduler: Scheduler) -> None:

@@ -4,11 +4,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from printed_figure import check_printed
 
 from picbench.engines.ledger import KINDS
 from picbench.output.figures.occupancy import draw_occupancy
-from picbench.output.figures.style import PALETTE, arm_styles, kind_colours, log_steps
+from picbench.output.figures.style import (
+    PALETTE,
+    arm_styles,
+    drawing,
+    kind_colours,
+    log_steps,
+    write,
+)
 from picbench.output.run_reader import Series
 
 CAPTION = "cpu: a machine. testbed model, synthetic rows. 3 requests an arm, seeds 1."
@@ -41,6 +49,14 @@ def test_the_same_numbers_give_the_same_file(tmp_path: Path) -> None:
     for name in ("a", "b"):
         draw_occupancy(PANELS, CAPTION, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_captions_have_names_of_folders_as_they_are(tmp_path: Path) -> None:
+    """Dollars began a formula, and what the font lacks ended in a warning."""
+    caption = "runs of $\\q{HOME}$ in 運"
+    with drawing():
+        write(Figure(), caption, tmp_path / "load")
+    assert f">{caption}<" in (tmp_path / "load.svg").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("count", [1, 5, 8])

@@ -1,0 +1,44 @@
+"""Options that several commands have."""
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from picbench.cli import main
+from picbench.cli.options import RangeOfNumbers
+
+
+@pytest.mark.parametrize("command", ["compare", "report"])
+def test_a_margin_is_a_number(command: str, tmp_path: Path) -> None:
+    """NaN is not outside of any range, and ended these commands as a bug."""
+    found = CliRunner().invoke(main, (command, str(tmp_path), "--margin", "nan"))
+    assert found.exit_code == 2
+    [line] = found.stderr.splitlines()
+    assert "--margin" in line
+    assert "'nan' is not a number" in line
+
+
+def test_a_range_of_numbers_takes_those_in_it() -> None:
+    @click.command()
+    @click.option("--seconds", type=RangeOfNumbers(0))
+    def wait(seconds: float) -> None:
+        click.echo(f"{seconds:g}")
+
+    results = [CliRunner().invoke(wait, ("--seconds", text)) for text in ("1.5", "-1", "x")]
+    assert [result.exit_code for result in results] == [0, 2, 2]
+    assert results[0].stdout == "1.5\n"
+
+
+def test_an_option_means_the_same_in_every_command() -> None:
+    """One type and one default; what it is for may be said in other words."""
+    kinds: dict[str, set[tuple[str, str]]] = {}
+    for name in ("run", "doctor", "selftest", "warm", "sweep", "compare", "gate", "table", "show"):
+        command = main.commands[name]
+        for parameter in command.params:
+            if parameter.name in ("debug", "device", "dtype", "offline", "quiet"):
+                kind = (str(parameter.type), str(parameter.default))
+                kinds.setdefault(parameter.name, set()).add(kind)
+    assert {name: len(found) for name, found in kinds.items()} == dict.fromkeys(kinds, 1)
+    assert len(kinds) == 5
