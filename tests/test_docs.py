@@ -72,6 +72,7 @@ FOREIGN = {
     "--max-cudagraph-capture-size",
     "--max-model-len",
     "--scheduler-cls",
+    "--shutdown-timeout",
 }
 #: A test by its file and its name.
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
