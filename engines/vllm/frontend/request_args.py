@@ -24,8 +24,8 @@ another process, msgspec makes that a mapping of the same fields again.
 
 import copy
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -45,6 +45,7 @@ from picbench.engines.vllm.frontend.placements import (
     read_slots,
 )
 from picbench.errors import ConfigError
+from picbench.names import closest
 
 ARGS = "pic"
 FLAT_SPANS = "pic_spans"
@@ -53,9 +54,10 @@ FLAT_POSITIONS = "pic_positions"
 FLAT_SLOTS = "pic_slots"
 FLAT_DOCUMENTS = "pic_documents"
 FLAT_DEPENDENT = "pic_dependent"
-_FLAT = frozenset(
-    {FLAT_SPANS, FLAT_ALGORITHM, FLAT_POSITIONS, FLAT_SLOTS, FLAT_DOCUMENTS, FLAT_DEPENDENT}
-)
+_FLAT = (FLAT_SPANS, FLAT_ALGORITHM, FLAT_POSITIONS, FLAT_SLOTS, FLAT_DOCUMENTS, FLAT_DEPENDENT)
+
+#: What flat arguments begin with; vLLM's other plug-ins have arguments, too.
+_PREFIX = "pic_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +134,19 @@ def read_args(
     """Parse the PIC arguments of a request with the token ids `prompt`; None if it has none.
 
     Raises ConfigError if spans overlap, are empty, or leave the prompt, if the algorithm is
-    unknown, for values of other types, and as `read_positions`, `read_slots` and `read_documents`.
+    unknown, for unknown arguments and values of other types, and as `read_positions`, `read_slots`
+    and `read_documents`.
     """
     if not extra_args:
         return None
+    flat = [name for name in extra_args if str(name).startswith(_PREFIX)]
+    _check_names(flat, _FLAT)
     if ARGS in extra_args:
         given = extra_args[ARGS]
         if not isinstance(given, Mapping):
             raise ConfigError(f"extra_args[{ARGS!r}] is {type(given).__name__}, not a mapping")
-    elif not _FLAT.isdisjoint(extra_args):
+        _check_names(given, [known.name for known in fields(RequestArgs)], f"{ARGS}: ")
+    elif flat:
         given = _unflatten(extra_args)
     else:
         return None
@@ -266,6 +272,13 @@ def _keep(request: Any, found: RequestArgs) -> None:
 def _parsed(extra_args: Mapping[str, Any] | None) -> RequestArgs | None:
     found = (extra_args or {}).get(ARGS)
     return found if isinstance(found, RequestArgs) else None
+
+
+def _check_names(given: Iterable[Any], known: Collection[str], where: str = "") -> None:
+    """Raise ConfigError for an argument that is not known: it would be ignored."""
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"{where}{name!r} is no argument", hint=closest(str(name), known))
 
 
 def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,6 +72,21 @@ def test_other_bad_arguments():
         read_args({"pic": {"spans": [[0, 4]], "tag": [1]}}, 10)
 
 
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"pic_span": [0, 4]}, r"'pic_span' is no argument \(did you mean 'pic_spans'\?\)"),
+        ({"pic_spans": [0, 4], "pic_x": 1}, "'pic_x' is no argument .there are: pic_spans"),
+        ({"pic": {"span": [[0, 4]]}}, r"pic: 'span' is no argument \(did you mean 'spans'\?\)"),
+        ({"pic": {"spans": [[0, 4]], 5: 1}}, "pic: 5 is no argument"),
+    ],
+)
+def test_misspelled_arguments_are_not_ignored(extra, message):
+    """The request would be served as a plain one, without a word."""
+    with pytest.raises(ConfigError, match=message):
+        read_args(extra, 10)
+
+
 def test_clients_cannot_say_that_a_request_was_checked():
     sent = {"pic": {"spans": [[0, 4]], "checked": True}}
     found = request_args.read_args(sent, range(9), Registry())
