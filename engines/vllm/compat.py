@@ -82,18 +82,20 @@ def check_config(config: Any) -> None:
     if not config.cache_config.enable_prefix_caching:
         raise ConfigError("prefix caching is off", hint="enable_prefix_caching=True")
     _check_connector(config)
+    _check_replicas(config)
 
 
 def check_frontend(config: Any) -> None:
     """Raise ConfigError if a `VllmConfig` names a part of picbench, and others are wrong.
 
-    These are the KV connector and the settings, if there are any. This is for the process that is
-    about to start an engine: of a refusal in the engine's own processes it only says that one
-    failed, after the tracebacks of all of them.
+    These are the KV connector, the settings, if there are any, and data parallelism. This is for
+    the process that is about to start an engine: of a refusal in the engine's own processes it only
+    says that one failed, after the tracebacks of all of them.
     """
     scheduler, worker = config.scheduler_config.scheduler_cls, config.parallel_config.worker_cls
     if scheduler in (SCHEDULER, ASYNC_SCHEDULER) or worker in WORKERS:
         _check_connector(config)
+        _check_replicas(config)
         PicSettings.read(config.additional_config)
 
 
@@ -127,6 +129,20 @@ def _check_connector(config: Any) -> None:
         )
 
 
+def _check_replicas(config: Any) -> None:
+    """Raise ConfigError for data parallelism, which only the process that starts engines knows of.
+
+    Engine cores of models without experts are told of one replica (vllm/config/parallel.py,
+    reconfigure_for_independent_dp_rank). The frontend would check requests against the blocks of
+    all replicas together, and what fits no single one would fail there.
+    """
+    if config.parallel_config.data_parallel_size > 1:
+        raise ConfigError(
+            "picbench does not support data parallelism",
+            hint="start a server for each replica, without data_parallel_size",
+        )
+
+
 def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
     events = config.kv_events_config
@@ -140,7 +156,6 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     yield "decode context parallelism", parallel.decode_context_parallel_size > 1
     yield "prefill context parallelism", parallel.prefill_context_parallel_size > 1
     yield "pipeline parallelism", parallel.pipeline_parallel_size > 1
-    yield "data parallelism", parallel.data_parallel_size > 1
     yield "watermarking", config.watermark_config is not None
     yield "returned expert choices", bool(config.aux_output_config.enabled)
     yield "async scheduling with this scheduler", _unsupported_async(config.scheduler_config)

@@ -143,6 +143,15 @@ def test_engines_with_a_part_of_picbench_need_its_connector(scheduler, worker, o
             compat.check_frontend(asked(connector))
 
 
+def test_replicas_are_refused_where_they_are_known():
+    """vLLM tells an engine core of a model without experts that it has no others beside it."""
+    asked = config(data_parallel_size=2)
+    asked.scheduler_config.scheduler_cls = SCHEDULER
+    asked.parallel_config.worker_cls = CPU_WORKER
+    with pytest.raises(ConfigError, match="does not support data parallelism"):
+        compat.check_frontend(asked)
+
+
 def test_hybrid_models_are_refused():
     with pytest.raises(ConfigError, match="2 groups"):
         compat.check_kv_groups(2)
