@@ -1,7 +1,7 @@
 """Where the segments of a request are, what chunks leave to be filled, and what is recomputed."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -19,7 +19,7 @@ SlotSpan = tuple[int, int, int, int]
 
 
 def ordered_spans(
-    rows: Sequence[tuple[int, ...]], name: str, prompt_tokens: int
+    rows: Iterable[tuple[int, ...]], name: str, prompt_tokens: int
 ) -> tuple[Span, ...]:
     """Spans of a prompt. Raises ConfigError if one is empty, leaves it or overlaps another."""
     spans: list[Span] = []
@@ -70,9 +70,10 @@ def read_positions(given: Any, spans: Sequence[Span], prompt_tokens: int) -> tup
     inside chunks.
     """
     rows = rows_of_integers(given, "positions", 2, "each is [prompt token, its position]")
+    positions: list[Position] = []
     for index, (token, position) in enumerate(rows):
         named = f"positions[{index}] = [{token}, {position}]"
-        after = rows[index - 1][0] if index else -1
+        after = positions[-1][0] if positions else -1
         if not after < token < prompt_tokens or position < 0:
             raise ConfigError(
                 f"{named} leaves the prompt of {prompt_tokens} tokens, or its order",
@@ -84,7 +85,8 @@ def read_positions(given: Any, spans: Sequence[Span], prompt_tokens: int) -> tup
                 f"{named} is inside the chunk {list(inside[0])}",
                 hint="a chunk has one position, that of its first token",
             )
-    return tuple((token, position) for token, position in rows)
+        positions.append((token, position))
+    return tuple(positions)
 
 
 def read_slots(given: Any, spans: Sequence[Span]) -> tuple[SlotSpan, ...]:
@@ -94,9 +96,10 @@ def read_slots(given: Any, spans: Sequence[Span]) -> tuple[SlotSpan, ...]:
     tokens.
     """
     rows = rows_of_integers(given, "slots", 4, "each is [chunk, start, end, positions that it has]")
+    slots: list[SlotSpan] = []
     at = 0
     for index, (chunk, start, end, length) in enumerate(rows):
-        named = f"slots[{index}] = {list(rows[index])}"
+        named = f"slots[{index}] = {[chunk, start, end, length]}"
         first, last = spans[chunk] if 0 <= chunk < len(spans) else (0, -1)
         if not first <= start <= end <= last:
             hint = "the index of a span, and prompt tokens of that span"
@@ -108,5 +111,6 @@ def read_slots(given: Any, spans: Sequence[Span]) -> tuple[SlotSpan, ...]:
                 f"{named} has {end - start} tokens for {length} positions",
                 hint="shorten what fills the slot, or give it more positions",
             )
+        slots.append((chunk, start, end, length))
         at = end
-    return tuple((chunk, start, end, length) for chunk, start, end, length in rows)
+    return tuple(slots)
