@@ -24,6 +24,7 @@ class PromptHits:
     def __init__(self, manager: KVCacheManager, pool: Pool, block_size: int) -> None:
         for name in ("get_computed_blocks", "estimate_cached_tokens"):
             check_signature(getattr(KVCacheManager, name), ("self", "request"))
+        check_signature(KVCacheManager.record_prefix_cache_stats, ("self", "request", "num_hits"))
         self._manager = manager
         self._pool = pool
         self._block_size = block_size
@@ -44,6 +45,16 @@ class PromptHits:
         """What `KVCacheManager.estimate_cached_tokens` answers."""
         [blocks] = self._manager.get_blocks(request.request_id).blocks
         return max(filter(None, map(_TOKENS, blocks)), default=0)
+
+    def count(self, request: "Request") -> None:
+        """Count a planned request's tokens and hits for vLLM's metrics, when it is first scheduled.
+
+        As `KVCacheManager.record_prefix_cache_stats`, but in tokens that the user sent: those of
+        the request's own statistics, of which vLLM makes its other metrics and the usage.
+        """
+        stats, prefill = self._manager.prefix_cache_stats, request.prefill_stats
+        if stats is not None and prefill is not None and not request.num_preemptions:
+            stats.record(prefill.num_prompt_tokens, prefill.num_cached_tokens, preempted=False)
 
 
 _TOKENS: Any = attrgetter("block_hash_num_tokens")

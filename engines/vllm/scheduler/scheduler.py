@@ -4,8 +4,8 @@ A fault in a hook of the linker, or in a worker's transfers, ends one request: i
 vLLM's finish reason "error" and one line as the stop reason.
 
 Upstream: vllm/v1/core/sched/scheduler.py of vLLM 0.32.0. Its methods are extended, none is
-replaced, but that the cached blocks of planned requests are looked up by `prompt_hits.py`, and that
-`chunk_tails.py` says which blocks are full.
+replaced, but that the cached blocks of planned requests are looked up and counted by
+`prompt_hits.py`, and that `chunk_tails.py` says which blocks are full.
 """
 
 from collections.abc import Iterable
@@ -19,6 +19,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -81,6 +82,9 @@ class PicScheduler(Scheduler):
         coordinator.cache_blocks = self._tails.cache_blocks  # type: ignore[method-assign]
         estimate = self._hits.estimate_cached_tokens
         self.kv_cache_manager.estimate_cached_tokens = estimate  # type: ignore[method-assign]
+        self._record_stock_hits = self.kv_cache_manager.record_prefix_cache_stats
+        record = self._record_hits
+        self.kv_cache_manager.record_prefix_cache_stats = record  # type: ignore[method-assign]
         self._rejects = settings.on_pressure == "reject"
         self._answers: list[_Answer] = []
         evictions = ChunkEvictions(self.chunk_store, pool, self._faults)
@@ -114,6 +118,8 @@ class PicScheduler(Scheduler):
             request = self.requests[request_id]
             hit = request.num_computed_tokens - output.num_scheduled_tokens[request_id]
             self._hooks.on_scheduled(request, hit)
+            if self._is_planned(request) and not self.linker.is_own(request):
+                self._hits.count(request)
         self._tails.zero_new(output, self._block_ids)
         # Nothing is going to be received for these: their blocks can be freed when they end.
         self.finished_recving_kv_req_ids |= self._hooks.unloaded & self._receiving()
@@ -155,6 +161,25 @@ class PicScheduler(Scheduler):
         self.linker.release_held()
         return super().reset_prefix_cache(reset_running_requests, reset_connector)
 
+    def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
+        """Leave out the connector's hits, which `PromptHits.count` has already, without pads."""
+        stats = super().make_stats(*args, **kwargs)
+        if stats is not None:
+            stats.connector_prefix_cache_stats = None
+        return stats
+
+    def _record_hits(self, request: Request, num_hits: int) -> None:
+        """Count the hits of a plain request; those of planned ones are counted in `schedule`.
+
+        Upstream counts slots, with pads and linked copies, and would count a chunk twice: when a
+        request of the linker's brings it into the pool, and when the user's request finds it there.
+        """
+        if not self._is_planned(request):
+            self._record_stock_hits(request, num_hits)
+
+    def _is_planned(self, request: Request) -> bool:
+        return self.linker.plan_of(request.request_id) is not None
+
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         if self._hooks.has_failed(request):
             return False
@@ -167,7 +192,7 @@ class PicScheduler(Scheduler):
         return unblocked and self._hooks.can_schedule(request)
 
     def _get_local_prefix_cache_hit(self, request: Request) -> tuple[KVCacheBlocks, int, int, bool]:
-        planned = self.linker.plan_of(request.request_id) is not None
+        planned = self._is_planned(request)
         hit = (self._hits.find if planned else super()._get_local_prefix_cache_hit)(request)
         self._hooks.check_hits(request, hit[1])
         return hit
@@ -357,5 +382,13 @@ _UPSTREAM = {
     "_preempt_request": ("self", "request", "timestamp", "drop_stale_output"),
     "_handle_blocked_waiting_request": ("self", "request"),
     "_get_local_prefix_cache_hit": ("self", "request"),
+    "make_stats": (
+        "self",
+        "spec_decoding_stats",
+        "kv_connector_stats",
+        "cudagraph_stats",
+        "perf_stats",
+        "ec_connector_stats",
+    ),
     "_free_request": ("self", "request", "delay_free_blocks"),
 }

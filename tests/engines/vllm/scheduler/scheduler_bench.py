@@ -49,11 +49,15 @@ class Step:
 
 @dataclass(slots=True)
 class Bench:
-    """Steps of a scheduler, `ahead` of the model or not; `ended` are the answers, by request."""
+    """Steps of a scheduler, `ahead` of the model or not; `ended` are the answers, by request.
+
+    `counted` is what the scheduler counted in each step, if it counts.
+    """
 
     scheduler: PicScheduler
     ahead: bool
     ended: dict[str, Any] = field(default_factory=dict)
+    counted: list[Any] = field(default_factory=list)
     _steps: deque[Step] = field(default_factory=deque)
 
     def submit(
@@ -116,6 +120,7 @@ class Bench:
         )
         for client in self.scheduler.update_from_output(step.output, answer).values():
             self.ended |= {o.request_id: o for o in client.outputs if o.finished}
+            self.counted += filter(None, [client.scheduler_stats])
 
     def step(self, results: TransferResults | None = None, **loads: set[str]) -> Step:
         """Schedule a step and end it, or where steps are scheduled ahead the one before."""
@@ -148,9 +153,10 @@ def bench(
     batch_tokens: int = 64,
     ahead: bool = False,
     policy: str = "fcfs",
+    counts: bool = False,
     **settings: Any,
 ) -> Bench:
-    """A scheduler of a pool of `blocks`."""
+    """A scheduler of a pool of `blocks`; with `counts` it counts for vLLM's metrics."""
     register()
     init_none_hash(sha256_cbor)
     arguments = engine_arguments(PicSettings(**{"tiers": "", **settings}), "cpu")
@@ -172,6 +178,6 @@ def bench(
     )
     pool = KVCacheConfig(blocks + 1, [], [KVCacheGroupSpec(["layer"], spec)])
     scheduler = (PicAsyncScheduler if ahead else PicScheduler)(
-        config, pool, StructuredOutputManager(config), BLOCK_SIZE
+        config, pool, StructuredOutputManager(config), BLOCK_SIZE, log_stats=counts
     )
     return Bench(scheduler, ahead)

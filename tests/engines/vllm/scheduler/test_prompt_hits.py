@@ -1,10 +1,12 @@
 """Lookups of whole prompts find what vLLM's own find, block by block."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scheduler_bench import bench
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.vllm.scheduler.pool import Pool
@@ -82,3 +84,23 @@ def test_cached_tokens_are_estimated_as_vllm_does(manager: Any, blocks: int) -> 
     assert hits.estimate_cached_tokens(made) == manager.estimate_cached_tokens(made) > 0
     unknown = request("b", [], 64)
     assert hits.estimate_cached_tokens(unknown) == manager.estimate_cached_tokens(unknown) == 0
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "mepic", "epic:k=4", "cacheblend", "prefix"])
+def test_hits_are_counted_in_tokens_that_users_sent(llama: Path, algorithm: str) -> None:
+    """As in vLLM's other metrics: neither pads nor linked copies, and no requests of compiles."""
+    made = bench(llama, counts=True)
+    chunks = tuple(range(10, 50)), tuple(range(100, 133))
+    for name in ("first", "second"):
+        made.submit(name, *chunks, question=(7, 8, 9), algorithm=algorithm)
+        made.run()
+    made.submit("plain", question=tuple(range(300, 340)))
+    made.run()
+    prefills = [made.ended[name].prefill_stats for name in ("first", "second", "plain")]
+    device = [counts.prefix_cache_stats for counts in made.counted]
+    assert sum(counts.requests for counts in device) == 3
+    assert sum(counts.queries for counts in device) == 76 + 76 + 40
+    hits = sum(counts.hits for counts in device)
+    assert hits == sum(prefill.num_cached_tokens for prefill in prefills) > 0
+    external = (counts.connector_prefix_cache_stats for counts in made.counted)
+    assert not sum(counts.hits for counts in external if counts is not None)
