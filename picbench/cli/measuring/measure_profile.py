@@ -12,6 +12,7 @@ from picbench.cli.measuring.measurement import (
     FOLDER,
     OWN_DTYPE,
     OWN_MODEL,
+    PART,
     served_by,
 )
 from picbench.cli.options import RangeOfNumbers
@@ -32,8 +33,10 @@ from picbench.cli.options import RangeOfNumbers
     default=0.0,
     metavar="S",
     show_default="no limit",
-    help="Begin no repeat after the first that would not end within this time.",
+    help="Begin no repeat after the first that would not end within this time; the same command "
+    "goes on.",
 )
+@PART
 @CAVEAT
 def profile_check(
     *,
@@ -46,9 +49,13 @@ def profile_check(
     dtype: str | None,
     repeats: int,
     seconds: float,
+    part: tuple[int, int],
     caveat: str,
 ) -> int:
-    """Serve three traces that no grid has, and compare with what picbench profile predicts."""
+    """Serve three traces that no grid has, and compare with what picbench profile predicts.
+
+    Repeats that are done are kept. Exit 4 if repeats are left.
+    """
     from picbench.errors import ConfigError
     from picbench.grid.measured_grid import choose_calibration, choose_grid
     from picbench.measure.break_even.measure_grid import GridRun
@@ -64,8 +71,9 @@ def profile_check(
         output=output,
         commit=commit,
         caveat=caveat,
+        part=part,
     )
     predictor = GridPredictor(measured, calibration=choose_calibration(calibration, measured))
-    check_profile(run, predictor, repeats, click.echo)
+    _, done = check_profile(run, predictor, repeats, click.echo)
     click.echo(output / "profile.md")
-    return 0
+    return 0 if done else 4

@@ -8,26 +8,26 @@ of a trace are minutes apart.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from random import Random
-from typing import Any
 
 from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
-from picbench.grid.measured_grid import (
-    ALONE,
-    BURST,
-    ArmCell,
-    GridFacts,
-    GridPoint,
-    MeasuredGrid,
-)
+from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridFacts, MeasuredGrid
 from picbench.measure.break_even.checked_figures import (
     CheckedFigure,
     graph_warnings,
     summarise_figures,
     write_figures,
+)
+from picbench.measure.break_even.checked_repeats import (
+    CheckedRepeat,
+    CheckedRepeats,
+    CheckedServing,
+    add_repeat,
+    read_repeats,
 )
 from picbench.measure.break_even.grid_control import (
     GridControl,
@@ -42,7 +42,7 @@ from picbench.measure.break_even.serve_cells import (
     serve_cells,
     without_replies,
 )
-from picbench.output.json_file import write_json
+from picbench.output.json_file import locked
 from picbench.profile.prediction.arm_kinds import links_chunks
 from picbench.profile.prediction.predictor import GridPredictor
 from picbench.profile.trace_profile import TraceProfile, profile_trace
@@ -122,17 +122,8 @@ TRACES: Mapping[str, tuple[UnseenTrace, ...]] = {
 }  # fmt: skip
 
 
-#: The point of a control, and what an arm took there.
-ControlCell = tuple[GridPoint, ArmCell]
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedServing:
-    """What an arm took in one repeat of a trace, alone and together; before each, of a control."""
-
-    alone: ArmCell
-    together: ArmCell
-    controls: tuple[ControlCell, ControlCell]
+#: All that was measured, so that other predictions can be held against it.
+_CELLS = "profile-cells.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,46 +138,72 @@ class _CheckedTrace:
 
 def check_profile(
     run: GridRun, predictor: GridPredictor, repeats: int, say: Callable[[str], None]
-) -> list[CheckedFigure]:
-    """Measure the traces of the device and compare, all of them once in each of the repeats.
+) -> tuple[list[CheckedFigure], bool]:
+    """Measure the traces of the device, all of them once in each of the repeats that are left.
 
-    Of the run's seconds each repeat but the first has as many left as the longest one took, or does
-    not begin. After each, ``profile.json`` and ``profile.md`` are of those until then, and all that
-    was measured is in ``profile-cells.json``.
+    The figures, and whether nothing of the run's part is left. A repeat begins if as many of the
+    run's seconds are left as the longest one took, and the first of a call in any case. After each,
+    ``profile.json`` and ``profile.md`` are of all those in ``profile-cells.json``.
 
-    Raises ConfigError for a grid of another model than is served.
+    Raises ConfigError for a grid of another model than is served, and IncomparableRuns for repeats
+    of other engines in the folder.
     """
+    path = run.output / _CELLS
+    first, parts = run.part
+    mine = range(first - 1, repeats, parts)
     began, longest = time.monotonic(), 0.0
-    cells: dict[str, list[Mapping[str, CheckedServing]]] = {}
-    found: list[CheckedFigure] = []
     with open_engines(run) as (engines, described):
         facts = grid_facts(run, described)
-        if facts.model != predictor.grid.facts.model:
-            raise ConfigError(
-                f"the grid is of {predictor.grid.facts.model}, this is {facts.model}",
-                hint="`model`",
-            )
+        _refuse_other_models(facts, predictor)
         for warning in graph_warnings(facts, predictor):
             say(f"warning: {warning}")
-        traces = list(_traces(run, predictor.grid))
-        for repeat in range(repeats):
+        done = read_repeats(path, facts)
+        with locked(run.output):
+            traces = list(_traces(run, predictor.grid))
+        left = [number for number in mine if number not in _numbers(done)]
+        for place, number in enumerate(left):
             before = time.monotonic()
-            if run.seconds and repeat and before - began + longest > run.seconds:
+            if run.seconds and place and before - began + longest > run.seconds:
                 break
-            for trace in traces:
-                served = _serve(trace, engines, predictor.grid.facts.running, repeat)
-                cells.setdefault(trace.name, []).append(served)
-            found = [
-                one
-                for each in traces
-                for one in _compare(each.profile, predictor, cells[each.name])
-            ]
-            write_figures(run.output, facts, predictor, found, repeat + 1)
-            write_json(run.output / "profile-cells.json", _plain(cells))
+            served = {
+                trace.name: _serve(trace, engines, predictor.grid.facts.running, number)
+                for trace in traces
+            }
+            add_repeat(path, facts, CheckedRepeat(number, served))
+            found, done = _write(run.output, traces, predictor, facts)
             longest = max(longest, time.monotonic() - before)
-            say(f"{repeat + 1} of {repeats}, {time.monotonic() - began:,.0f} s")
+            say(f"{len(done.repeats)} of {repeats}, {time.monotonic() - began:,.0f} s")
             say(summarise_figures(found))
-    return found
+    found, done = _write(run.output, traces, predictor, facts)
+    return found, set(mine) <= _numbers(done)
+
+
+def _write(
+    output: Path, traces: Sequence[_CheckedTrace], predictor: GridPredictor, facts: GridFacts
+) -> tuple[list[CheckedFigure], CheckedRepeats]:
+    """Write the page of all repeats that there are, those of other processes among them."""
+    with locked(output):
+        done = read_repeats(output / _CELLS, facts)
+        found = [
+            one
+            for trace in traces
+            for one in _compare(
+                trace.profile, predictor, [repeat.traces[trace.name] for repeat in done.repeats]
+            )
+        ]
+        write_figures(output, facts, predictor, found, len(done.repeats))
+    return found, done
+
+
+def _refuse_other_models(facts: GridFacts, predictor: GridPredictor) -> None:
+    if facts.model != predictor.grid.facts.model:
+        raise ConfigError(
+            f"the grid is of {predictor.grid.facts.model}, this is {facts.model}", hint="`model`"
+        )
+
+
+def _numbers(done: CheckedRepeats) -> set[int]:
+    return {repeat.number for repeat in done.repeats}
 
 
 def _traces(run: GridRun, grid: MeasuredGrid) -> Iterator[_CheckedTrace]:
@@ -202,14 +219,6 @@ def _traces(run: GridRun, grid: MeasuredGrid) -> Iterator[_CheckedTrace]:
             for arm in profile.arms
         }
         yield _CheckedTrace(trace.name, stream.samples, profile, controls)
-
-
-def _plain(cells: Mapping[str, Sequence[Mapping[str, CheckedServing]]]) -> dict[str, Any]:
-    """All cells by trace, repeat and arm, so that other predictions can be held against them."""
-    return {
-        trace: [{arm: asdict(one) for arm, one in repeat.items()} for repeat in repeats]
-        for trace, repeats in cells.items()
-    }
 
 
 def _profile(name: str, stream: Stream, run: GridRun, facts: GridFacts) -> TraceProfile:

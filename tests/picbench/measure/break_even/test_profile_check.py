@@ -14,6 +14,7 @@ from picbench.measure.break_even import profile_check
 from picbench.measure.break_even.checked_figures import CheckVerdict
 from picbench.measure.break_even.grid_plan import ARMS, GRIDS, plan_grid
 from picbench.measure.break_even.measure_grid import GridRun
+from picbench.measure.break_even.profile_check import check_profile
 from picbench.profile.prediction.predictor import GridPredictor
 
 FACTS = GridFacts("a machine", {"commit": "abc"}, "m", "float32", 1 << 20, 100, 4, "")
@@ -47,30 +48,45 @@ def grid() -> MeasuredGrid:
     return MeasuredGrid(FACTS, cells)
 
 
-def test_errors_are_those_of_the_median(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Engine:
-        """Is half as fast as the grid's machine in the second repeat; computes whole prompts."""
+class SlowerEngine:
+    """Is half as fast as the grid's machine from its second repeat on; computes whole prompts."""
 
-        called = 0
+    def __init__(self) -> None:
+        self.called = 0
 
-        def call(self, function: Callable[[Any], Any]) -> Any:
-            [work] = function.args  # type: ignore[attr-defined]
-            [batch] = work.batches
-            tokens = [len(s.tokens) for request in batch.requests for s in request.segments]
-            prompt = sum(tokens) / len(batch.requests)
-            Engine.called += 1
-            repeat = (Engine.called - 1) // (3 * 4 * len(ARMS))
-            return [exact(prompt, prompt, 4, 1.0 + repeat)]
+    def call(self, function: Callable[[Any], Any]) -> Any:
+        [work] = function.args  # type: ignore[attr-defined]
+        [batch] = work.batches
+        tokens = [len(s.tokens) for request in batch.requests for s in request.segments]
+        prompt = sum(tokens) / len(batch.requests)
+        self.called += 1
+        repeat = (self.called - 1) // (3 * 4 * len(ARMS))
+        return [exact(prompt, prompt, 4, 2.0 if repeat else 1.0)]
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> SlowerEngine:
+    """The engine of all arms, which `FACTS` describe."""
+    one = SlowerEngine()
 
     @contextmanager
-    def engines(run: GridRun) -> Iterator[tuple[dict[str, tuple[Engine, bool]], int]]:
-        yield {arm: (Engine(), False) for arm in ARMS}, {}
+    def engines(run: GridRun) -> Iterator[tuple[dict[str, tuple[SlowerEngine, bool]], int]]:
+        yield dict.fromkeys(ARMS, (one, False)), {}
 
     monkeypatch.setattr(profile_check, "open_engines", engines)
     monkeypatch.setattr(profile_check, "grid_facts", lambda run, described: FACTS)
-    run = GridRun(model="m", device="cpu", dtype="float32", seconds=0, output=tmp_path)
+    return one
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> GridRun:
+    return GridRun(model="m", device="cpu", dtype="float32", seconds=0, output=tmp_path)
+
+
+def test_errors_are_those_of_the_median(run: GridRun) -> None:
     said: list[str] = []
-    found = profile_check.check_profile(run, GridPredictor(grid()), 2, said.append)
+    found, done = check_profile(run, GridPredictor(grid()), 2, said.append)
+    assert done
     full = [one for one in found if one.arm == "full" and one.figure != "KV, GiB"]
     assert len(full) == 9
     for one in full:
@@ -84,23 +100,54 @@ def test_errors_are_those_of_the_median(tmp_path: Path, monkeypatch: pytest.Monk
     assert mepic["computed tokens"].error < -0.3
     assert mepic["TTFT, s"].verdict is CheckVerdict.FAILS
     assert [line.split(",")[0] for line in said[::2]] == ["1 of 2", "2 of 2"]
-    assert "| popular | mepic | TTFT, s |" in (tmp_path / "profile.md").read_text()
-    assert (tmp_path / "profile.json").exists()
+    assert "| popular | mepic | TTFT, s |" in (run.output / "profile.md").read_text()
+    assert (run.output / "profile.json").exists()
 
+
+def test_other_graphs_are_warned_of(run: GridRun, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = replace(FACTS, versions={"commit": "abc", "driver": "1"}, graph_tokens={"mepic": 1024})
     monkeypatch.setattr(profile_check, "grid_facts", lambda *_: graphs)
-    said.clear()
-    short = replace(run, seconds=1e-9)
-    found = profile_check.check_profile(short, GridPredictor(grid()), 3, said.append)
-    assert {len(one.measured) for one in found} == {1}
+    said: list[str] = []
+    check_profile(run, GridPredictor(grid()), 1, said.append)
     assert said[0].startswith(
         "warning: these engines: CUDA graphs of up to 1,024 tokens, --grid: no"
     )
-    assert said[0].removeprefix("warning: ") in (tmp_path / "profile.md").read_text()
-    assert said[1].startswith("1 of 3")
+    assert said[0].removeprefix("warning: ") in (run.output / "profile.md").read_text()
 
-    monkeypatch.setattr(
-        profile_check, "grid_facts", lambda *_: GridFacts("b", {}, "other", "f", 1, 1, 1, "")
-    )
+
+def test_a_grid_of_another_model_is_refused(run: GridRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = GridFacts("b", {}, "other", "f", 1, 1, 1, "")
+    monkeypatch.setattr(profile_check, "grid_facts", lambda *_: other)
     with pytest.raises(ConfigError, match="the grid is of m, this is other"):
-        profile_check.check_profile(run, GridPredictor(grid()), 1, said.append)
+        check_profile(run, GridPredictor(grid()), 1, print)
+
+
+def test_the_same_call_goes_on(run: GridRun, engine: SlowerEngine) -> None:
+    short, said = replace(run, seconds=1e-9), list[str]()
+    for repeats in (1, 2):
+        found, done = check_profile(short, GridPredictor(grid()), 3, said.append)
+        assert not done
+        assert {len(one.measured) for one in found} == {repeats}
+        assert said[-2].startswith(f"{repeats} of 3")
+    [popular] = [one for one in found if (one.trace, one.arm) == ("popular", "full") and one.rate]
+    assert popular.slowness == pytest.approx([1, 2], rel=0.02)
+    assert check_profile(run, GridPredictor(grid()), 3, said.append)[1]
+    called = engine.called
+    found, done = check_profile(run, GridPredictor(grid()), 3, said.append)
+    assert done
+    assert {len(one.measured) for one in found} == {3}
+    assert engine.called == called
+
+
+def test_parts_write_the_same_page(run: GridRun, engine: SlowerEngine) -> None:
+    predictor = GridPredictor(grid())
+    assert check_profile(replace(run, part=(2, 2)), predictor, 3, print)[1]
+    found, done = check_profile(replace(run, part=(1, 2)), predictor, 3, print)
+    assert done
+    assert {len(one.measured) for one in found} == {3}
+    [popular] = [one for one in found if (one.trace, one.arm) == ("popular", "full") and one.rate]
+    assert popular.slowness == pytest.approx([2, 1, 2], rel=0.02)
+    assert "of 3 repeats" in (run.output / "profile.md").read_text()
+    called = engine.called
+    assert check_profile(run, predictor, 3, print)[1]
+    assert engine.called == called
