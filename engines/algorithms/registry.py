@@ -61,7 +61,13 @@ class Registry:
         if point is None:
             raise ConfigError(f"unknown algorithm {name!r}", hint=closest(name, self.names))
         kind = _load(point)
-        return kind(**dict(_setting(kind, spec, setting) for setting in settings))
+        values: dict[str, Any] = {}
+        for setting in settings:
+            option, value = _setting(kind, spec, setting)
+            if option in values:
+                raise ConfigError(f"{spec!r}: {option} is there twice", hint="name it once")
+            values[option] = value
+        return kind(**values)
 
     @cached_property
     def _points(self) -> dict[str, EntryPoint]:

@@ -151,6 +151,8 @@ def test_pad_option():
         ("zzz", "there are: "),
         ("epic:q=3", "unknown option 'q=3'"),
         ("epic:k", "option k of epic has no value"),
+        ("epic:k=4:k=8", "k is there twice"),
+        ("epic:k=4:k=4", "k is there twice"),
         ("epic:k=-1", "k=-1 is not possible (use a whole number of at least 0)"),
         ("epic:k=1.5", "use a whole number"),
         ("epic:k=many", "use a whole number"),
