@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from picbench.errors import ConfigError, IncomparableRuns
+from picbench.errors import ConfigError
 from picbench.grid.measured_grid import ArmCell, GridFacts, GridPoint
+from picbench.measure.break_even.same_engines import refuse_other_engines
 from picbench.output.json_file import locked, write_json
 
 SCHEMA = 1
@@ -42,52 +43,38 @@ class CheckedRepeats:
     repeats: Sequence[CheckedRepeat]
 
 
-def read_repeats(path: Path, facts: GridFacts) -> CheckedRepeats:
-    """The repeats in a file, none of them if there is no file.
-
-    Raises IncomparableRuns for those of other engines than `facts` are of, and ConfigError for
-    what is no such file.
-    """
+def read_repeats(path: Path) -> CheckedRepeats | None:
+    """The repeats in a file, None if there is no file; ConfigError for what is no such file."""
     if not path.exists():
-        return CheckedRepeats(facts, ())
+        return None
     try:
         found: object = json.loads(path.read_bytes())
         if not isinstance(found, dict) or found.pop("schema", None) != SCHEMA:
             raise ValueError(f"no repeats of schema {SCHEMA}")
-        read = TypeAdapter(CheckedRepeats).validate_python(found)
+        return TypeAdapter(CheckedRepeats).validate_python(found)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: {_reason(error)}", hint="name another `output`") from error
-    _refuse_others(path, read.facts, facts)
-    return read
+
+
+def read_own_repeats(path: Path, facts: GridFacts) -> CheckedRepeats:
+    """Those of engines that `facts` are of, none of them if there is no file.
+
+    Raises IncomparableRuns for those of others.
+    """
+    found = read_repeats(path) or CheckedRepeats(facts, ())
+    refuse_other_engines(path, found.facts, facts)
+    return found
 
 
 def add_repeat(path: Path, facts: GridFacts, repeat: CheckedRepeat) -> CheckedRepeats:
     """Add to a file that other processes may add to, too; all repeats that it has then."""
     with locked(path):
-        known = {one.number: one for one in read_repeats(path, facts).repeats}
+        known = {one.number: one for one in read_own_repeats(path, facts).repeats}
         joined = {repeat.number: repeat} | known
         found = CheckedRepeats(facts, [joined[number] for number in sorted(joined)])
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, {"schema": SCHEMA} | asdict(found))
     return found
-
-
-def _refuse_others(path: Path, read: GridFacts, here: GridFacts) -> None:
-    mine, other = _named(here), _named(read)
-    for name in mine | other:
-        if other.get(name) != mine.get(name):
-            raise IncomparableRuns(
-                f"{path}: was measured with {name} {other.get(name)}, here is {mine.get(name)}",
-                hint="name another `output`",
-            )
-
-
-def _named(facts: GridFacts) -> dict[str, object]:
-    """Versions beside all other facts; caveats may differ."""
-    found = asdict(facts)
-    versions: dict[str, object] = found.pop("versions")
-    found.pop("caveat")
-    return found | versions
 
 
 def _reason(error: Exception) -> str:

@@ -36,6 +36,7 @@ from picbench.measure.break_even.grid_plan import (
     draw_traffic,
     plan_grid,
 )
+from picbench.measure.break_even.same_engines import refuse_other_engines
 from picbench.measure.break_even.serve_cells import make_work, serve_cells
 from picbench.measure.started_engines import started_engines
 from picbench.output import provenance
@@ -52,8 +53,8 @@ Described = Mapping[str, Mapping[str, object]]
 #: Arms that stock vLLM serves.
 _STOCK = ("full", "prefix", "reorder")
 
-#: Of these facts cells of one grid may have different ones: they are measured on several days.
-_MAY_DIFFER = ("commit",)
+#: Cells of one grid are measured on several days. Graphs are compared arm by arm.
+_MAY_DIFFER = ("commit", "graph_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,24 +200,12 @@ def _joined(grid: MeasuredGrid | None, facts: GridFacts, path: Path) -> Measured
     """The grid to add cells to."""
     if grid is None or not grid.cells:
         return MeasuredGrid(facts, [])
-    for name, value in grid.facts.versions.items():
-        if name not in _MAY_DIFFER and facts.versions.get(name) != value:
-            raise IncomparableRuns(
-                f"{path}: was measured with {name} {value}, here is {facts.versions.get(name)}",
-                hint="name another `output`",
-            )
     if not same_graphs(grid.facts, facts):
         raise IncomparableRuns(
             f"{path}: was measured with {graph_sizes(grid.facts)}, here are {graph_sizes(facts)}",
             hint="name another `output`",
         )
-    for field in ("hardware", "model", "dtype", "block_bytes", "pool", "running", "step_tokens"):
-        if getattr(grid.facts, field) != getattr(facts, field):
-            raise IncomparableRuns(
-                f"{path}: its {field} is {getattr(grid.facts, field)}, here it is "
-                f"{getattr(facts, field)}",
-                hint="name another `output`",
-            )
+    refuse_other_engines(path, grid.facts, facts, _MAY_DIFFER)
     return grid
 
 

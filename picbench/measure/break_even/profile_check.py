@@ -27,6 +27,7 @@ from picbench.measure.break_even.checked_repeats import (
     CheckedRepeats,
     CheckedServing,
     add_repeat,
+    read_own_repeats,
     read_repeats,
 )
 from picbench.measure.break_even.grid_control import (
@@ -143,25 +144,29 @@ def check_profile(
 
     The figures, and whether nothing of the run's part is left. A repeat begins if as many of the
     run's seconds are left as the longest one took, and the first of a call in any case. After each,
-    ``profile.json`` and ``profile.md`` are of all those in ``profile-cells.json``.
+    ``profile.json`` and ``profile.md`` are of all those in ``profile-cells.json``. Where none is
+    left, no engine is started, and they are written anew.
 
-    Raises ConfigError for a grid of another model than is served, and IncomparableRuns for repeats
-    of other engines in the folder.
+    Raises ConfigError for a part without repeats, and for a grid of another model than is served,
+    and IncomparableRuns for repeats of other engines in the folder.
     """
+    mine = range(run.part[0] - 1, repeats, run.part[1])
+    if not mine:
+        raise ConfigError(f"`part` {run.part[0]}/{run.part[1]}: no repeat of {repeats} is its own")
     path = run.output / _CELLS
-    first, parts = run.part
-    mine = range(first - 1, repeats, parts)
+    done = read_repeats(path)
+    if done and set(mine) <= _numbers(done):
+        _refuse_other_models(done.facts, predictor)
+        return _write(run.output, _read_traces(run, predictor), predictor, done.facts)[0], True
     began, longest = time.monotonic(), 0.0
     with open_engines(run) as (engines, described):
         facts = grid_facts(run, described)
         _refuse_other_models(facts, predictor)
         for warning in graph_warnings(facts, predictor):
             say(f"warning: {warning}")
-        done = read_repeats(path, facts)
-        with locked(run.output):
-            traces = list(_traces(run, predictor.grid))
-        left = [number for number in mine if number not in _numbers(done)]
-        for place, number in enumerate(left):
+        traces = _read_traces(run, predictor)
+        known = _numbers(read_own_repeats(path, facts))
+        for place, number in enumerate(number for number in mine if number not in known):
             before = time.monotonic()
             if run.seconds and place and before - began + longest > run.seconds:
                 break
@@ -170,12 +175,11 @@ def check_profile(
                 for trace in traces
             }
             add_repeat(path, facts, CheckedRepeat(number, served))
-            found, done = _write(run.output, traces, predictor, facts)
+            found, now = _write(run.output, traces, predictor, facts)
             longest = max(longest, time.monotonic() - before)
-            say(f"{len(done.repeats)} of {repeats}, {time.monotonic() - began:,.0f} s")
+            say(f"{len(now.repeats)} of {repeats}, {time.monotonic() - began:,.0f} s")
             say(summarise_figures(found))
-    found, done = _write(run.output, traces, predictor, facts)
-    return found, set(mine) <= _numbers(done)
+    return found, set(mine) <= _numbers(now)
 
 
 def _write(
@@ -183,7 +187,7 @@ def _write(
 ) -> tuple[list[CheckedFigure], CheckedRepeats]:
     """Write the page of all repeats that there are, those of other processes among them."""
     with locked(output):
-        done = read_repeats(output / _CELLS, facts)
+        done = read_own_repeats(output / _CELLS, facts)
         found = [
             one
             for trace in traces
@@ -193,6 +197,12 @@ def _write(
         ]
         write_figures(output, facts, predictor, found, len(done.repeats))
     return found, done
+
+
+def _read_traces(run: GridRun, predictor: GridPredictor) -> list[_CheckedTrace]:
+    """The traces of the device; processes that share a folder write and read them in turn."""
+    with locked(run.output):
+        return list(_traces(run, predictor.grid))
 
 
 def _refuse_other_models(facts: GridFacts, predictor: GridPredictor) -> None:

@@ -122,6 +122,22 @@ def test_a_grid_of_another_model_is_refused(run: GridRun, monkeypatch: pytest.Mo
         check_profile(run, GridPredictor(grid()), 1, print)
 
 
+def test_a_part_without_repeats_is_refused(run: GridRun) -> None:
+    with pytest.raises(ConfigError, match="`part` 2/2: no repeat of 1 is its own"):
+        check_profile(replace(run, part=(2, 2)), GridPredictor(grid()), 1, print)
+
+
+def test_no_engine_starts_where_nothing_is_left(
+    run: GridRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, _ = check_profile(run, GridPredictor(grid()), 1, print)
+    page = (run.output / "profile.md").read_text()
+    (run.output / "profile.md").unlink()
+    monkeypatch.delattr(profile_check, "open_engines")
+    assert check_profile(run, GridPredictor(grid()), 1, print) == (measured, True)
+    assert (run.output / "profile.md").read_text() == page
+
+
 def test_the_same_call_goes_on(run: GridRun, engine: SlowerEngine) -> None:
     short, said = replace(run, seconds=1e-9), list[str]()
     for repeats in (1, 2):
