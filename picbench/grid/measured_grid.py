@@ -55,7 +55,8 @@ class ArmCell:
     `requests_s` are answered requests over the time from the first arrival to the last token.
     `peak_blocks` were held by running requests at a time, at most. `computed` prompt tokens were
     computed, `compiled` ones for chunks among them. `middle` has both numbers of the request in the
-    middle, in order of computed tokens: those that the median TTFT is of. None is not known.
+    middle, in order of computed tokens: those that the median TTFT is of. `quiet` is the share of
+    requests alone, or of bursts, that began on a core that nothing else used. None is not known.
     """
 
     requests: int
@@ -68,6 +69,7 @@ class ArmCell:
     output: float
     compiled: float | None = None
     middle: tuple[float, float] | None = None
+    quiet: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 
-from picbench.grid.measured_grid import GridPoint, MeasuredGrid
+from picbench.grid.measured_grid import ALONE, GridPoint, MeasuredGrid
 from picbench.measure.break_even.break_even_ratios import (
     QUANTITIES,
     RIVALS,
@@ -83,7 +84,7 @@ def render_page(
             "prompt, and as many requests of the same kind. "
             f"`alone` is one request at a time, `burst` {grid.facts.running} at a time. Ratios are "
             f"{SUBJECT}'s figure over the other arm's in the same cell, seed by seed."
-            f"{_unserved(grid)}",
+            f"{_unserved(grid)}{_quiet(grid)}",
             "## From which reuse on",
             f"The least reuse at which `{SUBJECT}` is better, between the points by a straight "
             "line. `never` is: not at the most reuse either.",
@@ -116,6 +117,18 @@ def _unserved(grid: MeasuredGrid) -> str:
     if all(rival in cell.arms for rival in RIVALS for cell in grid.cells):
         return ""
     return " Where no chunk recurs `reorder` sends what `prefix` does, and has its figures."
+
+
+def _quiet(grid: MeasuredGrid) -> str:
+    """How many of the requests alone began on a quiet core, where cells say."""
+    alone = [arm for cell in grid.cells if cell.point.load == ALONE for arm in cell.arms.values()]
+    known = [arm.quiet for arm in alone if arm.quiet is not None]
+    if not known:
+        return ""
+    older = f"; of {len(alone) - len(known)} figures it is not known" * (len(alone) > len(known))
+    return (
+        f" {fmean(known):.0%} of the requests alone began on a core that nothing else used{older}."
+    )
 
 
 def _losses(ratios: Sequence[SeedRatios]) -> str:

@@ -119,8 +119,12 @@ def write_figures(
     predictor: GridPredictor,
     found: Sequence[CheckedFigure],
     repeats: int,
+    quiet: float | None = None,
 ) -> None:
-    """Write ``profile.json`` and ``profile.md``."""
+    """Write ``profile.json`` and ``profile.md``.
+
+    `quiet` is the share of the requests alone that began on a core that nothing else used.
+    """
     grid, calibration = predictor.grid, predictor.calibration
     at_speed = f"At the speed of: {calibration.about()} " if calibration else ""
     page = [
@@ -131,7 +135,7 @@ def write_figures(
         f"Median (lowest - highest) of {repeats} repeats, arms in a new order in each; spread is "
         "highest over lowest. Predicted "
         f"from: {grid.about()} {at_speed}TTFT: median of requests alone, from an empty cache; "
-        f"requests a second and KV: {grid.facts.running} at a time.",
+        f"requests a second and KV: {grid.facts.running} at a time.{_quiet(quiet)}",
         "Between them each arm served points of the grid again that compute about as much: how "
         f"much longer they took than the {'calibrated ' if calibration else ''}grid says, in the "
         "median over the arms that map chunks "
@@ -150,6 +154,12 @@ def write_figures(
         "found": [asdict(one) for one in found],
     }
     write_json(output / "profile.json", document)
+
+
+def _quiet(share: float | None) -> str:
+    if share is None:
+        return ""
+    return f" {share:.0%} of the requests alone began on a core that nothing else used."
 
 
 def _row(one: CheckedFigure) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
+from statistics import fmean
 
 from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
@@ -195,8 +196,20 @@ def _write(
                 trace.profile, predictor, [repeat.traces[trace.name] for repeat in done.repeats]
             )
         ]
-        write_figures(output, facts, predictor, found, len(done.repeats))
+        write_figures(output, facts, predictor, found, len(done.repeats), _quiet(done))
     return found, done
+
+
+def _quiet(done: CheckedRepeats) -> float | None:
+    """The share of the requests alone that began on a quiet core; None where any does not say."""
+    alone = [
+        serving.alone.quiet
+        for repeat in done.repeats
+        for arms in repeat.traces.values()
+        for serving in arms.values()
+    ]
+    known = [share for share in alone if share is not None]
+    return fmean(known) if known and len(known) == len(alone) else None
 
 
 def _read_traces(run: GridRun, predictor: GridPredictor) -> list[_CheckedTrace]:

@@ -1,4 +1,8 @@
-"""Serve a cell's requests in an engine, and note what they took."""
+"""Serve a cell's requests in an engine, and note what they took.
+
+Requests alone begin on a quiet core each, because small steps wait for the host: what else a rented
+machine does there would otherwise decide how long they take.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +15,7 @@ from picbench.engines.request import Request, Result
 from picbench.errors import EngineError
 from picbench.grid.measured_grid import ArmCell
 from picbench.measure.break_even.grid_plan import GridRequests
+from picbench.measure.quiet_cores import QuietCores
 from picbench.run.chunk_order import ChunkOrder
 from picbench.run.protocol import to_request
 from picbench.workloads.sample import Sample
@@ -97,28 +102,49 @@ def serve_cells(work: CellWork, engine: Engine) -> list[ArmCell]:
     Raises EngineError for a failure.
     """
     engine.reset()
-    found = []
+    cores, found = QuietCores(), []
     for batch in work.batches:
         if not batch.requests:
             continue
         engine.measure()
         running = work.running if batch.measured else work.filling
-        results = engine.generate(
-            batch.requests,
+        served = _serve(engine, batch, running, cores)
+        failed = next((result.error for result in served.results if result.error), None)
+        if failed is not None:
+            raise EngineError(f"a request of the grid failed: {failed}")
+        if batch.measured:
+            found.append(_cell(served, summarise(engine.memory).peak_referenced))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """Results, the seconds that the engine was busy, and the share of calls on a quiet core."""
+
+    results: Sequence[Result]
+    busy_s: float
+    quiet: float
+
+
+def _serve(engine: Engine, batch: CellBatch, running: int, cores: QuietCores) -> _Served:
+    """Serve a batch in one call of the engine, or in one for each request if it runs alone."""
+    alone = running == 1 and batch.arrivals is None
+    calls = [(one,) for one in batch.requests] if alone else [batch.requests]
+    results, busy, quiet = list[Result](), 0.0, 0
+    for requests in calls:
+        quiet += cores.settle()
+        results += engine.generate(
+            requests,
             ignore_eos=True,
             concurrency=None if batch.arrivals else running,
             arrivals=batch.arrivals,
         )
-        failed = next((result.error for result in results if result.error), None)
-        if failed is not None:
-            raise EngineError(f"a request of the grid failed: {failed}")
-        if batch.measured:
-            peak = summarise(engine.memory).peak_referenced
-            found.append(_cell(results, engine.busy_s, peak))
-    return found
+        busy += engine.busy_s
+    return _Served(results, busy, quiet / len(calls))
 
 
-def _cell(results: Sequence[Result], took: float, peak: float) -> ArmCell:
+def _cell(served: _Served, peak: float) -> ArmCell:
+    results = served.results
     ttft = [result.timings.ttft for result in results]
     counts = [result.counts for result in results]
     computed = [c.prompt - (c.reused or 0) + c.compiled for c in counts]
@@ -127,13 +153,14 @@ def _cell(results: Sequence[Result], took: float, peak: float) -> ArmCell:
         requests=len(results),
         ttft_s=float(np.median(ttft)),
         ttft_p95_s=float(np.quantile(ttft, 0.95)),
-        requests_s=len(results) / took,
+        requests_s=len(results) / served.busy_s,
         peak_blocks=peak,
         prompt=float(np.mean([count.prompt for count in counts])),
         computed=float(np.mean(computed)),
         output=float(np.mean([len(result.tokens) for result in results])),
         compiled=float(np.mean(compiled)),
         middle=_middle(sorted(zip(computed, compiled, strict=True))),
+        quiet=served.quiet,
     )
 
 
