@@ -19,6 +19,9 @@ from picbench.output.json_file import write_json
 #: How requests come: one at a time, or as many at a time as the grid says; else requests a second.
 ALONE, BURST = "alone", "burst"
 
+#: The least share of requests on a quiet core that leaves their median alone.
+QUIET = 0.9
+
 SCHEMA = 3
 
 #: Files without the sizes of graphs are read, too.
@@ -80,6 +83,19 @@ class MeasuredCell:
     seed: int
     arms: Mapping[str, ArmCell]
     seconds: float = 0.0
+
+    @property
+    def quiet(self) -> float:
+        """The share of requests on a quiet core, of the arm with the fewest; 1 if none says."""
+        return min(1.0 if arm.quiet is None else arm.quiet for arm in self.arms.values())
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether any arm's times may be of something else that the host did.
+
+        Only those of requests alone: bursts hardly wait for the host.
+        """
+        return self.point.load == ALONE and self.quiet < QUIET
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,32 @@
 """Measure a grid within a time budget; what is measured stays, and the same call goes on.
 
-All engines are up at once, each in a process of its own, and the arms of a cell are served one
-after another, in a new order for each cell. On a GPU `full`, `prefix` and `reorder` are stock vLLM
-with the budgets that it has by default. On a CPU one engine serves all arms: stock vLLM has blocks
-of another size there.
+All engines are up at once, and the arms of a cell are served one after another, in a new order for
+each cell. Cells that something else on the host disturbed are measured once more at the end.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from random import Random
 
-from picbench.arms.server import Server
 from picbench.engines.config import EngineConfig
 from picbench.errors import IncomparableRuns
 from picbench.grid.measured_grid import (
     ALONE,
     ArmCell,
     GridFacts,
+    GridPoint,
     MeasuredCell,
     MeasuredGrid,
     read_grid,
     write_grid,
 )
 from picbench.measure.break_even.break_even_ratios import SUBJECT
+from picbench.measure.break_even.grid_engines import Described, GridEngines, open_engines
 from picbench.measure.break_even.grid_estimate import GridProgress, estimate_grid
 from picbench.measure.break_even.grid_plan import (
-    ARMS,
     GRIDS,
     GridSettings,
     GridTraffic,
@@ -37,21 +34,11 @@ from picbench.measure.break_even.grid_plan import (
     plan_grid,
 )
 from picbench.measure.break_even.same_engines import refuse_other_engines
-from picbench.measure.break_even.serve_cells import make_work, serve_cells
-from picbench.measure.started_engines import started_engines
+from picbench.measure.break_even.serve_cells import make_work
 from picbench.output import provenance
 from picbench.output.json_file import locked
 from picbench.profile.prediction.graph_sizes import graph_sizes, same_graphs
 from picbench.workloads import models
-
-#: The engine of each arm, and whether it is stock.
-Engines = Mapping[str, tuple[Server, bool]]
-
-#: What the engine of each arm says of itself.
-Described = Mapping[str, Mapping[str, object]]
-
-#: Arms that stock vLLM serves.
-_STOCK = ("full", "prefix", "reorder")
 
 #: Cells of one grid are measured on several days. Graphs are compared arm by arm.
 _MAY_DIFFER = ("commit", "graph_tokens")
@@ -80,6 +67,12 @@ class GridRun:
         return GRIDS[self.device]
 
     @property
+    def engine(self) -> EngineConfig:
+        """What the engines serve, on what."""
+        path = str(models.resolve(self.model).path)
+        return EngineConfig(model=path, device=self.device, dtype=self.dtype)
+
+    @property
     def path(self) -> Path:
         """Where the cells are."""
         return self.output / "grid.json"
@@ -103,11 +96,11 @@ def measure_grid(run: GridRun, say: Callable[[str], None]) -> GridProgress:
     if not left:
         return estimate(run)
     began = time.monotonic()
-    with open_engines(run) as (engines, described):
+    with open_engines(run.engine, run.settings) as (engines, described):
         facts = grid_facts(run, described)
         add_cells(run.path, facts, ())
         longest = 0.0
-        for number, traffic in enumerate(left, 1):
+        for number, traffic in enumerate(chain(left, _disturbed(run)), 1):
             before = time.monotonic() - began
             if run.seconds and before + longest > run.seconds:
                 break
@@ -121,19 +114,25 @@ def measure_grid(run: GridRun, say: Callable[[str], None]) -> GridProgress:
 def add_cells(path: Path, facts: GridFacts, cells: Sequence[MeasuredCell]) -> MeasuredGrid:
     """Add cells to a file that other processes may add to, too; the grid that it has then.
 
-    Raises IncomparableRuns where it has cells of other hardware, versions or models.
+    Of a cell that it has already the one that was disturbed less is kept. Raises IncomparableRuns
+    where it has cells of other hardware, versions or models.
     """
     with locked(path):
         grid = _joined(read_grid(path) if path.exists() else None, facts, path)
-        known = {(cell.point, cell.seed) for cell in grid.cells}
-        new = [cell for cell in cells if (cell.point, cell.seed) not in known]
+        kept = {(cell.point, cell.seed): cell for cell in grid.cells}
+        new = {(cell.point, cell.seed): cell for cell in cells if _is_better(cell, kept)}
         joined = _with_commit(grid.facts, facts.versions["commit"]) if new else grid.facts
-        grid = MeasuredGrid(joined, [*grid.cells, *new])
+        grid = MeasuredGrid(joined, list((kept | new).values()))
         write_grid(path, grid)
     return grid
 
 
-def _measure(traffic: GridTraffic, run: GridRun, engines: Engines) -> list[MeasuredCell]:
+def _is_better(cell: MeasuredCell, kept: Mapping[tuple[GridPoint, int], MeasuredCell]) -> bool:
+    known = kept.get((cell.point, cell.seed))
+    return known is None or cell.quiet > known.quiet
+
+
+def _measure(traffic: GridTraffic, run: GridRun, engines: GridEngines) -> list[MeasuredCell]:
     settings = run.settings
     requests = draw_traffic(traffic, settings)
     running = 1 if traffic.point.load == ALONE else settings.running
@@ -142,39 +141,14 @@ def _measure(traffic: GridTraffic, run: GridRun, engines: Engines) -> list[Measu
     found: dict[str, Sequence[ArmCell]] = {}
     began = time.monotonic()
     for arm in order:
-        engine, stock = engines[arm]
+        stock = engines.is_stock(arm)
         work = make_work(arm, requests, running, stock=stock, filling=settings.running)
-        found[arm] = engine.call(partial(serve_cells, work))
+        found[arm] = engines.serve(work)
     seconds = (time.monotonic() - began) / len(traffic.points)
     return [
         MeasuredCell(point, traffic.seed, {arm: found[arm][place] for arm in arms}, seconds)
         for place, point in enumerate(traffic.points)
     ]
-
-
-@contextmanager
-def open_engines(run: GridRun) -> Iterator[tuple[Engines, Described]]:
-    """The engine of each arm and whether it is stock, and what it says of itself."""
-    settings = run.settings
-    config = EngineConfig(
-        model=str(models.resolve(run.model).path),
-        device=run.device,
-        dtype=run.dtype,
-        context=settings.longest + 64,
-        kv_blocks=settings.pool,
-        tiers="",
-    )
-    configs = {"picbench": config}
-    if run.device == "cuda":
-        configs["stock"] = replace(config, stock=True, algorithm="prefix")
-    with started_engines(configs) as (servers, described):
-        chosen = {
-            arm: "stock" if "stock" in servers and arm in _STOCK else "picbench" for arm in ARMS
-        }
-        yield (
-            {arm: (servers[name], name == "stock") for arm, name in chosen.items()},
-            {arm: described[name] for arm, name in chosen.items()},
-        )
 
 
 def grid_facts(run: GridRun, described: Described) -> GridFacts:
@@ -219,3 +193,12 @@ def _with_commit(facts: GridFacts, commit: str) -> GridFacts:
 def _left(planned: Sequence[GridTraffic], grid: MeasuredGrid | None) -> list[GridTraffic]:
     done = {(cell.point, cell.seed) for cell in grid.cells} if grid else set()
     return [traffic for traffic in planned if (traffic.point, traffic.seed) not in done]
+
+
+def _disturbed(run: GridRun) -> Iterator[GridTraffic]:
+    """The traffic of the run's part that was disturbed when it was measured, by any call."""
+    cells = read_grid(run.path).cells
+    found = {(cell.point, cell.seed) for cell in cells if cell.disturbed}
+    for traffic in plan_grid(run.settings, run.part):
+        if any((point, traffic.seed) in found for point in traffic.points):
+            yield traffic

@@ -36,12 +36,12 @@ from picbench.measure.break_even.grid_control import (
     GridControls,
     slowness_by_kind,
 )
+from picbench.measure.break_even.grid_engines import GridEngines, open_engines
 from picbench.measure.break_even.grid_plan import ARMS, IDS
-from picbench.measure.break_even.measure_grid import Engines, GridRun, grid_facts, open_engines
+from picbench.measure.break_even.measure_grid import GridRun, grid_facts
 from picbench.measure.break_even.serve_cells import (
     CellWork,
     CellWorkMaker,
-    serve_cells,
     without_replies,
 )
 from picbench.output.json_file import locked
@@ -160,7 +160,7 @@ def check_profile(
         _refuse_other_models(done.facts, predictor)
         return _write(run.output, _read_traces(run, predictor), predictor, done.facts)[0], True
     began, longest = time.monotonic(), 0.0
-    with open_engines(run) as (engines, described):
+    with open_engines(run.engine, run.settings) as (engines, described):
         facts = grid_facts(run, described)
         _refuse_other_models(facts, predictor)
         for warning in graph_warnings(facts, predictor):
@@ -262,19 +262,18 @@ def _no_texts() -> Encode:
 
 
 def _serve(
-    trace: _CheckedTrace, engines: Engines, running: int, repeat: int
+    trace: _CheckedTrace, engines: GridEngines, running: int, repeat: int
 ) -> dict[str, CheckedServing]:
     """What each arm took in a repeat, which has an order of arms of its own."""
     own: dict[str, CheckedServing] = {}
     for arm in Random(f"{trace.name} {repeat}").sample(ARMS, len(ARMS)):
-        engine, stock = engines[arm]
         cells: list[ArmCell] = []
         for control, at_once in zip(trace.controls[arm], (1, running), strict=True):
             for each in (control.samples, trace.samples):
-                batch = CellWorkMaker(arm, stock=stock).make(each)
+                batch = CellWorkMaker(arm, stock=engines.is_stock(arm)).make(each)
                 work = CellWork(arm, (batch,), at_once)
                 work = without_replies(work) if at_once == 1 else work
-                cells += engine.call(partial(serve_cells, work))
+                cells += engines.serve(work)
         one, other = (control.point for control in trace.controls[arm])
         own[arm] = CheckedServing(cells[1], cells[3], ((one, cells[0]), (other, cells[2])))
     return own

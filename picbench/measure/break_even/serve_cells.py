@@ -96,13 +96,22 @@ def without_replies(work: CellWork) -> CellWork:
     return replace(work, batches=tuple(batches))
 
 
-def serve_cells(work: CellWork, engine: Engine) -> list[ArmCell]:
-    """Serve all batches from an empty cache; a cell for each that is measured.
+@dataclass(frozen=True, slots=True)
+class ServedCells:
+    """A cell for each batch that is measured, and the shortest loop on a core; see `QuietCores`."""
 
-    Raises EngineError for a failure.
+    cells: list[ArmCell]
+    shortest: float
+
+
+def serve_cells(work: CellWork, shortest: float, engine: Engine) -> ServedCells:
+    """Serve all batches from an empty cache.
+
+    The `shortest` loop that was met before says which cores are quiet. Raises EngineError for a
+    failure.
     """
     engine.reset()
-    cores, found = QuietCores(), []
+    cores, found = QuietCores(shortest), []
     for batch in work.batches:
         if not batch.requests:
             continue
@@ -114,7 +123,7 @@ def serve_cells(work: CellWork, engine: Engine) -> list[ArmCell]:
             raise EngineError(f"a request of the grid failed: {failed}")
         if batch.measured:
             found.append(_cell(served, summarise(engine.memory).peak_referenced))
-    return found
+    return ServedCells(found, cores.shortest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,13 @@ from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
 from picbench.grid.measured_grid import ALONE, BURST, ArmCell, GridPoint, MeasuredGrid
 from picbench.profile.prediction.arm_kinds import links_chunks
-from picbench.profile.prediction.cell_sizes import cell_size, mean_size, middle, of_kind
+from picbench.profile.prediction.cell_sizes import (
+    cell_size,
+    mean_size,
+    middle,
+    of_kind,
+    quiet_cells,
+)
 from picbench.profile.prediction.cell_spread import CellSpread
 from picbench.profile.prediction.closed_loop import LoopCounts, serve_loop
 from picbench.profile.prediction.cost_model import (
@@ -179,8 +185,9 @@ class GridPredictor:
     def _alone(self, linked: bool) -> Iterator[Observation]:
         for point, arms in self._observed(linked, self.grid):
             if point.load == ALONE:
-                size, _ = self._cell_counts(point, arms, linked)
-                value = median(arm.ttft_s for arm in arms)
+                quiet = quiet_cells(arms)
+                size, _ = self._cell_counts(point, quiet, linked)
+                value = median(arm.ttft_s for arm in quiet)
                 counts, shape = size.first_token(self._graphs[linked]), _shape(size)
                 yield Observation(_traffic(point), counts, value, shape[:-1])
 

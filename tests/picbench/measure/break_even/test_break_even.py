@@ -1,6 +1,8 @@
 """The grid of break-even: what is planned, resumed, compared and shown."""
 
 import re
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +10,11 @@ import pytest
 
 from picbench.errors import IncomparableRuns
 from picbench.grid.measured_grid import (
+    ALONE,
+    BURST,
     ArmCell,
     GridFacts,
+    GridPoint,
     MeasuredCell,
     MeasuredGrid,
     read_grid,
@@ -21,6 +26,7 @@ from picbench.measure.break_even.grid_estimate import GridProgress, estimate_gri
 from picbench.measure.break_even.grid_plan import (
     ARMS,
     GRIDS,
+    GridTraffic,
     plan_grid,
 )
 from picbench.output.figures.paper_canvas import FORMATS
@@ -114,6 +120,60 @@ def test_a_grid_names_each_commit_that_it_was_measured_at(tmp_path: Path) -> Non
     assert grid.facts.versions == {"vllm": "1", "commit": "a, b"}
 
 
+def disturbed(cells: Sequence[MeasuredCell], quiet: float) -> list[MeasuredCell]:
+    """The cells as they are when so many of mepic's requests begin on a quiet core."""
+    return [
+        replace(one, arms={**one.arms, "mepic": replace(one.arms["mepic"], quiet=quiet)})
+        for one in cells
+    ]
+
+
+def test_of_a_cell_the_one_that_was_disturbed_less_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "grid.json"
+    order = sorted(measured(12).cells, key=lambda one: one.point.load)
+    first, second = order[0], order[-1]
+    assert (first.point.load, second.point.load) == (ALONE, BURST)
+    for quiet, kept in ((0.5, 0.5), (0.25, 0.5), (0.75, 0.75), (0.75, 0.75), (1.0, 1.0)):
+        grid = measuring.add_cells(path, FACTS, disturbed((first, second), quiet))
+        assert [one.quiet for one in grid.cells] == [kept, kept]
+        assert [one.disturbed for one in grid.cells] == [kept < 0.9, False]
+    assert not first.disturbed
+
+
+def test_what_was_disturbed_is_measured_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted, served = run(tmp_path), list[GridTraffic]()
+    all_cells = measured().cells
+    left = next(t for t in plan_grid(SETTINGS) if t.point.load == BURST)
+    again = [t for t in plan_grid(SETTINGS) if t.point.load == ALONE][:3]
+    cells = [one for one in all_cells if (one.point, one.seed) not in keys([left])]
+    busy = keys(again)
+    cells = [disturbed((one,), 0.5 if (one.point, one.seed) in busy else 1.0)[0] for one in cells]
+    measuring.add_cells(wanted.path, FACTS, cells)
+
+    def measure(traffic: GridTraffic, *_: object) -> list[MeasuredCell]:
+        served.append(traffic)
+        own = [one for one in all_cells if (one.point, one.seed) in keys([traffic])]
+        return disturbed(own, 0.5 if traffic == again[0] else 1.0)
+
+    monkeypatch.setattr(measuring, "open_engines", lambda *_: nullcontext((None, {})))
+    monkeypatch.setattr(measuring, "grid_facts", lambda *_: FACTS)
+    monkeypatch.setattr(measuring, "_measure", measure)
+    done = measuring.measure_grid(wanted, lambda _: None)
+    assert served == [left, *again]
+    assert done.done == done.total
+    still = {(one.point, one.seed) for one in read_grid(wanted.path).cells if one.disturbed}
+    assert still == keys(again[:1])
+    # Nothing is left, so nothing is started for it.
+    monkeypatch.delattr(measuring, "open_engines")
+    measuring.measure_grid(wanted, lambda _: None)
+
+
+def keys(traffics: Sequence[GridTraffic]) -> set[tuple[GridPoint, int]]:
+    return {(point, traffic.seed) for traffic in traffics for point in traffic.points}
+
+
 def test_where_arms_cross() -> None:
     assert crossing({0.0: 2.0, 0.5: 1.5, 1.0: 0.5}) == pytest.approx(0.75)
     assert crossing({0.0: 0.9, 1.0: 0.5}) == 0
@@ -145,6 +205,11 @@ def test_the_page_names_crossings_and_losses(tmp_path: Path) -> None:
     page = write_page(fewer, tmp_path)
     assert ": 2 with 1 seed, 46 with 2 seeds." in page
     assert "Where no chunk recurs" not in page
+    assert "nothing else used" not in page
+    quiet = replace(grid, cells=[*disturbed(grid.cells[:-1], 0.75), grid.cells[-1]])
+    assert "75% of the requests alone began on a core that nothing else used; of " in write_page(
+        quiet, tmp_path
+    )
 
 
 def test_prefix_stands_for_reorder_where_it_was_not_served(tmp_path: Path) -> None:

@@ -1,10 +1,9 @@
 """Predictions held against engines; the engines are fakes."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from picbench.measure.break_even.checked_figures import CheckVerdict
 from picbench.measure.break_even.grid_plan import ARMS, GRIDS, plan_grid
 from picbench.measure.break_even.measure_grid import GridRun
 from picbench.measure.break_even.profile_check import check_profile
+from picbench.measure.break_even.serve_cells import CellWork
 from picbench.profile.prediction.predictor import GridPredictor
 
 FACTS = GridFacts("a machine", {"commit": "abc"}, "m", "float32", 1 << 20, 100, 4, "")
@@ -54,8 +54,10 @@ class SlowerEngine:
     def __init__(self) -> None:
         self.called = 0
 
-    def call(self, function: Callable[[Any], Any]) -> Any:
-        [work] = function.args  # type: ignore[attr-defined]
+    def is_stock(self, arm: str) -> bool:
+        return False
+
+    def serve(self, work: CellWork) -> list[ArmCell]:
         [batch] = work.batches
         tokens = [len(s.tokens) for request in batch.requests for s in request.segments]
         prompt = sum(tokens) / len(batch.requests)
@@ -70,8 +72,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SlowerEngine:
     one = SlowerEngine()
 
     @contextmanager
-    def engines(run: GridRun) -> Iterator[tuple[dict[str, tuple[SlowerEngine, bool]], int]]:
-        yield dict.fromkeys(ARMS, (one, False)), {}
+    def engines(*_: object) -> Iterator[tuple[SlowerEngine, dict[str, object]]]:
+        yield one, {}
 
     monkeypatch.setattr(profile_check, "open_engines", engines)
     monkeypatch.setattr(profile_check, "grid_facts", lambda run, described: FACTS)
@@ -80,7 +82,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> SlowerEngine:
 
 @pytest.fixture
 def run(tmp_path: Path) -> GridRun:
-    return GridRun(model="m", device="cpu", dtype="float32", seconds=0, output=tmp_path)
+    return GridRun(model="testbed", device="cpu", dtype="float32", seconds=0, output=tmp_path)
 
 
 def test_errors_are_those_of_the_median(run: GridRun) -> None:
@@ -102,6 +104,24 @@ def test_errors_are_those_of_the_median(run: GridRun) -> None:
     assert [line.split(",")[0] for line in said[::2]] == ["1 of 2", "2 of 2"]
     assert "| popular | mepic | TTFT, s |" in (run.output / "profile.md").read_text()
     assert (run.output / "profile.json").exists()
+
+
+def test_the_page_says_how_quiet_the_host_was(
+    run: GridRun, engine: SlowerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = engine.serve
+
+    def quietly(work: CellWork) -> list[ArmCell]:
+        [cell] = serve(work)
+        return [replace(cell, quiet=0.75)]
+
+    check_profile(run, GridPredictor(grid()), 1, print)
+    text = "75% of the requests alone began on a core that nothing else used"
+    assert text not in (run.output / "profile.md").read_text()
+    monkeypatch.setattr(engine, "serve", quietly)
+    quiet = replace(run, output=run.output / "quiet")
+    check_profile(quiet, GridPredictor(grid()), 1, print)
+    assert text in (quiet.output / "profile.md").read_text()
 
 
 def test_other_graphs_are_warned_of(run: GridRun, monkeypatch: pytest.MonkeyPatch) -> None:

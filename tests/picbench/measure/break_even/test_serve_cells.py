@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
 
-from picbench.engines.request import Request, Result
+from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
+from picbench.measure.break_even import serve_cells as serving
 from picbench.measure.break_even.grid_plan import GRIDS, draw_traffic, plan_grid
-from picbench.measure.break_even.serve_cells import make_work, serve_cells
+from picbench.measure.break_even.serve_cells import CellWork, make_work, serve_cells
 
 SETTINGS = GRIDS["cpu"]
 
@@ -53,28 +55,68 @@ def test_each_batch_has_arrivals_of_its_own() -> None:
     assert fill.arrivals is None
 
 
+class Served:
+    """An engine that notes how many requests each call has, and how many it is to run at a time."""
+
+    memory: tuple[()] = ()
+    busy_s = 1.5
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int | None]] = []
+
+    def reset(self) -> None: ...
+
+    def measure(self) -> None: ...
+
+    def generate(self, requests: Sequence[Request], **given: Any) -> list[Result]:
+        self.calls.append((len(requests), given["concurrency"]))
+        timings = Timings(ttft=0.5, prefill=0.25, tpot=None, e2e=1.0)
+        counts = TokenCounts(prompt=100, reused=40, linked=10, compiled=0, padded=0)
+        return [Result("", (1, 2), (3,), timings, counts, Hits()) for _ in requests]
+
+
+def cpu_work(requests: int, running: int) -> CellWork:
+    """The first batch of mepic's, as many requests of it."""
+    drawn = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
+    work = make_work("mepic", drawn, running, stock=False)
+    batch = replace(work.batches[0], requests=work.batches[0].requests[:requests])
+    return replace(work, batches=(batch,))
+
+
 def test_what_fills_the_cache_is_served_together() -> None:
-    class Served:
-        """An engine that notes how many requests it would run at a time."""
-
-        memory: tuple[()] = ()
-        busy_s = 1.0
-
-        def __init__(self) -> None:
-            self.running: list[int | None] = []
-
-        def reset(self) -> None: ...
-
-        def measure(self) -> None: ...
-
-        def generate(self, _: Sequence[Request], **given: Any) -> list[Result]:
-            self.running.append(given["concurrency"])
-            return []
-
     requests = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
     work = make_work("mepic", requests, 1, stock=False, filling=16)
     filled = tuple(batch for batch in work.batches if not batch.measured)
     engine = Served()
-    serve_cells(replace(work, batches=filled), engine)  # type: ignore[arg-type]
-    assert engine.running == [16]
+    serve_cells(replace(work, batches=filled), inf, engine)  # type: ignore[arg-type]
+    assert engine.calls == [(len(filled[0].requests), 16)]
     assert work.running == 1
+
+
+def test_requests_alone_begin_on_a_quiet_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Cores:
+        """The first of four requests finds no quiet core."""
+
+        def __init__(self, shortest: float) -> None:
+            self.shortest = shortest / 2
+            self.settled = iter((False, True, True, True))
+
+        def settle(self) -> bool:
+            return next(self.settled)
+
+    monkeypatch.setattr(serving, "QuietCores", Cores)
+    engine = Served()
+    served = serve_cells(cpu_work(4, running=1), 8.0, engine)  # type: ignore[arg-type]
+    assert engine.calls == 4 * [(1, 1)]
+    [cell] = served.cells
+    assert served.shortest == 4.0
+    assert (cell.requests, cell.quiet, cell.ttft_s) == (4, 0.75, 0.5)
+    assert cell.requests_s == pytest.approx(4 / (4 * 1.5))
+
+
+def test_a_burst_is_one_call() -> None:
+    engine = Served()
+    [cell] = serve_cells(cpu_work(4, running=4), inf, engine).cells  # type: ignore[arg-type]
+    assert engine.calls == [(4, 4)]
+    assert cell.requests_s == pytest.approx(4 / 1.5)
+    assert cell.quiet in (0.0, 1.0)

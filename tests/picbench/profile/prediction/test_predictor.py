@@ -204,6 +204,26 @@ def test_a_grid_of_known_costs_interpolates(predictor: GridPredictor) -> None:
         assert found.within == 1.0
 
 
+@pytest.mark.parametrize(("quiet", "slow"), [((1.0, 0.5, 0.5), 1.0), ((0.5, 0.5, 0.5), 1.5)])
+def test_disturbed_repeats_count_where_there_are_no_others(
+    quiet: tuple[float, ...], slow: float
+) -> None:
+    cells = []
+    for seed, share in enumerate(quiet):
+        for one in calibration(1.0, 1.0, seeds=1, load=ALONE).cells:
+            took = 1.0 if share == 1.0 else 1.5
+            arms = {
+                name: replace(arm, ttft_s=took * arm.ttft_s, quiet=share)
+                for name, arm in one.arms.items()
+            }
+            cells.append(replace(one, seed=seed, arms=arms))
+    cells += calibration(1.0, 1.0, load=BURST).cells
+    found = GridPredictor(MeasuredGrid(GRID_FACTS, cells)).predict(*served("prefix", [400.0]))
+    assert found.ttft_s == pytest.approx(slow * 0.012, rel=0.02)
+    assert found.ttft_s_range is not None
+    assert found.ttft_s_range[1] >= 1.45 * 0.012
+
+
 def test_few_tokens_take_as_long_as_the_host_needs() -> None:
     def took(computed: float, compiled: float) -> float:
         host = 0.030 if compiled else 0.014
