@@ -9,6 +9,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from picbench.errors import ConfigError
+from picbench.kernels.first_calls import settle_first_calls
 from picbench.names import closest
 from picbench.output import provenance
 from picbench.output.json_file import write_json
@@ -27,6 +28,7 @@ class HuggingFaceModel:
     """Hugging Face's Llama with the testbed's weights."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
+        settle_first_calls()
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         self._model = model.to(self.device).eval()

@@ -22,6 +22,7 @@ from picbench.engines.vllm.frontend.early_planning import plan_on_receipt
 from picbench.engines.vllm.frontend.hashing import defer_hashing
 from picbench.engines.vllm.frontend.reasons import tell_reasons
 from picbench.errors import ConfigError, PicBenchError
+from picbench.kernels.first_calls import settle_first_calls
 
 #: Upstream `InputProcessor.process_inputs` (vllm/v1/engine/input_processor.py:373), which offline
 #: and online requests share and which is the first to have a prompt's tokens.
@@ -52,6 +53,8 @@ def register() -> None:
     from vllm.v1.engine.input_processor import InputProcessor
 
     check_version()
+    # Each process makes its model's table of RoPE later, with many threads.
+    settle_first_calls()
     defer_hashing()
     plan_on_receipt()
     tell_reasons()

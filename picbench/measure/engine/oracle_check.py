@@ -117,6 +117,7 @@ def check(
     from transformers import AutoConfig
 
     from picbench.engines.oracle import Oracle
+    from picbench.kernels.first_calls import settle_first_calls
 
     model = AutoConfig.from_pretrained(config.model)
     found = list(cases(model.vocab_size, orders))
@@ -125,6 +126,7 @@ def check(
         found += alike_cases(model.vocab_size)
     # First, so that a model that neither knows is refused in the engine's words.
     served = _serve(config, [case.request for case in found])
+    settle_first_calls()
     oracle = Oracle(config.model)
     good = True
     for case, *replies in zip(found, *served.values(), strict=True):
