@@ -29,11 +29,12 @@ class GridSettings:
     """The values of each axis, and how much is served in a cell.
 
     All combinations of `reuse`, `chunks` and `chunk_tokens` are served with chunks of `corpus`,
-    alone and in bursts, with replies of `alone_output` and of `output` tokens. The other `corpora`,
-    `outputs` and the `rates` (requests a second) are served at some reuses only, with chunks in the
-    middle. `alone` to `most_alone` requests, and `burst` at most, are measured with a cold cache,
-    and as many with a warm one: about `alone_tokens` and `burst_tokens` of prompts. `running` are
-    served at a time in a burst, half of which are served at least.
+    alone and in bursts, with replies of `alone_output` and of `output` tokens, and those with
+    `alone_chunks` instead of `chunks` alone: it costs little to know more lengths of prompts there.
+    The other `corpora`, `outputs` and the `rates` (requests a second) are served at some reuses
+    only, with chunks in the middle. `alone` to `most_alone` requests, and `burst` at most, are
+    measured with a cold cache, and as many with a warm one: about `alone_tokens` and `burst_tokens`
+    of prompts. `running` are served at a time in a burst, half of which are served at least.
 
     `arms` are those of the device. `small_arms` are served as well where a request alone has at
     most `small_tokens` new tokens in its chunks: how large a step is depends on the arm there.
@@ -59,6 +60,7 @@ class GridSettings:
     outputs: tuple[int, ...]
     pool: int
     arms: tuple[str, ...]
+    alone_chunks: tuple[int, ...] = ()
     small_arms: tuple[str, ...] = ()
     small_tokens: int = 0
     again_tokens: int = 0
@@ -123,7 +125,7 @@ GRIDS = {
         seeds=3,
         alone=3,
         most_alone=12,
-        alone_tokens=16_384,
+        alone_tokens=32_768,
         burst=16,
         burst_tokens=65_536,
         running=16,
@@ -133,6 +135,7 @@ GRIDS = {
         pool=20_000,
         # Elsewhere predictions take the costs of `naive` from `mepic`: one arm less to serve.
         arms=("full", "prefix", "reorder", "mepic"),
+        alone_chunks=(4,),
         small_arms=("naive",),
         small_tokens=1024,
         again_tokens=4096,
@@ -199,11 +202,13 @@ def plan_grid(settings: GridSettings, part: tuple[int, int] = (1, 1)) -> list[Gr
 
 
 def _points(settings: GridSettings) -> Iterator[GridPoint]:
-    loads = ((ALONE, settings.alone_output), (BURST, settings.output))
-    for reuse, chunks, tokens, (load, output) in product(
-        settings.reuse, settings.chunks, settings.chunk_tokens, loads
-    ):
-        yield _point(reuse, chunks, tokens, settings.corpus, load, output)
+    loads = (
+        (ALONE, settings.alone_output, (*settings.chunks, *settings.alone_chunks)),
+        (BURST, settings.output, settings.chunks),
+    )
+    for load, output, counts in loads:
+        for reuse, chunks, tokens in product(settings.reuse, counts, settings.chunk_tokens):
+            yield _point(reuse, chunks, tokens, settings.corpus, load, output)
     middle, longest = settings.chunks[len(settings.chunks) // 2], max(settings.chunk_tokens)
     much, most = settings.reuse[-2:]
     for reuse, corpus in product((much, most), settings.corpora):

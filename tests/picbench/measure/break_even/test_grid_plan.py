@@ -58,6 +58,15 @@ def test_a_gpus_grid_repeats_small_prompts_first() -> None:
     assert {traffic.seed for traffic in again} == {1, 2}
 
 
+def test_more_lengths_of_prompts_are_served_alone() -> None:
+    settings = GRIDS["cuda"]
+    counts: dict[str, set[int]] = {}
+    for traffic in plan_grid(settings):
+        counts.setdefault(traffic.point.load, set()).add(traffic.point.chunks)
+    assert counts[BURST] == set(settings.chunks)
+    assert counts[ALONE] == {*settings.chunks, *settings.alone_chunks} > counts[BURST]
+
+
 @given(
     device=st.sampled_from(sorted(GRIDS)),
     count=st.integers(1, 5),
