@@ -43,6 +43,9 @@ _ENVIRONMENT = {
 #: 0.58, and one of 1,056, which has none in either, after 0.99 (results/gpu/small-steps.md).
 _GRAPH_TOKENS = 1024
 
+#: Up to so many tokens graphs are of the sizes that vLLM has by itself.
+_FINE_GRAPHS = 1024
+
 #: What `vllm serve` has with its defaults.
 _STOCK_GRAPH_TOKENS = 512
 
@@ -219,7 +222,21 @@ def _graphs(config: EngineConfig) -> dict[str, Any]:
         tokens = _STOCK_GRAPH_TOKENS if config.stock else _GRAPH_TOKENS
     if tokens < 1:
         raise ConfigError(f"`graph_tokens` is {tokens}", hint="use at least 1, or `eager`")
-    return {"compilation_config": {"max_cudagraph_capture_size": tokens}}
+    if tokens <= _FINE_GRAPHS:
+        return {"compilation_config": {"max_cudagraph_capture_size": tokens}}
+    return {"compilation_config": {"cudagraph_capture_sizes": list(_capture_sizes(tokens))}}
+
+
+def _capture_sizes(most: int) -> Iterator[int]:
+    """vLLM's sizes up to `_FINE_GRAPHS` tokens (vllm/config/vllm.py, `_set_cudagraph_sizes`).
+
+    Beyond, they are at most a sixteenth apart: a graph for every 16 tokens would take gigabytes.
+    """
+    size = _FINE_GRAPHS
+    yield from (1, 2, 4, *range(8, 256, 8), *range(256, size + 1, 16))
+    while size < most:
+        size = min(most, size + (1 << (size.bit_length() - 1)) // 16)
+        yield size
 
 
 def _settings(config: EngineConfig, model: Mapping[str, Any], context: int) -> PicSettings:

@@ -111,6 +111,13 @@ def load_report(*, device: str, model: str | None, estimate: bool, **options: An
     help="GPUs of the larger engine.",
 )
 @_SHARED_DECODE
+@click.option(
+    "--graph-tokens",
+    type=click.IntRange(1),
+    default=None,
+    show_default="the engine's own",
+    help="Largest step of mepic's engines with a CUDA graph.",
+)
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
 @SECONDS
 @_ESTIMATE

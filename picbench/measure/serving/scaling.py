@@ -86,10 +86,14 @@ SCALING_SIZES: Mapping[str, ScalingSizes] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingRun(ServingRun):
-    """How to measure one GPU against `workers`; `shared_decode` is that of picbench's engines."""
+    """How to measure one GPU against `workers`.
+
+    `shared_decode` is that of picbench's engines, and so is `graph_tokens` (None: their default).
+    """
 
     workers: int
     shared_decode: str = "auto"
+    graph_tokens: int | None = None
 
     @property
     def path(self) -> Path:
@@ -122,13 +126,16 @@ def scaling_plan(run: ScalingRun) -> RoundsPlan:
     found = models.resolve(run.model)
     facts = run.facts() | {"pool": sizes.pool, "workers": run.workers}
     facts["shared_decode"] = run.shared_decode
+    if run.graph_tokens is not None:
+        facts["graph_tokens"] = run.graph_tokens
     facts["scenes"] = {str(prompt): asdict(scene) for prompt, scene in scenes.items()}
     longest = max(scenes.values(), key=lambda scene: scene.prompt)
-    ours = wave_engine(run, found.path, longest, sizes.pool, run.shared_decode)
+    plain = wave_engine(run, found.path, longest, sizes.pool, run.shared_decode)
+    ours = replace(plain, graph_tokens=run.graph_tokens)
     asked = models.resolve(_TRAINED if run.workers == 2 else _OTHERWISE)
     replies = wave_engine(run, asked.path, sizes.replies, sizes.replies_pool, run.shared_decode)
     facts["replies"] = {"model": asked.label, "dtype": "float32", **asdict(sizes.replies)}
-    stock = replace(ours, stock=True, algorithm="prefix", shared_decode="off")
+    stock = replace(plain, stock=True, algorithm="prefix", shared_decode="off")
     engines = {
         **_sides(OURS, ours, run.workers),
         **_sides(STOCK, stock, run.workers),

@@ -84,7 +84,7 @@ def render_scaling(found: RoundsFound) -> str:
         f"{facts['commit']}. {scene['requests']} requests at once, of chunks of {scene['length']} "
         f"tokens that are in the pool, half of twice as many, in a random order, and a question of "
         f"{scene['question']}; replies of {scene['reply']}. `{OURS}` is an engine of picbench "
-        f"(shared decode: {facts['shared_decode']}), `{STOCK}` stock vLLM, whose "
+        f"(shared decode: {facts['shared_decode']}{_graphs(facts)}), `{STOCK}` stock vLLM, whose "
         "requests have all these chunks as one common prefix. All engines are up at once, with "
         f"pools of {facts['pool']:,} blocks, and take turns, another one first in each round; "
         "median (lowest - highest). Tokens generated a second, prompts included.",
@@ -125,3 +125,9 @@ def _gains(found: RoundsFound, length: str, who: str) -> Sequence[float]:
 def _lengths(found: RoundsFound) -> list[str]:
     """The measured lengths, shortest first."""
     return sorted(found.cells.keys() - {REPLIES}, key=int)
+
+
+def _graphs(facts: Mapping[str, Any]) -> str:
+    if "graph_tokens" not in facts:
+        return ""
+    return f", CUDA graphs of up to {facts['graph_tokens']:,} tokens"

@@ -1,5 +1,6 @@
 """Devices, and what engines on them are started with. vLLM's CPU build is installed here."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,19 @@ def test_graphs_serve_steps_of_so_many_tokens(
     device: Device, config: EngineConfig, passed: dict[str, int] | None
 ) -> None:
     assert _common_arguments(config, device).get("compilation_config") == passed
+
+
+@pytest.mark.parametrize("most", [1025, 2048, 3000, 4096])
+def test_graphs_of_large_steps_are_further_apart(most: int) -> None:
+    config = _common_arguments(EngineConfig("m", graph_tokens=most), CUDA)["compilation_config"]
+    sizes = config["cudagraph_capture_sizes"]
+    assert config.keys() == {"cudagraph_capture_sizes"}
+    assert sizes == sorted(set(sizes))
+    assert (sizes[0], sizes[-1]) == (1, most)
+    assert [size for size in sizes if 256 <= size <= 1024] == list(range(256, 1025, 16))
+    gaps = [(one, other - one) for one, other in pairwise(sizes) if one >= 1024]
+    assert all(gap <= one / 16 for one, gap in gaps)
+    assert len(sizes) <= 120
 
 
 def test_graphs_of_no_tokens_are_refused() -> None:

@@ -59,6 +59,22 @@ def test_shared_decode_can_be_left_out(tmp_path: Path) -> None:
     assert known["mepic x2"].shared_decode == "auto"
 
 
+def test_graphs_are_those_of_picbenchs_engines(tmp_path: Path) -> None:
+    plain, larger = (
+        scaling_plan(replace(run(tmp_path), graph_tokens=tokens)) for tokens in (None, 4096)
+    )
+    for name, config in larger.engines.items():
+        tokens = 4096 if name.startswith("mepic") else None
+        assert config == replace(plain.engines[name], graph_tokens=tokens)
+    assert "graph_tokens" not in plain.facts
+    assert larger.facts["graph_tokens"] == 4096
+    page = render_scaling(replace(found(), facts=found().facts | {"graph_tokens": 4096}))
+    assert (
+        "`mepic` is an engine of picbench (shared decode: auto, CUDA graphs of up to 4,096" in page
+    )
+    assert "CUDA graphs" not in render_scaling(found())
+
+
 def test_all_requests_fit_the_pools() -> None:
     for sizes in SCALING_SIZES.values():
         for chunks in sizes.lengths:
