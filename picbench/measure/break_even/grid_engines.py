@@ -27,12 +27,15 @@ _STOCK = ("full", "prefix", "reorder")
 class GridEngines:
     """The engine of each arm, which serves cells.
 
-    All of them hold a core against the quietest one that any of them has met so far.
+    With `settles` requests alone begin on quiet cores. All engines hold a core against the quietest
+    one that any of them has met so far.
     """
 
-    def __init__(self, servers: Mapping[str, Server], stock: frozenset[str]) -> None:
+    def __init__(
+        self, servers: Mapping[str, Server], stock: frozenset[str], *, settles: bool
+    ) -> None:
         self._servers, self._stock = servers, stock
-        self._shortest = inf
+        self._shortest = inf if settles else None
 
     def is_stock(self, arm: str) -> bool:
         """Whether stock vLLM serves an arm."""
@@ -45,7 +48,7 @@ class GridEngines:
         """
         serve = partial(serve_cells, work, self._shortest)
         served: ServedCells = self._servers[work.arm].call(serve)
-        self._shortest = min(self._shortest, served.shortest)
+        self._shortest = served.shortest
         return served.cells
 
 
@@ -59,7 +62,10 @@ def open_engines(
     if config.device == "cuda":
         configs["stock"] = replace(config, stock=True, algorithm="prefix")
     with started_engines(configs) as (servers, described):
-        stock = frozenset(_STOCK if "stock" in servers else ())
+        on_gpu = config.device == "cuda"
+        stock = frozenset(_STOCK if on_gpu else ())
         names = {arm: "stock" if arm in stock else "picbench" for arm in ARMS}
-        engines = GridEngines({arm: servers[name] for arm, name in names.items()}, stock)
+        by_arm = {arm: servers[name] for arm, name in names.items()}
+        # A CPU that computes the steps is never quiet.
+        engines = GridEngines(by_arm, stock, settles=on_gpu)
         yield engines, {arm: described[name] for arm, name in names.items()}

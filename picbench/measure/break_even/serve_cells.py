@@ -1,7 +1,7 @@
 """Serve a cell's requests in an engine, and note what they took.
 
-Requests alone begin on a quiet core each, because small steps wait for the host: what else a rented
-machine does there would otherwise decide how long they take.
+On a GPU requests alone begin on a quiet core each, because small steps wait for the host: what else
+a rented machine does there would otherwise decide how long they take.
 """
 
 from collections.abc import Sequence
@@ -101,17 +101,18 @@ class ServedCells:
     """A cell for each batch that is measured, and the shortest loop on a core; see `QuietCores`."""
 
     cells: list[ArmCell]
-    shortest: float
+    shortest: float | None
 
 
-def serve_cells(work: CellWork, shortest: float, engine: Engine) -> ServedCells:
+def serve_cells(work: CellWork, shortest: float | None, engine: Engine) -> ServedCells:
     """Serve all batches from an empty cache.
 
-    The `shortest` loop that was met before says which cores are quiet. Raises EngineError for a
-    failure.
+    The `shortest` loop that was met before says which cores are quiet; None: any core will do.
+    Raises EngineError for a failure.
     """
     engine.reset()
-    cores, found = QuietCores(shortest), []
+    cores = None if shortest is None else QuietCores(shortest)
+    found = []
     for batch in work.batches:
         if not batch.requests:
             continue
@@ -123,7 +124,7 @@ def serve_cells(work: CellWork, shortest: float, engine: Engine) -> ServedCells:
             raise EngineError(f"a request of the grid failed: {failed}")
         if batch.measured:
             found.append(_cell(served, summarise(engine.memory).peak_referenced))
-    return ServedCells(found, cores.shortest)
+    return ServedCells(found, None if cores is None else cores.shortest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +133,16 @@ class _Served:
 
     results: Sequence[Result]
     busy_s: float
-    quiet: float
+    quiet: float | None
 
 
-def _serve(engine: Engine, batch: CellBatch, running: int, cores: QuietCores) -> _Served:
-    """Serve a batch in one call of the engine, or in one for each request if it runs alone."""
-    alone = running == 1 and batch.arrivals is None
+def _serve(engine: Engine, batch: CellBatch, running: int, cores: QuietCores | None) -> _Served:
+    """Serve a batch in one call of the engine; where cores matter, one for each request alone."""
+    alone = cores is not None and running == 1 and batch.arrivals is None
     calls = [(one,) for one in batch.requests] if alone else [batch.requests]
     results, busy, quiet = list[Result](), 0.0, 0
     for requests in calls:
-        quiet += cores.settle()
+        quiet += cores is not None and cores.settle()
         results += engine.generate(
             requests,
             ignore_eos=True,
@@ -149,7 +150,7 @@ def _serve(engine: Engine, batch: CellBatch, running: int, cores: QuietCores) ->
             arrivals=batch.arrivals,
         )
         busy += engine.busy_s
-    return _Served(results, busy, quiet / len(calls))
+    return _Served(results, busy, None if cores is None else quiet / len(calls))
 
 
 def _cell(served: _Served, peak: float) -> ArmCell:

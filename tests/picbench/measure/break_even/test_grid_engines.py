@@ -18,12 +18,12 @@ class Server:
     """Notes the shortest loop that others have met, and has met one of its own."""
 
     def __init__(self, own: float) -> None:
-        self.own, self.told = own, list[float]()
+        self.own, self.told = own, list[float | None]()
 
     def call(self, function: Callable[[Any], Any]) -> ServedCells:
         _, shortest = function.args  # type: ignore[attr-defined]
         self.told.append(shortest)
-        return ServedCells([], self.own)
+        return ServedCells([], None if shortest is None else min(shortest, self.own))
 
 
 @pytest.fixture
@@ -59,3 +59,11 @@ def test_engines_hold_cores_against_the_quietest_of_all(servers: dict[str, Serve
             assert engines.serve(CellWork(arm, (), 1)) == []
     assert servers["picbench"].told == [inf, 1.0]
     assert servers["stock"].told == [2.0, 1.0]
+
+
+def test_a_cpus_cores_are_taken_as_they_are(servers: dict[str, Server]) -> None:
+    config = EngineConfig(model="testbed", device="cpu")
+    with open_engines(config, GRIDS["cpu"]) as (engines, _):
+        assert engines.serve(CellWork("mepic", (), 1)) == []
+        assert engines.serve(CellWork("full", (), 1)) == []
+    assert servers["picbench"].told == [None, None]

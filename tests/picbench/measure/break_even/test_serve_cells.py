@@ -114,6 +114,13 @@ def test_requests_alone_begin_on_a_quiet_core_each(monkeypatch: pytest.MonkeyPat
     assert cell.requests_s == pytest.approx(4 / (4 * 1.5))
 
 
+def test_without_quiet_cores_requests_alone_are_one_call() -> None:
+    engine = Served()
+    served = serve_cells(cpu_work(4, running=1), None, engine)  # type: ignore[arg-type]
+    assert engine.calls == [(4, 1)]
+    assert (served.shortest, served.cells[0].quiet) == (None, None)
+
+
 def test_a_burst_is_one_call() -> None:
     engine = Served()
     [cell] = serve_cells(cpu_work(4, running=4), inf, engine).cells  # type: ignore[arg-type]
