@@ -1,13 +1,12 @@
 """Measure a grid within a time budget; what is measured stays, and the same call goes on.
 
 All engines are up at once, and the arms of a cell are served one after another, in a new order for
-each cell. Cells that something else on the host disturbed are measured once more at the end.
+each cell. Cells that something else on the host disturbed are measured once more after their stage.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -29,6 +28,7 @@ from picbench.measure.break_even.grid_estimate import GridProgress, estimate_gri
 from picbench.measure.break_even.grid_plan import (
     GRIDS,
     GridSettings,
+    GridStage,
     GridTraffic,
     draw_traffic,
     plan_grid,
@@ -100,7 +100,7 @@ def measure_grid(run: GridRun, say: Callable[[str], None]) -> GridProgress:
         facts = grid_facts(run, described)
         add_cells(run.path, facts, ())
         longest = 0.0
-        for number, traffic in enumerate(chain(left, _disturbed(run)), 1):
+        for number, traffic in enumerate(_in_stages(left, run), 1):
             before = time.monotonic() - began
             if run.seconds and before + longest > run.seconds:
                 break
@@ -195,8 +195,16 @@ def _left(planned: Sequence[GridTraffic], grid: MeasuredGrid | None) -> list[Gri
     return [traffic for traffic in planned if (traffic.point, traffic.seed) not in done]
 
 
+def _in_stages(left: Sequence[GridTraffic], run: GridRun) -> Iterator[GridTraffic]:
+    """What is left of each stage, and then once more what was disturbed there, by any call."""
+    stage_of = run.settings.stage
+    for stage in GridStage:
+        yield from (traffic for traffic in left if stage_of(traffic) is stage)
+        yield from (traffic for traffic in _disturbed(run) if stage_of(traffic) is stage)
+
+
 def _disturbed(run: GridRun) -> Iterator[GridTraffic]:
-    """The traffic of the run's part that was disturbed when it was measured, by any call."""
+    """The traffic of the run's part that something else disturbed when it was measured."""
     cells = read_grid(run.path).cells
     found = {(cell.point, cell.seed) for cell in cells if cell.disturbed}
     for traffic in plan_grid(run.settings, run.part):

@@ -145,9 +145,10 @@ def test_what_was_disturbed_is_measured_once_more(
 ) -> None:
     wanted, served = run(tmp_path), list[GridTraffic]()
     all_cells = measured().cells
-    left = next(t for t in plan_grid(SETTINGS) if t.point.load == BURST)
-    again = [t for t in plan_grid(SETTINGS) if t.point.load == ALONE][:3]
-    cells = [one for one in all_cells if (one.point, one.seed) not in keys([left])]
+    planned = plan_grid(SETTINGS)
+    left = [next(t for t in planned if t.point.load == BURST and t.seed == s) for s in (0, 1)]
+    again = [t for t in planned if t.point.load == ALONE and not t.seed][:3]
+    cells = [one for one in all_cells if (one.point, one.seed) not in keys(left)]
     busy = keys(again)
     cells = [disturbed((one,), 0.5 if (one.point, one.seed) in busy else 1.0)[0] for one in cells]
     measuring.add_cells(wanted.path, FACTS, cells)
@@ -161,7 +162,7 @@ def test_what_was_disturbed_is_measured_once_more(
     monkeypatch.setattr(measuring, "grid_facts", lambda *_: FACTS)
     monkeypatch.setattr(measuring, "_measure", measure)
     done = measuring.measure_grid(wanted, lambda _: None)
-    assert served == [left, *again]
+    assert served == [left[0], *again, left[1]]
     assert done.done == done.total
     still = {(one.point, one.seed) for one in read_grid(wanted.path).cells if one.disturbed}
     assert still == keys(again[:1])
