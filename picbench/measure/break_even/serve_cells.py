@@ -15,7 +15,7 @@ from picbench.engines.request import Request, Result
 from picbench.errors import EngineError
 from picbench.grid.measured_grid import ArmCell
 from picbench.measure.break_even.grid_plan import GridRequests
-from picbench.measure.quiet_cores import QuietCores
+from picbench.measure.warm.quiet_cores import QuietCores
 from picbench.run.chunk_order import ChunkOrder
 from picbench.run.protocol import to_request
 from picbench.workloads.sample import Sample

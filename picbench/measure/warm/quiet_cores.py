@@ -1,9 +1,9 @@
 """A core that nothing else uses, for what waits for the host.
 
-The core of a rented machine is often one of two hyperthreads, and somebody else uses the other one.
-For that time, a few seconds at most, Python takes 1.7 times as long on it, and stock vLLM 1.3 times
-as long for a step of some hundred tokens (results/gpu/host-speed.md). Nothing that the machine says
-of itself tells: the thread neither waits nor moves. A short loop of Python does.
+The core of a rented machine is often one of two hyperthreads, and another tenant has the other one.
+Where both are used, Python takes 1.7 times as long, and stock vLLM 1.3 times as long for a step of
+some hundred tokens (results/gpu/host-speed.md). Nothing that the machine says of itself tells: the
+thread neither waits nor moves. A short loop of Python does.
 """
 
 import os
