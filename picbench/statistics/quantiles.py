@@ -21,6 +21,8 @@ class Quantile:
 
     None from fewer than `needed` values: it would be little else than the largest (or smallest)
     one. The interval is None where even the extreme values do not enclose the truth with its level.
+    It is over requests, and over `repeats` of them where there are several
+    (`picbench.statistics.repeated_quantiles`).
     """
 
     q: float
@@ -28,6 +30,7 @@ class Quantile:
     needed: int
     value: float | None
     interval: Interval | None
+    repeats: int = 1
 
 
 def values_needed(q: float) -> int:
@@ -44,16 +47,19 @@ def quantile(values: Sequence[float], q: float, level: float = 0.95) -> Quantile
     if count < needed:
         return Quantile(q, count, needed, None, None)
     ordered = np.sort(np.asarray(values, dtype=np.float64))
-    return Quantile(q, count, needed, float(np.quantile(ordered, q)), _interval(ordered, q, level))
+    ranks, interval = order_interval(count, q, level), None
+    if ranks is not None:
+        interval = Interval(float(ordered[ranks[0] - 1]), float(ordered[ranks[1] - 1]), level)
+    return Quantile(q, count, needed, float(np.quantile(ordered, q)), interval)
 
 
-def _interval(
-    ordered: np.ndarray[tuple[int], np.dtype[np.float64]], q: float, level: float
-) -> Interval | None:
-    count, tail = len(ordered), (1 - level) / 2
+def order_interval(count: int, q: float, level: float = 0.95) -> tuple[int, int] | None:
+    """The ranks, from 1, of the two of `count` values that enclose the true quantile `q`.
+
+    None where not even the extreme ones do.
+    """
+    tail = (1 - level) / 2
     # P(fewer than `low` values below the truth) <= tail, the same above.
     low = int(stats.binom.ppf(tail, count, q))
     high = int(stats.binom.isf(tail, count, q)) + 1
-    if low < 1 or high > count:
-        return None
-    return Interval(float(ordered[low - 1]), float(ordered[high - 1]), level)
+    return None if low < 1 or high > count else (low, high)
