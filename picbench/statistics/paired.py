@@ -8,6 +8,7 @@ import numpy as np
 
 from picbench.statistics.bootstrap import Interval, MeanBootstrap
 from picbench.statistics.clusters import Floats, sum_clusters
+from picbench.statistics.crossed_mean import CrossedMean
 from picbench.statistics.significance import mcnemar, sign_flip
 from picbench.statistics.student import FEW, StudentMean
 
@@ -22,6 +23,9 @@ class Paired:
     `standard_error` is that of the mean difference, or of the mean log ratio. Samples are `higher`,
     `equal` or `lower` in the second measurement. `exact_p` is McNemar's, where all values are 0
     or 1 and every sample is its own cluster.
+
+    `freedom` are the degrees of freedom of `standard_error`, 0 for a single cluster. Where
+    `repeats` are several, how these differ is in interval, p and standard error.
     """
 
     value: float
@@ -36,6 +40,8 @@ class Paired:
     equal: int
     lower: int
     exact_p: float | None = None
+    freedom: float = 0.0
+    repeats: int = 1
 
 
 def paired_difference(
@@ -72,17 +78,43 @@ def paired_ratio(
     after: Sequence[float],
     clusters: Sequence[Hashable] | None = None,
     seed: int = 0,
+    repeats: Sequence[Hashable] | None = None,
 ) -> Paired:
     """The geometric mean of `after` over `before`.
 
     Few clusters are tested by Student's t: logarithms of times are continuous, unlike scores, whose
-    signs are flipped however few they are.
+    signs are flipped however few they are. With `repeats` [n] the two were measured one after
+    another in each of these, so that a ratio of theirs has more to it than its requests have; the
+    interval and p are then those of `CrossedMean`.
     Raises ValueError without a sample, and for a value that is not positive.
     """
     first, second = _arrays(before, after)
     if (first <= 0).any() or (second <= 0).any():
         raise ValueError("ratios need positive values")
-    return _change(np.log(second) - np.log(first), clusters, seed, ratio=True)
+    changes = np.log(second) - np.log(first)
+    found = _change(changes, clusters, seed, ratio=True)
+    if repeats is None or found.clusters < 2 or len(set(repeats)) < 2:
+        return found
+    return _over_repeats(found, changes, clusters, repeats)
+
+
+def _over_repeats(
+    found: Paired,
+    changes: Floats,
+    clusters: Sequence[Hashable] | None,
+    repeats: Sequence[Hashable],
+) -> Paired:
+    rows, repeated = (StudentMean.of(sum_clusters(changes, by)) for by in (clusters, repeats))
+    crossed = CrossedMean(rows, repeated)
+    return replace(
+        found,
+        interval=_scaled(crossed.interval(0.95), ratio=True),
+        one_sided=_scaled(crossed.interval(0.90), ratio=True),
+        p=crossed.p,
+        standard_error=crossed.standard_error,
+        freedom=crossed.freedom,
+        repeats=repeated.clusters,
+    )
 
 
 def _change(
@@ -112,6 +144,7 @@ def _change(
         equal=len(changes) - higher - lower,
         lower=lower,
         exact_p=mcnemar(higher, lower) if exact and single else None,
+        freedom=student.clusters - 1.0,
     )
 
 

@@ -96,3 +96,26 @@ def test_unpaired_and_impossible_values_are_refused() -> None:
         paired_ratio([0.0], [1.0])
     with pytest.raises(ValueError, match="no values"):
         paired_ratio([], [])
+
+
+def test_repeats_that_differ_are_in_the_interval_of_a_ratio() -> None:
+    """The second arm was 10 % slower in one repeat and 10 % faster in the other."""
+    before = np.exp(np.random.default_rng(0).normal(4, 0.3, 40)).tolist()
+    after = [*(1.1 * time for time in before), *(time / 1.1 for time in before)]
+    repeats = [0] * 40 + [1] * 40
+    rows = [*range(40)] * 2
+    alone = paired_ratio(before * 2, after, rows)
+    found = paired_ratio(before * 2, after, rows, repeats=repeats)
+    assert (alone.repeats, found.repeats) == (1, 2)
+    assert found.value == alone.value == pytest.approx(1.0)
+    assert found.interval is not None
+    # Student's t of one degree, 12.706, times the standard error of two repeats: log 1.1.
+    assert found.interval.high == pytest.approx(1.1**12.706, rel=1e-3)
+    assert found.standard_error == pytest.approx(np.log(1.1))
+    assert (alone.freedom, found.freedom) == (39, pytest.approx(1))
+    assert found.p == pytest.approx(1.0)
+
+
+def test_a_single_repeat_changes_nothing() -> None:
+    before, after = [1.0, 2.0, 4.0], [1.5, 2.0, 5.0]
+    assert paired_ratio(before, after, repeats=[0, 0, 0]) == paired_ratio(before, after)
