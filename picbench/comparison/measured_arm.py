@@ -43,7 +43,8 @@ class MeasuredArm:
 
     `samples` are unique: the answer to one in the second repeat is ``"name#2"``, a second answer
     in one repeat ``"name+1"``. Samples of one of `clusters` share documents. `rounds`, and the
-    `places` of requests in the order of the run, begin anew in every repeat. A score is None where
+    `places` of requests in the order of the run, begin anew in each of the `repeats`, which are
+    numbered from 0: requests of one place are the same request. A score is None where
     there is nothing to score, a time where none was measured. `prompts` and `outputs` are the
     beginnings of SHA-256 hashes. `totals` lacks what the run does not say.
     """
@@ -53,6 +54,7 @@ class MeasuredArm:
     clusters: tuple[str, ...]
     rounds: tuple[int, ...]
     places: tuple[int, ...]
+    repeats: tuple[int, ...]
     prompts: tuple[str, ...]
     outputs: tuple[str, ...]
     scores: tuple[float | None, ...]
@@ -80,7 +82,7 @@ def _measure(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -
     answered = [row for row in rows if row.error is None]
     samples = tuple(sample_labels(answered))
     firsts = _first_rounds(rows)
-    places = (place for place, row in _placed(rows) if row.error is None)
+    places = (place for place, row in placed(rows) if row.error is None)
     failed = {(row.sample, row.repeat) for row in rows if row.error is not None}
     failed -= {(row.sample, row.repeat) for row in answered}  # Those that went well when repeated.
     return MeasuredArm(
@@ -89,6 +91,7 @@ def _measure(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -
         clusters=tuple(row.cluster or row.sample for row in answered),
         rounds=tuple(row.round - firsts[row.repeat] for row in answered),
         places=tuple(places),
+        repeats=tuple(row.repeat for row in answered),
         prompts=tuple(row.prompt_sha256[:_HASH] for row in answered),
         outputs=tuple((row.output_sha256 or "")[:_HASH] for row in answered),
         scores=tuple(row.score for row in answered),
@@ -106,8 +109,8 @@ def _first_rounds(rows: Iterable[SampleRow]) -> dict[int, int]:
     return firsts
 
 
-def _placed(rows: Iterable[SampleRow]) -> Iterator[tuple[int, SampleRow]]:
-    """Rows with their places in their repeats."""
+def placed(rows: Iterable[SampleRow]) -> Iterator[tuple[int, SampleRow]]:
+    """Rows of one arm with their places in their repeats."""
     sent = Counter[int]()
     for row in rows:
         yield sent[row.repeat], row

@@ -34,7 +34,8 @@ class _BaselineModel(BaseModel):
 class BaselineArm(_BaselineModel):
     """The columns of a `MeasuredArm`; without `clusters` every sample is its own.
 
-    Without `places` samples stand in the order of the run, as all do that were not repeated.
+    Without `places` samples stand in the order of the run, as all do that were not repeated;
+    without `repeats` there was one, or the file is from before they were kept and counts as one.
     `drift` is the standard deviation of the logarithm of mean times between the runs that the
     baseline was made from, by metric; empty for a single run.
     """
@@ -49,11 +50,12 @@ class BaselineArm(_BaselineModel):
     totals: Mapping[str, _Finite]
     clusters: tuple[str, ...] | None = None
     places: tuple[int, ...] | None = Field(default=None, exclude_if=lambda places: places is None)
+    repeats: tuple[int, ...] | None = Field(default=None, exclude_if=lambda found: found is None)
     drift: Mapping[str, _Finite] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _same_lengths(self) -> Self:
-        names = ("rounds", "prompts", "outputs", "scores", "clusters", "places")
+        names = ("rounds", "prompts", "outputs", "scores", "clusters", "places", "repeats")
         columns = {name: getattr(self, name) for name in names}
         columns |= {f"times.{name}": column for name, column in self.times.items()}
         columns |= {f"counters.{name}": column for name, column in self.counters.items()}
@@ -72,6 +74,8 @@ class BaselineArm(_BaselineModel):
             values["clusters"] = None
         if len(set(first.places)) == len(first.places):
             values["places"] = None
+        if not any(first.repeats):
+            values["repeats"] = None
         return cls(**values, drift=_drift(arms))
 
     def total(self, counter: str) -> float | None:
@@ -85,7 +89,9 @@ class BaselineArm(_BaselineModel):
         values = self.model_dump(exclude={"drift"})
         clusters = self.clusters or self.samples
         places = self.places or tuple(range(len(self.samples)))
-        return MeasuredArm(**values | {"name": name, "clusters": clusters, "places": places})
+        repeats = self.repeats or (0,) * len(self.samples)
+        filled = {"name": name, "clusters": clusters, "places": places, "repeats": repeats}
+        return MeasuredArm(**values | filled)
 
 
 class BaselineConditions(_BaselineModel):

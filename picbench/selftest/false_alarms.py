@@ -59,6 +59,7 @@ def _arm(requests: list[tuple[MeasuredArm, int]]) -> MeasuredArm:
         clusters=names,
         rounds=tuple(range(len(requests))),
         places=tuple(range(len(requests))),
+        repeats=(0,) * len(requests),
         prompts=tuple(arm.prompts[place] for arm, place in requests),
         outputs=tuple(arm.outputs[place] for arm, place in requests),
         scores=tuple(arm.scores[place] for arm, place in requests),

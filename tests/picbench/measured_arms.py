@@ -24,6 +24,7 @@ def make_arm(
         clusters=tuple(f"d{n}" for n in range(count)),
         rounds=tuple(n // size for n in range(count)),
         places=tuple(range(count)),
+        repeats=(0,) * count,
         prompts=tuple(f"p{n}" for n in range(count)),
         outputs=tuple(f"o{n}" for n in range(count)),
         scores=tuple(scores),
@@ -43,6 +44,7 @@ def repeated(arm: MeasuredArm, times: int) -> MeasuredArm:
     labels = ("", *(f"#{number}" for number in range(2, times + 1)))
     columns = {name: again(getattr(arm, name)) for name in names}
     columns["samples"] = tuple(f"{name}{label}" for label in labels for name in arm.samples)
+    columns["repeats"] = tuple(number for number in range(times) for _ in arm.samples)
     measured = {name: again(column) for name, column in arm.times.items()}
     counted = {name: again(column) for name, column in arm.counters.items()}
     return replace(arm, times=measured, counters=counted, **columns)  # type: ignore[arg-type]

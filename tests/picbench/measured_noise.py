@@ -85,6 +85,7 @@ def _resampled(
         clusters=names,
         rounds=tuple(range(count)),
         places=tuple(range(count)),
+        repeats=(0,) * count,
         prompts=tuple(arm.prompts[row] for row in rows),
         outputs=tuple(arm.outputs[row] for row in rows),
         scores=tuple(arm.scores[row] for row in rows),

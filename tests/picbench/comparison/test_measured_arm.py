@@ -56,13 +56,14 @@ def test_repeats_are_numbered_by_themselves_and_not_by_what_was_answered(tmp_pat
     whole = arms_of(Harness([make_sample(0), make_sample(1)]), run, "--repeats", "2")["full"]
     assert whole.samples == ("s0", "s1", "s0#2", "s1#2")
     assert (whole.rounds, whole.places) == ((0, 0, 0, 0), (0, 1, 0, 1))
+    assert whole.repeats == (0, 0, 1, 1)
     rows = [json.loads(line) for line in (run / SAMPLES).read_text().splitlines()]
     failed = next(r for r in rows if (r["arm"], r["sample"], r["repeat"]) == ("full", "s0", 0))
     answered, failed["error"] = dict(failed), "lost"
     write_rows(run, rows)
     arm = measured_arms(read_run(run))["full"]
     assert arm.samples == ("s1", "s0#2", "s1#2")
-    assert (arm.rounds, arm.places) == ((0, 0, 0), (1, 0, 1))
+    assert (arm.rounds, arm.places, arm.repeats) == ((0, 0, 0), (1, 0, 1), (0, 1, 1))
     assert arm.totals["failed"] == 1
     write_rows(run, [*rows, answered])
     arm = measured_arms(read_run(run))["full"]

@@ -34,8 +34,23 @@ def test_an_arm_comes_back_as_comparisons_take_it() -> None:
 
 def test_repeats_come_back_as_the_same_requests() -> None:
     arm = repeated(make_arm(size=20), 2)
-    assert BaselineArm.of([make_arm()]).places is None, "as files have it that are older"
-    assert BaselineArm.of([arm]).measured("full").places == arm.places
+    once = BaselineArm.of([make_arm()])
+    assert (once.places, once.repeats) == (None, None), "as files have it that are older"
+    back = BaselineArm.of([arm]).measured("full")
+    assert (back.places, back.repeats) == (arm.places, (0,) * 20 + (1,) * 20)
+
+
+def test_a_file_from_before_repeats_were_kept_has_one() -> None:
+    saved = BaselineArm.of([repeated(make_arm(size=20), 2)]).model_dump(mode="json")
+    del saved["repeats"]
+    arm = BaselineArm.model_validate(saved).measured("full")
+    assert arm.repeats == (0,) * 40
+    assert arm.places == (*range(20), *range(20))
+
+
+def test_files_of_one_repeat_are_as_they_were() -> None:
+    """Older versions refuse fields that they do not know."""
+    assert "repeats" not in BaselineArm.of([make_arm()]).model_dump(mode="json")
 
 
 def test_relative_times_need_full() -> None:
