@@ -60,9 +60,9 @@ def pareto_figure(contents: RunContents) -> HtmlFigure | None:
         marks.append(_point(plot, point, numbers[point.arm], point in best, contents.metric))
     marks += _labels(plot, points, numbers)
     caption = (
-        "Up and to the left is better. Bars: 95 % for the median TTFT (order statistics) and for "
-        "the mean score (over sets of documents). Grey: another arm is as good in both and better "
-        "in one. The line joins the others; "
+        "Up and to the left is better. Bars: 95 % for the median TTFT (over requests, and over "
+        "repeats where there are several) and for the mean score (over sets of documents). Grey: "
+        "another arm is as good in both and better in one. The line joins the others; "
     )
     caption += f"ring: the knee, {turn.arm}." if turn else "it has no knee."
     return HtmlFigure(

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from picbench.comparison.arm_comparison import ArmComparison, compare_arms
-from picbench.comparison.measured_arm import MeasuredArm, measured_arms
+from picbench.comparison.measured_arm import MeasuredArm, measured_arms, placed
 from picbench.comparison.run_comparison import ComparisonSettings, RunComparison, adjusted
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError, IncomparableRuns
@@ -21,7 +21,8 @@ from picbench.output.summary import BASELINE, ArmSummary, summarise
 from picbench.run.tally import Tally
 from picbench.statistics.bootstrap import Interval
 from picbench.statistics.clusters import sum_clusters
-from picbench.statistics.quantiles import Quantile, quantile
+from picbench.statistics.quantiles import Quantile
+from picbench.statistics.repeated_quantiles import repeated_quantile
 from picbench.statistics.student import StudentMean
 
 T = TypeVar("T")
@@ -31,18 +32,21 @@ T = TypeVar("T")
 class ArmFacts:
     """One arm: its rows in the order of the run, its summary, and its timed TTFTs in ms.
 
-    `score_interval` is that of the mean score; None where scores say nothing of their spread.
+    These are of requests at `places` in their `repeats`, as in a `MeasuredArm`. `score_interval` is
+    that of the mean score; None where scores say nothing of their spread.
     """
 
     name: str
     rows: Sequence[SampleRow]
     summary: ArmSummary
     ttft: Sequence[float]
+    places: Sequence[int]
+    repeats: Sequence[int]
     score_interval: Interval | None
 
     def ttft_at(self, q: float) -> Quantile:
         """A quantile of TTFT in ms with its interval; without a value from too few requests."""
-        return quantile(self.ttft, q)
+        return repeated_quantile(self.ttft, q, self.places, self.repeats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +152,13 @@ def _read_if_there(read: Callable[[], T], file: Path) -> T | None:
 
 
 def _facts(name: str, rows: Sequence[SampleRow], summary: ArmSummary) -> ArmFacts:
-    ttft = [row.ttft_ms for row in rows if row.timed and row.ttft_ms is not None]
-    return ArmFacts(name, rows, summary, ttft, _score_interval(rows))
+    timed = [
+        (row.ttft_ms, place, row.repeat)
+        for place, row in placed(rows)
+        if row.timed and row.ttft_ms is not None
+    ]
+    ttft, places, repeats = zip(*timed, strict=True) if timed else ((), (), ())
+    return ArmFacts(name, rows, summary, ttft, places, repeats, _score_interval(rows))
 
 
 def _score_interval(rows: Sequence[SampleRow]) -> Interval | None:
