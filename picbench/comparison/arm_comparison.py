@@ -1,7 +1,8 @@
 """One arm against another, over the samples that both answered."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
@@ -14,8 +15,9 @@ from picbench.statistics.non_inferiority import (
 )
 from picbench.statistics.paired import Paired, paired_ratio, paired_scores
 from picbench.statistics.power import samples_for_width, samples_to_decide
-from picbench.statistics.quantiles import Quantile, quantile
+from picbench.statistics.quantiles import Quantile
 from picbench.statistics.repeatability import Nondeterminism, nondeterminism
+from picbench.statistics.repeated_quantiles import repeated_quantile
 
 #: Scores of the samples that have one in both arms, and of all of them.
 SCORE, SCORE_OF_ALL = "score", "score, unparsed as 0"
@@ -27,6 +29,18 @@ WAIT, QUANTILES = "ttft_ms", (0.5, 0.9, 0.99)
 POINT = 0.01
 
 
+class Drift(StrEnum):
+    """What an interval has of a machine that gets slower or faster from minute to minute.
+
+    `ALIKE`: the two took turns, so that it hit both. `REPEATS`: they did not, and what it did from
+    repeat to repeat is in the interval. `UNSEEN`: they did not, and nothing of it is.
+    """
+
+    ALIKE = "alike"
+    REPEATS = "repeats"
+    UNSEEN = "unseen"
+
+
 @dataclass(frozen=True, slots=True)
 class MetricChange:
     """How a score (from 0 to 1, more is better) or a time (less is better) changed.
@@ -34,7 +48,8 @@ class MetricChange:
     `before` and `after` are means, geometric ones of times. `p` is adjusted for all tests of the
     comparison that this is from. `loss` judges a score against the margin that was asked for, and
     `needed` is how many samples would decide that; without a margin, how many give a score an
-    interval of one point to either side.
+    interval of one point to either side. Where the two were measured one after another, the machine
+    may have changed between them: `drift` says what of that is in the interval.
     """
 
     name: str
@@ -44,6 +59,7 @@ class MetricChange:
     p: float
     loss: Loss | None = None
     needed: int | None = None
+    drift: Drift = Drift.ALIKE
 
     @property
     def wins(self) -> int:
@@ -58,7 +74,10 @@ class MetricChange:
 
 @dataclass(frozen=True, slots=True)
 class QuantileChange:
-    """A quantile of a time before and after, each with its interval over all answered requests."""
+    """A quantile of a time before and after, each with its interval over all answered requests.
+
+    It is over repeats as well, where there are several.
+    """
 
     name: str
     before: Quantile
@@ -193,26 +212,39 @@ def _needed(change: Paired, margin: float | None) -> int | None:
 def _times(pairs: Pairs, apart: bool, seed: int) -> Iterator[MetricChange]:
     before, after = pairs.before.times, pairs.after.times
     for name in (name for name in before if name in after):
-        clusters = pairs.batches if apart and name.endswith("_ms") else pairs.rounds
-        columns = zip(*pairs.of(before[name], after[name]), clusters, strict=True)
-        known = [(a, b, cluster) for a, b, cluster in columns if a and b]
+        separate = apart and name.endswith("_ms")
+        clusters = pairs.batches if separate else pairs.rounds
+        # What took turns is as far apart in every repeat, and rounds say by how much.
+        alike = pairs.interleaved and not separate
+        repeats = [0] * len(pairs) if alike else pairs.repeats
+        columns = zip(*pairs.of(before[name], after[name]), clusters, repeats, strict=True)
+        known = [(a, b, cluster, repeat) for a, b, cluster, repeat in columns if a and b]
         if known:
-            yield _time(name, known, seed)
+            found = _time(name, known, seed)
+            yield found if alike else replace(found, drift=_drift(found.change, apart=apart))
 
 
-def _time(name: str, times: Iterable[tuple[float, float, int]], seed: int) -> MetricChange:
-    before, after, clusters = zip(*times, strict=True)
-    change = paired_ratio(before, after, clusters, seed)
+def _time(name: str, times: Iterable[tuple[float, float, int, int]], seed: int) -> MetricChange:
+    before, after, clusters, repeats = zip(*times, strict=True)
+    change = paired_ratio(before, after, clusters, seed, repeats)
     return MetricChange(name, _geometric(before), _geometric(after), change, change.p)
+
+
+def _drift(change: Paired, *, apart: bool) -> Drift:
+    """Repeats of one run say how far its arms drift apart; none does of two runs."""
+    return Drift.REPEATS if change.repeats > 1 and not apart else Drift.UNSEEN
 
 
 def _quantiles(before: MeasuredArm, after: MeasuredArm) -> Iterator[QuantileChange]:
     for q in QUANTILES:
-        first, second = (
-            quantile([time for time in arm.times[WAIT] if time is not None], q)
-            for arm in (before, after)
-        )
-        yield QuantileChange(WAIT, first, second)
+        yield QuantileChange(WAIT, _quantile(before, q), _quantile(after, q))
+
+
+def _quantile(arm: MeasuredArm, q: float) -> Quantile:
+    columns = zip(arm.times[WAIT], arm.places, arm.repeats, strict=True)
+    known = [(time, place, repeat) for time, place, repeat in columns if time is not None]
+    times, places, repeats = zip(*known, strict=True) if known else ((), (), ())
+    return repeated_quantile(times, q, places, repeats)
 
 
 def _geometric(values: Sequence[float]) -> float:

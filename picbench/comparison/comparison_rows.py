@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from picbench.comparison.arm_comparison import (
     ArmComparison,
     CounterChange,
+    Drift,
     MetricChange,
 )
 from picbench.comparison.run_comparison import RunComparison
@@ -94,10 +95,56 @@ def run_notes(comparison: RunComparison) -> Iterator[str]:
     yield f"p: of no change, adjusted for {comparison.tests} tests (Holm)."
     yield "Times: ratios of geometric means, over rounds of requests."
     yield (f"Intervals: BCa bootstrap; over up to {FEW} rounds or sets of documents Student's t.")
+    yield from _quantile_notes(comparison)
+    yield from _drift_notes(comparison)
     if comparison.before != comparison.after:
         yield (
             "Times of separate runs also drift, which no interval here has in it: compare how arms "
             "relate within each run."
+        )
+
+
+def drift_words(metric: MetricChange) -> str:
+    """What stands after the interval of a time whose two sides did not take turns; else nothing."""
+    if metric.drift is Drift.REPEATS:
+        return f", over {metric.change.repeats} repeats"
+    return ", drift not included" if metric.drift is Drift.UNSEEN else ""
+
+
+def quantile_method(repeats: int) -> str:
+    """How the intervals of quantiles are made, and what is not in them."""
+    if repeats < 2:
+        return (
+            "order statistics of the requests of one repeat; what else the machine does at another "
+            "time is not in them"
+        )
+    few = "; two repeats say little of others, so they are wide" if repeats == 2 else ""
+    return f"order statistics over requests, and Student's t over {repeats} repeats{few}"
+
+
+def _quantile_notes(comparison: RunComparison) -> Iterator[str]:
+    found = [side for arm in comparison.arms for q in arm.quantiles for side in (q.before, q.after)]
+    for repeats in sorted({quantile.repeats for quantile in found if quantile.interval}):
+        yield f"Intervals of quantiles: {quantile_method(repeats)}."
+
+
+def _drift_notes(comparison: RunComparison) -> Iterator[str]:
+    """Of the arms of one run; two runs always drift."""
+    if comparison.before != comparison.after:
+        return
+    changes = [metric for arm in comparison.arms for metric in arm.metrics]
+    if any(metric.drift is Drift.UNSEEN for metric in changes):
+        yield (
+            "Drift not included: one arm served all requests, then the next one. If the machine "
+            "got slower or faster meanwhile, these ratios have that in them, but not their "
+            "intervals and p; three repeats or more put it there."
+        )
+    repeats = {m.change.repeats for m in changes if m.drift is Drift.REPEATS}
+    if repeats:
+        few = " Two repeats say little of others: more make these narrower." if 2 in repeats else ""
+        yield (
+            "Over repeats: one arm served all requests, then the next one. What the machine did "
+            f"meanwhile is in these intervals as far as it differs from repeat to repeat.{few}"
         )
 
 
@@ -131,7 +178,7 @@ def _metric(metric: MetricChange, score: str) -> tuple[str, ...]:
         number(metric.before),
         number(metric.after),
         f"{change.value:.3f}x" if change.ratio else f"{change.value:+.4f}",
-        _interval(change.interval, "{:.3f}" if change.ratio else "{:+.4f}"),
+        _interval(change.interval, "{:.3f}" if change.ratio else "{:+.4f}") + drift_words(metric),
         _p(metric.p),
         f"{metric.wins}/{change.equal}/{metric.losses}",
     )

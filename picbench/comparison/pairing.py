@@ -68,6 +68,19 @@ class Pairs:
         return rounds if len(set(rounds)) > 1 else self.batches
 
     @property
+    def repeats(self) -> list[int]:
+        """The repeat of each: what lasts for minutes is the same for all requests of one."""
+        return [self.before.repeats[i] for i in self._first]
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether two arms of one run took turns within a repeat, so that drift hit both alike.
+
+        With a single round, as in an open loop, one served everything and then the other did.
+        """
+        return len(set(self.before.rounds)) > 1
+
+    @property
     def batches(self) -> list[int]:
         """Batches of neighbouring rounds, or requests, as many as each has of these.
 

@@ -271,8 +271,8 @@ class _ArmChecks:
         total = within + drift
         if not total:
             return 0.0
-        # Welch's degrees of freedom: of the clusters, and of the runs that drift is known from.
-        freedom = total**2 / (within**2 / (change.clusters - 1) + drift**2 / max(1, self._runs - 1))
+        # Welch's degrees of freedom: of the samples, and of the runs that drift is known from.
+        freedom = total**2 / (within**2 / change.freedom + drift**2 / max(1, self._runs - 1))
         return float(stats.t.isf(ALPHA / max(1, self._tests), freedom)) * sqrt(total)
 
     def _check(

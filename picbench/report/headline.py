@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from picbench.comparison.arm_comparison import SCORE, SCORE_OF_ALL, ArmComparison, MetricChange
+from picbench.comparison.comparison_rows import drift_words
 from picbench.output.summary import BASELINE
 from picbench.output.verdict import subject_of
 from picbench.report.html_table import ratio_ends
@@ -62,7 +63,7 @@ def _parts(contents: RunContents, arm: ArmComparison) -> Iterator[str]:
     ttft, score = arm.metric("ttft_ms"), _score(arm)
     if ttft is not None:
         found = ttft.change.interval
-        ends = "" if found is None else f" ({ratio_ends(found)})"
+        ends = "" if found is None else f" ({ratio_ends(found)}{drift_words(ttft)})"
         yield f"first token in {ttft.change.value:.2f}x the time{ends}"
     peaks = arm.counter("peak_blocks")
     if peaks is not None and peaks.before:

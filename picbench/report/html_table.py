@@ -66,12 +66,14 @@ def with_interval(value: float | None, interval: Interval | None, pattern: str) 
     return HtmlCell(f"{cell.text} ({ends})", cell.key)
 
 
-def with_ratio_interval(value: float | None, interval: Interval | None) -> HtmlCell:
-    """A ratio of times with its interval, as `ratio_ends` writes it."""
+def with_ratio_interval(
+    value: float | None, interval: Interval | None, words: str = ""
+) -> HtmlCell:
+    """A ratio of times with its interval, as `ratio_ends` writes it, and what to know of that."""
     cell = number(value, "{:.2f}x")
     if value is None or interval is None:
         return cell
-    return HtmlCell(f"{cell.text} ({ratio_ends(interval)})", cell.key)
+    return HtmlCell(f"{cell.text} ({ratio_ends(interval)}{words})", cell.key)
 
 
 def ratio_ends(interval: Interval) -> str:

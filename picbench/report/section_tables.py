@@ -3,7 +3,14 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from picbench.comparison.arm_comparison import ArmComparison, MetricChange
-from picbench.comparison.comparison_rows import arm_notes, decision, metric_table, run_notes
+from picbench.comparison.comparison_rows import (
+    arm_notes,
+    decision,
+    drift_words,
+    metric_table,
+    quantile_method,
+    run_notes,
+)
 from picbench.comparison.run_comparison import RunComparison
 from picbench.output.summary import BASELINE
 from picbench.output.tables.cache_lines import cache_lines
@@ -45,11 +52,17 @@ def arm_table(contents: RunContents) -> HtmlTable:
     ]
     notes = [
         f"{contents.metric}: mean, unparsed replies as 0, with 95 % over sets of documents.",
-        "TTFT: milliseconds, with 95 % from order statistics; p90 needs 10 requests, p99 100.",
+        f"TTFT: milliseconds, with 95 % from {quantile_method(_repeats(contents))}; p90 needs 10 "
+        "requests, p99 100.",
         "Blocks: most that running requests held at a time. Reused and computed: shares of the "
         "prompts; computed includes chunks that were compiled to be reused.",
     ]
     return HtmlTable("Arms", ["arm", *columns], rows, [*notes, *_cache(contents)], contents.labels)
+
+
+def _repeats(contents: RunContents) -> int:
+    """Of the arm that got farthest."""
+    return max(arm.ttft_at(0.5).repeats for arm in contents.arms.values())
 
 
 def _cache(contents: RunContents) -> list[str]:
@@ -138,7 +151,7 @@ def _quantile(arm: ArmFacts, q: float) -> HtmlCell:
 def _change(metric: MetricChange | None) -> HtmlCell:
     if metric is None:
         return text(NOTHING)
-    return with_ratio_interval(metric.change.value, metric.change.interval)
+    return with_ratio_interval(metric.change.value, metric.change.interval, drift_words(metric))
 
 
 def memory_table(contents: RunContents) -> HtmlTable | None:
@@ -228,7 +241,9 @@ def _metric_cells(row: Sequence[str], metric: MetricChange) -> list[HtmlCell]:
 
 def _ends(metric: MetricChange, interval: str) -> str:
     found = metric.change.interval
-    return ratio_ends(found) if metric.change.ratio and found is not None else interval
+    if not metric.change.ratio or found is None:
+        return interval
+    return f"{ratio_ends(found)}{drift_words(metric)}"
 
 
 def count_table(contents: RunContents) -> HtmlTable | None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from measured_arms import make_arm, noisy, repeated
 from measured_noise import measured, possible_run, residuals, save
 
 from picbench.comparison.measured_arm import MeasuredArm
@@ -288,3 +289,24 @@ def test_replies_without_a_score_count_as_lost() -> None:
         {**arms, "mepic": replace(arms["mepic"], scores=scores)}, save([possible_run(1)])
     )
     assert found(checks, REGRESSION) == [("mepic", "score, unparsed as 0")]
+
+
+@pytest.mark.parametrize(
+    ("factors", "verdict"),
+    [((1.0, 1.3), INCONCLUSIVE), ((1.11, 1.17), INCONCLUSIVE), ((1.14, 1.141), REGRESSION)],
+)
+def test_a_slowdown_in_one_repeat_of_an_open_loop_is_chance(
+    factors: tuple[float, float], verdict: GateVerdict
+) -> None:
+    """14 % in the mean each time. Each arm has the machine for itself, in each repeat anew."""
+    arm = repeated(make_arm("mepic", scores=[1.0] * 100, size=100), 2)
+    baseline = save([{"full": replace(arm, name="full"), "mepic": arm}])
+    run = {"full": noisy(replace(arm, name="full"), 1, noise=0.01), "mepic": noisy(arm, 2, 0.01)}
+    slow = tuple(
+        None if time is None else time * factors[repeat]
+        for time, repeat in zip(run["mepic"].times["ttft_ms"], arm.repeats, strict=True)
+    )
+    run["mepic"] = replace(arm, times={**run["mepic"].times, "ttft_ms": slow})
+    checks = check(run, baseline)
+    found_of = {(c.arm, c.metric): c.verdict for c in checks}
+    assert found_of["mepic", "ttft_vs_full"] is verdict

@@ -321,3 +321,24 @@ def test_the_page_is_packaged() -> None:
     packaged = {f for glob in data["package-data"]["picbench.report"] for f in folder.glob(glob)}
     assert packaged == {*(folder / "templates").iterdir()}
     assert len(packaged) == 3
+
+
+@pytest.mark.parametrize(
+    ("repeats", "words", "p50"),
+    [
+        (1, "drift not included", "order statistics of the requests of one repeat"),
+        (3, "over 3 repeats", "order statistics over requests, and Student's t over 3 repeats"),
+    ],
+)
+def test_an_open_loop_says_beside_intervals_what_of_drift_is_in_them(
+    tmp_path: Path, repeats: int, words: str, p50: str
+) -> None:
+    """In the verdict, in the table of arms, and in the comparison; not for arms that take turns."""
+    made = replace(harness(10), arrivals=tuple(map(float, range(10))))
+    text = page_of(run_fakes(made, tmp_path / "open", *ARMS, repeats=repeats)).text
+    assert f"first token in 0.25x the time (0.25 to 0.25, {words})" in text
+    assert f"0.25x (0.25 to 0.25, {words})" in text
+    assert text.count(f"0.25 to 0.25, {words}") == 5, "two arms in two tables, and the verdict"
+    assert f"with 95 % from {p50}" in text
+    turns = run_fakes(harness(10), tmp_path / "turns", *ARMS, repeats=repeats, concurrency=1)
+    assert f"0.25 to 0.25, {words}" not in page_of(turns).text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from harness_fakes import FakeEngine, Harness, make_sample
+from harness_fakes import FakeEngine, Harness, make_sample, run_fakes
 
 from picbench.cli import main
 from picbench.inputs.workload import Workload
@@ -153,6 +153,42 @@ def test_synthetic_rows_are_said(tmp_path: Path, style: str) -> None:
 def test_it_is_said_how_intervals_are_made(one: str) -> None:
     said = " ".join(compare(one).stdout.split())
     assert "over up to 13 rounds or sets of documents Student's t." in said
+
+
+def test_quantiles_say_what_their_intervals_are_over(one: str, tmp_path: Path) -> None:
+    repeated = run(tmp_path / "repeated", "--algo", ARMS, "--repeats", "3")
+    once, more = (" ".join(compare(path).stdout.split()) for path in (one, repeated))
+    assert "Intervals of quantiles: order statistics of the requests of one repeat;" in once
+    assert "and Student's t over 3 repeats." in more
+    assert "of one repeat" not in more
+
+
+@pytest.mark.parametrize(
+    ("repeats", "cell", "note"),
+    [
+        (1, "0.250, drift not included", "Drift not included: one arm served all requests,"),
+        (2, "0.250, over 2 repeats", "Two repeats say little of others: more make these"),
+        (3, "0.250, over 3 repeats", "as far as it differs from repeat to repeat."),
+    ],
+)
+def test_arms_of_an_open_loop_say_what_of_drift_is_in_the_interval(
+    tmp_path: Path, repeats: int, cell: str, note: str
+) -> None:
+    harness = Harness(
+        [make_sample(n) for n in range(10)], weights="real", arrivals=tuple(map(float, range(10)))
+    )
+    path = run_fakes(harness, tmp_path / "open", *ARMS.split(","), repeats=repeats)
+    lines = compare(str(path)).stdout
+    assert sum(cell in line for line in lines.splitlines() if "ttft_ms" in line) == 2
+    assert note in " ".join(lines.split())
+    assert ("Two repeats" in lines) == (repeats == 2)
+
+
+def test_arms_that_took_turns_say_nothing_of_drift(tmp_path: Path) -> None:
+    turns = run(tmp_path / "turns", "--algo", ARMS, "--repeats", "2", "--concurrency", "1")
+    said = compare(turns).stdout.lower()
+    assert "drift" not in said
+    assert "over 2 repeats;" in " ".join(said.split())
 
 
 def test_markdown_has_a_table_for_each_arm(one: str) -> None:
