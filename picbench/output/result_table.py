@@ -111,6 +111,10 @@ def notes(job: Job) -> Iterator[str]:
     yield "tokens/s: prompt and output tokens over the arm's own busy time."
     if job.workload.arrivals:
         yield "Open loop: latency counts from arrival; makespan is from 0 to the last token."
+        yield (
+            "Each arm served all requests before the next one did: if the machine got slower or "
+            "faster meanwhile, ratios between arms have that in them."
+        )
     if job.objectives:
         yield f"goodput: requests that met {job.config.slo}, by the second."
     yield f"blocks: most that running requests held at a time, of {BLOCK_SIZE} tokens."

@@ -54,6 +54,7 @@ def test_an_open_loop_reports_makespan_and_goodput(tmp_path: Path) -> None:
     result = run(harness, tmp_path / "run", "--slo", "ttft=200", "--max-running", "9")
     assert result.exit_code == 0, result.stderr
     assert "makespan" in result.stdout
+    assert "Each arm served all requests before the next one did" in result.stdout
     arms = read(tmp_path / "run" / "summary.json")["arms"]
     # Every request takes 0.5 s, and the last one arrives at 2.0 s; full's first token takes 0.4 s.
     assert arms["mepic"]["makespan_s"] == pytest.approx(2.5)
