@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from picbench.errors import ConfigError, InvalidRun
 from picbench.gate.baseline import SCHEMA, Baseline
 from picbench.names import closest
+from picbench.validation import first_refusal
 from picbench.whole_files import write_whole
 
 #: Where baselines with a name are, below the current directory.
@@ -54,11 +55,8 @@ def read_baseline(name: str) -> Baseline:
     try:
         return Baseline.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(
-            f"`baseline` {path}: {place}: {first['msg']}", hint="see docs/ci.md"
-        ) from error
+        message = f"`baseline` {path}: {first_refusal(error)}"
+        raise ConfigError(message, hint="see docs/ci.md") from error
 
 
 def write_baseline(path: Path, baseline: Baseline) -> None:

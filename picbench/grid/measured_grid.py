@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from picbench.errors import ConfigError
 from picbench.output.json_file import write_json
+from picbench.validation import first_refusal
 
 #: How requests come: one at a time, or as many at a time as the grid says; else requests a second.
 ALONE, BURST = "alone", "burst"
@@ -162,11 +163,8 @@ def read_grid(path: Path) -> MeasuredGrid:
         hint = f"name a grid.json, or one of the package's: {names}"
         raise ConfigError(f"`grid` {path}: {error.strerror}", hint=hint) from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(
-            f"`grid` {path}: {where}: {first['msg']}", hint="measure it again"
-        ) from error
+        message = f"`grid` {path}: {first_refusal(error)}"
+        raise ConfigError(message, hint="measure it again") from error
     except ValueError as error:
         raise ConfigError(f"`grid` {path}: {error}", hint="it must be JSON") from error
 

@@ -12,6 +12,7 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
 from picbench.errors import ConfigError, DataError, EngineError
 from picbench.output.tables.printing import PipedConsole
+from picbench.validation import first_refusal
 from picbench.workloads import models
 from picbench.workloads.sources.records import Record, file_records
 
@@ -102,10 +103,8 @@ def _chunk(record: Record) -> Chunk:
     try:
         found = _Line.model_validate(record.values())
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
         raise DataError(
-            f"{record.source}: {where + ': ' if where else ''}{first['msg'].lower()}",
+            f"{record.source}: {first_refusal(error, lower=True)}",
             hint='one {"text": "..."} or {"tokens": [...]} a line',
         ) from error
     return Chunk(found.text, found.tokens, document=found.document)

@@ -26,6 +26,7 @@ from picbench.output.store.workload_file import StoredSample, read_workload
 from picbench.output.summary import ArmSummary, provenance_of, summarise
 from picbench.run.slo import parse_slo
 from picbench.run.tally import Tally
+from picbench.validation import first_refusal
 
 Array = npt.NDArray[np.float64]
 
@@ -198,10 +199,10 @@ def _rows(values: Sequence[dict[str, Any]]) -> list[SampleRow]:
     try:
         return _ROWS.validate_python(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        number, *place = first["loc"]
-        where = ".".join(map(str, place))
-        raise ValueError(f"line {int(number) + 1}: {where}: {first['msg']}") from error
+        first = first_refusal(error)
+        number, *place = first.path
+        of_row = replace(first, path=tuple(place))
+        raise ValueError(f"line {int(number) + 1}: {of_row}") from error
 
 
 def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
@@ -259,7 +260,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"no {error}"
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        return f"{place}: {first['msg']}" if place else str(first["msg"])
+        return str(first_refusal(error))
     return str(error).splitlines()[0] if str(error) else type(error).__name__

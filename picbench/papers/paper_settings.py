@@ -14,6 +14,7 @@ from picbench.errors import ConfigError
 from picbench.inputs.traffic_file import TrafficConfig, parse_traffic
 from picbench.names import closest
 from picbench.papers.judging.claim import Claim
+from picbench.validation import first_refusal
 
 PAPERS = ("mepic", "epic", "cacheblend", "minipic")
 
@@ -237,9 +238,8 @@ def read_yaml(kind: type[Content], path: Path) -> Content:
     except yaml.YAMLError as error:
         raise ConfigError(f"`settings` {path}: {error}", hint="it must be YAML") from error
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"`settings` {path}: {where}: {first['msg'].lower()}") from error
+        message = f"`settings` {path}: {first_refusal(error, lower=True)}"
+        raise ConfigError(message) from error
 
 
 def points(settings: Settings, experiment: str, device: Device) -> Iterator[Point]:

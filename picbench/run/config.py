@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from picbench.engines.chunk_cache.tiers.kinds import without_credentials
 from picbench.errors import ConfigError
+from picbench.validation import first_refusal
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -76,8 +77,8 @@ def parse_settings(kind: type[Config], values: Mapping[str, Any], command: str) 
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = first_refusal(error, lower=True)
         raise ConfigError(
-            f"`{first['loc'][0]}` {first['input']!r}: {first['msg'].lower()}",
+            f"`{first.path[0]}` {first.value!r}: {first.message}",
             hint=f"see {command} `help`",
         ) from error

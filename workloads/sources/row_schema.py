@@ -12,6 +12,8 @@ from pydantic import (
     model_validator,
 )
 
+from picbench.validation import first_refusal
+
 
 class RowSchema(BaseModel):
     """One line of a data file, in LongBench's schema; other fields are ignored.
@@ -50,7 +52,5 @@ def first_problem(error: ValueError) -> str:
     """Return the first problem of a validation error as one phrase."""
     if not isinstance(error, ValidationError):
         return str(error)
-    problem = error.errors(include_url=False)[0]
-    field = ".".join(str(key) for key in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"field {field!r}: {message}" if field else message
+    first = first_refusal(error)
+    return f"field {first.field!r}: {first.message}" if first.path else first.message

@@ -11,6 +11,7 @@ from picbench.errors import ConfigError
 from picbench.grid.measured_grid import ArmCell, GridFacts, GridPoint
 from picbench.measure.break_even.same_engines import refuse_other_engines
 from picbench.output.json_file import locked, write_json
+from picbench.validation import first_refusal
 
 SCHEMA = 1
 
@@ -78,7 +79,4 @@ def add_repeat(path: Path, facts: GridFacts, repeat: CheckedRepeat) -> CheckedRe
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-    return str(error)
+    return str(first_refusal(error) if isinstance(error, ValidationError) else error)

@@ -1,0 +1,46 @@
+"""What pydantic refuses, in a phrase."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from picbench.validation import Refusal, first_refusal
+
+
+class _Inner(BaseModel):
+    count: int = Field(ge=1)
+
+
+class _Outer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    inner: list[_Inner] = []
+    name: str = ""
+
+    @model_validator(mode="after")
+    def _named(self) -> "_Outer":
+        if self.name == "Refused":
+            raise ValueError("Another name is needed")
+        return self
+
+
+def refusal(values: object, **settings: Any) -> Refusal:
+    with pytest.raises(ValidationError) as caught:
+        _Outer.model_validate(values)
+    return first_refusal(caught.value, **settings)
+
+
+def test_the_first_field_is_named_by_its_path() -> None:
+    found = refusal({"inner": [{"count": 1}, {"count": 0}], "other": 1})
+    assert str(found) == "inner.1.count: Input should be greater than or equal to 1"
+    assert (found.path, found.field, found.value) == (("inner", 1, "count"), "inner.1.count", 0)
+
+
+def test_what_is_wrong_as_a_whole_has_no_field() -> None:
+    assert str(refusal({"name": "Refused"})) == "Another name is needed"
+    assert str(refusal([], lower=True)).startswith("input should be a valid dict")
+
+
+def test_only_the_message_is_put_into_lower_case() -> None:
+    assert str(refusal({"Other": 1}, lower=True)) == "Other: extra inputs are not permitted"
