@@ -1,21 +1,52 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and errors that name the file."""
 
 import os
-from errno import EINVAL
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from errno import EDQUOT, EINVAL, ENOSPC
 from pathlib import Path
+from typing import BinaryIO
+
+#: The numbers of errors that say that a disk is full: with room, the same can be written.
+FULL_DISK = frozenset({ENOSPC, EDQUOT})
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that a reader finds the old one or the new one, never half of one.
+    """Write a file as `whole_file` does."""
+    with whole_file(path) as file:
+        file.write(content)
 
-    Processes that write the same file do not meet. Raises OSError where it cannot be written, and
-    for what is no regular file, such as a device, which would be replaced.
+
+@contextmanager
+def whole_file(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+    """A file to write; a reader finds the old one until the block has ended, never half of one.
+
+    It is on the disk then if `durable`. A block that raises leaves the old file. Threads and
+    processes that write the same file do not meet. Raises OSError that names `path` where it cannot
+    be written, and for what is no regular file, such as a device, which would be replaced.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(EINVAL, "not a regular file", str(path))
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    draft = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
+    with naming(path, draft):
+        try:
+            with draft.open("wb") as file:
+                yield file
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path, draft: Path | None = None) -> Iterator[None]:
+    """Let an OSError name `path` if it names no file, as those of writing, or only its `draft`."""
     try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(draft)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error

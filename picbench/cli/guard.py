@@ -11,11 +11,12 @@ import threading
 import traceback
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 import click
 
 from picbench.errors import ConfigError, EngineError, PicBenchError
+from picbench.whole_files import FULL_DISK
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130
@@ -23,15 +24,15 @@ INTERRUPTED = 130
 #: What a shell says of a program whose reader went away; click's own 1 would be a regression.
 PIPE_CLOSED = 141
 
-#: The disk is full: what was written before is kept.
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-
 #: What a file system refuses; any other `OSError` is a bug.
-_REFUSED = _FULL | {
+_REFUSED = FULL_DISK | {
     errno.EACCES,
+    errno.EBUSY,
+    errno.EEXIST,
     errno.EFBIG,
     errno.EIO,
     errno.EISDIR,
+    errno.ELOOP,
     errno.ENAMETOOLONG,
     errno.ENOENT,
     errno.ENOTDIR,
@@ -104,10 +105,11 @@ def exit_code(error: BaseException) -> int:
     """The code with which a command ends that raises `error`."""
     if isinstance(error, PicBenchError):
         cause = error.__cause__
-        full = isinstance(cause, OSError) and cause.errno in _FULL
+        full = isinstance(cause, OSError) and cause.errno in FULL_DISK
         return EngineError.exit_code if full else error.exit_code
-    if isinstance(error, OSError) and error.errno in _REFUSED:
-        return EngineError.exit_code if error.errno in _FULL else ConfigError.exit_code
+    if _is_refused(error):
+        full = error.errno in FULL_DISK
+        return EngineError.exit_code if full else ConfigError.exit_code
     return INTERRUPTED if isinstance(error, KeyboardInterrupt) else INTERNAL_ERROR
 
 
@@ -184,11 +186,19 @@ def _usage(error: click.ClickException) -> str:
 
 
 def _unexpected(error: Exception) -> str:
-    if not (isinstance(error, OSError) and error.errno in _REFUSED):
+    if not _is_refused(error):
         return _internal(error)
     where = f"{error.filename}: " if error.filename else ""
-    hint = "make room" if error.errno in _FULL else "name a place that can be read and written"
+    hint = "make room" if error.errno in FULL_DISK else "name a place that can be read and written"
     return f"{where}{error.strerror} ({hint}; --debug shows the traceback)"
+
+
+def _is_refused(error: BaseException) -> TypeGuard[OSError]:
+    """Whether a file system refused it; EINVAL is its word only where a file is named."""
+    if not isinstance(error, OSError):
+        return False
+    no_such_use = error.errno == errno.EINVAL and error.filename is not None
+    return no_such_use or error.errno in _REFUSED
 
 
 def _internal(error: Exception) -> str:

@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import TextIO
 
+from picbench.whole_files import naming
+
 #: Names the file that a step's summary is appended to.
 SUMMARY_FILE = "GITHUB_STEP_SUMMARY"
 
@@ -12,7 +14,7 @@ def write_step_summary(markdown: str, stream: TextIO) -> None:
     """Append Markdown to the summary of the step; to `stream` where there is no GitHub Actions."""
     path = os.environ.get(SUMMARY_FILE)
     if path:
-        with Path(path).open("a", encoding="utf-8") as file:
+        with naming(Path(path)), Path(path).open("a", encoding="utf-8") as file:
             file.write(markdown)
     else:
         stream.write(markdown)

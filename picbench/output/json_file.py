@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 from pydantic_core import from_json
 
+from picbench.whole_files import whole_file
+
 
 def write_json(
     path: Path, value: Mapping[str, Any] | Sequence[Any], *, indent: int | None = 2
@@ -20,14 +22,10 @@ def write_json(
 
     Without an `indent` it is one line: for long arrays.
     """
-    draft = path.with_name(f".{path.name}.tmp")
-    with draft.open("w", encoding="utf-8") as file:
-        separators = None if indent else (",", ":")
-        json.dump(value, file, indent=indent, separators=separators, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    separators = None if indent else (",", ":")
+    text = json.dumps(value, indent=indent, separators=separators, allow_nan=False)
+    with whole_file(path, durable=True) as file:
+        file.write(text.encode() + b"\n")
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from picbench.output.store.batch_log import LEDGER, SAMPLES, BatchLog, append_ro
 from picbench.output.store.documents import SCHEMA
 from picbench.output.store.workload_file import write_workload
 from picbench.run.protocol import ArmBatch
+from picbench.whole_files import whole_file
 from picbench.workloads.facts import ChunkSet
 from picbench.workloads.sample import Sample
 
@@ -40,7 +41,8 @@ MEMORY = "memory.parquet"
 SUMMARY = "summary.json"
 
 #: What a run writes before its manifest.
-_EARLY = ("logs", WORKLOAD, f".{WORKLOAD}.tmp", f".{MANIFEST}.tmp")
+_EARLY = ("logs", WORKLOAD)
+_EARLY_DRAFTS = re.compile(rf"\.({re.escape(WORKLOAD)}|{re.escape(MANIFEST)})\.(\d+\.)?tmp")
 
 
 class RunDirectory:
@@ -89,12 +91,11 @@ class RunDirectory:
 
     def write_memory(self, ledgers: Mapping[str, Iterable[Snapshot]]) -> None:
         """Write the ledgers of all arms, column by column: rows would take what ledgers take."""
-        draft = self.path / f".{MEMORY}.tmp"
+        path = self.path / MEMORY
         # Arrow takes the names of files for UTF-8, which they are not in every locale.
-        with draft.open("wb") as file, pq.ParquetWriter(file, _memory_schema()) as writer:
+        with whole_file(path) as file, pq.ParquetWriter(file, _memory_schema()) as writer:
             for arm, snapshots in ledgers.items():
                 writer.write_table(_memory_table(arm, list(snapshots)))
-        draft.replace(self.path / MEMORY)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write or replace the summary."""
@@ -125,12 +126,16 @@ def check_free(path: Path) -> None:
     """
     try:
         taken = path.exists() and (
-            not path.is_dir() or any(entry.name not in _EARLY for entry in path.iterdir())
+            not path.is_dir() or not all(_is_early(entry.name) for entry in path.iterdir())
         )
     except OSError as error:
         raise _unwritable(path, error) from error
     if taken:
         raise ConfigError(f"`output` {path}: exists and is not empty", hint="name a new folder")
+
+
+def _is_early(name: str) -> bool:
+    return name in _EARLY or _EARLY_DRAFTS.fullmatch(name) is not None
 
 
 def _memory_schema() -> pa.Schema:

@@ -9,20 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from picbench.errors import ConfigError
+from picbench.whole_files import write_whole
 
 
 def cache_directory(kind: str) -> Path:
     """The user's cache for one kind of thing: ``$XDG_CACHE_HOME/picbench/KIND``, or ~/.cache."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "picbench" / kind
-
-
-def write_whole(file: Path, content: bytes) -> None:
-    """Write a file so that another process sees all of it or nothing."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as partial:
-        partial.write(content)
-    Path(partial.name).replace(file)
 
 
 def write_rows(name: str, rows: Iterable[dict[str, Any]], directory: Path | None = None) -> Path:
@@ -34,6 +27,7 @@ def write_rows(name: str, rows: Iterable[dict[str, Any]], directory: Path | None
     fingerprint = hashlib.sha256(content).hexdigest()[:16]
     file = (directory or cache_directory("rows")) / f"{name}-{fingerprint}.jsonl"
     if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, content)
     return file
 

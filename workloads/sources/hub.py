@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from picbench.errors import ConfigError, DataError, PicBenchError
-from picbench.workloads.sources.cache_files import cache_directory, write_whole
+from picbench.whole_files import write_whole
+from picbench.workloads.sources.cache_files import cache_directory
 
 HUB = "hub"
 
@@ -167,6 +168,7 @@ def hub_rows(archive: Archive, dataset: str, *, offline: bool) -> tuple[Path, Or
     sha256 = checksum(archive, path)
     file = cache_directory("hub") / sha256[:16] / f"{dataset}.jsonl"
     if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, _member(path, dataset))
     revision = path.parent.name  # The hub's cache has a folder for every commit.
     return file, Origin(archive.repository, revision, archive.file, sha256, bool(archive.sha256))

@@ -25,6 +25,7 @@ from picbench.engines.ledger import KINDS, Snapshot
 from picbench.output.json_file import parse_line
 from picbench.output.sample_row import SampleRow
 from picbench.run.protocol import ArmBatch
+from picbench.whole_files import naming, whole_file
 
 SAMPLES = "samples.jsonl"
 LEDGER = "ledger.jsonl"
@@ -109,9 +110,13 @@ class BatchLog:
 
 def append_rows(path: Path, rows: Iterable[SampleRow], *, flush: bool = True) -> None:
     """Append rows as lines of JSON, and `flush` them to the disk."""
+    _append(path, _lines(rows), flush=flush)
+
+
+def _lines(rows: Iterable[SampleRow]) -> bytes:
     lines = "".join(json.dumps(_values(row), ensure_ascii=False) + "\n" for row in rows)
     # Replies may have lone surrogates, which become escapes in JSON.
-    _append(path, lines.encode("utf-8", "backslashreplace"), flush=flush)
+    return lines.encode("utf-8", "backslashreplace")
 
 
 def _values(row: SampleRow) -> dict[str, object]:
@@ -122,10 +127,8 @@ def _values(row: SampleRow) -> dict[str, object]:
 
 def write_rows(path: Path, rows: Iterable[SampleRow]) -> None:
     """Replace a file by these rows; a reader finds the old rows or the new ones."""
-    draft = path.with_name(f".{path.name}.tmp")
-    draft.unlink(missing_ok=True)
-    append_rows(draft, rows)
-    draft.replace(path)
+    with whole_file(path, durable=True) as file:
+        file.write(_lines(rows))
 
 
 def read_batches(folder: Path) -> list[StoredBatch]:
@@ -165,7 +168,7 @@ def cut(folder: Path, batches: Sequence[StoredBatch]) -> None:
 
 
 def _append(path: Path, lines: bytes, *, flush: bool) -> None:
-    with path.open("ab") as file:
+    with naming(path), path.open("ab") as file:
         file.write(lines)
         if flush:
             file.flush()

@@ -11,7 +11,6 @@ A line is a chunk or a sample, and a chunk precedes the first sample that has it
 """
 
 import json
-import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from picbench.output.json_file import parse_line
+from picbench.whole_files import whole_file
 from picbench.workloads.facts import ChunkSet, chunk_id
 from picbench.workloads.sample import Sample, SampleSegment
 
@@ -95,14 +95,10 @@ _SEGMENT = TypeAdapter(StoredSegment)
 
 def write_workload(path: Path, samples: Iterable[Sample], sets: Mapping[str, ChunkSet]) -> None:
     """Write what `samples` send; `sets` has the chunks of each. A reader finds all or no file."""
-    draft = path.with_name(f".{path.name}.tmp")
-    with draft.open("wb") as file:
+    with whole_file(path, durable=True) as file:
         for line in _lines(samples, sets):
             text = json.dumps(line, ensure_ascii=False) + "\n"
             file.write(text.encode("utf-8", "backslashreplace"))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
 
 
 def read_workload(path: Path, only: Container[str] | None = None) -> dict[str, StoredSample]:

@@ -78,6 +78,8 @@ def refuse(number: int) -> None:
     [
         (errno.ENOSPC, 4, "some/file: No space left on device (make room"),
         (errno.EROFS, 2, "some/file: Read-only file system (name a place"),
+        (errno.EEXIST, 2, "some/file: File exists (name a place"),
+        (errno.EINVAL, 2, "some/file: Invalid argument (name a place"),
         (errno.ECONNRESET, 70, "internal error: ConnectionResetError"),
     ],
 )
@@ -86,6 +88,17 @@ def test_what_a_file_system_refuses_is_no_bug(number: int, code: int, said: str)
     assert result.exit_code == code
     assert result.stderr.startswith(f"picbench: {said}")
     assert result.stderr.count("\n") == 1
+
+
+@main.command()
+def misuse() -> None:
+    """Fail as a system call does that is given what it does not take."""
+    raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+
+def test_a_wrong_argument_is_a_bug_where_no_file_is_named() -> None:
+    result = CliRunner().invoke(main, ["misuse"])
+    assert (result.exit_code, result.stderr.count("internal error")) == (70, 1)
 
 
 @main.command()

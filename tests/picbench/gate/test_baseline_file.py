@@ -1,12 +1,12 @@
 """Baselines as files."""
 
-import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
 import yaml
+from full_disk import largest_file
 from measured_noise import FILE, measured
 
 from picbench.errors import ConfigError, InvalidRun
@@ -118,18 +118,11 @@ def test_thresholds_can_be_edited_by_hand() -> None:
     assert found.thresholds.counters == {"peak_blocks": 0.02}
 
 
-def test_a_disk_that_is_full_keeps_the_old_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_keeps_the_old_file() -> None:
     write_baseline(Path("b.json"), measured())
     before = Path("b.json").read_bytes()
-
-    def full(path: Path, content: bytes) -> int:
-        path.write_text(content[:10].decode())
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_bytes", full)
-        with pytest.raises(ConfigError, match=r"b\.json: No space left"):
-            write_baseline(Path("b.json"), measured())
+    with largest_file(10), pytest.raises(ConfigError, match=r"b\.json: File too large"):
+        write_baseline(Path("b.json"), measured())
     assert {path.name: path.read_bytes() for path in Path().iterdir()} == {"b.json": before}
 
 

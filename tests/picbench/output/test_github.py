@@ -22,6 +22,13 @@ def test_a_summary_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert stream.getvalue() == ""
 
 
+def test_a_summary_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/dev/full")
+    with pytest.raises(OSError, match="No space") as caught:
+        write_step_summary("a\n", io.StringIO())
+    assert caught.value.filename == "/dev/full"
+
+
 def test_elsewhere_it_goes_to_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
     stream = io.StringIO()

@@ -9,15 +9,17 @@ from threading import Thread
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from harness_fakes import make_snapshot
+from full_disk import largest_file
+from harness_fakes import make_sample, make_snapshot
 
 from picbench.engines.ledger import KINDS
 from picbench.errors import ConfigError
 from picbench.output.json_file import locked, write_json
-from picbench.output.run_directory import MEMORY, RunDirectory
+from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY, WORKLOAD, RunDirectory
 from picbench.output.run_reader import read_series
 from picbench.output.sample_row import SampleRow
 from picbench.output.store.batch_log import SAMPLES
+from picbench.workloads.facts import chunk_sets
 
 
 @pytest.fixture
@@ -84,6 +86,39 @@ def test_memory_is_replaced_whole_or_not_at_all(directory: RunDirectory) -> None
         directory.write_memory({"full": [make_snapshot(0, 0.0, 5)], "mepic": [torn]})
     (only,) = pq.read_table(directory.path / "memory.parquet").to_pylist()
     assert (only["arm"], only["prompt"]) == ("full", 3)
+
+
+@pytest.mark.parametrize("name", [MANIFEST, MEMORY, SUMMARY, WORKLOAD])
+def test_a_file_that_does_not_fit_is_named_and_leaves_nothing(
+    directory: RunDirectory, name: str
+) -> None:
+    samples = [make_sample(n) for n in range(9)]
+    write = {
+        MANIFEST: lambda: directory.write_manifest({"a": "b" * 1000}),
+        MEMORY: lambda: directory.write_memory({"full": [make_snapshot(0, 0.0, 3)]}),
+        SUMMARY: lambda: directory.write_summary({"a": "b" * 1000}),
+        WORKLOAD: lambda: directory.write_workload(samples, chunk_sets(samples)),
+    }[name]
+    with largest_file(500), pytest.raises(OSError, match="too large") as caught:
+        write()
+    assert caught.value.filename == str(directory.path / name)
+    assert [path.name for path in directory.path.iterdir()] == ["logs"]
+
+
+def test_rows_that_do_not_fit_name_their_file(directory: RunDirectory) -> None:
+    row = SampleRow(arm="mepic", sample="a", round=0, timed=True, prompt_sha256="0", text="a")
+    with largest_file(100), pytest.raises(OSError, match="too large") as caught:
+        directory.append([row])
+    assert caught.value.filename == str(directory.path / SAMPLES)
+
+
+@pytest.mark.parametrize("draft", [".workload.jsonl.4711.tmp", ".manifest.json.tmp"])
+def test_drafts_of_a_killed_run_are_in_no_way(tmp_path: Path, draft: str) -> None:
+    (tmp_path / draft).write_text("half")
+    RunDirectory.create(tmp_path)
+    (tmp_path / ".other.tmp").write_text("of the user")
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        RunDirectory.create(tmp_path)
 
 
 def test_a_long_ledger_is_not_held_twice(directory: RunDirectory) -> None:
