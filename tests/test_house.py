@@ -134,6 +134,17 @@ def test_what_pydantic_refuses_is_worded_in_one_place() -> None:
     assert words == ["picbench/sweep/sweep_file.py", "picbench/validation.py"]
 
 
+def test_files_are_written_whole() -> None:
+    """By `picbench.whole_files`; what only grows is opened for appending."""
+    calls = re.compile(r"\.write_(text|bytes)\(|\.savefig\((?!drawn)|open\(.w|to_csv\((?!index)")
+    found = [
+        name(path)
+        for path in FILES
+        if path.is_relative_to(ROOT / "picbench") and calls.search(path.read_text())
+    ]
+    assert found == ["picbench/whole_files.py"]
+
+
 @pytest.mark.parametrize("word", RETIRED)
 def test_retired_words_stay_away(word: str) -> None:
     pattern = re.compile(word)

@@ -20,6 +20,7 @@ from picbench.output import markdown
 from picbench.output.figures.occupancy import draw_occupancy
 from picbench.output.run_reader import Series, read_run
 from picbench.output.summary import ArmSummary
+from picbench.whole_files import write_whole
 
 #: A pool is full when so much of it is held (one more request takes a few percent), and it counts
 #: as saturated when it is full for so much of the time.
@@ -90,7 +91,7 @@ def write(throughput: Path | None, memory: Path | None, commit: str | None, outp
         _check_saturated(loads["memory"])
     output.mkdir(parents=True, exist_ok=True)
     page = render(loads, commit)
-    (output / "load.md").write_text(page, encoding="utf-8")
+    write_whole(output / "load.md", page.encode())
     panels = {name: load.series for name, load in loads.items()}
     draw_occupancy(panels, _about(loads, commit), output / "load")
     update_summary(output, ratios(loads))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from picbench.output.json_file import locked, write_json
+from picbench.whole_files import write_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def save(base: Path, document: Mapping[str, Any], page: str) -> None:
     """Write ``base.json`` and ``base.md``."""
     base.parent.mkdir(parents=True, exist_ok=True)
     write_json(base.with_name(f"{base.name}.json"), document)
-    base.with_name(f"{base.name}.md").write_text(page, encoding="utf-8")
+    write_whole(base.with_name(f"{base.name}.md"), page.encode())
 
 
 def update_summary(folder: Path, figures: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from picbench.errors import ConfigError, InvalidRun
 from picbench.measure.load_settings import LOADS, POOL, PREFIX, PRIVATE, SUBJECT
 from picbench.names import closest
 from picbench.output import provenance
+from picbench.whole_files import write_whole
 from picbench.workloads import models
 from picbench.workloads.testbed import model_path
 
@@ -110,7 +111,7 @@ def _run(step: CheckStep, note: Path, commit: str) -> None:
     took = time.monotonic() - began
     note.parent.mkdir(parents=True, exist_ok=True)
     done = {"commit": commit, "seconds": round(took, 1)}
-    note.write_text(json.dumps(done) + "\n", encoding="utf-8")
+    write_whole(note, (json.dumps(done) + "\n").encode())
     click.echo(f"{step.name}: ok, {took:,.0f} s")
 
 

@@ -20,6 +20,7 @@ from picbench.papers.tables import (
     text_table,
     workload_table,
 )
+from picbench.whole_files import write_whole
 
 PAGE = "README.md"
 
@@ -59,7 +60,7 @@ class PaperPage:
         for name, figure in self.settings.figures.items():
             lines += self._figure(name, figure, published)
         lines += self._commands()
-        (self.output / PAGE).write_text("\n".join(lines), encoding="utf-8")
+        write_whole(self.output / PAGE, "\n".join(lines).encode())
         return verdicts
 
     def _figure(self, name: str, figure: Figure, published: Published) -> Iterator[str]:

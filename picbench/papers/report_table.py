@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from picbench.output import markdown
+from picbench.whole_files import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,16 +71,15 @@ class ReportTable:
         folder.mkdir(parents=True, exist_ok=True)
         base = folder / self.name
         frame = self.frame()
-        base.with_suffix(".md").write_text(self.markdown(), encoding="utf-8")
-        frame.to_csv(base.with_suffix(".csv"), index=False)
+        write_whole(base.with_suffix(".md"), self.markdown().encode())
+        write_whole(base.with_suffix(".csv"), frame.to_csv(index=False).encode())
         content = {
             "title": self.title,
             "rows": json.loads(frame.to_json(orient="records", double_precision=15)),
             "notes": list(self.notes),
         }
-        base.with_suffix(".json").write_text(
-            json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8"
-        )
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        write_whole(base.with_suffix(".json"), text.encode())
 
     def _checked(self) -> Sequence[Sequence[Cell]]:
         if any(len(row) != len(self.columns) for row in self.rows):

@@ -19,6 +19,7 @@ from picbench.measure.break_even.break_even_ratios import (
 from picbench.output import markdown
 from picbench.output.figures.break_even_figure import RatioPanel, draw_ratios
 from picbench.profile.prediction.graph_sizes import graph_sizes
+from picbench.whole_files import write_whole
 
 _HEAD = ("chunks", "tokens a chunk", "prompt", "corpus", "reply", "load", "cache")
 
@@ -31,7 +32,7 @@ def write_page(grid: MeasuredGrid, output: Path, notes: Sequence[str] = ()) -> s
     ratios = find_ratios(grid)
     figures = list(_draw(grid, ratios, output))
     page = render_page(grid, ratios, figures, notes)
-    (output / "README.md").write_text(page, encoding="utf-8")
+    write_whole(output / "README.md", page.encode())
     return page
 
 

@@ -12,6 +12,7 @@ from picbench.output import markdown
 from picbench.output.json_file import write_json
 from picbench.profile.prediction.graph_sizes import graph_warning
 from picbench.profile.prediction.predictor import GridPredictor
+from picbench.whole_files import write_whole
 
 #: Errors up to this share are what is promised.
 WITHIN = 0.15
@@ -146,7 +147,7 @@ def write_figures(
         markdown.table(_HEAD, [_row(one) for one in found]),
     ]
     output.mkdir(parents=True, exist_ok=True)
-    (output / "profile.md").write_text("\n\n".join(page) + "\n", encoding="utf-8")
+    write_whole(output / "profile.md", ("\n\n".join(page) + "\n").encode())
     document = {
         "facts": asdict(facts),
         "grid": asdict(grid.facts),

@@ -12,6 +12,7 @@ from picbench.output import markdown
 from picbench.output.figures.paper_canvas import Panel
 from picbench.output.figures.paper_panels import Spot, draw_lines
 from picbench.statistics.paired import paired_ratio
+from picbench.whole_files import write_whole
 
 #: The arms: shared decode off and auto, stock vLLM; and with one common prefix, which prefix
 #: caching finds, stock vLLM and the engine with shared decode.
@@ -50,7 +51,7 @@ def write_load(found: RoundsFound, output: Path) -> str:
     """Write ``decode-load.md`` and the summary's figures; the page."""
     figures = found.cells["load"]
     page = render_load(found)
-    (output / "decode-load.md").write_text(page, encoding="utf-8")
+    write_whole(output / "decode-load.md", page.encode())
     update_summary(output, {"shared_decode": load_figures(figures)})
     return page
 
@@ -108,7 +109,7 @@ def render_load(found: RoundsFound) -> str:
 def write_sharing(found: RoundsFound, output: Path) -> str:
     """Write ``decode-sharing.md`` and its figure; the page."""
     page = render_sharing(found)
-    (output / "decode-sharing.md").write_text(page, encoding="utf-8")
+    write_whole(output / "decode-sharing.md", page.encode())
     _draw_sharing(found, output / "decode-sharing")
     return page
 

@@ -12,6 +12,7 @@ from picbench.measure.serving.decode_load_page import ratio
 from picbench.measure.serving.rounds_file import CellFigures, RoundsFound
 from picbench.output import markdown
 from picbench.statistics.paired import paired_ratio
+from picbench.whole_files import write_whole
 
 #: Of mixed traffic, the arm whose prompts' chunks are new.
 NEW = "mepic, new chunks"
@@ -80,7 +81,7 @@ GROUPS: Mapping[str, tuple[str, str, Mapping[str, tuple[str, int]]]] = MappingPr
 def write_report(found: RoundsFound, output: Path) -> str:
     """Write ``load-report.md`` and the summary's figures; the page."""
     page = render_report(found)
-    (output / "load-report.md").write_text(page, encoding="utf-8")
+    write_whole(output / "load-report.md", page.encode())
     update_summary(output, report_figures(found))
     return page
 

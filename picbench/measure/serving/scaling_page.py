@@ -9,6 +9,7 @@ from picbench.measure.serving.decode_load_page import ratio
 from picbench.measure.serving.rounds_file import CellFigures, RoundsFound
 from picbench.output import markdown
 from picbench.statistics.paired import paired_ratio
+from picbench.whole_files import write_whole
 
 OURS, STOCK = "mepic", "stock"
 
@@ -24,7 +25,7 @@ def arm_name(who: str, gpus: int) -> str:
 def write_scaling(found: RoundsFound, path: Path) -> str:
     """Write the page beside its file, and the summary's figures; the page."""
     page = render_scaling(found)
-    path.with_suffix(".md").write_text(page, encoding="utf-8")
+    write_whole(path.with_suffix(".md"), page.encode())
     update_summary(path.parent, scaling_figures(found))
     return page
 

@@ -8,7 +8,7 @@ from math import log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from picbench.output.figures.style import drawing, log_steps
+from picbench.output.figures.style import drawing, log_steps, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,7 +106,7 @@ def _write(figure: "Figure", base: Path, note: str) -> None:
         "svg": {"Description": note, "Date": None},
     }
     for kind in FORMATS:
-        figure.savefig(base.with_name(f"{base.name}.{kind}"), dpi=300, metadata=metadata[kind])
+        save(figure, base, kind, dpi=300, metadata=metadata[kind])
 
 
 def scale(axis: "Axes", panel: Panel) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from picbench.engines.planning.picture import PlanPicture, Sight, TokenRole
 from picbench.errors import ConfigError
 from picbench.output.figures.style import drawing
+from picbench.whole_files import write_whole
 
 #: Inches: 85 mm, a column of a paper.
 COLUMN = 85 / 25.4
@@ -75,12 +76,14 @@ def _save(figure: Any, dpi: int, note: str, path: Path) -> None:
     from PIL import Image
     from PIL.PngImagePlugin import PngInfo
 
-    drawn = BytesIO()
+    drawn, kept = BytesIO(), BytesIO()
     figure.savefig(drawn, dpi=dpi, format="png")
     info = PngInfo()
     info.add_text("Description", note)
     with Image.open(drawn) as image:
-        image.convert("RGB").quantize(_PALETTE_SIZE).save(path, optimize=True, pnginfo=info)
+        few = image.convert("RGB").quantize(_PALETTE_SIZE)
+    few.save(kept, format="PNG", optimize=True, pnginfo=info)
+    write_whole(path, kept.getvalue())
 
 
 def _show(axis: Any, rows: list[list[int]], width: int, height: float) -> None:

@@ -3,12 +3,14 @@
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from math import ceil, floor, log10
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from picbench.engines.ledger import KINDS
 from picbench.errors import ConfigError
+from picbench.whole_files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,6 +86,12 @@ def write(figure: "Figure", caption: str, base: Path) -> None:
     text = caption.replace("$", r"\$")
     figure.supxlabel(text, fontsize=7, wrap=True, x=0.01, ha="left", va="bottom")
     base.parent.mkdir(parents=True, exist_ok=True)
-    name = base.with_name(base.name + ".svg")
-    figure.savefig(name, metadata={"Date": None, "Description": caption})
-    figure.savefig(name.with_suffix(".png"), dpi=150, metadata={"Description": caption})
+    save(figure, base, "svg", metadata={"Date": None, "Description": caption})
+    save(figure, base, "png", dpi=150, metadata={"Description": caption})
+
+
+def save(figure: "Figure", base: Path, kind: str, **settings: Any) -> None:
+    """Write ``base.kind`` whole or not at all; `settings` are those of matplotlib's `savefig`."""
+    drawn = BytesIO()
+    figure.savefig(drawn, format=kind, **settings)
+    write_whole(base.with_name(f"{base.name}.{kind}"), drawn.getvalue())

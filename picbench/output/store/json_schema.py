@@ -14,6 +14,7 @@ from picbench.output.sample_row import SampleRow
 from picbench.output.store.batch_log import BatchLine, LedgerLine
 from picbench.output.store.documents import SCHEMA, Manifest, Summary
 from picbench.output.store.workload_file import ChunkLine, SampleLine
+from picbench.whole_files import write_whole
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -42,7 +43,7 @@ def write_schemas(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, schema in json_schemas().items():
         text = json.dumps(schema, indent=2) + "\n"
-        (folder / schema_name(name)).write_text(text, encoding="utf-8")
+        write_whole(folder / schema_name(name), text.encode())
 
 
 def schema_name(file: str) -> str:

@@ -13,12 +13,14 @@ from picbench.output.summary import ArmSummary
 from picbench.output.tables.frames import ledger_frame, samples_frame
 from picbench.output.tables.stall_lines import figure_labels
 from picbench.output.tables.table_formats import as_csv, as_markdown, caption
+from picbench.whole_files import FULL_DISK, write_whole
 
 
 def write_run_files(path: Path) -> Iterator[str]:
     """Write a table and figures of the run in `path`, from its records alone.
 
-    Yields a line for each that could not be made: the run is complete without any of them.
+    Yields a line for each that could not be made: the run is complete without any of them. Raises
+    OSError for a disk that is full: with room, the same command makes them all.
     """
     found = _RunFrames(read_run(path))
     for name, write in _WRITERS.items():
@@ -26,6 +28,8 @@ def write_run_files(path: Path) -> Iterator[str]:
             write(found)
         # Whatever a drawing library raises: what was measured is safe, and must be said to be.
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in FULL_DISK:
+                raise
             reason = (str(error).strip() or repr(error)).splitlines()[0]
             yield f"{name} was not made: {type(error).__name__}: {reason}"
 
@@ -62,8 +66,8 @@ class _RunFrames:
 
 
 def _table(found: _RunFrames) -> None:
-    found.file("table.csv").write_text(as_csv([found.run]), encoding="utf-8")
-    found.file("table.md").write_text(as_markdown([found.run]), encoding="utf-8")
+    write_whole(found.file("table.csv"), as_csv([found.run]).encode())
+    write_whole(found.file("table.md"), as_markdown([found.run]).encode())
 
 
 def _ttft(found: _RunFrames) -> None:

@@ -19,6 +19,7 @@ from picbench.papers.paper_page import PAGE, claims_section, places_table
 from picbench.papers.report_table import Cell, MeanCell, ReportTable
 from picbench.papers.reproduction import SCORES
 from picbench.statistics.row_means import ratio_interval
+from picbench.whole_files import write_whole
 
 _FULL = "full"
 
@@ -110,7 +111,7 @@ def write_accuracy(
     gaps = gap_table(settings, found)
     gaps.write(folder)
     lines += ["## Published gaps", "", *_ABOUT_GAPS, gaps.markdown(), *_AGAIN]
-    (folder / PAGE).write_text("\n".join(lines), encoding="utf-8")
+    write_whole(folder / PAGE, "\n".join(lines).encode())
     return verdicts
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from picbench.errors import ConfigError, DataError
 from picbench.output import markdown
 from picbench.papers.judging.judgement import VERDICTS
+from picbench.whole_files import write_whole
 
 BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
 
@@ -29,7 +30,7 @@ def write_claims(document: Path, papers: Sequence[tuple[str, Path]]) -> None:
     head, rest = text.split(BEGIN)
     _, tail = rest.split(END)
     table = claims_table(papers)
-    document.write_text(f"{head}{BEGIN}\n{table}\n{END}{tail}", encoding="utf-8")
+    write_whole(document, f"{head}{BEGIN}\n{table}\n{END}{tail}".encode())
 
 
 def claims_table(papers: Sequence[tuple[str, Path]]) -> str:

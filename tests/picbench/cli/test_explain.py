@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from full_disk import largest_file
 from matplotlib.image import imread
 from PIL import Image
 
@@ -108,3 +109,12 @@ def test_bad_input_gets_one_line(arguments: list[str], line: str) -> None:
     done = CliRunner().invoke(main, ["explain", *arguments])
     assert done.exit_code == 2
     assert done.stderr == f"picbench: {line}\n"
+
+
+def test_a_picture_that_does_not_fit_is_named_and_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    with largest_file(500):
+        done = CliRunner().invoke(main, ["explain", "mepic", "--output", str(path)])
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"picbench: {path}: File too large (")
+    assert list(tmp_path.iterdir()) == []

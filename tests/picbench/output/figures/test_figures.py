@@ -4,11 +4,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from full_disk import largest_file
 from matplotlib.figure import Figure
 from printed_figure import check_printed
 
 from picbench.engines.ledger import KINDS
 from picbench.output.figures.occupancy import draw_occupancy
+from picbench.output.figures.paper_canvas import Panel, canvas
 from picbench.output.figures.style import (
     PALETTE,
     arm_styles,
@@ -26,6 +28,19 @@ def series(scale: float) -> Series:
     held = np.array([0.0, 10.0, 25.0, 5.0]) * scale
     blocks = {kind: np.zeros(4) for kind in KINDS} | {"prompt": held, "free": 100 - held}
     return Series(np.array([0.0, 0.5, 1.0, 2.0]), blocks, 100)
+
+
+def test_figures_that_do_not_fit_are_not_there(tmp_path: Path) -> None:
+    """They were torn, or empty files of their names."""
+    panel = Panel("x", "y", "note")
+    with drawing(), largest_file(500), pytest.raises(OSError, match="too large") as caught:
+        write(Figure(), CAPTION, tmp_path / "a")
+    assert caught.value.filename == str(tmp_path / "a.svg")
+    too_large = pytest.raises(OSError, match="too large")
+    with largest_file(500), too_large as caught, canvas(panel, tmp_path / "b"):
+        pass
+    assert caught.value.filename == str(tmp_path / "b.png")
+    assert list(tmp_path.iterdir()) == []
 
 
 PANELS = {name: {"mepic": series(0.5), "full": series(1.0)} for name in ("squad", "emrqa", "odd")}

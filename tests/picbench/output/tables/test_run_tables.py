@@ -3,6 +3,8 @@
 import io
 import json
 import shutil
+from dataclasses import replace
+from errno import ENOSPC
 from pathlib import Path
 
 import pandas as pd
@@ -172,6 +174,28 @@ def test_a_run_says_what_was_not_drawn(tmp_path: Path) -> None:
     assert done.exit_code == 0
     assert "memory was not made: no" in done.stderr
     assert str(tmp_path / "run") in done.stdout.splitlines()[-1]
+
+
+def test_a_full_disk_ends_a_run_that_is_drawn_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(ENOSPC, "No space left on device", str(path))
+
+    services = replace(Harness([make_sample(0)]).services(), files=write_run_files)
+    path = tmp_path / "run"
+    flags = ["run", "--algo", "full,mepic", "--dataset", "fake", "--output", str(path)]
+    monkeypatch.setattr("picbench.output.figures.style.write_whole", refuse)
+    full = CliRunner().invoke(main, flags, obj=services)
+    assert full.exit_code == 4
+    said = f"picbench: {path / 'ttft.svg'}: No space left on device (make room"
+    assert full.stderr.splitlines()[-1].startswith(said)
+    assert full.stderr.count("No space") == 1
+    assert json.loads(full.stdout.splitlines()[-1])["exit_code"] == 4
+    assert not list(path.glob("*.svg"))
+    monkeypatch.undo()
+    assert CliRunner().invoke(main, flags, obj=services).exit_code == 0
+    assert len(list(path.glob("*.svg"))) == 3
 
 
 def test_thinned_steps_keep_the_peaks() -> None:
