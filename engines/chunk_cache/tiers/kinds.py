@@ -22,14 +22,15 @@ GROUP = "picbench.tiers"
 def parse_tiers(text: str) -> list[TierSpec]:
     """The tiers that a text lists, nearest first.
 
-    Raises ConfigError for unknown kinds and what cannot be parsed. What only a kind can check
-    (paths, its own options) is checked by `open_tiers`.
+    Raises ConfigError for unknown kinds, what cannot be parsed, and what a kind does not take. What
+    only opening can tell (paths, clients, tiers that are the same one) is checked by `open_tiers`.
     """
     specs = [TierSpec.parse(item.strip()) for item in text.split(",") if item.strip()]
     points = installed(GROUP) if specs else {}
     for spec in specs:
         if spec.kind not in points:
             spec.reject(f"unknown kind {spec.kind!r}", closest(spec.kind, sorted(points)))
+        _load(points[spec.kind]).check(spec)
     return specs
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from math import inf
 from types import ModuleType
 from typing import NoReturn, Self
 from urllib.parse import parse_qsl
@@ -110,10 +111,12 @@ def parse_size(text: str) -> int | None:
     """Bytes in ``4GiB``, ``1.5GB``, ``512B``; None for anything else, a bare number included."""
     match = _QUANTITY.fullmatch(text)
     unit = _UNITS.get(match[2].upper()) if match else None
-    return int(float(match[1]) * unit) if match and unit else None
+    size = float(match[1]) * unit if match and unit else inf
+    return int(size) if size < inf else None
 
 
 def _parse_seconds(text: str) -> float | None:
     match = _QUANTITY.fullmatch(text)
     unit = _SECONDS.get(match[2]) if match else None
-    return float(match[1]) * unit if match and unit else None
+    seconds = float(match[1]) * unit if match and unit else inf
+    return seconds if seconds < inf else None

@@ -61,6 +61,13 @@ class Tier(ABC):
     #: Names this tier in tables and warnings; holds no credentials.
     name: str
 
+    @classmethod  # noqa: B027
+    def check(cls, spec: TierSpec) -> None:
+        """Raise ConfigError for a spec that the kind does not take, before anything is started.
+
+        Opens and imports nothing. Kinds without it are checked when they are opened.
+        """
+
     @classmethod
     @abstractmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:

@@ -46,6 +46,13 @@ class Disk(Tier):
         self._index.adopt(self._files.scan(self._index.keys()))
 
     @classmethod
+    def check(cls, spec: TierSpec) -> None:
+        """Refuse what has no folder or no capacity."""
+        spec.check_options()
+        spec.require_capacity()
+        spec.require_location("a folder", cls.notation)
+
+    @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``disk:/path:20GiB``; a missing folder is created."""
         spec.check_options()

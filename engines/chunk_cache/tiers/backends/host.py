@@ -49,6 +49,11 @@ class Host(Tier):
         """``host:4GiB``: the capacity is required."""
         return cls(cls.capacity_of(spec), allocate)
 
+    @classmethod
+    def check(cls, spec: TierSpec) -> None:
+        """Refuse what has no capacity, and anything else."""
+        cls.capacity_of(spec)
+
     @staticmethod
     def capacity_of(spec: TierSpec) -> int:
         """The capacity in bytes that a spec gives; raises ConfigError for any other spec."""

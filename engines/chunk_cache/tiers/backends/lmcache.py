@@ -36,8 +36,20 @@ class LMCache(Tier):
         self._refused = 0
 
     @classmethod
+    def check(cls, spec: TierSpec) -> None:
+        """Refuse what is not a host and a port."""
+        cls._address_of(spec)
+
+    @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``lmcache:host:port``; the client is LMCache's, which imports torch."""
+        address = cls._address_of(spec)
+        spec.import_client("lmcache")
+        protocol = spec.import_client("lmcache.v1.protocol")
+        return cls(protocol, address, spec.deadline)
+
+    @classmethod
+    def _address_of(cls, spec: TierSpec) -> tuple[str, int]:
         spec.check_options()
         if spec.capacity is not None:
             spec.reject("the server has no bound", "leave the capacity out")
@@ -45,9 +57,7 @@ class LMCache(Tier):
         host, _, port = location.removeprefix("//").rpartition(":")
         if not host or not port.isdecimal():
             spec.reject(f"{location!r} is not host:port", f"write {cls.notation}")
-        spec.import_client("lmcache")
-        protocol = spec.import_client("lmcache.v1.protocol")
-        return cls(protocol, (host, int(port)), spec.deadline)
+        return host, int(port)
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
         """Whether the server holds a value, per key; deleted ones count until they are read."""

@@ -35,10 +35,15 @@ class Mooncake(Tier):
         self._refused = 0
 
     @classmethod
+    def check(cls, spec: TierSpec) -> None:
+        """Refuse what has no master, and sizes that are none."""
+        cls._master_of(spec)
+        spec.size("buffer", _BUFFER)
+
+    @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``mooncake:master:port[:segment][?...]``; the segment is this process's share."""
-        spec.check_options(*_OPTIONS)
-        master = spec.require_location("the master's address", cls.notation)
+        master = cls._master_of(spec)
         options = spec.options
         arguments = (
             options.get("host", "127.0.0.1"),
@@ -51,6 +56,15 @@ class Mooncake(Tier):
         )
         library = spec.import_client("mooncake.store")
         return cls(library, arguments, name=f"{cls.kind}:{master}")
+
+    @classmethod
+    def _master_of(cls, spec: TierSpec) -> str:
+        spec.check_options(*_OPTIONS)
+        master = spec.require_location("the master's address", cls.notation)
+        # A malformed segment ends up after the port; in a URL, masters are elected.
+        if "://" not in master and not master.rpartition(":")[2].isdecimal():
+            spec.reject(f"{master!r} does not end in a port", f"write {cls.notation}")
+        return master
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
         """Whether the master lists a value, per key; raises OSError if it does not answer."""

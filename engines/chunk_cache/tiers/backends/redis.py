@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any, ClassVar, Self
+from urllib.parse import urlsplit
 
 from picbench.engines.chunk_cache.tiers.spec import TierSpec
 from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, Usage
@@ -100,12 +101,19 @@ class Redis(Tier):
         self._refused = 0
 
     @classmethod
+    def check(cls, spec: TierSpec) -> None:
+        """Refuse what has no server, a port that is none, and options without a meaning."""
+        address = cls._address_of(spec)
+        spec.seconds("ttl")
+        try:
+            urlsplit(f"redis:{address}").port  # noqa: B018
+        except ValueError as error:
+            spec.reject(f"cannot read the address: {error}", f"write {cls.notation}")
+
+    @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
         """``redis://[user:password@]host[:port][/database][:capacity][?ttl=1h&tls=on]``."""
-        spec.check_options("ttl", "tls")
-        address = spec.require_location("a server", cls.notation)
-        if spec.options.get("tls", "off") not in ("on", "off"):
-            spec.reject(f"tls={spec.options['tls']} is not possible", "write tls=on or tls=off")
+        address = cls._address_of(spec)
         scheme = "rediss" if spec.options.get("tls") == "on" else "redis"
         library = spec.import_client("redis")
         try:
@@ -119,6 +127,14 @@ class Redis(Tier):
             )
         except ValueError as error:
             spec.reject(f"cannot read the address: {error}", f"write {cls.notation}")
+
+    @classmethod
+    def _address_of(cls, spec: TierSpec) -> str:
+        spec.check_options("ttl", "tls")
+        address = spec.require_location("a server", cls.notation)
+        if spec.options.get("tls", "off") not in ("on", "off"):
+            spec.reject(f"tls={spec.options['tls']} is not possible", "write tls=on or tls=off")
+        return address
 
     def exists(self, keys: Sequence[Key]) -> list[bool]:
         """Whether the server holds a value, per key."""

@@ -38,7 +38,10 @@ def test_sizes_in_binary_units(number: int, unit: str) -> None:
     assert parse_size(f"{number}{unit}") == number << 10 * power
 
 
-@pytest.mark.parametrize("text", ["", "4", "GiB", "4 potatoes", "-1GiB", "4GiB!", "1e3B"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "4", "GiB", "4 potatoes", "-1GiB", "4GiB!", "1e3B", "nanGiB", "infGiB", "9" * 400 + "B"],
+)
 def test_not_sizes(text: str) -> None:
     assert parse_size(text) is None
 
@@ -67,9 +70,42 @@ def test_what_is_wrong_is_said_with_the_flag(text: str, problem: str) -> None:
     assert problem in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("host:nanGiB", "'nanGiB' is not a size"),
+        ("host:infGiB", "'infGiB' is not a size"),
+        ("host:-1GiB", "'-1GiB' is not a size"),
+        ("host", "a capacity is missing"),
+        ("host:1GiB?color=red", "unknown option 'color'"),
+        ("host:1GiB?deadline=" + "9" * 400 + "s", "is not a duration"),
+        ("disk:/kv:nanGiB", "a capacity is missing"),
+        ("disk:infGiB", "a capacity is missing"),
+        ("redis://h:6379:nanGiB", "cannot read the address"),
+        ("redis:", "a server is missing"),
+        ("redis://h:1GiB?ttl=nans", "ttl=nans is not a duration"),
+        ("redis://h:1GiB?tls=yes", "tls=yes is not possible"),
+        ("mooncake:h:1:infGiB", "'h:1:infGiB' does not end in a port"),
+        ("mooncake:h:1?buffer=nanGiB", "buffer=nanGiB is not a size"),
+        ("lmcache:h:1:nanGiB", "'h:1:nanGiB' is not host:port"),
+    ],
+)
+def test_what_a_kind_does_not_take_is_refused_before_it_is_opened(text: str, problem: str) -> None:
+    """A dry run opens no tier, and an engine takes a minute until it does."""
+    with pytest.raises(ConfigError, match="`tiers`") as caught:
+        parse_tiers(text)
+    assert problem in str(caught.value)
+    assert text.partition("?")[0] in str(caught.value)
+
+
+def test_masters_that_are_elected_are_named_by_a_url() -> None:
+    (spec,) = parse_tiers("mooncake:etcd://a:2379;b:2379/x:4GiB")
+    assert (spec.location, spec.capacity) == ("etcd://a:2379;b:2379/x", 4 << 30)
+
+
 def test_tiers_of_a_wrong_list_are_closed_again(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        open_tiers(parse_tiers(f"disk:{tmp_path}:1MiB,host"))
+        open_tiers(parse_tiers(f"disk:{tmp_path}:1MiB,disk:{tmp_path}:2MiB"))
     (tmp_path / "index.sqlite").rename(tmp_path / "moved")  # no process has a write-ahead log open
     assert not list(tmp_path.glob("*-wal"))
 
