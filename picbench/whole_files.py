@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from errno import EDQUOT, EINVAL, ENOSPC
+from errno import EDQUOT, EINVAL, ENOSPC, ENOTDIR
 from pathlib import Path
 from typing import BinaryIO
 
@@ -39,6 +39,16 @@ def whole_file(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
             draft.replace(path)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def check_place(path: Path) -> None:
+    """Raise NotADirectoryError that names `path` where it lies below a file, so never can be made.
+
+    Whether a path exists is no answer: of what lies below a file, nothing does.
+    """
+    nearest = next(folder for folder in (path, *path.parents) if folder.exists())
+    if nearest != path and not nearest.is_dir():
+        raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), str(path))
 
 
 @contextmanager

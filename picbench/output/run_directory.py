@@ -31,7 +31,7 @@ from picbench.output.store.batch_log import LEDGER, SAMPLES, BatchLog, append_ro
 from picbench.output.store.documents import SCHEMA
 from picbench.output.store.workload_file import write_workload
 from picbench.run.protocol import ArmBatch
-from picbench.whole_files import whole_file
+from picbench.whole_files import check_place, whole_file
 from picbench.workloads.facts import ChunkSet
 from picbench.workloads.sample import Sample
 
@@ -120,11 +120,12 @@ def log_name(arm: str) -> str:
 
 
 def check_free(path: Path) -> None:
-    """ConfigError unless a run may be written to `path`: absent, or an empty directory.
+    """ConfigError unless a run may be written to `path`: absent below a directory, or an empty one.
 
     One that was killed before its manifest was written counts as empty.
     """
     try:
+        check_place(path)
         taken = path.exists() and (
             not path.is_dir() or not all(_is_early(entry.name) for entry in path.iterdir())
         )

@@ -18,6 +18,7 @@ from picbench.run.progress import Progress
 from picbench.run.session import Services, execute
 from picbench.sweep.sweep_cell import SweepCell
 from picbench.sweep.sweep_plan import MISSING, PlannedCell
+from picbench.whole_files import check_place
 
 #: What a sweep's folder is recognised by: its cells, and the settings in which they differ.
 SWEEP = "sweep.json"
@@ -58,20 +59,28 @@ def open_sweep(name: str, cells: Sequence[SweepCell], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"`output` {folder}: cannot be written: {error.strerror}", hint="name another folder"
-        ) from error
+        raise _unwritable(folder, error) from error
     settings = {cell.name: {**cell.settings, "repeat": cell.repeat} for cell in cells}
     write_json(folder / SWEEP, {"name": name, "cells": settings})
 
 
 def check_folder(folder: Path) -> None:
-    """ConfigError unless the folder is absent, empty, or a sweep's."""
-    taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    """ConfigError unless the folder is absent below another, empty, or a sweep's."""
+    try:
+        check_place(folder)
+        taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise _unwritable(folder, error) from error
     if taken and not (folder / SWEEP).is_file():
         raise ConfigError(
             f"`output` {folder}: exists and is not a sweep's", hint="name a new folder"
         )
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"`output` {folder}: cannot be written: {error.strerror}", hint="name another folder"
+    )
 
 
 class SweepRun:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from full_disk import largest_file
 
-from picbench.whole_files import naming, whole_file, write_whole
+from picbench.whole_files import check_place, naming, whole_file, write_whole
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:
@@ -80,3 +80,15 @@ def test_only_errors_without_a_file_get_a_name() -> None:
     assert caught.value.filename == "other"
     with pytest.raises(OSError, match=r"^said in words$"), naming(Path("a")):
         raise OSError("said in words")
+
+
+def test_a_place_below_a_file_can_never_be(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for path in (tmp_path, tmp_path / "new" / "a", file, Path("a"), Path()):
+        check_place(path)
+    file.write_text("")
+    check_place(file)
+    for path in (file / "a", file / "a" / "b"):
+        with pytest.raises(NotADirectoryError) as caught:
+            check_place(path)
+        assert caught.value.filename == str(path)

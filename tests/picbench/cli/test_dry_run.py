@@ -53,6 +53,28 @@ def test_settings_that_were_not_given_are_what_the_help_says(harness: SweepHarne
     }
 
 
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--output", "file/run"), "--output file/run: cannot be written: Not a directory"),
+        (("--output", "file/a/run"), "--output file/a/run: cannot be written: Not a directory"),
+        (("--tiers", "host:nanGiB"), "--tiers host:nanGiB: 'nanGiB' is not a size"),
+        (("--tiers", "host:infGiB"), "--tiers host:infGiB: 'infGiB' is not a size"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    harness: SweepHarness, dry: list[str], flags: tuple[str, str], said: str
+) -> None:
+    Path("file").write_text("")
+    command = ["run", "--algo", "full,mepic", "--dataset", "fake", *flags, *dry]
+    result = CliRunner().invoke(main, command, obj=harness.services())
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"picbench: {said} (")
+    assert result.stderr.count("\n") == 1
+    assert harness.order == [] and list(Path().iterdir()) == [Path("file")]
+
+
 def test_time_is_not_known_before_there_is_a_run(harness: SweepHarness) -> None:
     assert line(run(harness, "--dry-run"), "time").startswith("not known: no run of this model")
 

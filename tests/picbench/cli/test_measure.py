@@ -58,3 +58,16 @@ def test_without_vllm_it_says_what_to_install(
     code, _, told = bench(capsys)
     assert code == 2
     assert "pip install 'picbench[cpu]'" in told
+
+
+@pytest.mark.parametrize("command", [("reproduce", "mepic", "--dry-run"), ("measure", "kernels")])
+def test_a_place_below_a_file_is_refused_before_measuring(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "out"
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--output", str(place)])
+    told = capsys.readouterr().err
+    assert (ended.value.code, told.count("\n")) == (2, 1)
+    assert f"'--output': {place}: Not a directory" in told

@@ -181,6 +181,19 @@ def test_a_folder_with_other_things_is_left_alone(harness: SweepHarness, tmp_pat
     assert f"--output {tmp_path / 'out'}: exists and is not a sweep's" in result.stderr
 
 
+@pytest.mark.parametrize("dry", [["--dry-run"], []])
+def test_a_place_below_a_file_is_refused_at_once(
+    harness: SweepHarness, tmp_path: Path, dry: list[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    place = tmp_path / "file" / "sweep"
+    result = sweep(harness, tmp_path, "--output", str(place), *dry)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"picbench: --output {place}: cannot be written: Not a dir")
+    assert result.stderr.count("\n") == 1
+    assert harness.order == []
+
+
 def test_what_is_wrong_in_a_file_is_one_line(harness: SweepHarness, tmp_path: Path) -> None:
     text = "base: {dataset: fake}\ngrid: {algo: [full, naive, 'mepic:k=1.5']}"
     result = sweep(harness, tmp_path, text=text)
