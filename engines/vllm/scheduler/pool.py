@@ -89,6 +89,19 @@ class Pool:
         """Forget the keys of blocks that have one reference; they stay allocated."""
         self._pool.evict_blocks({i for i in block_ids if self._pool.blocks[i].ref_cnt == 1})
 
+    def forget_all(self) -> None:
+        """Forget the keys of all blocks, also of those in use.
+
+        As when vLLM resets an idle pool, listeners hear of no evictions: nothing is to be stored.
+        """
+        listeners, self._pool.metrics_collector = self._pool.metrics_collector, None
+        try:
+            self._pool.evict_blocks(set(range(self._pool.num_gpu_blocks)))
+        finally:
+            self._pool.metrics_collector = listeners
+        if listeners is not None:
+            listeners.reset()
+
     def is_last(self, block: "KVCacheBlock") -> bool:
         """Whether a block is the only one with its key."""
         found = self._pool.cached_block_hash_to_block._cache.get(block.block_hash)  # type: ignore[arg-type]

@@ -5,9 +5,11 @@ vLLM's finish reason "error" and one line as the stop reason.
 
 Upstream: vllm/v1/core/sched/scheduler.py of vLLM 0.32.0. Its methods are extended, none is
 replaced, but that the cached blocks of planned requests are looked up and counted by
-`prompt_hits.py`, and that `chunk_tails.py` says which blocks are full.
+`prompt_hits.py`, that `chunk_tails.py` says which blocks are full, and that the cache of running
+requests is dropped also where upstream refuses to (`reset_prefix_cache`, scheduler.py:2869).
 """
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf, nextafter
@@ -20,7 +22,7 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.metrics.stats import SchedulerStats
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -44,7 +46,7 @@ from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.scheduler.prompt_hits import PromptHits
 from picbench.engines.vllm.settings import REJECTED, WORKERS, PicSettings
 from picbench.engines.vllm.transfer.connector import PicConnector
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, EngineError
 
 #: How a request of the linker's own ends whose chunk is computed or loaded.
 _SUCCESS = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
@@ -87,6 +89,7 @@ class PicScheduler(Scheduler):
         self.kv_cache_manager.record_prefix_cache_stats = record  # type: ignore[method-assign]
         self._rejects = settings.on_pressure == "reject"
         self._answers: list[_Answer] = []
+        self._dropped_loads = set[str]()
         evictions = ChunkEvictions(self.chunk_store, pool, self._faults)
         listen(self.kv_cache_manager.block_pool, evictions)
         assert isinstance(self.connector, PicConnector)  # `check_config`
@@ -131,6 +134,7 @@ class PicScheduler(Scheduler):
     ) -> dict[int, EngineCoreOutputs]:
         """Drop the outputs of the linker's own requests, finish its fetches, and answer faults."""
         self._end_failed()
+        self._fail_dropped(model_runner_output.kv_connector_output)
         internal = {
             request_id
             for request_id in scheduler_output.num_scheduled_tokens
@@ -157,9 +161,35 @@ class PicScheduler(Scheduler):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        """Drop the cache; what waiting requests reference until the next step is no hindrance."""
+        """Drop the cache; what waiting requests reference until the next step is no hindrance.
+
+        Upstream preempts what runs, and raises if blocks are in use even then: while tiers load
+        chunks, or a step computes that was scheduled ahead. Here such blocks lose their keys, and
+        are freed when nothing writes to them any more; the loads count as failed then.
+
+        Raises EngineError, and preempts nothing, if chunks are pinned.
+        """
         self.linker.release_held()
-        return super().reset_prefix_cache(reset_running_requests, reset_connector)
+        if not reset_running_requests:
+            return super().reset_prefix_cache(reset_connector=reset_connector)
+        if self.chunk_store.pinned:
+            raise EngineError(
+                "the cache cannot be dropped while chunks are pinned",
+                hint="unpin them first: `engine.cache.unpin`",
+            )
+        # Last first, so that they are queued in their order.
+        while self.running:
+            request = self.running.pop()
+            self._preempt_request(request, time.monotonic(), drop_stale_output=True)
+        self._drop_loads()
+        if self._pool.available < self._pool.usable:
+            self._pool.forget_all()
+            stats = self.kv_cache_manager.prefix_cache_stats
+            if stats is not None:
+                stats.reset = True
+            self.prev_step_scheduled_req_ids.clear()
+            return not reset_connector or self.reset_connector_cache()
+        return super().reset_prefix_cache(True, reset_connector)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         """Leave out the connector's hits, which `PromptHits.count` has already, without pads."""
@@ -244,6 +274,26 @@ class PicScheduler(Scheduler):
         """Whether the waiting requests need more blocks than are available."""
         waiting = [r for r in self.waiting if not self.linker.is_own(r)]
         return sum(map(self.linker.blocks_needed, waiting)) > self._pool.available
+
+    def _drop_loads(self) -> None:
+        """Have what tiers loaded or are loading computed anew, as if these loads had failed."""
+        receiving = self._receiving() - self.finished_recving_kv_req_ids
+        self._dropped_loads |= receiving
+        for request in self.kv_holding_waiting:
+            if request.request_id in receiving:
+                continue
+            if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS:
+                self.failed_recving_kv_req_ids.add(request.request_id)
+            self._inflight_prefills.discard(request)
+            self._free_request_blocks(request)
+            request.num_computed_tokens = 0
+
+    def _fail_dropped(self, results: KVConnectorOutput | None) -> None:
+        """Let loads that were to be dropped have failed, now that nothing writes any more."""
+        if results is not None and results.finished_recving:
+            ended = self._dropped_loads & results.finished_recving
+            self._dropped_loads -= ended
+            results.failed_recving |= ended
 
     def _needed_first(self) -> int:
         """Blocks that requests still need for their tokens so far and that vLLM schedules first.
@@ -391,4 +441,5 @@ _UPSTREAM = {
         "ec_connector_stats",
     ),
     "_free_request": ("self", "request", "delay_free_blocks"),
+    "_free_request_blocks": ("self", "request"),
 }

@@ -3,6 +3,8 @@
 from typing import Any
 
 import pytest
+from chunk_bench import using_tiers
+from tier_faults import Stuck
 
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
@@ -36,5 +38,42 @@ def test_references_of_waiting_requests_are_dropped(
         found |= starved.step()
     assert [found[tag].tokens for tag in tags] == expected
     starved.drain()
+    assert starved.drained
+    starved.reset()
+
+
+@pytest.mark.parametrize("tiers", [False, True])
+@pytest.mark.parametrize("algorithm", ["naive", "epic:k=16"])
+def test_loads_are_dropped(starved: Engine, draw: Any, algorithm: str, tiers: bool) -> None:
+    """A tier that does not answer, while another request runs: both start over."""
+    running = Request([Text(tokens=draw(100, 80))], "prefix", max_tokens=50)
+    chunk = Chunk(tokens=draw(160, 81))
+    loading = Request([chunk, Text(tokens=draw(40, 82))], algorithm, max_tokens=4)
+    requests = [running, loading]
+    expected = [r.tokens for r in starved.generate(requests, ignore_eos=True, concurrency=1)]
+    starved.reset()
+    stuck = Stuck()
+    stuck.released.set()
+    with using_tiers(starved, stuck):
+        starved.generate([loading])
+        starved.reset(tiers=False)
+        stuck.released.clear()
+        tags = [starved.submit(request, ignore_eos=True) for request in requests]
+        scheduler = starved._running.scheduler
+        while not scheduler._receiving():
+            assert not starved.step()
+        [name] = scheduler._receiving()
+        [ids] = scheduler.kv_cache_manager.get_block_ids(name)
+        assert starved._running.engine.reset_prefix_cache(
+            reset_running_requests=True, reset_connector=tiers
+        )
+        blocks = scheduler.kv_cache_manager.block_pool.blocks
+        assert all(blocks[index].ref_cnt for index in ids)
+        stuck.released.set()
+        found = dict[str, Any]()
+        while len(found) < len(tags):
+            found |= starved.step()
+        starved.drain()
+    assert [found[tag].tokens for tag in tags] == expected
     assert starved.drained
     starved.reset()

@@ -180,4 +180,6 @@ def bench(
     scheduler = (PicAsyncScheduler if ahead else PicScheduler)(
         config, pool, StructuredOutputManager(config), BLOCK_SIZE, log_stats=counts
     )
+    # As vLLM has it wherever steps are scheduled ahead and there is a connector.
+    scheduler.defer_block_free = ahead
     return Bench(scheduler, ahead)

@@ -90,3 +90,21 @@ def test_a_page_is_evicted_with_the_last_block_that_holds_it(blocks: Any, copies
     assert evicted == ([key] if copies == 1 else [])
     blocks.evict_blocks({block.block_id for block in found})
     assert evicted == [key]
+
+
+def test_all_blocks_are_forgotten_also_those_in_use(blocks: Any) -> None:
+    """Listeners hear of no evictions: of these, chunks would be stored."""
+    pool, heard = Pool(blocks), list[str]()
+    used, idle, _ = cached(blocks, *KEYS)
+    pool.release([idle])
+    listener: Any = SimpleNamespace(
+        on_block_evicted=lambda block: heard.append("evicted"),
+        reset=lambda: heard.append("reset"),
+    )
+    listen(blocks, listener)
+    pool.forget_all()
+    assert heard == ["reset"]
+    assert not any(map(pool.resident, KEYS))
+    assert (used.ref_cnt, pool.available) == (1, BLOCKS - 1 - 2)
+    blocks.get_new_blocks(1)
+    assert heard == ["reset", "evicted"]

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 from kv_contents import Tiers, Workers
-from scheduler_bench import bench
+from scheduler_bench import Bench, bench
 from vllm.v1.request import RequestStatus
 
+from picbench.engines.chunk_cache.transfers import LoadCommand, TransferResults
 from picbench.engines.vllm.scheduler.block_ledger import BlockLedger
 from picbench.engines.vllm.settings import REJECTED
+from picbench.errors import EngineError
 
 ALGORITHMS = [
     *["naive", "mepic", "epic:k=16", "epic:k=4"],
@@ -46,7 +48,7 @@ class Storm:
     def run(self, requests: int) -> dict[str, Any]:
         scheduler, number, answers = self.scheduler, 0, []
         steps = 0
-        while number < requests or scheduler.requests:
+        while number < requests or scheduler.has_requests():
             steps += 1
             assert steps < 100 * requests, [*scheduler.requests]
             while number < requests and len(scheduler.requests) < 12:
@@ -86,8 +88,16 @@ class Storm:
         if self.scheduler.requests and self.dice.random() < 0.05:
             name = self.dice.choice(sorted(self.scheduler.requests))
             self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
-        if self.dice.random() < 0.01 and not self.scheduler.kv_holding_waiting:
-            self.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+        if self.dice.random() < 0.01:
+            reset(self.scheduler)
+
+
+def reset(scheduler: Any) -> None:
+    """Drop the cache while requests run; afterwards nothing is found in it."""
+    assert scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    pool = scheduler.kv_cache_manager.block_pool
+    assert len(pool.cached_block_hash_to_block) == 0
+    assert not any(block.block_hash for block in pool.blocks)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -99,6 +109,69 @@ def test_a_storm_reads_what_it_should_and_leaks_nothing(llama: Path, seed: int) 
     assert all("raise `kv_blocks`" in error for error in errors)
     assert storm.bench.free == storm.free
     assert storm.scheduler.linker.idle
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("algorithm", ["naive", "epic:k=16"])
+def test_a_load_is_dropped_with_the_cache(llama: Path, algorithm: str, ahead: bool) -> None:
+    """The tier goes on to write: its blocks are given to no one before that has ended."""
+    given, chunk = bench(llama, tiers="disk:/x:1MiB", ahead=ahead), tuple(range(100, 148))
+    given.submit("busy", question=(7,) * 40, max_tokens=40)
+    given.submit("waits", chunk, algorithm=algorithm)
+    load = load_of(given)
+    blocks = {block for part in load.chunks for block in part.blocks}
+    reset(given.scheduler)
+    assert all(given.scheduler.kv_cache_manager.block_pool.blocks[i].ref_cnt for i in blocks)
+    given.step(loaded={load.request_id})
+    again = load_of(given)
+    given.step(loaded={again.request_id})
+    given.run()
+    assert {output.finish_reason.name for output in given.ended.values()} == {"LENGTH"}
+    assert given.free == 60
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_was_loaded_is_dropped_with_the_cache(llama: Path, ahead: bool) -> None:
+    """The request has its chunk, and no step has scheduled it since."""
+    given, chunk = bench(llama, tiers="disk:/x:1MiB", ahead=ahead), tuple(range(100, 148))
+    given.submit("waits", chunk, algorithm="epic:k=16")
+    load = load_of(given)
+    given.step(loaded={load.request_id})
+    reset(given.scheduler)
+    assert given.free == 60
+    again = load_of(given)
+    given.step(loaded={again.request_id})
+    given.run()
+    assert given.free == 60
+
+
+def load_of(given: Bench) -> LoadCommand:
+    """The load that is commanded after lookups have found everything."""
+    found = TransferResults()
+    for _ in range(4):
+        step = given.step(found)
+        found.present.update(step.commands.lookups)
+        if step.commands.loads:
+            return step.commands.loads[0]
+    raise AssertionError("nothing is loaded")
+
+
+def test_pinned_chunks_are_not_dropped(llama: Path) -> None:
+    """Nothing is preempted in vain."""
+    given, chunk = bench(llama), tuple(range(100, 148))
+    given.submit("first", chunk)
+    given.run()
+    store = given.scheduler.chunk_store
+    [record] = store
+    assert store.pin(record.key)
+    running = given.submit("second", question=(7,) * 40, max_tokens=4)
+    given.step()
+    with pytest.raises(EngineError, match=r"pinned .*unpin"):
+        given.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert running.status == RequestStatus.RUNNING
+    store.unpin(record.key)
+    reset(given.scheduler)
+    given.run()
 
 
 def test_a_request_is_rejected_only_if_blocks_are_short(llama: Path) -> None:
