@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from picbench.engines.vllm.scheduler.linker import PromptCost
 
 
+#: What users of an `Engine` can do about a pool that is too small.
+_MORE_BLOCKS = "raise `kv_blocks`"
+
 #: Segments and their tokens.
 _Tokenized = Sequence[tuple[PromptSegment, tuple[int, ...]]]
 
@@ -98,7 +101,8 @@ class RequestPreparer:
             args = marked_args(args, tokens, algorithm, BLOCK_SIZE)
             params.extra_args = {ARGS: args}
         prepared = PreparedRequest(tag, tokens, params, request.salt)
-        check_request(running.engine.vllm_config, prepared, self._registry)
+        config = running.engine.vllm_config
+        check_request(config, prepared, self._registry, more_blocks=_MORE_BLOCKS)
         if not self._config.stock:
             # vLLM's frontend, which is in this process, checks it as it is submitted.
             params.extra_args = {ARGS: replace(args, checked=True)}
@@ -214,7 +218,7 @@ def _check_fits(prompt: int, limit: int, running: Frontend) -> None:
     if -(-(prompt + limit) // BLOCK_SIZE) > running.pool:
         raise ConfigError(
             f"{length} exceed the pool of {running.pool} blocks of {BLOCK_SIZE}",
-            hint="raise `kv_blocks`",
+            hint=_MORE_BLOCKS,
         )
 
 

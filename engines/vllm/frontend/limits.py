@@ -1,6 +1,6 @@
 """Checks on arrival whether a request can be served at all."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -9,8 +9,10 @@ import numpy as np
 from picbench.engines.algorithms import Algorithm, Registry, Reuse, check_served
 from picbench.engines.planning.documents import ChunkContexts
 from picbench.engines.planning.layout import Footprint, measure
+from picbench.engines.planning.policy import LayoutConfig
 from picbench.engines.vllm.frontend.placements import SlotSpan
 from picbench.engines.vllm.frontend.request_args import (
+    RequestArgs,
     cut,
     describes_chunks,
     mark_request,
@@ -19,13 +21,20 @@ from picbench.engines.vllm.frontend.request_args import (
 from picbench.engines.vllm.settings import PicSettings
 from picbench.errors import ConfigError
 
+#: What users of vLLM can do about a pool that is too small.
+_MORE_BLOCKS = (
+    "send fewer tokens or chunks, or start vLLM with more: --num-gpu-blocks-override, "
+    "--kv-cache-memory-bytes or --gpu-memory-utilization"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The most that one request may need.
 
     `capacity` is in KV slots, `positions` in logical positions, which RoPE's table ends with, and
-    `blocks` in blocks of the whole pool. `layers` are the model's.
+    `blocks` in blocks of the whole pool; `more_blocks` says how to get more of these. `layers` are
+    the model's.
     """
 
     capacity: int
@@ -33,9 +42,10 @@ class Limits:
     blocks: int
     block_size: int
     layers: int
+    more_blocks: str = _MORE_BLOCKS
 
     @classmethod
-    def of(cls, config: Any) -> Self:
+    def of(cls, config: Any, more_blocks: str = _MORE_BLOCKS) -> Self:
         """The limits of an engine, from its `VllmConfig`."""
         cache = config.cache_config
         # vLLM reserves block 0.
@@ -44,7 +54,8 @@ class Limits:
         settings = PicSettings.given(config.additional_config)
         positions = settings.positions if settings else None
         layers = config.model_config.get_total_num_hidden_layers()
-        return cls(capacity, positions or capacity, blocks, cache.block_size, layers)
+        positions = positions or capacity
+        return cls(capacity, positions, blocks, cache.block_size, layers, more_blocks)
 
     def check(self, footprint: Footprint, max_tokens: int) -> int:
         """Blocks that a request needs to finish, compiles included.
@@ -62,7 +73,7 @@ class Limits:
         if need > self.blocks:
             raise ConfigError(
                 f"the request needs {need} KV blocks, the pool has {self.blocks}",
-                hint="raise `kv_blocks`",
+                hint=self.more_blocks,
             )
         if slots > self.capacity:
             raise ConfigError(
@@ -74,7 +85,7 @@ class Limits:
             raise ConfigError(
                 f"a chunk and the text that it is compiled after have {footprint.compile_end} "
                 f"tokens; the context has {self.positions}",
-                hint="raise `context`, or send a shorter document",
+                hint="raise `context` (vLLM: max_model_len), or send a shorter document",
             )
         # It samples a token, which is dropped; vLLM does not end requests without room for one.
         compiled = footprint.compile_slots + 1
@@ -88,7 +99,7 @@ class Limits:
             raise ConfigError(
                 f"the prompt needs {footprint.end + max_tokens} positions with pads and generated "
                 f"tokens; the context has {self.positions}",
-                hint="raise `context`, send fewer chunks, or use an algorithm with pad=masked",
+                hint="raise `context` (vLLM: max_model_len), send fewer chunks, or use pad=masked",
             )
         return need
 
@@ -99,14 +110,22 @@ class Limits:
         return min(slots, self.positions - footprint.end)
 
 
-def check_request(config: Any, request: Any, registry: Registry, *, shorten: bool = False) -> None:
+def check_request(
+    config: Any,
+    request: Any,
+    registry: Registry,
+    *,
+    shorten: bool = False,
+    more_blocks: str = _MORE_BLOCKS,
+) -> None:
     """Raise ConfigError for a request that an engine must not be given.
 
     `config` is the engine's `VllmConfig`, `request` an `EngineCoreRequest`. Refused are requests
     with chunks if the engine runs without picbench, malformed or too large ones, and those that ask
     for what vLLM derives from the order of the prompt's tokens. With `shorten`, a request that may
     generate up to the end of the context gets `max_tokens` that fit besides pads and linked tokens;
-    vLLM's servers give chat requests without `max_tokens` the whole context.
+    vLLM's servers give chat requests without `max_tokens` the whole context. `more_blocks` says how
+    the caller gets a larger pool.
     """
     args = request_args(request, registry)
     if args is not None and args.checked:
@@ -137,22 +156,34 @@ def check_request(config: Any, request: Any, registry: Registry, *, shorten: boo
         raise ConfigError("a prompt without chunks has no positions", hint="name its chunks")
     if algorithm.reuse is Reuse.CHUNKS and args.spans:
         _check_features(config, request)
-        limits = Limits.of(config)
+        limits = Limits.of(config, more_blocks)
         layout = settings.layout(algorithm, request.cache_salt, limits.block_size)
-        _check_slots(args.slots, limits.positions)
-        _check_added(algorithm, len(args.spans), limits.capacity)
-        given = cut(request.prompt_token_ids, args, layout.pad_token)
-        _check_ids(args.documents, config.model_config.get_vocab_size())
-        try:
-            segments = algorithm.arrange(given, layout)
-            added = {token for segment in segments for token in segment.added}
-            _check_vocabulary(config, added, f"{algorithm.spec} adds")
-            footprint = measure(segments, algorithm.plan_chunk, layout)
-        except ValueError as error:
-            raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
+        footprint = _footprint(config, request.prompt_token_ids, args, algorithm, layout, limits)
         if shorten:
             _shorten(request, limits.capacity, limits.room(footprint))
         limits.check(footprint, request.sampling_params.max_tokens or 1)
+
+
+def _footprint(
+    config: Any,
+    tokens: Sequence[int],
+    args: RequestArgs,
+    algorithm: Algorithm,
+    layout: LayoutConfig,
+    limits: Limits,
+) -> Footprint:
+    """What a prompt with chunks needs. Raises ConfigError for one that cannot be arranged."""
+    _check_slots(args.slots, limits.positions)
+    _check_added(algorithm, len(args.spans), limits.capacity)
+    given = cut(tokens, args, layout.pad_token)
+    _check_ids(args.documents, config.model_config.get_vocab_size())
+    try:
+        segments = algorithm.arrange(given, layout)
+        added = {token for segment in segments for token in segment.added}
+        _check_vocabulary(config, added, f"{algorithm.spec} adds")
+        return measure(segments, algorithm.plan_chunk, layout)
+    except ValueError as error:
+        raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
 
 
 def _check_vocabulary(config: Any, tokens: Collection[int], does: str) -> None:
@@ -198,7 +229,7 @@ def _check_slots(slots: Collection[SlotSpan], positions: int) -> None:
     if length > positions:
         raise ConfigError(
             f"slots of {length} positions; the context has {positions}",
-            hint="raise `context`, or give slots fewer positions",
+            hint="raise `context` (vLLM: max_model_len), or give slots fewer positions",
         )
 
 

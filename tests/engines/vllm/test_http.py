@@ -257,6 +257,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"vllm_xargs": {"pic_spans": "04"}}, "an even number"),
     ({"vllm_xargs": {"pic_algorithm": 5}}, "not a string"),
     ({"vllm_xargs": {"pic_spans": [0, 9], "pic_dependent": [4, 12]}}, "is partly inside the chunk"),
+    # Chunks of one token take a block each. The reason names flags of the server.
+    (
+        {
+            "prompt": [50] * 201,
+            "vllm_xargs": {"pic_spans": [i // 2 for i in range(1, 401)], "pic_algorithm": "naive"},
+        },
+        "the pool has 119 (send fewer tokens or chunks, or start vLLM with more: --num-gpu-",
+    ),
 ]
 
 

@@ -63,7 +63,7 @@ def test_a_request_that_never_fits_is_told_on_arrival() -> None:
     planner = RequestPlanner(PicSettings(), LIMITS)
     request = received(list(range(64)), {"spans": [[20, 60]]}, max_tokens=9000)
     planner.plan_early(request)
-    with pytest.raises(ConfigError, match="raise `kv_blocks`"):
+    with pytest.raises(ConfigError, match="--num-gpu-blocks-override"):
         arrive(planner, request)
 
 

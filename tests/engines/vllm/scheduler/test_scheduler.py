@@ -106,7 +106,7 @@ def test_a_storm_reads_what_it_should_and_leaks_nothing(llama: Path, seed: int) 
     ended = storm.run(60)
     assert len(ended) > 20
     errors = [output.stop_reason for output in ended.values() if output.stop_reason]
-    assert all("raise `kv_blocks`" in error for error in errors)
+    assert all("--num-gpu-blocks-override" in error for error in errors)
     assert storm.bench.free == storm.free
     assert storm.scheduler.linker.idle
 

@@ -44,7 +44,7 @@ class FakeVllm:
 def vllm(monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
     fake = FakeVllm()
     monkeypatch.setattr(served_engine, "launch_apart", lambda config: running(fake))
-    monkeypatch.setattr("picbench.engines.conversion.check_request", lambda *given: None)
+    monkeypatch.setattr("picbench.engines.conversion.check_request", lambda *given, **options: None)
     return fake
 
 
