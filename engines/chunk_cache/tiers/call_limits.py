@@ -33,6 +33,12 @@ class Breaker:
         self._open_until = 0.0
         self._probing = False
 
+    @property
+    def failing(self) -> bool:
+        """Whether there is an outage."""
+        with self._lock:
+            return self._failures > 0
+
     def admit(self) -> bool:
         """Whether a call may be made now; its outcome must be reported: `succeed` or `fail`."""
         with self._lock:

@@ -45,6 +45,8 @@ class GuardedTier:
 
     A call that fails is answered as if the tier held nothing and kept nothing. The first failure
     begins an outage: one warning, then no calls but a probe after each pause, until one succeeds.
+    A write that fails (a full disk, a read-only replica) begins an outage of writes alone: what the
+    tier has is still read.
     """
 
     def __init__(
@@ -60,7 +62,8 @@ class GuardedTier:
         self.immediate = tier.immediate
         self._tier = tier
         self._deadline = deadline
-        self._breaker = Breaker(backoff or Backoff(), clock)
+        self._reads = Breaker(backoff or Backoff(), clock)
+        self._writes = Breaker(backoff or Backoff(), clock)
         self._timebox = Timebox(f"tier {tier.name}", threads)
         self._lock = Lock()
         self._unread: OrderedDict[Key, None] = OrderedDict()
@@ -81,7 +84,7 @@ class GuardedTier:
 
     def put(self, items: Sequence[tuple[Key, memoryview]]) -> list[bool]:
         """Keep sealed values; whether each was kept."""
-        kept = self._ask_each(lambda: self._tier.put(items), [False] * len(items))
+        kept = self._ask_each(lambda: self._tier.put(items), [False] * len(items), writes=True)
         sizes = [value.nbytes for (_, value), stays in zip(items, kept, strict=True) if stays]
         self._count(stored=len(sizes), refused=len(kept) - len(sizes), bytes_written=sum(sizes))
         with self._lock:
@@ -120,7 +123,7 @@ class GuardedTier:
 
     def delete(self, keys: Sequence[Key]) -> None:
         """Delete values, if the tier answers."""
-        self._ask(lambda: self._tier.delete(keys), None)
+        self._ask(lambda: self._tier.delete(keys), None, writes=True)
         self._note_unread(keys)
 
     def usage(self) -> Usage | None:
@@ -136,7 +139,9 @@ class GuardedTier:
         """Close the tier, if it answers in time."""
         self._ask(self._tier.close, None)
 
-    def _ask_each(self, call: Callable[[], list[T]], unknown: list[T]) -> list[T]:
+    def _ask_each(
+        self, call: Callable[[], list[T]], unknown: list[T], *, writes: bool = False
+    ) -> list[T]:
         """The tier's answer to a batch; `unknown` where there is none of the right length."""
 
         def checked() -> list[T]:
@@ -145,37 +150,49 @@ class GuardedTier:
                 raise ValueError(f"{len(answer)} answers to {len(unknown)} questions")
             return answer
 
-        return self._ask(checked, unknown) if unknown else []
+        return self._ask(checked, unknown, writes=writes) if unknown else []
 
-    def _ask(self, call: Callable[[], T], unknown: T) -> T:
+    def _ask(self, call: Callable[[], T], unknown: T, *, writes: bool = False) -> T:
         """The tier's answer within the deadline; `unknown` if there is none."""
-        if not self._breaker.admit():
+        # While the whole tier fails, a write is a probe like any other call.
+        breaker = self._writes if writes and not self._reads.failing else self._reads
+        if not breaker.admit():
             self._count(skipped=len(unknown) if isinstance(unknown, list) else 1)
             return unknown
         try:
             answer = call() if self.immediate else self._timebox.run(call, self._deadline)
         except TimeoutError as error:
-            self._fail(f"no answer in {self._deadline:g} s ({error})", timeouts=1)
+            self._fail(breaker, f"no answer in {self._deadline:g} s ({error})", timeouts=1)
         except Exception as error:
-            self._fail(f"{type(error).__name__}: {error}", errors=1)
+            self._fail(breaker, f"{type(error).__name__}: {error}", errors=1)
         else:
-            self._succeed()
+            self._succeed(breaker)
             return answer
         return unknown
 
-    def _fail(self, reason: str, **amounts: int) -> None:
+    def _fail(self, breaker: Breaker, reason: str, **amounts: int) -> None:
         self._count(**amounts)
-        if self._breaker.fail():
+        if not breaker.fail():
+            return
+        if breaker is self._writes:
             _LOG.warning(
-                "tier %s fails: %s. Requests go on without it, and it is tried again after "
-                "pauses. Start or repair it, or take it out of `tiers`",
+                "tier %s cannot be written to: %s. What it has is still read, and writes are tried "
+                "again after pauses. Free or repair it, or take it out of `tiers`",
                 self.name,
                 reason,
             )
+            return
+        _LOG.warning(
+            "tier %s fails: %s. Requests go on without it, and it is tried again after "
+            "pauses. Start or repair it, or take it out of `tiers`",
+            self.name,
+            reason,
+        )
 
-    def _succeed(self) -> None:
-        if self._breaker.succeed():
-            _LOG.info("tier %s answers again", self.name)
+    def _succeed(self, breaker: Breaker) -> None:
+        if breaker.succeed():
+            again = "can be written to again" if breaker is self._writes else "answers again"
+            _LOG.info("tier %s %s", self.name, again)
 
     def _note_unread(self, keys: Sequence[Key]) -> None:
         with self._lock:

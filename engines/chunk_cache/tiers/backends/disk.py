@@ -69,8 +69,22 @@ class Disk(Tier):
         return self._index.contains(keys)
 
     def put(self, items: Sequence[tuple[Key, Buffer]]) -> list[bool]:
-        """Write values, each flushed to the disk before it counts; False when there is no room."""
-        return [self._put(key, memoryview(value)) for key, value in items]
+        """Write values, each flushed to the disk before it counts; False when there is no room.
+
+        Raises the error of a full disk if it has room for none of them.
+        """
+        kept, full = list[bool](), None
+        for key, value in items:
+            try:
+                kept.append(self._put(key, memoryview(value)))
+            except (OSError, sqlite3.OperationalError) as error:
+                if not _is_full(error):
+                    raise
+                kept.append(False)
+                full = error
+        if full is not None and not any(kept):
+            raise full
+        return kept
 
     def get(self, keys: Sequence[Key]) -> list[Buffer | None]:
         """Read values into fresh memory."""
@@ -93,15 +107,13 @@ class Disk(Tier):
         self._index.close()
 
     def _put(self, key: Key, value: memoryview) -> bool:
+        kept = False
         try:
             kept = self._reserve(key, value.nbytes) and self._write(key, value)
-        except (OSError, sqlite3.OperationalError) as error:
-            if not _is_full(error):
-                raise
-            kept = False
-        if not kept:
-            with self._lock:
-                self._refused += 1
+        finally:
+            if not kept:
+                with self._lock:
+                    self._refused += 1
         return kept
 
     def _reserve(self, key: Key, nbytes: int) -> bool:
@@ -128,7 +140,8 @@ class Disk(Tier):
     def _read(self, key: Key) -> bytes | None:
         value = self._files.read(key)
         if value is None:
-            self._index.remove([key])
+            with suppress(sqlite3.OperationalError):  # it can be read, but not written to
+                self._index.remove([key])
         return value
 
 

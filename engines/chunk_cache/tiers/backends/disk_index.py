@@ -48,7 +48,7 @@ class DiskIndex:
 
     def keys(self) -> set[Key]:
         """All keys, including those of values that are being written."""
-        with self._transaction() as run:
+        with self._transaction("BEGIN") as run:
             return {key for (key,) in run.execute("SELECT key FROM value")}
 
     def adopt(self, found: Iterable[tuple[Key, int]]) -> None:
@@ -61,14 +61,20 @@ class DiskIndex:
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         """Whether values are there, per key."""
-        with self._transaction() as run:
+        with self._transaction("BEGIN") as run:
             return [_is_ready(run, key) for key in keys]
 
     def use(self, keys: Sequence[Key]) -> list[bool]:
-        """Mark values as used now; returns whether they are there, per key."""
+        """Mark values as used now; returns whether they are there, per key.
+
+        Where nothing can be written, on a full disk or a read-only one, nothing is marked.
+        """
         sql = "UPDATE value SET used = ? WHERE key = ? AND ready"
-        with self._transaction() as run:
-            return [run.execute(sql, (_tick(run), key)).rowcount > 0 for key in keys]
+        try:
+            with self._transaction() as run:
+                return [run.execute(sql, (_tick(run), key)).rowcount > 0 for key in keys]
+        except sqlite3.OperationalError:
+            return self.contains(keys)
 
     def reserve(self, key: Key, nbytes: int, capacity: int, remove: Callable[[Key], None]) -> int:
         """Make room for a value, listed once `publish` is called; returns how many were evicted.
@@ -101,7 +107,7 @@ class DiskIndex:
 
     def totals(self) -> tuple[int, int]:
         """(objects, bytes), reservations included."""
-        with self._transaction() as run:
+        with self._transaction("BEGIN") as run:
             objects, nbytes = run.execute("SELECT objects, bytes FROM total").fetchone()
             return objects, nbytes
 
@@ -111,9 +117,13 @@ class DiskIndex:
             self._connection.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+        """A transaction that writes, at once, so that it cannot fail halfway because others write.
+
+        A plain `begin` is enough to read, also from what cannot be written to.
+        """
         with self._lock:
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._connection.execute(begin)
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")

@@ -13,6 +13,7 @@ from tier_faults import (
     Full,
     Lying,
     Miscounting,
+    ReadOnly,
     Stuck,
     Swapping,
     Torn,
@@ -167,6 +168,51 @@ def test_an_outage_is_one_warning_and_its_end_is_noted_once(
     tier.dead = True
     guarded.get([A])
     assert len(warnings(caplog)) == 2
+
+
+def test_a_tier_that_cannot_be_written_to_is_read(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Writes are left alone for longer and longer; each change is one line."""
+    caplog.set_level(logging.INFO)
+    tier = ReadOnly("disk:/kv")
+    tier.inner.put(ITEMS[:1])
+    guarded = GuardedTier(tier, backoff=Backoff(first=1.0, longest=5.0), clock=clock)
+    asked_at = []
+    for now in range(20):
+        clock.now = now
+        before = tier.calls.count("put")
+        assert guarded.put(ITEMS[1:]) == [False]
+        if tier.calls.count("put") > before:
+            asked_at.append(now)
+        assert guarded.exists([A, B]) == guarded.exists([A, B]) == [True, False]
+        assert guarded.get([A])[0] is not None
+        guarded.delete([A])
+    assert asked_at == [0, 1, 3, 7, 12, 17]
+    assert "delete" not in tier.calls
+    assert len(warnings(caplog)) == 1
+    assert "disk:/kv cannot be written to: OSError: [Errno 30]" in warnings(caplog)[0]
+    tier.locked = False
+    clock.now = 30
+    assert guarded.put(ITEMS[1:]) == [True]
+    assert [r.getMessage() for r in caplog.records if r.levelno == logging.INFO] == [
+        "tier disk:/kv can be written to again"
+    ]
+
+
+def test_an_outage_ends_with_a_write_too(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    """As long as the whole tier fails, writes are no outage of their own."""
+    tier = Dead()
+    guarded = GuardedTier(tier, backoff=Backoff(first=1.0), clock=clock)
+    guarded.exists([A])
+    clock.now = 1
+    assert guarded.put(ITEMS) == [False, False]
+    assert len(warnings(caplog)) == 1
+    tier.dead = False
+    clock.now = 3
+    assert guarded.put(ITEMS) == [True, True]
+    assert guarded.exists([A]) == [True]
+    assert len(warnings(caplog)) == 1
 
 
 def test_one_probe_at_a_time(clock: Clock, stuck: Stuck) -> None:

@@ -73,6 +73,26 @@ class Dead(Far):
         return answer
 
 
+class ReadOnly(Far):
+    """Raises on every write while `locked`."""
+
+    locked = True
+
+    def _refuse(self, call: str) -> None:
+        self.calls.append(call)
+        raise OSError(30, "Read-only file system")
+
+    def put(self, items: Sequence[tuple[Key, Buffer]]) -> list[bool]:
+        if self.locked:
+            self._refuse("put")
+        return super().put(items)
+
+    def delete(self, keys: Sequence[Key]) -> None:
+        if self.locked:
+            self._refuse("delete")
+        super().delete(keys)
+
+
 class Stuck(Far):
     """Answers nothing until `released` is set, be it ten seconds or a day."""
 

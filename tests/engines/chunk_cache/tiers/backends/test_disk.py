@@ -23,7 +23,7 @@ A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 CAPACITY = 1 << 20
 
 _PRELUDE = """
-import os, resource, sys
+import os, resource, sqlite3, sys
 from pathlib import Path
 from picbench.engines.chunk_cache.tiers.backends.disk import Disk
 tier = Disk(Path(sys.argv[1]), 1 << 20)
@@ -281,6 +281,52 @@ print(tier.get([A, B]), tier.usage().bytes, tier.usage().refused)
     assert result.stderr == ""
     assert result.stdout.splitlines() == ["[False, True]", "[None, b'small'] 5 1"]
     assert files(tmp_path) == [B.hex()]
+
+
+def test_a_disk_without_any_room_is_read(tmp_path: Path) -> None:
+    """Neither values nor the index can grow, so that not even the use of a value is noted."""
+    body = """
+tier.put([(A, b"value")])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1, 1))
+for _ in range(2):
+    print(tier.exists([A, B]), tier.get([A, B]), tier.usage().objects)
+    try:
+        tier.put([(B, b"more")])
+    except (OSError, sqlite3.OperationalError):
+        print("raised")
+"""
+    result = run(tmp_path, body)
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == ["[True, False] [b'value', None] 1", "raised"] * 2
+    assert files(tmp_path) == [A.hex()]
+
+
+def test_a_full_disk_says_so_if_it_keeps_nothing(tmp_path: Path) -> None:
+    body = """
+resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000))
+try:
+    tier.put([(A, bytes(500_000)), (B, bytes(500_000))])
+except OSError as error:
+    print(error.strerror, tier.usage().bytes, tier.usage().refused)
+"""
+    result = run(tmp_path, body)
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == ["File too large 0 2"]
+
+
+def test_an_index_that_cannot_be_written_to_is_read(tmp_path: Path) -> None:
+    tier = Disk(tmp_path, CAPACITY)
+    tier.put([(A, b"first"), (B, b"second")])
+    value_file(tmp_path, B).unlink()
+    tier._index._connection.execute("PRAGMA query_only = 1")
+    for _ in range(2):
+        assert tier.exists([A, C]) == [True, False]
+        assert tier.get([A, B, C]) == [b"first", None, None]
+        assert tier.usage().objects == 2
+        with pytest.raises(sqlite3.OperationalError, match="readonly"):
+            tier.put([(C, b"third")])
+    assert files(tmp_path) == [A.hex()]
+    tier.close()
 
 
 def test_an_error_that_is_not_about_space_is_raised_and_leaves_nothing(
