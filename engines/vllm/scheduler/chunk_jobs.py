@@ -105,6 +105,10 @@ class ChunkJobs:
             self.store.complete_compile(canonical, blocks, success=success, shared=job.shared)
         self._jobs.pop(job.request.request_id, None)
 
+    def requests(self) -> "list[Request]":
+        """The requests of all jobs."""
+        return [job.request for job in self._jobs.values()]
+
     def fetches(self) -> list[ChunkJob]:
         """The jobs whose chunks a tier loads."""
         return [job for job in self._jobs.values() if job.fetches]

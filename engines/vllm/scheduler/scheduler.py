@@ -192,10 +192,20 @@ class PicScheduler(Scheduler):
         return super().reset_prefix_cache(True, reset_connector)
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
-        """Leave out the connector's hits, which `PromptHits.count` has already, without pads."""
+        """Count users' requests alone, and no hits of the connector: `PromptHits.count` has these.
+
+        While the linker's own requests bring its chunks, the user's request counts as waiting.
+        """
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
             stats.connector_prefix_cache_stats = None
+            for request in self.jobs.requests():
+                if request.status == RequestStatus.RUNNING:
+                    stats.num_running_reqs -= 1
+                elif request in self.deferred_waiting:
+                    stats.num_skipped_waiting_reqs -= 1
+                else:
+                    stats.num_waiting_reqs -= 1
         return stats
 
     def _record_hits(self, request: Request, num_hits: int) -> None:

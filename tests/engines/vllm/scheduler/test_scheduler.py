@@ -187,6 +187,40 @@ def test_a_request_is_rejected_only_if_blocks_are_short(llama: Path) -> None:
     assert given.free == 40
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_requests_of_the_linker_are_in_no_gauge(llama: Path, policy: str) -> None:
+    """Two requests need five chunks: compiles run, and others wait for room in a step."""
+    given = bench(llama, batch_tokens=24, counts=True, policy=policy)
+    chunks = [tuple(range(100 * n, 100 * n + 40)) for n in range(1, 6)]
+    scheduler, seen = given.scheduler, set[str]()
+    given.submit("first", *chunks[:3], max_tokens=3)
+    given.submit("second", *chunks[2:], max_tokens=3)
+    while scheduler.requests:
+        given.step()
+        seen |= {request.status.name for request in scheduler.jobs.requests()}
+        theirs = [r for r in scheduler.requests.values() if not scheduler.linker.is_own(r)]
+        waiting = [r for r in theirs if r.status != RequestStatus.RUNNING]
+        skipped = [r for r in waiting if r in scheduler.deferred_waiting]
+        counts = given.counted[-1]
+        assert counts.num_running_reqs == len(theirs) - len(waiting)
+        assert counts.num_waiting_reqs == len(waiting) - len(skipped)
+        assert counts.num_skipped_waiting_reqs == len(skipped)
+    assert seen >= {"RUNNING", "WAITING"}
+
+
+def test_loads_of_the_linker_are_in_no_gauge(llama: Path) -> None:
+    given = bench(llama, tiers="disk:/x:1MiB", counts=True)
+    given.submit("waits", tuple(range(100, 148)))
+    load = load_of(given)
+    for _ in range(2):
+        counts = given.counted[-1]
+        found = (counts.num_running_reqs, counts.num_waiting_reqs + counts.num_skipped_waiting_reqs)
+        assert found == (0, 1)
+        given.step()
+    given.step(loaded={load.request_id})
+    given.run()
+
+
 def test_compiles_that_wait_are_no_requests_that_need_blocks(llama: Path) -> None:
     given = bench(llama, blocks=40, batch_tokens=16, on_pressure="reject")
     given.submit("busy", question=(7,) * 300)
