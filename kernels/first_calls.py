@@ -3,7 +3,7 @@
 Torch computes them on a CPU with oneMKL, which chooses a function's kernel when it is first called.
 If several threads do so at once, one of them may get a kernel of half the precision for its part of
 that one call (pytorch/pytorch#188792). The table of RoPE is made by such a call: one start of an
-engine on an Intel Xeon had rotations in it that were off by 0.00015, the next one had not.
+engine on an Intel Xeon had rotations in it that were off by 0.00015, other starts had not.
 """
 
 import torch

@@ -13,7 +13,7 @@ from itertools import cycle, islice
 from math import inf
 
 #: A core is quiet if its loop takes at most so many times as long as the shortest one that was
-#: seen: up to 1.2 times as long where nothing else ran on an H200's host, from 1.6 on elsewhere.
+#: seen. On an H200's host small steps take no longer up to there; from 1.6 on 1.2 times as long.
 _QUIET = 1.35
 
 #: A loop, and how many of them the shortest is of: an interrupt makes one of them longer.
