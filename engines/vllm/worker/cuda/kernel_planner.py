@@ -22,6 +22,7 @@ from picbench.kernels.cuda.warm_up import warm_up_decode, warm_up_link
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
+from picbench.kernels.slot_runs import SlotRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +156,11 @@ def rows_and_lengths(batch: PlannedBatch, count: int, plain_row: int) -> Ints:
 
 
 def _requests(batch: PlannedBatch, first: int) -> Iterator[LinkRequest | None]:
+    """The requests from `first` on, None for one that vLLM's attention serves."""
     start = int(batch.scheduled[:first].sum())
     for i in range(first, len(batch.requests)):
         request, stop = batch.requests[i], start + int(batch.scheduled[i])
-        if request is None:
+        if request is None and batch.stock:
             yield None
         else:
             order = _order(request, int(batch.computed[i] + batch.scheduled[i]))
@@ -166,13 +168,15 @@ def _requests(batch: PlannedBatch, first: int) -> Iterator[LinkRequest | None]:
         start = stop
 
 
-def _order(request: PlannedRequest, stop: int) -> LogicalOrder:
+def _order(request: PlannedRequest | None, stop: int) -> LogicalOrder:
     """The logical order of the first `stop` slots, or of more.
 
     The keys that a query sees precede it in the order of all planned slots and are computed no
     later than the query, so one order serves all steps of a prefill. Resumed requests also prefill
     tokens that they had generated.
     """
+    if request is None:
+        return LogicalOrder.of_runs(SlotRuns.plain(stop))
     if stop <= request.planned:
         return request.order
     kpos, shifts = request.positions(0, stop), request.rope_shifts(stop)

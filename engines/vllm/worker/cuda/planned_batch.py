@@ -20,6 +20,10 @@ from picbench.kernels.slot_runs import SlotRuns
 
 Counts = NDArray[np.int64]
 
+#: Tokens of prompts without a plan, such as chunks that are compiled, of a step in which the GPU
+#: waits for the host: as many as CUDA graphs serve.
+_FEW_TOKENS = 1024
+
 
 @dataclass(frozen=True)
 class PlannedRequest:
@@ -179,10 +183,11 @@ class PlannedBatch:
     def stock(self) -> bool:
         """Whether vLLM's attention serves the requests without a plan.
 
-        It does if one of them computes several tokens. Otherwise they decode together with the
-        planned ones, which saves launching vLLM's kernels.
+        It does if they compute more than `_FEW_TOKENS` of prompts. Otherwise picbench's kernels
+        serve them together with the planned ones, which saves launching vLLM's in every layer.
         """
-        return not self.known.planned[self.leading :].all()
+        plain = ~self.known.planned[self.leading :]
+        return int(self.scheduled[self.leading :][plain].sum()) > _FEW_TOKENS
 
     @cached_property
     def leading(self) -> int:

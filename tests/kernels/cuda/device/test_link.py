@@ -98,6 +98,17 @@ def test_linked_requests(
     assert worst(scene, query, found) <= tolerance
 
 
+def test_prompts_without_a_plan_beside_planned_ones(
+    shape: HeadShape, device: str, tolerance: float, copied: bool
+) -> None:
+    rope = rope_table(shape.head_size, 300, device)
+    mixed = [plain(40, 40), *requests(), plain(200, 33)]
+    scene = draw(mixed, shape, rope, device=device, poison=True)
+    query = scene.queries(sum(slots.computed for slots in scene.requests))
+    found = linked(scene, query, CudaWorkspace(16 << 20, device), copied=copied)
+    assert worst(scene, query, found) <= tolerance
+
+
 @KINDS
 def test_keys_that_are_read_at_another_position(
     kind: Kind, device: str, dtype: torch.dtype, tolerance: float, copied: bool

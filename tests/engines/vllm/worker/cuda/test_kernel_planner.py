@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from picbench.engines.planning.pages import GAP
+from picbench.engines.vllm.worker.cuda import planned_batch
 from picbench.engines.vllm.worker.cuda.kernel_planner import (
     KernelPlanner,
     LinkCall,
+    _requests,
     rows_and_lengths,
 )
 from picbench.engines.vllm.worker.cuda.plain_prefixes import PlainPrefixes
@@ -65,8 +67,27 @@ def test_neighbours_link_in_one_call(pair: Pair) -> None:
     assert links(pair, ("x", 16, 11), ("y", 16, 4)) == [(0, 15)]
 
 
-def test_a_plain_request_between_them_cuts_the_call(pair: Pair) -> None:
+def test_a_plain_request_between_them_is_linked_as_well(pair: Pair) -> None:
+    assert links(pair, ("x", 16, 11), ("plain", 0, 5), ("y", 16, 4)) == [(0, 20)]
+
+
+def test_one_that_vllm_serves_cuts_the_call(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_batch, "_FEW_TOKENS", 4)
     assert links(pair, ("x", 16, 11), ("plain", 0, 5), ("y", 16, 4)) == [(0, 11), (16, 20)]
+
+
+@pytest.mark.parametrize("computed", [0, 20])
+def test_a_plain_request_sees_all_that_precedes_it(pair: Pair, computed: int) -> None:
+    batch = pair[0].batch(["x", "plain"], [16, computed], [11, 9])
+    assert batch is not None
+    planned, beside = _requests(batch, 0)
+    assert planned is not None and beside is not None
+    assert (planned.start, planned.stop, beside.start, beside.stop) == (0, 11, 11, 20)
+    assert beside.qpos.tolist() == list(range(computed, computed + 9))
+    slots, shifts = beside.order.keys(99)
+    assert slots.tolist() == list(range(computed + 9))
+    assert not shifts.any()
+    assert beside.order.seen(beside.qpos.numpy()).tolist() == (beside.qpos + 1).tolist()
 
 
 def test_a_single_token_in_the_middle_of_a_prompt_is_linked(pair: Pair) -> None:
@@ -166,7 +187,8 @@ def test_requests_with_the_same_blocks_read_them_together(send: Any, bare: bool)
     assert groups.empty
 
 
-def test_what_vllm_serves_is_left_out(pair: Pair) -> None:
+def test_what_vllm_serves_is_left_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planned_batch, "_FEW_TOKENS", 8)
     batch = pair[0].batch(["y", "plain", "prefilled"], [30, 7, 0], [1, 1, 9])
     assert batch is not None
     assert batch.stock

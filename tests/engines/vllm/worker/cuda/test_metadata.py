@@ -8,6 +8,7 @@ from torch import Tensor
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
 from picbench.engines.planning.pages import GAP
+from picbench.engines.vllm.worker.cuda import planned_batch
 from picbench.engines.vllm.worker.cuda.backend import SplitAttention, SplittingBuilder
 from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.metadata import PlannedStep, SplitMetadata
@@ -91,6 +92,13 @@ def test_plain_steps_are_vllms_own(requests: PlannedRequests, rope: RopeTable) -
     assert metadata is step.seq_lens
 
 
+@pytest.fixture
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps whose plain prompts have more than few tokens."""
+    monkeypatch.setattr(planned_batch, "_FEW_TOKENS", 1)
+
+
+@pytest.mark.usefixtures("many")
 def test_planned_requests_have_no_keys_in_vllms_attention(
     requests: PlannedRequests, rope: RopeTable
 ) -> None:
@@ -99,8 +107,8 @@ def test_planned_requests_have_no_keys_in_vllms_attention(
     assert step.seq_lens.tolist() == [7, 27, 2]
 
 
-@pytest.mark.parametrize("names", [["planned"], ["decoding", "planned"]])
-def test_vllms_attention_is_not_run_where_it_would_only_decode(
+@pytest.mark.parametrize("names", [["planned"], ["decoding", "planned"], ["a", "planned", "b"]])
+def test_vllms_attention_is_not_run_for_few_tokens(
     requests: PlannedRequests, rope: RopeTable, names: list[str]
 ) -> None:
     metadata, step = build(requests, rope, names, [16] * len(names))
@@ -111,6 +119,7 @@ def test_vllms_attention_is_not_run_where_it_would_only_decode(
     assert bool(out.isfinite().all())
 
 
+@pytest.mark.usefixtures("many")
 @pytest.mark.parametrize("names", [["planned"], ["a", "planned", "b"]])
 def test_either_attention_fills_its_own_rows(
     requests: PlannedRequests, rope: RopeTable, names: list[str]

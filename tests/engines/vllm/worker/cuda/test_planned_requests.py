@@ -106,13 +106,16 @@ def test_only_requests_that_see_all_their_slots_decode(requests: PlannedRequests
     assert step(requests, ("planned", 6, 1), ("plain", 3, 1)).leading == 0
 
 
-def test_vllms_attention_serves_plain_prefills_and_then_all_plain_requests(
+def test_vllms_attention_serves_long_plain_prefills_and_then_all_plain_requests(
     requests: PlannedRequests,
 ) -> None:
-    batch = step(requests, ("plain", 3, 1), ("planned", 2, 6), ("plain", 0, 5))
-    assert (batch.stock, batch.decoded) == (True, 0)
-    batch = step(requests, ("planned", 9, 1), ("plain", 3, 1), ("plain", 0, 5))
-    assert (batch.stock, batch.decoded) == (True, 2)
+    for tokens, stock in ((1024, False), (1025, True)):
+        batch = step(requests, ("plain", 3, 1), ("planned", 2, 6), ("plain", 0, tokens))
+        assert (batch.stock, batch.decoded) == (stock, 0 if stock else 1)
+        batch = step(requests, ("planned", 9, 1), ("plain", 3, 1), ("plain", 0, tokens))
+        assert (batch.stock, batch.decoded) == (stock, 2)
+    halves = ("plain", 0, 600), ("planned", 2, 6), ("other", 9, 425)
+    assert step(requests, *halves).stock
 
 
 def test_plain_requests_decode_together_with_planned_ones(requests: PlannedRequests) -> None:
