@@ -1,8 +1,8 @@
 """vLLM's attention backends, extended by planned requests.
 
 Steps without planned requests use vLLM's own metadata and kernels unchanged. In other steps
-picbench's attention serves the planned requests, and vLLM's those without a plan, if they have more
-than few tokens to compute (`PlannedBatch.stock`).
+picbench's attention serves the planned requests, and vLLM's those without a plan, if they read more
+than few keys (`PlannedBatch.stock`).
 """
 
 from typing import TYPE_CHECKING, Any, ClassVar

@@ -20,9 +20,10 @@ from picbench.kernels.slot_runs import SlotRuns
 
 Counts = NDArray[np.int64]
 
-#: Tokens of prompts without a plan, such as chunks that are compiled, of a step in which the GPU
-#: waits for the host: as many as CUDA graphs serve.
-_FEW_TOKENS = 1024
+#: Keys that the tokens of prompts without a plan may read together before vLLM's attention serves
+#: them: as many as 1,024 tokens of chunks that are compiled, or of one prompt, for which the GPU waits
+#: for the host. Of more keys FlashAttention-3 reads 1.2 in the time of one of ours (`link`).
+_FEW_READS = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -183,11 +184,13 @@ class PlannedBatch:
     def stock(self) -> bool:
         """Whether vLLM's attention serves the requests without a plan.
 
-        It does if they compute more than `_FEW_TOKENS` of prompts. Otherwise picbench's kernels
-        serve them together with the planned ones, which saves launching vLLM's in every layer.
+        It does if they read more than `_FEW_READS` keys. Otherwise picbench's kernels serve them
+        together with the planned ones, which saves launching vLLM's in every layer.
         """
-        plain = ~self.known.planned[self.leading :]
-        return int(self.scheduled[self.leading :][plain].sum()) > _FEW_TOKENS
+        rest = slice(self.leading, None)
+        plain = ~self.known.planned[rest]
+        tokens = self.scheduled[rest][plain]
+        return int(tokens @ (self.computed[rest][plain] + tokens)) > _FEW_READS
 
     @cached_property
     def leading(self) -> int:

@@ -72,7 +72,7 @@ def test_a_plain_request_between_them_is_linked_as_well(pair: Pair) -> None:
 
 
 def test_one_that_vllm_serves_cuts_the_call(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned_batch, "_FEW_TOKENS", 4)
+    monkeypatch.setattr(planned_batch, "_FEW_READS", 24)
     assert links(pair, ("x", 16, 11), ("plain", 0, 5), ("y", 16, 4)) == [(0, 11), (16, 20)]
 
 
@@ -188,7 +188,7 @@ def test_requests_with_the_same_blocks_read_them_together(send: Any, bare: bool)
 
 
 def test_what_vllm_serves_is_left_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planned_batch, "_FEW_TOKENS", 8)
+    monkeypatch.setattr(planned_batch, "_FEW_READS", 80)
     batch = pair[0].batch(["y", "plain", "prefilled"], [30, 7, 0], [1, 1, 9])
     assert batch is not None
     assert batch.stock

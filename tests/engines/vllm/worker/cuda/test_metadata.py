@@ -94,8 +94,8 @@ def test_plain_steps_are_vllms_own(requests: PlannedRequests, rope: RopeTable) -
 
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps whose plain prompts have more than few tokens."""
-    monkeypatch.setattr(planned_batch, "_FEW_TOKENS", 1)
+    """Steps whose plain prompts read more than few keys."""
+    monkeypatch.setattr(planned_batch, "_FEW_READS", 1)
 
 
 @pytest.mark.usefixtures("many")

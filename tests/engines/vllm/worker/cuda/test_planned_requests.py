@@ -114,8 +114,9 @@ def test_vllms_attention_serves_long_plain_prefills_and_then_all_plain_requests(
         assert (batch.stock, batch.decoded) == (stock, 0 if stock else 1)
         batch = step(requests, ("planned", 9, 1), ("plain", 3, 1), ("plain", 0, tokens))
         assert (batch.stock, batch.decoded) == (stock, 2)
-    halves = ("plain", 0, 600), ("planned", 2, 6), ("other", 9, 425)
-    assert step(requests, *halves).stock
+    later = ("plain", 1024, 512), ("planned", 2, 6)
+    assert not step(requests, *later, ("other", 0, 512)).stock
+    assert step(requests, *later, ("other", 0, 513)).stock
 
 
 def test_plain_requests_decode_together_with_planned_ones(requests: PlannedRequests) -> None:
