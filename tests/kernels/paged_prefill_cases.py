@@ -35,7 +35,8 @@ def paged_prefill_of(scene: Scene, workspace_bytes: int = 16 << 20) -> PagedPref
     return PagedPrefill.of(
         found,
         keys,
-        list(scene.table),
+        scene.table,
+        range(len(scene.requests)),
         np.concatenate(at),
         scene.rope,
         scene.shape,

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from picbench.kernels.cuda.device import StagedUpload
+from picbench.kernels.cuda.layout import cache_slots
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.cuda.prefill.gather_rotated import PAGE, gather, gather_pages
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder, runs
@@ -223,7 +224,7 @@ def _gathered(step: _LinkStep) -> GatheredPrefill:
         tiles = schedule_tiles(step.tiles, np.concatenate(step.seen), kv_heads)
         *found, rows, seen, counts = _send(step, tiles.arrays)
         work = TiledPrefill.of(rows, seen, counts, tiles.splits, shape, kv_heads)
-    slots = _look_up(step.block_table, *found[:3])
+    slots = cache_slots(step.block_table, *found[:3]).long()
     key, value = step.workspace.pages(sum(pages), PAGE, kv_heads, shape.head_size, shape.dtype)
     launch = RepeatedLaunch(gather_pages)
     return GatheredPrefill(slots, found[3], work, step.rope, shape, key, value, launch)
@@ -241,8 +242,9 @@ def _paged(step: _LinkStep) -> PagedPrefill | None:
     if _PAGED_COST * paged_prefill.keys_read(found) > step.copy_cost:
         return None
     qpos = np.concatenate([request.qpos.numpy() for request in step.requests])
-    tables = [step.block_table[request.index] for request in step.requests]
-    return PagedPrefill.of(found, keys, tables, qpos, step.rope, step.shape, step.workspace)
+    rows = [request.index for request in step.requests]
+    where = (step.block_table, rows, qpos)
+    return PagedPrefill.of(found, keys, *where, step.rope, step.shape, step.workspace)
 
 
 def _query_tiles(
@@ -269,9 +271,7 @@ def _send(step: _LinkStep, others: Sequence[Ints]) -> list[Tensor]:
 def _copied(step: _LinkStep, at: Ints, offset: Ints, size: Ints, shift: Ints) -> None:
     """Writes what is copied, key by key, into four arrays [pages * PAGE].
 
-    They are the place of the key's block in the flattened block table, the number of slots before
-    it in that block, the slots of a block, and the RoPE shift. Where there is no key the second is
-    -1 and the third 0, so that `_look_up` finds slot -1.
+    They are what `cache_slots` asks for, and the RoPE shift.
     """
     width, begin = step.block_table.shape[1], 0
     for request, pages in zip(step.requests, step.pages, strict=True):
@@ -284,12 +284,6 @@ def _copied(step: _LinkStep, at: Ints, offset: Ints, size: Ints, shift: Ints) ->
         rest = slice(own.stop, end)
         at[rest], offset[rest], size[rest], shift[rest] = 0, -1, 0, 0
         begin = end
-
-
-def _look_up(block_table: Tensor, at: Tensor, offset: Tensor, size: Tensor) -> Tensor:
-    """Cache slots of what `_copied` lists, as int64."""
-    blocks = block_table.flatten()[at]
-    return torch.addcmul(offset, blocks, size).long()
 
 
 def _sequences(

@@ -9,22 +9,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import triton
 from torch import Tensor
 
 from picbench.kernels.cuda.base_two import LOG2E
 from picbench.kernels.cuda.device import gluon_serves, multiprocessors, upload_all
-from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.cuda.layout import cache_slots, key_value
 from picbench.kernels.cuda.merge import merge, merge_splits
 from picbench.kernels.cuda.prefill.paged.key_tiles import KEYS, KeyTiles
 from picbench.kernels.cuda.prefill.paged.tile_schedule import QueryTile, TileSchedule
 from picbench.kernels.cuda.prefill.query_tile import ROWS
 from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
+from picbench.kernels.cuda.visible_blocks import Ints
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_BITS, BLOCK_SIZE, GAP
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
+
+#: Of `KeyTiles`, what the kernel reads as it is.
+_KEYS = ("kpos", "rope_shift", "shown")
 
 # The most query heads that may share a KV head: a query then takes half the rows of a tile.
 _MAX_GROUP = ROWS // 2
@@ -68,29 +71,31 @@ class PagedPrefill:
         cls,
         query_tiles: Sequence[QueryTile],
         keys: Sequence[KeyTiles],
-        tables: Sequence[Tensor],
-        qpos: np.ndarray,
+        block_table: Tensor,
+        rows: Sequence[int],
+        qpos: Ints,
         rope: RopeTable,
         shape: HeadShape,
         workspace: CudaWorkspace,
     ) -> "PagedPrefill":
-        """Schedules `query_tiles`; request i has keys[i] in the blocks tables[i] [blocks] int32.
+        """Schedules `query_tiles`; request i has keys[i] in the blocks of row rows[i] of the table.
 
-        `qpos` [queries] int32 are the logical positions of all queries, GAP for padding.
+        `block_table` [requests, blocks] is int32; `qpos` [queries] int32 are the logical positions
+        of all queries, GAP for padding.
         """
         from picbench.kernels.cuda.prefill.paged.hopper_prefill import attend_paged
 
-        device = tables[0].device
+        device = block_table.device
         programs = max(1, multiprocessors(device) // shape.num_kv_heads)
         room = _max_splits(len(qpos), shape, workspace)
         schedule = TileSchedule.of(query_tiles, len(qpos), programs, room)
-        names = ("slots", "kpos", "rope_shift", "shown")
-        joined = [np.concatenate([getattr(one, name) for one in keys]) for name in names]
+        joined = [np.concatenate([getattr(one, name) for one in keys]) for name in _KEYS]
+        places = _places(keys, rows, block_table.shape[1])
         seen = np.where(qpos == GAP, -1, qpos)
-        work, key_tiles, counts, at, slots, kpos, rope_shift, shown = upload_all(
-            [schedule.work, schedule.key_tiles, schedule.splits, seen, *joined], device
+        work, key_tiles, counts, at, kpos, rope_shift, shown, *found = upload_all(
+            [schedule.work, schedule.key_tiles, schedule.splits, seen, *joined, *places], device
         )
-        _look_up_slots(slots, keys, tables)
+        slots = cache_slots(block_table, *found)
         return cls(
             work,
             key_tiles,
@@ -154,12 +159,12 @@ def _partial(
     return partial, lse
 
 
-def _look_up_slots(slots: Tensor, keys: Sequence[KeyTiles], tables: Sequence[Tensor]) -> None:
-    """Replaces the requests' own slots [tiles, 128] by those of the cache; -1 stays."""
-    start = 0
-    for table, one in zip(tables, keys, strict=True):
-        own = slots[start : start + len(one.rope_shift)]
-        # Hidden slots are in block -1, which is one of the table's as well.
-        found = torch.add(own & (BLOCK_SIZE - 1), table[own >> BLOCK_BITS], alpha=BLOCK_SIZE)
-        own.copy_(torch.where(own < 0, own, found))
-        start += len(one.rope_shift)
+def _places(keys: Sequence[KeyTiles], rows: Sequence[int], width: int) -> tuple[Ints, Ints, Ints]:
+    """What `cache_slots` asks for of each key [tiles, 128], in a block table of this width."""
+    own = np.concatenate([one.slots for one in keys])
+    first = np.array(rows, np.int32) * np.int32(width)
+    before = np.repeat(first, [len(one.rope_shift) for one in keys])
+    there = own >= 0
+    at = np.where(there, (own >> BLOCK_BITS) + before[:, None], 0)
+    offset = np.where(there, own & (BLOCK_SIZE - 1), -1)
+    return at, offset, np.where(there, np.int32(BLOCK_SIZE), np.int32(0))

@@ -40,15 +40,6 @@ class QueryTile:
         """Number of key tiles."""
         return len(self.key_tiles)
 
-    def split(self, begin: int, splits: int) -> Iterator[tuple[int, ...]]:
-        """Rows of `TileSchedule.work`, one a split; the key tiles begin at `begin`."""
-        for split in range(splits):
-            start, stop = (self.count * i // splits for i in (split, split + 1))
-            count = stop - start
-            masked = min(max(self.masked - start, 0), count)
-            common = min(max(self.common - start, 0), count)
-            yield self.first, self.queries, begin + start, masked, common, count, split
-
 
 @dataclass(frozen=True, slots=True)
 class TileSchedule:
@@ -74,21 +65,31 @@ class TileSchedule:
     ) -> "TileSchedule":
         """Splits the query tiles of `queries` queries for a GPU that runs `programs` at once."""
         counts = np.array([tile.count for tile in query_tiles])
+        chosen = _splits(counts, programs, max_splits)
         splits = np.zeros(queries, np.int32)
-        work: list[tuple[int, ...]] = []
-        begin = 0
-        for tile, count in zip(query_tiles, _splits(counts, programs, max_splits), strict=True):
+        for tile, count in zip(query_tiles, chosen.tolist(), strict=True):
             splits[tile.first : tile.first + tile.queries] = count
-            work.extend(tile.split(begin, int(count)))
-            begin += tile.count
-        table = np.array(work, np.int32)
-        table = table[np.argsort(-table[:, 5], kind="stable")]
-        return cls(table, np.concatenate([tile.key_tiles for tile in query_tiles]), splits)
+        work = _work(query_tiles, counts, chosen)
+        return cls(work, np.concatenate([tile.key_tiles for tile in query_tiles]), splits)
 
     @property
     def max_splits(self) -> int:
         """The largest number of splits of a query."""
         return int(self.splits.max())
+
+
+def _work(query_tiles: Sequence[QueryTile], counts: Ints, splits: Ints) -> Ints:
+    """`TileSchedule.work`: tile i has counts[i] key tiles and splits[i] programs."""
+    tiles = np.array([(t.first, t.queries, t.masked, t.common) for t in query_tiles])
+    begins = np.cumsum(counts) - counts
+    rows = np.repeat(np.column_stack([tiles, begins, counts, splits]), splits, axis=0)
+    first, queries, masked, common, begin, all_tiles, parts = rows.T
+    split = np.arange(len(rows)) - np.repeat(np.cumsum(splits) - splits, splits)
+    start = all_tiles * split // parts
+    count = all_tiles * (split + 1) // parts - start
+    own = [np.minimum(np.maximum(part - start, 0), count) for part in (masked, common)]
+    work = np.column_stack([first, queries, begin + start, *own, count, split])
+    return work[np.argsort(-count, kind="stable")].astype(np.int32)
 
 
 def query_tiles(
@@ -160,6 +161,8 @@ def _makespan(counts: Ints, splits: Ints, programs: int, most: float = math.inf)
     each = counts / splits + START
     if max(float(each.max()), float((each * splits).sum()) / programs) * (1 - 1e-9) >= most:
         return math.inf
+    if int(splits.sum()) <= programs:
+        return float(each.max())
     free = [0.0] * programs
     for time in (-np.sort(-np.repeat(each, splits))).tolist():
         heapreplace(free, free[0] + time)

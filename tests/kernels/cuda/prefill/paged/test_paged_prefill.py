@@ -17,7 +17,12 @@ from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.cuda.prefill.paged import hopper_prefill, paged_prefill
 from picbench.kernels.cuda.prefill.paged.key_tiles import KEYS, LOOSE, KeyTiles
 from picbench.kernels.cuda.prefill.paged.paged_reference import paged_reference
-from picbench.kernels.cuda.prefill.paged.tile_schedule import TileSchedule, query_tiles
+from picbench.kernels.cuda.prefill.paged.tile_schedule import (
+    START,
+    TileSchedule,
+    _makespan,
+    query_tiles,
+)
 from picbench.kernels.cuda.prefill.tiled import TiledPrefill
 from picbench.kernels.cuda.warm_up import warm_up_link
 from picbench.kernels.cuda.workspace import CudaWorkspace
@@ -134,6 +139,16 @@ def test_pads_see_nothing() -> None:
 def test_keys_cached_without_rope_have_no_tiles() -> None:
     slots = planned([100], linked=4, text=9, unrotated=True)
     assert KeyTiles.of(SlotRuns.of(slots.kpos.numpy(), slots.rope_shift.numpy())) is None
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12), st.integers(1, 40))
+def test_programs_that_all_run_at_once_end_with_the_longest(counts: list[int], more: int) -> None:
+    splits = np.ones(len(counts), int)
+    found = _makespan(np.array(counts), splits, len(counts) + more)
+    assert found == max(counts) + START
+    assert _makespan(np.array(counts), splits, 1) == pytest.approx(
+        sum(counts) + len(counts) * START
+    )
 
 
 def test_query_tiles_are_split_until_the_gpu_is_full() -> None:
