@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import GuardedCommand
+from picbench.cli.options import FILE
 
 
 @click.command(cls=GuardedCommand)
@@ -16,8 +17,8 @@ from picbench.cli.guard import GuardedCommand
 @click.option(
     "--tokens", type=int, default=40, show_default=True, metavar="N", help="Tokens of each chunk."
 )
-@click.option("--output", metavar="FILE.png", help="Draw the picture there, too.")
-def explain(algorithm: str, chunks: int, tokens: int, output: str | None) -> int:
+@click.option("--output", type=FILE, metavar="FILE.png", help="Draw the picture there, too.")
+def explain(algorithm: str, chunks: int, tokens: int, output: Path | None) -> int:
     """Show an algorithm's plan of a small prompt: its blocks, and which token sees which.
 
     ALGORITHM is what --algo takes, with its options: epic:k=8. The prompt is a text, chunks and a
@@ -32,7 +33,7 @@ def explain(algorithm: str, chunks: int, tokens: int, output: str | None) -> int
     if output is not None:
         from picbench.output.figures.plan_figure import draw_plan
 
-        draw_plan(picture, found.spec, Path(output))
+        draw_plan(picture, found.spec, output)
     console = PipedConsole(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
     for part in explanation.explain(found, picture):
         console.print(part)

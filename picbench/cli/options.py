@@ -4,10 +4,14 @@ click makes the completion of commands and flags: `_PICBENCH_COMPLETE=bash_sourc
 what bash has to be given, and `zsh_source` and `fish_source` what these do.
 """
 
+import os
 from math import isnan
+from pathlib import Path
 from typing import Any
 
 import click
+
+from picbench.whole_files import check_place
 
 
 class RangeOfNumbers(click.FloatRange):
@@ -22,6 +26,22 @@ class RangeOfNumbers(click.FloatRange):
             self.fail(f"{value!r} is not a number.", param, ctx)
         return found
 
+
+class Place(click.Path):
+    """A file or a folder that can be there: a command's work is not lost when it is written."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """A path; refused where it lies below a file."""
+        path = super().convert(value, param, ctx)
+        try:
+            check_place(Path(os.fsdecode(path)))
+        except OSError as error:
+            self.fail(f"{value}: {error.strerror}", param, ctx)
+        return path
+
+
+FILE = Place(path_type=Path, dir_okay=False)
+FOLDER = Place(path_type=Path, file_okay=False)
 
 DEVICE = click.option(
     "--device",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.guard import GuardedCommand
-from picbench.cli.measuring.measurement import FILE, FOLDER, PART
-from picbench.cli.options import RangeOfNumbers
+from picbench.cli.measuring.measurement import PART
+from picbench.cli.options import FILE, FOLDER, RangeOfNumbers
 
 if TYPE_CHECKING:
     from picbench.papers.accuracy.accuracy_run import AccuracyRun

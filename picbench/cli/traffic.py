@@ -6,11 +6,18 @@ from typing import Any
 import click
 
 from picbench.cli.guard import GuardedCommand
+from picbench.cli.options import FILE
 
 
 @click.command(cls=GuardedCommand)
 @click.option(
-    "--output", "--out", "out", required=True, metavar="FILE", help="The request file to write."
+    "--output",
+    "--out",
+    "out",
+    type=FILE,
+    required=True,
+    metavar="FILE",
+    help="The request file to write.",
 )
 @click.option(
     "--preset",
@@ -119,7 +126,7 @@ from picbench.cli.guard import GuardedCommand
     metavar="N",
     help="Leave out requests of a trace with more tokens of prompt and reply.",
 )
-def traffic(*, out: str, preset: str | None, model: str, **flags: Any) -> int:
+def traffic(*, out: Path, preset: str | None, model: str, **flags: Any) -> int:
     """Draw requests that share chunks, and write them to a file for picbench run --requests.
 
     The same settings give the same file. Its facts (tokens, reuse, arrivals) go to stdout.
@@ -133,11 +140,11 @@ def traffic(*, out: str, preset: str | None, model: str, **flags: Any) -> int:
     settings = find_preset(preset) if preset else {}
     given = {name: value for name, value in flags.items() if value is not None}
     config = parse_traffic({**settings, **given})
-    written = TrafficWriter().write(Path(out), config, models.resolve(model))
+    written = TrafficWriter().write(out, config, models.resolve(model))
     for name, value in asdict(written.facts).items():
         shown = f"{value:,.4g}" if isinstance(value, float) else value
         click.echo(f"{name}: {'none' if value is None else shown}")
     if written.left_out:
         click.echo(f"left out, too long: {written.left_out}")
-    click.echo(out)
+    click.echo(str(out))
     return 0

@@ -23,7 +23,8 @@ from picbench.cli.measuring.measure_host import host_path, host_tier, small_step
 from picbench.cli.measuring.measure_kernels import kernels, shared_decode
 from picbench.cli.measuring.measure_profile import profile_check
 from picbench.cli.measuring.measure_serving import decode_load, load_report, scaling
-from picbench.cli.measuring.measurement import COMMIT, FILE, FOLDER, ON_CPU, ON_GPU, SEED
+from picbench.cli.measuring.measurement import COMMIT, ON_CPU, ON_GPU, SEED
+from picbench.cli.options import FILE, FOLDER
 
 
 @click.group(cls=CommandGroup)

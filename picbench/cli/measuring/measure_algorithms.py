@@ -12,12 +12,12 @@ from picbench.cli.measuring.measurement import (
     COMMIT,
     DEVICE,
     EAGER,
-    FOLDER,
     MODEL,
     ON_GPU,
     SEED,
     exact_float32,
 )
+from picbench.cli.options import FOLDER
 
 _PARTS = Path("results/testbed/algorithms")
 

@@ -11,13 +11,13 @@ from picbench.cli.measuring.measurement import (
     CAVEAT,
     COMMIT,
     DEVICE,
-    FOLDER,
     OWN_DTYPE,
     OWN_MODEL,
     PART,
     SECONDS,
     served_by,
 )
+from picbench.cli.options import FOLDER
 
 if TYPE_CHECKING:
     from picbench.profile.prediction.predictor import PredictorErrors

@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from picbench.cli.guard import GuardedCommand
-from picbench.cli.measuring.measurement import COMMIT, DEVICE, FOLDER, ON_GPU, SEED
+from picbench.cli.measuring.measurement import COMMIT, DEVICE, ON_GPU, SEED
+from picbench.cli.options import FOLDER
 
 
 @click.command(cls=GuardedCommand)

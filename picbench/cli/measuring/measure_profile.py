@@ -9,13 +9,12 @@ from picbench.cli.measuring.measurement import (
     CAVEAT,
     COMMIT,
     DEVICE,
-    FOLDER,
     OWN_DTYPE,
     OWN_MODEL,
     PART,
     served_by,
 )
-from picbench.cli.options import RangeOfNumbers
+from picbench.cli.options import FOLDER, RangeOfNumbers
 
 
 @click.command(name="profile", cls=GuardedCommand)

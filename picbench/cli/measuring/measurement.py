@@ -7,25 +7,7 @@ from typing import Any
 
 import click
 
-from picbench.cli.options import RangeOfNumbers
-from picbench.whole_files import check_place
-
-
-class Place(click.Path):
-    """A file or a folder that can be there, so that no measurement ends before it is written."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """A path; refused where it lies below a file."""
-        path = super().convert(value, param, ctx)
-        try:
-            check_place(Path(os.fsdecode(path)))
-        except OSError as error:
-            self.fail(f"{value}: {error.strerror}", param, ctx)
-        return path
-
-
-FILE = Place(path_type=Path, dir_okay=False)
-FOLDER = Place(path_type=Path, file_okay=False)
+from picbench.cli.options import FOLDER, RangeOfNumbers
 
 #: The model that is served on a GPU where none is named.
 LLAMA = "shape:llama-3.1-8b"

@@ -5,13 +5,14 @@ from pathlib import Path
 import click
 
 from picbench.cli.guard import GuardedCommand
-from picbench.cli.options import RangeOfNumbers
+from picbench.cli.options import FILE, RangeOfNumbers
 
 
 @click.command(cls=GuardedCommand)
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True)
 @click.option(
     "--output",
+    type=FILE,
     metavar="FILE",
     show_default="report.html, in the run's directory if there is one run",
     help="Where the page goes; an existing file is replaced.",
@@ -24,7 +25,7 @@ from picbench.cli.options import RangeOfNumbers
     show_default=True,
     help="The acceptable loss of score, from 0 to 1, by which arms are judged.",
 )
-def report(*, runs: tuple[str, ...], output: str | None, margin: float) -> None:
+def report(*, runs: tuple[str, ...], output: Path | None, margin: float) -> None:
     """Write run directories as one HTML file, to be opened offline.
 
     Each run has a verdict, what to know before believing it, tables, figures, and the answers that
@@ -34,6 +35,6 @@ def report(*, runs: tuple[str, ...], output: str | None, margin: float) -> None:
 
     paths = [Path(run) for run in runs]
     folder = paths[0] if len(paths) == 1 else Path()
-    file = Path(output) if output is not None else folder / "report.html"
+    file = output if output is not None else folder / "report.html"
     write_report(paths, file, ReportSettings(margin))
     click.echo(f"{file} ({file.stat().st_size / 1e6:.1f} MB)")

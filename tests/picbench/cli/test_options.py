@@ -20,6 +20,21 @@ def test_a_margin_is_a_number(command: str, tmp_path: Path) -> None:
     assert "'nan' is not a number" in line
 
 
+@pytest.mark.parametrize("command", [("explain", "mepic"), ("report", "no-run"), ("traffic",)])
+@pytest.mark.parametrize("place", ["file/out", "folder"])
+def test_a_file_that_cannot_be_is_refused_at_once(
+    command: tuple[str, ...], place: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    found = CliRunner().invoke(main, (*command, "--output", str(tmp_path / place)))
+    assert found.exit_code == 2
+    [line] = found.stderr.splitlines()
+    assert "--output" in line
+    assert str(tmp_path / place) in line
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
+
+
 def test_a_range_of_numbers_takes_those_in_it() -> None:
     @click.command()
     @click.option("--seconds", type=RangeOfNumbers(0))
