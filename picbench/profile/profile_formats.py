@@ -184,7 +184,8 @@ def _legend(report: ProfileReport) -> str:
         "saved: prompt tokens that need not be computed, less those of compiling chunks; by a "
         "cache that never evicts.",
         "Private copies are made from a tier that never forgets." if copies else "",
-        "In brackets: where 90 % of the grid's single measurements lie around such a prediction."
+        "In brackets: where 90 % of the grid's single measurements lie around such a prediction, "
+        "TTFT's around medians of as many such requests."
         if any(found.ttft_s_range for found in report.predicted.values())
         else "",
         f"KV: of {report.profile.running} requests at a time." if report.predicted else "",

@@ -25,6 +25,9 @@ from picbench.cli.options import FOLDER, RangeOfNumbers
 @DEVICE
 @OWN_MODEL
 @OWN_DTYPE
+@click.option(
+    "--seed", type=int, show_default="that of the results", help="What the traces are drawn with."
+)
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @click.option(
     "--seconds",
@@ -46,6 +49,7 @@ def profile_check(
     device: str,
     model: str | None,
     dtype: str | None,
+    seed: int | None,
     repeats: int,
     seconds: float,
     part: tuple[int, int],
@@ -57,6 +61,7 @@ def profile_check(
     """
     from picbench.errors import ConfigError
     from picbench.grid.measured_grid import choose_calibration, choose_grid
+    from picbench.measure.break_even.checked_repeats import SEED
     from picbench.measure.break_even.measure_grid import GridRun
     from picbench.measure.break_even.profile_check import check_profile
     from picbench.profile.prediction.predictor import GridPredictor
@@ -73,6 +78,7 @@ def profile_check(
         part=part,
     )
     predictor = GridPredictor(measured, calibration=choose_calibration(calibration, measured))
-    _, done = check_profile(run, predictor, repeats, click.echo)
+    drawn = SEED if seed is None else seed
+    _, done = check_profile(run, predictor, repeats, click.echo, drawn)
     click.echo(output / "profile.md")
     return 0 if done else 4

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from picbench.grid.measured_grid import GridFacts
+from picbench.measure.break_even.checked_repeats import CheckedRepeats
 from picbench.output import markdown
 from picbench.output.json_file import write_json
 from picbench.profile.prediction.graph_sizes import graph_warning
@@ -116,26 +117,25 @@ def graph_warnings(facts: GridFacts, predictor: GridPredictor) -> list[str]:
 
 def write_figures(
     output: Path,
-    facts: GridFacts,
+    done: CheckedRepeats,
     predictor: GridPredictor,
     found: Sequence[CheckedFigure],
-    repeats: int,
     quiet: float | None = None,
 ) -> None:
     """Write ``profile.json`` and ``profile.md``.
 
     `quiet` is the share of the requests alone that began on a core that nothing else used.
     """
-    grid, calibration = predictor.grid, predictor.calibration
+    grid, calibration, facts = predictor.grid, predictor.calibration, done.facts
     at_speed = f"At the speed of: {calibration.about()} " if calibration else ""
     page = [
         "# What `picbench profile` predicts, against engines",
-        f"Three traces that the grid has no point of, served by {facts.model}, {facts.dtype}, "
-        f"{facts.hardware}, commit {facts.versions['commit'][:7]}. "
+        f"Three traces that the grid has no point of, drawn with seed {done.seed}, served by "
+        f"{facts.model}, {facts.dtype}, {facts.hardware}, commit {facts.versions['commit'][:7]}. "
         f"{facts.caveat and facts.caveat.rstrip('.') + '. '}"
-        f"Median (lowest - highest) of {repeats} repeats, arms in a new order in each; spread is "
-        "highest over lowest. Predicted "
-        f"from: {grid.about()} {at_speed}TTFT: median of requests alone, from an empty cache; "
+        f"Median (lowest - highest) of {len(done.repeats)} repeats, arms in a new order in each; "
+        f"spread is highest over lowest. Predicted from: {grid.about()} {at_speed}TTFT: median of "
+        "requests alone, from an empty cache; "
         f"requests a second and KV: {grid.facts.running} at a time.{_quiet(quiet)}",
         "Between them each arm served points of the grid again that compute about as much: how "
         f"much longer they took than the {'calibrated ' if calibration else ''}grid says, in the "

@@ -24,12 +24,14 @@ from picbench.measure.break_even.checked_figures import (
     write_figures,
 )
 from picbench.measure.break_even.checked_repeats import (
+    SEED,
     CheckedRepeat,
     CheckedRepeats,
     CheckedServing,
     add_repeat,
     read_own_repeats,
     read_repeats,
+    refuse_other_traces,
 )
 from picbench.measure.break_even.grid_control import (
     GridControl,
@@ -139,34 +141,40 @@ class _CheckedTrace:
 
 
 def check_profile(
-    run: GridRun, predictor: GridPredictor, repeats: int, say: Callable[[str], None]
+    run: GridRun,
+    predictor: GridPredictor,
+    repeats: int,
+    say: Callable[[str], None],
+    seed: int = SEED,
 ) -> tuple[list[CheckedFigure], bool]:
     """Measure the traces of the device, all of them once in each of the repeats that are left.
 
-    The figures, and whether nothing of the run's part is left. A repeat begins if as many of the
-    run's seconds are left as the longest one took, and the first of a call in any case. After each,
-    ``profile.json`` and ``profile.md`` are of all those in ``profile-cells.json``. Where none is
-    left, no engine is started, and they are written anew.
+    They are drawn with `seed`. Returns the figures, and whether nothing of the run's part is left.
+    A repeat begins if as many of the run's seconds are left as the longest one took, and the first
+    of a call in any case. After each, ``profile.json`` and ``profile.md`` are of all those in
+    ``profile-cells.json``. Where none is left, no engine is started, and they are written anew.
 
     Raises ConfigError for a part without repeats, and for a grid of another model than is served,
-    and IncomparableRuns for repeats of other engines in the folder.
+    and IncomparableRuns for repeats of other engines, or of other traces, in the folder.
     """
     mine = range(run.part[0] - 1, repeats, run.part[1])
     if not mine:
         raise ConfigError(f"`part` {run.part[0]}/{run.part[1]}: no repeat of {repeats} is its own")
     path = run.output / _CELLS
-    done = read_repeats(path)
-    if done and set(mine) <= _numbers(done):
-        _refuse_other_models(done.facts, predictor)
-        return _write(run.output, _read_traces(run, predictor), predictor, done.facts)[0], True
+    if done := read_repeats(path):
+        refuse_other_traces(path, done, seed)
+        if set(mine) <= _numbers(done):
+            _refuse_other_models(done.facts, predictor)
+            traces = _read_traces(run, predictor, seed)
+            return _write(run.output, traces, predictor, done)[0], True
     began, longest = time.monotonic(), 0.0
     with open_engines(run.engine, run.settings) as (engines, described):
         facts = grid_facts(run, described)
         _refuse_other_models(facts, predictor)
         for warning in graph_warnings(facts, predictor):
             say(f"warning: {warning}")
-        traces = _read_traces(run, predictor)
-        known = _numbers(read_own_repeats(path, facts))
+        traces = _read_traces(run, predictor, seed)
+        known = _numbers(read_own_repeats(path, facts, seed))
         for place, number in enumerate(number for number in mine if number not in known):
             before = time.monotonic()
             if run.seconds and place and before - began + longest > run.seconds:
@@ -175,8 +183,8 @@ def check_profile(
                 trace.name: _serve(trace, engines, predictor.grid.facts.running, number)
                 for trace in traces
             }
-            add_repeat(path, facts, CheckedRepeat(number, served))
-            found, now = _write(run.output, traces, predictor, facts)
+            now = add_repeat(path, facts, CheckedRepeat(number, served), seed)
+            found, now = _write(run.output, traces, predictor, now)
             longest = max(longest, time.monotonic() - before)
             say(f"{len(now.repeats)} of {repeats}, {time.monotonic() - began:,.0f} s")
             say(summarise_figures(found))
@@ -184,11 +192,11 @@ def check_profile(
 
 
 def _write(
-    output: Path, traces: Sequence[_CheckedTrace], predictor: GridPredictor, facts: GridFacts
+    output: Path, traces: Sequence[_CheckedTrace], predictor: GridPredictor, known: CheckedRepeats
 ) -> tuple[list[CheckedFigure], CheckedRepeats]:
     """Write the page of all repeats that there are, those of other processes among them."""
     with locked(output):
-        done = read_own_repeats(output / _CELLS, facts)
+        done = read_own_repeats(output / _CELLS, known.facts, known.seed)
         found = [
             one
             for trace in traces
@@ -196,7 +204,7 @@ def _write(
                 trace.profile, predictor, [repeat.traces[trace.name] for repeat in done.repeats]
             )
         ]
-        write_figures(output, facts, predictor, found, len(done.repeats), _quiet(done))
+        write_figures(output, done, predictor, found, _quiet(done))
     return found, done
 
 
@@ -212,10 +220,10 @@ def _quiet(done: CheckedRepeats) -> float | None:
     return fmean(known) if known and len(known) == len(alone) else None
 
 
-def _read_traces(run: GridRun, predictor: GridPredictor) -> list[_CheckedTrace]:
+def _read_traces(run: GridRun, predictor: GridPredictor, seed: int) -> list[_CheckedTrace]:
     """The traces of the device; processes that share a folder write and read them in turn."""
     with locked(run.output):
-        return list(_traces(run, predictor.grid))
+        return list(_traces(run, predictor.grid, seed))
 
 
 def _refuse_other_models(facts: GridFacts, predictor: GridPredictor) -> None:
@@ -229,10 +237,10 @@ def _numbers(done: CheckedRepeats) -> set[int]:
     return {repeat.number for repeat in done.repeats}
 
 
-def _traces(run: GridRun, grid: MeasuredGrid) -> Iterator[_CheckedTrace]:
+def _traces(run: GridRun, grid: MeasuredGrid, seed: int) -> Iterator[_CheckedTrace]:
     chosen = GridControls(grid, run.settings)
     for trace in TRACES[run.device]:
-        stream = trace.draw(seed=77)
+        stream = trace.draw(seed)
         profile = _profile(trace.name, stream, run, grid.facts)
         controls = {
             arm.algorithm.spec: (

@@ -4,11 +4,13 @@ Cells of few computed tokens lie farther: the host decides how long they take, a
 a prediction has the spread of the cells whose requests compute about as much.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from picbench.statistics.quantiles import order_interval
 
 #: The share of cells that a range covers.
 COVERED = 0.9
@@ -43,6 +45,19 @@ class CellSpread:
         edges = ((1 - COVERED) / 2, (1 + COVERED) / 2)
         low, high = np.quantile(self._nearest(computed, _FEWEST), edges)
         return float(value * low), float(value * high)
+
+    def around_median(
+        self, times: Sequence[float], computed: Sequence[float]
+    ) -> tuple[float, float]:
+        """Where a measured median of requests with these fitted `times` would be.
+
+        Few requests of few sizes have a median that jumps from one size to the next; so it is
+        between those of the requests that enclose the median of such traffic.
+        """
+        low, high = order_interval(len(times), 0.5, COVERED) or (1, len(times))
+        ordered, middle = sorted(times), float(np.median(computed))
+        least, most = (self.around(ordered[rank - 1], middle) for rank in (low, high))
+        return least[0], most[1]
 
     def middle(self, computed: float) -> float:
         """The median ratio for so many tokens."""

@@ -27,6 +27,7 @@ from picbench.profile.prediction.cost_model import (
     leave_one_out,
 )
 from picbench.profile.prediction.graph_sizes import captured, graph_warning
+from picbench.profile.prediction.request_scatter import RequestScatter, alike, scattered_median
 from picbench.profile.prediction.request_sizes import RequestSize
 from picbench.profile.trace_profile import ArmProfile, TraceProfile
 
@@ -42,7 +43,8 @@ class ArmPrediction:
     wait of a queue, infinite where more come than are answered, None without times. `kv_gib` is
     held by the running requests. None is what the grid does not have. `inside` says whether the
     mean request is within the grid. Ranges are those in which 90 % of single cells of the grid lie
-    around what is fitted to them, for requests that compute about as much.
+    around what is fitted to them, for requests that compute about as much; that of `ttft_s` is
+    around the medians that 90 % of as many requests of such traffic have.
     """
 
     ttft_s: float | None
@@ -96,6 +98,10 @@ class GridPredictor:
         self._seconds = {linked: fit(list(self._loops(linked))) for linked in (False, True)}
         measured = calibration or grid
         self._spread = {linked: self._spreads(linked, measured) for linked in (False, True)}
+        self._scatter = {
+            linked: RequestScatter.of(self._like_requests(linked, measured))
+            for linked in (False, True)
+        }
         if calibration is not None:
             _require_like(grid, calibration, self._spread.values())
 
@@ -112,21 +118,18 @@ class GridPredictor:
         ttft, seconds = self._ttft[kind], self._seconds[kind]
         sizes = [of_kind(size, linked=kind) for size in arm.sizes]
         graphs = self._graphs[links_chunks(arm.algorithm)]
-        alone = (
-            median(ttft.predict(size.first_token(graphs)) for size in sizes)
-            if ttft and sizes
-            else None
-        )
+        times = [ttft.predict(size.first_token(graphs)) for size in sizes] if ttft else []
+        computed = [size.computed for size in sizes]
+        alone = scattered_median(times, self._scatter[kind].around(computed)) if times else None
         each = _each(sizes, arm.loop, seconds) if seconds and sizes else None
         rate = 1 / fmean(each) if each else None
-        computed = [size.computed for size in sizes]
         spread, bursts = self._spread[kind]
         slow = self._slowness(kind, median(computed), fmean(computed)) if sizes else (1.0, 1.0)
         first = alone * slow[0] if alone else None
         each = [one * slow[1] for one in each] if each else None
         return ArmPrediction(
             ttft_s=first,
-            ttft_s_range=spread.around(alone, median(computed)) if spread and alone else None,
+            ttft_s_range=spread.around_median(times, computed) if spread and times else None,
             requests_s=1 / fmean(each) if each else None,
             requests_s_range=bursts.around(rate, fmean(computed)) if bursts and rate else None,
             loaded_ttft_s=_loaded(first, each, profile.traffic.rate),
@@ -181,6 +184,17 @@ class GridPredictor:
                 if cell.requests_s:
                     loops.append((arm.computed, arm.requests_s / cell.requests_s))
         return CellSpread.of(alone), CellSpread.of(loops)
+
+    def _like_requests(
+        self, linked: bool, measured: MeasuredGrid
+    ) -> Iterator[tuple[float, float, float]]:
+        """What `RequestScatter` asks for, of each cell of requests alone that are all alike."""
+        for point, arms in self._observed(linked, measured):
+            if point.load != ALONE:
+                continue
+            for arm in quiet_cells(arms):
+                if arm.middle is not None and alike(arm.computed, arm.middle[0]):
+                    yield arm.middle[0], arm.ttft_s, arm.ttft_p95_s
 
     def _alone(self, linked: bool) -> Iterator[Observation]:
         for point, arms in self._observed(linked, self.grid):

@@ -74,6 +74,18 @@ def test_other_engines_are_refused(tmp_path: Path, other: GridFacts, says: str) 
     assert len(read_own_repeats(path, FACTS).repeats) == 1
 
 
+def test_other_traces_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "profile-cells.json"
+    add_repeat(path, FACTS, repeat(0, 0.1), 5)
+    with pytest.raises(IncomparableRuns, match="drawn with seed 5, not 77"):
+        add_repeat(path, FACTS, repeat(1, 0.1))
+    assert len(add_repeat(path, FACTS, repeat(1, 0.1), 5).repeats) == 2
+    older = json.loads(path.read_text())
+    del older["seed"]
+    path.write_text(json.dumps(older))
+    assert len(read_own_repeats(path, FACTS).repeats) == 2
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1, "repeats": []}', "{"])
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "profile-cells.json"

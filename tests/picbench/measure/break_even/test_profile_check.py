@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, IncomparableRuns
 from picbench.grid.measured_grid import ArmCell, GridFacts, MeasuredCell, MeasuredGrid
 from picbench.measure.break_even import profile_check
 from picbench.measure.break_even.checked_figures import CheckVerdict
@@ -104,6 +104,20 @@ def test_errors_are_those_of_the_median(run: GridRun) -> None:
     assert [line.split(",")[0] for line in said[::2]] == ["1 of 2", "2 of 2"]
     assert "| popular | mepic | TTFT, s |" in (run.output / "profile.md").read_text()
     assert (run.output / "profile.json").exists()
+
+
+def test_traces_are_drawn_with_a_seed(run: GridRun) -> None:
+    first, _ = check_profile(run, GridPredictor(grid()), 1, print, seed=5)
+    assert "drawn with seed 5," in (run.output / "profile.md").read_text()
+    with pytest.raises(IncomparableRuns, match="drawn with seed 5, not 6"):
+        check_profile(run, GridPredictor(grid()), 1, print, seed=6)
+    apart = replace(run, output=run.output / "apart")
+    again, _ = check_profile(apart, GridPredictor(grid()), 1, print, seed=5)
+    assert [one.predicted for one in again] == [one.predicted for one in first]
+    other, _ = check_profile(
+        replace(run, output=run.output / "other"), GridPredictor(grid()), 1, print, seed=6
+    )
+    assert [one.predicted for one in other] != [one.predicted for one in first]
 
 
 def test_the_page_says_how_quiet_the_host_was(

@@ -54,3 +54,13 @@ def test_nine_of_ten_new_measurements_are_in_the_range() -> None:
         low, high = found.around(1.0, size)
         inside += low <= ratio <= high
     assert 0.85 <= inside / 600 <= 0.95
+
+
+def test_a_median_may_be_that_of_the_next_size() -> None:
+    spread = CellSpread.of((100.0, 1.0) for _ in range(20))
+    assert spread is not None
+    few = [1.0] * 5 + [2.0] * 4
+    assert spread.around_median(few, [100.0] * 9) == pytest.approx((1.0, 2.0))
+    many = [1.0] * 6000 + [2.0] * 4000
+    assert spread.around_median(many, [100.0] * 10_000) == pytest.approx((1.0, 1.0))
+    assert spread.around_median([3.0], [100.0]) == pytest.approx((3.0, 3.0))

@@ -171,7 +171,7 @@ def test_a_prediction_says_how_far_machines_were_apart(spec: str) -> None:
         for chunks, share in product((1, 2, 4, 7, 10), (0.3, 0.6, 1.0)):
             point, found = cell(chunks, share, load, factor)
             cells.append(MeasuredCell(point, seed, {spec: found}))
-    arm = served(spec, [200.0, 300.0, 550.0, 500.0])
+    arm = served(spec, [400.0] * 4)
     found = GridPredictor(MeasuredGrid(GRID_FACTS, cells)).predict(*arm)
     assert found.ttft_s is not None
     assert found.requests_s is not None
@@ -182,6 +182,19 @@ def test_a_prediction_says_how_far_machines_were_apart(spec: str) -> None:
     few = GridPredictor(MeasuredGrid(GRID_FACTS, cells[:15])).predict(*arm)
     assert few.ttft_s is not None
     assert (few.ttft_s_range, few.requests_s_range) == (None, None)
+
+
+@pytest.mark.parametrize(("requests", "jumps"), [(9, True), (10_001, False)])
+def test_the_median_of_few_requests_may_be_of_the_next_size(requests: int, jumps: bool) -> None:
+    cells = [*calibration(1.0, 1.0, load=ALONE).cells, *calibration(1.0, 1.0, load=BURST).cells]
+    predictor = GridPredictor(MeasuredGrid(GRID_FACTS, cells))
+    sizes = [200.0] * (requests // 2 + 1 + requests // 20) + [600.0] * (requests // 2)
+    found = predictor.predict(*served("prefix", sizes))
+    small, large = (
+        predictor.predict(*served("prefix", [size] * 9)).ttft_s for size in (200.0, 600.0)
+    )
+    assert found.ttft_s == small
+    assert found.ttft_s_range == pytest.approx((small, large if jumps else small), rel=0.02)
 
 
 def test_few_cells_predict_nothing_but_memory() -> None:
@@ -299,7 +312,7 @@ def test_a_calibration_gives_the_times_of_its_machine(
     predictor: GridPredictor, spec: str, slow: float
 ) -> None:
     there = GridPredictor(predictor.grid, calibration=calibration(1.5, 0.5))
-    trace = served(spec, [200.0, 300.0, 550.0, 500.0], last=1e6)
+    trace = served(spec, [400.0] * 4, last=1e6)
     found, grids = there.predict(*trace), predictor.predict(*trace)
     assert found.ttft_s and grids.ttft_s and found.requests_s and grids.requests_s
     assert found.ttft_s == pytest.approx(slow * grids.ttft_s, rel=0.02)
