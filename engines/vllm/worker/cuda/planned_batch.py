@@ -21,8 +21,8 @@ from picbench.kernels.slot_runs import SlotRuns
 Counts = NDArray[np.int64]
 
 #: Keys that the tokens of prompts without a plan may read together before vLLM's attention serves
-#: them: as many as 1,024 tokens of chunks that are compiled, or of one prompt, for which the GPU waits
-#: for the host. Of more keys FlashAttention-3 reads 1.2 in the time of one of ours (`link`).
+#: them: as many as 1,024 tokens of a chunk that is compiled, for which the GPU waits for the host.
+#: Of more keys FlashAttention-3 reads 1.2 in the time of one of ours (`link`).
 _FEW_READS = 1024 * 1024
 
 
@@ -184,13 +184,16 @@ class PlannedBatch:
     def stock(self) -> bool:
         """Whether vLLM's attention serves the requests without a plan.
 
-        It does if they read more than `_FEW_READS` keys. Otherwise picbench's kernels serve them
-        together with the planned ones, which saves launching vLLM's in every layer.
+        It does if they read more than `_FEW_READS` keys, or decode after a request that does not.
+        Otherwise picbench's kernels serve them together with the planned ones, which saves
+        launching vLLM's in every layer.
         """
         rest = slice(self.leading, None)
         plain = ~self.known.planned[rest]
         tokens = self.scheduled[rest][plain]
-        return int(tokens @ (self.computed[rest][plain] + tokens)) > _FEW_READS
+        reads = int(tokens @ (self.computed[rest][plain] + tokens))
+        # The host schedules what is linked request by request, and many may decode.
+        return bool((tokens == 1).any()) or reads > _FEW_READS
 
     @cached_property
     def leading(self) -> int:

@@ -114,6 +114,7 @@ def test_vllms_attention_serves_long_plain_prefills_and_then_all_plain_requests(
         assert (batch.stock, batch.decoded) == (stock, 0 if stock else 1)
         batch = step(requests, ("planned", 9, 1), ("plain", 3, 1), ("plain", 0, tokens))
         assert (batch.stock, batch.decoded) == (stock, 2)
+    assert step(requests, ("planned", 6, 1), ("plain", 3, 1)).stock
     later = ("plain", 1024, 512), ("planned", 2, 6)
     assert not step(requests, *later, ("other", 0, 512)).stock
     assert step(requests, *later, ("other", 0, 513)).stock
