@@ -291,7 +291,7 @@ def test_the_table_reads_the_runs_that_were_made(
     [table] = found["load"].commands
     for name in ("throughput", "memory"):
         traffic, made = map(flags, found[f"load-{name}"].commands)
-        assert traffic["out"] == made["requests"]
+        assert traffic["out"] == Path(made["requests"])
         assert traffic["model"] == made["model"]
         assert Path(made["output"]) == flags(table)[name] == found[f"load-{name}"].scratch
         assert [arm.name for arm in parse_arms(made["algo"])] == [PREFIX, PRIVATE, SUBJECT]
