@@ -66,6 +66,7 @@ SPAN = re.compile(r"`((?:picbench [^`\n]*)?--[^`\n]*)`")
 #: Flags of other programs that the documents name.
 FOREIGN = {
     "--additional-config",
+    "--api-server-count",
     "--block-size",
     "--enable-prompt-tokens-details",
     "--kv-transfer-config",
