@@ -27,7 +27,7 @@ from picbench.profile.prediction.cost_model import (
     leave_one_out,
 )
 from picbench.profile.prediction.graph_sizes import captured, graph_warning
-from picbench.profile.prediction.request_scatter import RequestScatter, alike, scattered_median
+from picbench.profile.prediction.request_scatter import alike, deviations, scattered_median
 from picbench.profile.prediction.request_sizes import RequestSize
 from picbench.profile.trace_profile import ArmProfile, TraceProfile
 
@@ -98,9 +98,8 @@ class GridPredictor:
         self._seconds = {linked: fit(list(self._loops(linked))) for linked in (False, True)}
         measured = calibration or grid
         self._spread = {linked: self._spreads(linked, measured) for linked in (False, True)}
-        self._scatter = {
-            linked: RequestScatter.of(self._like_requests(linked, measured))
-            for linked in (False, True)
+        self._tails = {
+            linked: CellSpread.of(self._like_requests(linked, measured)) for linked in (False, True)
         }
         if calibration is not None:
             _require_like(grid, calibration, self._spread.values())
@@ -120,7 +119,7 @@ class GridPredictor:
         graphs = self._graphs[links_chunks(arm.algorithm)]
         times = [ttft.predict(size.first_token(graphs)) for size in sizes] if ttft else []
         computed = [size.computed for size in sizes]
-        alone = scattered_median(times, self._scatter[kind].around(computed)) if times else None
+        alone = scattered_median(times, deviations(self._tails[kind], computed)) if times else None
         each = _each(sizes, arm.loop, seconds) if seconds and sizes else None
         rate = 1 / fmean(each) if each else None
         spread, bursts = self._spread[kind]
@@ -185,16 +184,14 @@ class GridPredictor:
                     loops.append((arm.computed, arm.requests_s / cell.requests_s))
         return CellSpread.of(alone), CellSpread.of(loops)
 
-    def _like_requests(
-        self, linked: bool, measured: MeasuredGrid
-    ) -> Iterator[tuple[float, float, float]]:
-        """What `RequestScatter` asks for, of each cell of requests alone that are all alike."""
+    def _like_requests(self, linked: bool, measured: MeasuredGrid) -> Iterator[tuple[float, float]]:
+        """Computed tokens and 95th percentile over median of cells of requests alone, all alike."""
         for point, arms in self._observed(linked, measured):
             if point.load != ALONE:
                 continue
             for arm in quiet_cells(arms):
                 if arm.middle is not None and alike(arm.computed, arm.middle[0]):
-                    yield arm.middle[0], arm.ttft_s, arm.ttft_p95_s
+                    yield arm.middle[0], arm.ttft_p95_s / arm.ttft_s
 
     def _alone(self, linked: bool) -> Iterator[Observation]:
         for point, arms in self._observed(linked, self.grid):

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.profile.prediction.request_scatter import RequestScatter, alike, scattered_median
+from picbench.profile.prediction.cell_spread import CellSpread
+from picbench.profile.prediction.request_scatter import alike, deviations, scattered_median
 
 
 def test_the_quickest_of_the_slow_requests_are_in_the_middle() -> None:
@@ -33,10 +34,10 @@ def test_one_slow_request_is_enough_where_half_are_of_the_next_size() -> None:
 def test_it_is_between_the_extremes_and_scales(
     usual: list[float], deviation: float, factor: float
 ) -> None:
-    deviations = np.full(len(usual), deviation)
-    found = scattered_median(usual, deviations)
+    scatter = np.full(len(usual), deviation)
+    found = scattered_median(usual, scatter)
     assert min(usual) * (1 - 1e-5) <= found <= max(usual) * (1 + 1e-5)
-    again = scattered_median([factor * time for time in usual], deviations)
+    again = scattered_median([factor * time for time in usual], scatter)
     assert again == pytest.approx(factor * found, rel=1e-4)
 
 
@@ -47,20 +48,18 @@ def test_without_scatter_it_is_the_median() -> None:
 
 
 def test_scatter_is_that_of_cells_about_as_large() -> None:
-    def cell(computed: float, deviation: float) -> tuple[float, float, float]:
-        return computed, 0.02, 0.02 * float(np.exp(1.6449 * deviation))
+    def cells(computed: float, deviation: float) -> list[tuple[float, float]]:
+        return [(computed + i, float(np.exp(1.6449 * deviation))) for i in range(20)]
 
-    small = [cell(100.0 + i, 0.10) for i in range(20)]
-    large = [cell(3000.0 + i, 0.02) for i in range(20)]
-    found = RequestScatter.of(small + large).around([50.0, 5000.0, 50.0, 0.0])
+    tails = CellSpread.of(cells(100.0, 0.10) + cells(3000.0, 0.02))
+    found = deviations(tails, [50.0, 5000.0, 50.0, 0.0])
     assert found == pytest.approx([0.10, 0.02, 0.10, 0.10], rel=1e-3)
 
 
 def test_few_cells_say_nothing_and_quick_ones_do_not_scatter() -> None:
-    assert not RequestScatter.of((100.0, 0.02, 0.03) for _ in range(19)).around([100.0]).any()
-    assert not RequestScatter.of(()).around([100.0, 1.0]).any()
+    assert not deviations(CellSpread.of((100.0, 1.5) for _ in range(19)), [100.0, 1.0]).any()
     # Of two requests the 95th percentile may be below a rounded median.
-    assert not RequestScatter.of((100.0, 0.02, 0.0199) for _ in range(20)).around([100.0]).any()
+    assert not deviations(CellSpread.of((100.0, 0.99) for _ in range(20)), [100.0]).any()
 
 
 @pytest.mark.parametrize(
