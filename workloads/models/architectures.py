@@ -234,7 +234,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "gemma2",
         fields={"head_dim": 64, "tie_word_embeddings": True},
         cpu="refused",
-        gpu="refused",
         why="soft-capped logits (2 of 2 layers), a sliding window (1 of 2 layers)",
     ),
     Architecture(
@@ -244,7 +243,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "bloom",
         fields={"n_head": 2, "n_layer": 2, "tie_word_embeddings": True},
         cpu="refused",
-        gpu="refused",
         why="ALiBi (2 of 2 layers)",
     ),
     Architecture(
@@ -254,7 +252,6 @@ ARCHITECTURES: tuple[Architecture, ...] = (
         "granitemoehybrid",
         fields={"layer_types": ["mamba", "attention"], "num_local_experts": 0},
         cpu="refused",
-        gpu="refused",
         why="MambaMixer2 layers (1 of 2 layers)",
     ),
 )

@@ -20,7 +20,7 @@ OFF, AUTO, PREFIX, COMMON = "off", "auto", "prefix", "common"
 OWN_COMMON = "own-common"
 
 _NAMES = {
-    OFF: "picbench, each request reads its chunks (198d84a's decode)",
+    OFF: "picbench, each request reads its chunks (as at 198d84a)",
     AUTO: "picbench, shared decode",
     PREFIX: "stock vLLM, prefix caching, as many as fit",
     COMMON: "stock vLLM, one common prefix",

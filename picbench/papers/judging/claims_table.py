@@ -43,7 +43,7 @@ def claims_table(papers: Sequence[tuple[str, Path]]) -> str:
         markdown.table(("paper", *_ORDER), list(_counts(found)), right=1),
         "",
         markdown.table(
-            ("paper", "verdict", "claim", "published", "ours, 95 % interval", "where"),
+            ("paper", "verdict", "claim", "published", "ours, 95 % interval", "where", "weights, n"),
             [row for title, verdicts in found for row in _rows(title, verdicts)],
         ),
     ]
@@ -62,13 +62,15 @@ def _rows(title: str, verdicts: Sequence[dict[str, Any]]) -> Iterator[list[str]]
             if found["verdict"] == wanted:
                 low, high = found["interval"]
                 interval = f" [{low:g}, {high:g}]"
+                where, _, weights = found["run"].partition(": ")[2].partition("; ")
                 yield [
                     title,
                     found["verdict"],
                     found["claim"],
                     found["published"],
                     f"{found['ours']}{interval}",
-                    found["run"].split(";")[0].partition(": ")[2],
+                    where,
+                    weights,
                 ]
 
 

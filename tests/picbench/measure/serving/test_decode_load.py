@@ -108,7 +108,7 @@ def test_the_load_s_page_and_figures(tmp_path: Path) -> None:
     update_summary(tmp_path, {"shared_decode": {"layer_ms": 0.3}})
     page = write_load(made, tmp_path)
     assert page == render_load(made) == (tmp_path / "decode-load.md").read_text()
-    assert "198d84a's decode) | 10 | 10 (10 - 11)" in page
+    assert "as at 198d84a) | 10 | 10 (10 - 11)" in page
     assert "| stock vLLM, one common prefix | 0.500 (0.500 - 0.500, n=2) |" in page
     assert "compiled while measured: 28; requests that lost their blocks: 8" in page
     assert "A step gives a request 0.97 tokens or more." in page

@@ -320,6 +320,7 @@ def test_the_table_in_a_document_is_replaced(tmp_path: Path) -> None:
     assert "\nold\n" not in text
     assert "| MEPIC | 1 | 1 | 1 |" in text
     assert "| MEPIC | fails | c | p | 5.02 (a: x) [" in text
+    assert "| a machine, commit abc | no weights, n=3 |" in text
     assert text.startswith("before\n") and text.endswith("after\n")
     before = text
     write_claims(document, [("MEPIC", tmp_path)])
