@@ -16,6 +16,8 @@ BEGIN, END = "<!-- claims: begin -->", "<!-- claims: end -->"
 #: Negative findings first.
 _ORDER = ("fails", "holds", "undecided")
 
+_COLUMNS = ("paper", "verdict", "claim", "published", "ours, 95 % interval", "where", "weights, n")
+
 
 def write_claims(document: Path, papers: Sequence[tuple[str, Path]]) -> None:
     """Replace what is between the marks of a document by the table of the papers' verdicts.
@@ -43,7 +45,7 @@ def claims_table(papers: Sequence[tuple[str, Path]]) -> str:
         markdown.table(("paper", *_ORDER), list(_counts(found)), right=1),
         "",
         markdown.table(
-            ("paper", "verdict", "claim", "published", "ours, 95 % interval", "where", "weights, n"),
+            _COLUMNS,
             [row for title, verdicts in found for row in _rows(title, verdicts)],
         ),
     ]
