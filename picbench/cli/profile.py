@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from picbench.cli.guard import GuardedCommand
+from picbench.cli.options import FILE
 
 if TYPE_CHECKING:
     from picbench.grid.measured_grid import MeasuredGrid
@@ -65,7 +66,10 @@ if TYPE_CHECKING:
     "grid.json of picbench measure break-even --seconds 300.",
 )
 @click.option(
-    "--figure", metavar="FILE", help="Draw the computed tokens, as FILE.png and FILE.svg."
+    "--figure",
+    type=FILE,
+    metavar="FILE",
+    help="Draw the computed tokens, as FILE.png and FILE.svg.",
 )
 @click.option(
     "--format",
@@ -85,7 +89,7 @@ def profile(
     model: str,
     grid: str | None,
     calibration: str | None,
-    figure: str | None,
+    figure: Path | None,
     style: str,
 ) -> int:
     """Count what caches could reuse of a trace, and predict times and memory.
@@ -121,8 +125,7 @@ def profile(
         from picbench.output.figures.profile_figure import draw_profile
 
         saved = {arm.algorithm.spec: arm.counted.saved for arm in found.arms}
-        base = Path(figure)
-        base = base.with_suffix("") if base.suffix in (".png", ".svg") else base
+        base = figure.with_suffix("") if figure.suffix in (".png", ".svg") else figure
         draw_profile(saved, f"{found.name}: a simulation, {report.advice.line}", base)
     return 0
 

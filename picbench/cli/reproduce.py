@@ -92,8 +92,18 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
     help="What engines run on; also decides sizes: the testbed's on a CPU, the paper's on a GPU.",
 )
 @click.option("--model", metavar="NAME", show_default="the paper's file", help="See picbench run.")
-@click.option("--requests", type=int, metavar="N", help="Requests of every point; fewer is faster.")
-@click.option("--seeds", type=int, metavar="N", help="Take only the first N seeds of the settings.")
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Requests of every point; fewer is faster.",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Take only the first N seeds of the settings.",
+)
 @click.option("--settings", metavar="FILE", help="Other loads, arms and claims, in YAML.")
 @_of_accuracy
 @_SCORES

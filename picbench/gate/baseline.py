@@ -5,6 +5,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from math import exp, log
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Annotated, Any, Self
 
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from picbench.comparison.conditions import check_comparable, conditions_of, scored_conditions
 from picbench.comparison.measured_arm import MeasuredArm, measured_arms
-from picbench.errors import IncomparableRuns, InvalidRun
+from picbench.errors import ConfigError, IncomparableRuns, InvalidRun
 from picbench.gate.relative_times import with_relative_times
 from picbench.gate.thresholds import CHECKED, Thresholds, usual_thresholds
 from picbench.output.run_reader import Run
@@ -122,9 +123,11 @@ def make_baseline(runs: Sequence[Run], thresholds: Thresholds | None = None) -> 
     """A baseline from complete runs of the same workload, of which there is at least one.
 
     Without `thresholds` they are the usual ones; counts that are not the same in all runs are
-    then left out. Raises InvalidRun for an incomplete run, IncomparableRuns for different ones.
+    then left out. Raises InvalidRun for an incomplete run, IncomparableRuns for different ones,
+    ConfigError for a run that is named twice: it would say that nothing drifts between runs.
     """
     first = runs[0]
+    _check_named_once(runs)
     for run in runs:
         check_complete(run)
         names = str(first.path), str(run.path)
@@ -155,6 +158,15 @@ def make_baseline(runs: Sequence[Run], thresholds: Thresholds | None = None) -> 
         ),
         arms={name: BaselineArm.of([found[name] for found in arms]) for name in arms[0]},
     )
+
+
+def _check_named_once(runs: Sequence[Run]) -> None:
+    seen: set[Path] = set()
+    for run in runs:
+        place = run.path.resolve()
+        if place in seen:
+            raise ConfigError(f"`RUN` {run.path} is named twice", hint="name each run once")
+        seen.add(place)
 
 
 def gate_workload(run: Run) -> dict[str, object]:

@@ -42,6 +42,8 @@ def read_baseline(name: str) -> Baseline:
     Raises ConfigError where there is none and for a wrong field, InvalidRun for another schema.
     """
     path = baseline_path(name)
+    if not path.exists() and Path(name).is_file():
+        path = Path(name)
     try:
         text = path.read_text(encoding="utf-8-sig")
         values = json.loads(text) if path.suffix == ".json" else _from_yaml(text)

@@ -151,22 +151,25 @@ class MeasuredGrid:
         ).rstrip()
 
 
-def read_grid(path: Path) -> MeasuredGrid:
-    """Read a file; ConfigError with the field for what is none."""
+def read_grid(path: Path, field: str = "grid") -> MeasuredGrid:
+    """Read a file that `field` names; ConfigError with the field for what is no grid."""
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
         if found.pop("schema", None) not in _READ:
-            raise ConfigError(f"`grid` {path}: no grid of schema {SCHEMA}", hint="measure it again")
+            raise ConfigError(
+                f"`{field}` {path}: no grid of schema {SCHEMA}", hint="measure it again"
+            )
         return TypeAdapter(MeasuredGrid).validate_python(found)
     except OSError as error:
-        names = ", ".join(packaged_grids())
-        hint = f"name a grid.json, or one of the package's: {names}"
-        raise ConfigError(f"`grid` {path}: {error.strerror}", hint=hint) from error
+        hint = "name a grid.json"
+        if field == "grid":
+            hint += f", or one of the package's: {', '.join(packaged_grids())}"
+        raise ConfigError(f"`{field}` {path}: {error.strerror}", hint=hint) from error
     except ValidationError as error:
-        message = f"`grid` {path}: {first_refusal(error)}"
+        message = f"`{field}` {path}: {first_refusal(error)}"
         raise ConfigError(message, hint="measure it again") from error
     except ValueError as error:
-        raise ConfigError(f"`grid` {path}: {error}", hint="it must be JSON") from error
+        raise ConfigError(f"`{field}` {path}: {error}", hint="it must be JSON") from error
 
 
 def write_grid(path: Path, grid: MeasuredGrid) -> None:
@@ -206,4 +209,4 @@ def choose_calibration(path: str | None, grid: MeasuredGrid | None) -> MeasuredG
         raise ConfigError(
             f"`calibration` {path}: there is no grid to calibrate", hint="name one with `grid`"
         )
-    return read_grid(Path(path))
+    return read_grid(Path(path), "calibration")

@@ -6,13 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from picbench.errors import ConfigError
 from picbench.inputs.workload import reply_tokens
 from picbench.run.config import parse_settings
 from picbench.workloads import models
 from picbench.workloads.prompts.tokens import Tokenizer
+from picbench.workloads.sources.bundled import BUNDLED
 from picbench.workloads.traffic.chunk_source import ChunkSource, build, plain_ids
 from picbench.workloads.traffic.corpus import SYNTHETIC, Corpus
 from picbench.workloads.traffic.draw import draw
@@ -43,7 +44,7 @@ class TrafficConfig(BaseModel):
     chunk_tokens: int = 0
     passages: int = 8
     questions: int = 6
-    max_tokens: int | None = None
+    max_tokens: int | None = Field(None, ge=1)
     chunks: str | None = None
     zipf: float = 0.0
     cached: float | None = None
@@ -76,8 +77,24 @@ class TrafficConfig(BaseModel):
             if name in self.model_fields_set:
                 raise ConfigError(f"`{name}` is for traces", hint="name one with `trace`")
 
+    def _refuse_rows(self) -> None:
+        """Raise ConfigError for settings of rows that are not read."""
+        if self.dataset == SYNTHETIC and self.data != BUNDLED:
+            raise ConfigError(
+                f"`data` {self.data}: {SYNTHETIC} has random tokens", hint="name a `dataset`"
+            )
+        if self.columns is not None and self.data == BUNDLED:
+            raise ConfigError(
+                f"`columns` {self.columns}: generated rows have no other fields",
+                hint="name rows with `data`",
+            )
+
     def source(self, model: models.ModelSpec) -> ChunkSource:
-        """Where chunks and questions come from; the length of replies may be the model's."""
+        """Where chunks and questions come from; the length of replies may be the model's.
+
+        ConfigError for settings of rows where there are none.
+        """
+        self._refuse_rows()
         return ChunkSource(
             dataset=self.dataset,
             data=self.data,
@@ -93,6 +110,8 @@ class TrafficConfig(BaseModel):
     def traffic(self) -> Traffic:
         """How requests are drawn from it; ConfigError for settings of a trace."""
         self._refuse_replay()
+        if self.rate is None and "arrivals" in self.model_fields_set:
+            raise ConfigError("`arrivals`: there is no rate", hint="give a `rate`")
         return Traffic(
             requests=self.requests,
             seed=self.seed,

@@ -23,6 +23,9 @@ from picbench.workloads.traffic.draw import Stream, times
 from picbench.workloads.traffic.file import check_tokens, read_requests
 from picbench.workloads.traffic.settings import Traffic
 
+#: Settings that requests in a file have had already.
+_OF_DATASETS = ("drop", "data", "columns", "prompts", "grid", "chat")
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -60,6 +63,8 @@ def load_workload(config: RunConfig) -> Workload:
             "a run takes either a data set or a request file",
             hint="name one of `dataset` and `requests`",
         )
+    if config.rate is None and config.arrivals != RunConfig.model_fields["arrivals"].default:
+        raise ConfigError(f"`arrivals` {config.arrivals}: there is no rate", hint="give a `rate`")
     workload = _load_requests(config) if config.requests else _load_dataset(config)
     if config.rate is None:
         return workload
@@ -116,10 +121,12 @@ def _load_dataset(config: RunConfig) -> Workload:
 
 
 def _load_requests(config: RunConfig) -> Workload:
-    if config.drop:
-        raise ConfigError(
-            "`drop` and `requests`: requests are replayed whole", hint="use `dataset`"
-        )
+    for name in _OF_DATASETS:
+        if getattr(config, name) != RunConfig.model_fields[name].default:
+            raise ConfigError(
+                f"`{name}` and `requests`: requests are replayed as they were written",
+                hint=f"leave `{name}` out, or name a `dataset`",
+            )
     path = Path(config.requests or "")
     found = read_requests(path)
     model = models.resolve(config.model)

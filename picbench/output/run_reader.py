@@ -157,7 +157,10 @@ def read_run(path: Path) -> Run:
     """
     with _reading(path / MANIFEST):
         found = _DOCUMENT.validate_json((path / MANIFEST).read_bytes())
-        return Run(path, migrate_manifest(path, found), found["schema"])
+        manifest = migrate_manifest(path, found)
+        if "status" not in manifest:
+            raise KeyError("status")
+        return Run(path, manifest, found["schema"])
 
 
 def check_rows(run: Run) -> None:
@@ -249,7 +252,9 @@ def _missing(path: Path) -> ConfigError:
     run = path.parent
     if path.name != MANIFEST:
         return ConfigError(f"{run}: the run has no {path.name}", hint=_MEASURE_AGAIN)
-    lacks = f"no {MANIFEST}" if run.is_dir() else "no such directory"
+    lacks = "no such directory"
+    if run.exists():
+        lacks = f"no {MANIFEST}" if run.is_dir() else "it is a file"
     return ConfigError(f"{run}: not a run directory: {lacks}", hint="picbench run makes one")
 
 

@@ -290,7 +290,7 @@ def changed(
         return found.model_copy(
             update={
                 "model": model or found.model,
-                "seeds": found.seeds[: seeds or len(found.seeds)],
+                "seeds": found.seeds[:seeds],
                 "points": {label: point | more for label, point in found.points.items()},
             }
         )

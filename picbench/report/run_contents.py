@@ -13,9 +13,10 @@ from picbench.comparison.run_comparison import ComparisonSettings, RunComparison
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.output.run_directory import MEMORY, SUMMARY, WORKLOAD
-from picbench.output.run_reader import Run, Series
+from picbench.output.run_reader import Run, Series, check_rows
 from picbench.output.sample_row import SampleRow
 from picbench.output.store.batch_log import SAMPLES
+from picbench.output.store.documents import FINAL
 from picbench.output.store.workload_file import StoredSample
 from picbench.output.summary import BASELINE, ArmSummary, summarise
 from picbench.run.tally import Tally
@@ -115,12 +116,15 @@ class RunContents:
 def read_contents(run: Run, margin: float) -> RunContents:
     """Everything that is there; `margin` is the loss of score to judge.
 
-    Raises ConfigError for files that are there and cannot be read.
+    Raises ConfigError for files that are there and cannot be read, InvalidRun for a file of rows
+    that lacks some which a run that ended has measured.
     """
     found: dict[str, list[SampleRow]] = {}
     for row in _read_if_there(lambda: run.rows, run.path / SAMPLES) or ():
         found.setdefault(row.arm, []).append(row)
     summary = _read_if_there(lambda: run.summary, run.path / SUMMARY)
+    if summary and run.manifest["status"] in FINAL and (run.path / SAMPLES).exists():
+        check_rows(run)
     ledger = _read_if_there(lambda: run.ledger, run.path / MEMORY) or {}
     known = {SAMPLES: found, SUMMARY: summary, MEMORY: ledger}
     missing = [name for name, content in known.items() if not content]

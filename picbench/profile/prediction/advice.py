@@ -37,7 +37,8 @@ def advise(profile: TraceProfile, predicted: Mapping[str, ArmPrediction]) -> Adv
     """Compare the best arm with chunks with the best one without.
 
     `predicted` has an entry for each arm, or none where there is no grid; then computed tokens are
-    compared. Accuracy is not part of it.
+    compared. Outside of the grid times decide nothing that computed tokens do not say as well.
+    Accuracy is not part of it.
     """
     linked = [a for a in profile.arms if a.algorithm.reuse is Reuse.CHUNKS and _offered(a)]
     plain = [a for a in profile.arms if a.algorithm.reuse is not Reuse.CHUNKS]
@@ -53,24 +54,40 @@ def advise(profile: TraceProfile, predicted: Mapping[str, ArmPrediction]) -> Adv
             f"{worst.algorithm.spec} (raise --pool)"
         )
         return Advice(Worth.UNKNOWN, None, line)
-    ratio = _cost(ours, predicted) / max(_cost(theirs, predicted), 1e-12)
+    ratio = _ratio(ours, theirs, predicted)
     figure = "seconds of the engine a request" if predicted else "computed tokens"
-    if ratio < 1 - MARGIN:
-        worth, arm, word = Worth.YES, ours, f"PIC is worth it: {ours.algorithm.spec}"
-    elif ratio > 1 + MARGIN:
-        worth, arm = Worth.NO, theirs
-        word = f"PIC is not worth it, it loses: stay with {theirs.algorithm.spec}"
-    else:
-        worth, arm = Worth.EQUAL, theirs
-        word = f"PIC makes no difference: stay with {theirs.algorithm.spec}"
+    worth = _verdict(ratio)
     named = (ours.algorithm.spec, theirs.algorithm.spec)
     if any(not predicted[name].inside for name in named if name in predicted):
-        figure += " (extrapolated, outside of the measured grid)"
+        tokens = _ratio(ours, theirs, {})
+        figure += f" (extrapolated, outside of the measured grid) and {tokens:.2f} of its tokens"
+        worth = worth if _verdict(tokens) is worth else Worth.UNKNOWN
+    arm = {Worth.YES: named[0], Worth.UNKNOWN: None}.get(worth, named[1])
     line = (
-        f"{word}. {ours.algorithm.spec} takes {ratio:.2f} of {theirs.algorithm.spec}'s {figure}; "
+        f"{_word(worth, *named)}. {named[0]} takes {ratio:.2f} of {named[1]}'s {figure}; "
         f"{_why(profile, ours, theirs)}."
     )
-    return Advice(worth, arm.algorithm.spec, line)
+    return Advice(worth, arm, line)
+
+
+def _ratio(ours: ArmProfile, theirs: ArmProfile, predicted: Mapping[str, ArmPrediction]) -> float:
+    return _cost(ours, predicted) / max(_cost(theirs, predicted), 1e-12)
+
+
+def _verdict(ratio: float) -> Worth:
+    if ratio < 1 - MARGIN:
+        return Worth.YES
+    return Worth.NO if ratio > 1 + MARGIN else Worth.EQUAL
+
+
+def _word(worth: Worth, ours: str, theirs: str) -> str:
+    words = {
+        Worth.YES: f"PIC is worth it: {ours}",
+        Worth.NO: f"PIC is not worth it, it loses: stay with {theirs}",
+        Worth.EQUAL: f"PIC makes no difference: stay with {theirs}",
+        Worth.UNKNOWN: "unknown, measure it",
+    }
+    return words[worth]
 
 
 def _best(arms: Sequence[ArmProfile], predicted: Mapping[str, ArmPrediction]) -> ArmProfile:

@@ -150,6 +150,12 @@ def test_a_figure_is_drawn(tmp_path: Path) -> None:
     assert {found.name for found in tmp_path.glob("named*")} == {"named.png", "named.svg"}
 
 
+def test_a_figure_that_cannot_be_is_refused_before_the_trace_is_read(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, ["profile", "nowhere", "--figure", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "--figure" in done.stderr
+
+
 def test_arms_that_are_not_counted_are_named(tmp_path: Path) -> None:
     path = trace(tmp_path / "t.jsonl", shared(2, 2))
     done = CliRunner().invoke(main, ["profile", str(path), "--algo", "cacheblend"])

@@ -1,11 +1,15 @@
 """What is kept of runs."""
 
+from pathlib import Path
+
 import pytest
 from measured_arms import make_arm, repeated
 from measured_noise import possible_run, save
 
-from picbench.gate.baseline import BaselineArm
+from picbench.errors import ConfigError
+from picbench.gate.baseline import BaselineArm, make_baseline
 from picbench.gate.relative_times import with_relative_times
+from picbench.output.run_reader import Run
 
 
 def test_times_of_several_runs_are_geometric_means() -> None:
@@ -15,6 +19,15 @@ def test_times_of_several_runs_are_geometric_means() -> None:
     expected = [(a * b) ** 0.5 for a, b in pairs if a and b]
     assert saved.times["ttft_ms"] == pytest.approx(expected, abs=1e-3)
     assert 0 < saved.drift["ttft_ms"] < 0.1
+
+
+def test_a_run_that_is_named_twice_would_say_that_nothing_drifts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs = [Run(path, {"status": "complete"}) for path in (Path("one"), tmp_path / "one")]
+    with pytest.raises(ConfigError, match="one is named twice"):
+        make_baseline(runs)
 
 
 def test_one_run_tells_nothing_of_drift() -> None:

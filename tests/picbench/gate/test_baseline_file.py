@@ -57,6 +57,13 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
         read_baseline("musik")
 
 
+def test_a_file_of_another_name_is_read_and_what_it_is_said() -> None:
+    Path("notes.txt").write_text("{}")
+    with pytest.raises(ConfigError, match=r"`baseline` notes\.txt: is no baseline"):
+        read_baseline("notes.txt")
+    assert baseline_path("notes.txt") == Path("baselines/notes.txt.json")
+
+
 def change(**changes: object) -> None:
     values = {**json.loads(FILE.read_text()), **changes}
     Path("b.json").write_text(json.dumps(values))

@@ -15,6 +15,7 @@ from picbench.grid.measured_grid import (
     GridPoint,
     MeasuredCell,
     MeasuredGrid,
+    choose_calibration,
     choose_grid,
     packaged_grids,
     read_grid,
@@ -97,3 +98,16 @@ def test_a_gpus_grid_is_the_default() -> None:
     assert grid == choose_grid("h200-llama-3.1-8b")
     assert grid.facts.hardware == "NVIDIA H200"
     assert {cell.point.cache for cell in grid.cells} == {"cold", "warm"}
+
+
+def test_errors_name_what_was_asked_for(tmp_path: Path) -> None:
+    grid = MeasuredGrid(FACTS, ())
+    with pytest.raises(ConfigError, match="`calibration` nowhere: No such file") as caught:
+        choose_calibration("nowhere", grid)
+    assert caught.value.hint == "name a grid.json"
+    (tmp_path / "other").write_text("{}")
+    with pytest.raises(ConfigError, match=r"`calibration` .*: no grid of schema"):
+        choose_calibration(str(tmp_path / "other"), grid)
+    with pytest.raises(ConfigError, match="`grid` nowhere") as caught:
+        choose_grid("nowhere")
+    assert "cpu-testbed" in str(caught.value.hint)

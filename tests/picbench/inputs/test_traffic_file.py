@@ -57,6 +57,12 @@ def test_the_same_settings_write_the_same_file(tmp_path: Path) -> None:
         (("--speed", "2"), "--speed is for traces (name one with --trace)"),
         (("--longest", "9"), "--longest is for traces (name one with --trace)"),
         (("--chunks", "9-8"), "--chunks 9-8 is not possible"),
+        (("--max-tokens", "0"), "--max-tokens 0"),
+        (("--max-tokens", "-7"), "--max-tokens -7"),
+        (("--arrivals", "uniform"), "--arrivals: there is no rate (give a --rate)"),
+        (("--data", "nowhere"), "--data nowhere: synthetic has random tokens"),
+        (("--columns", "squad"), "--columns squad: generated rows have no other fields"),
+        (("--dataset", "musique", "--columns", "squad"), "--columns squad: generated rows"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(
@@ -109,6 +115,33 @@ def test_a_run_takes_one_of_both() -> None:
     for values in ({}, {"dataset": "musique", "requests": "r.jsonl"}):
         with pytest.raises(ConfigError, match="either a data set or a request file"):
             load_workload(parse_config({"algo": ("full",), **values}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("data", "rows.jsonl"),
+        ("columns", "squad"),
+        ("prompts", "p.json"),
+        ("grid", "1-2:3x4"),
+        ("chat", "on"),
+        ("drop", "lead"),
+    ],
+)
+def test_requests_in_a_file_take_no_settings_of_data_sets(
+    tmp_path: Path, name: str, value: str
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    traffic(path)
+    with pytest.raises(ConfigError, match=f"`{name}` and `requests`: requests are replayed"):
+        replay(path, **{name: value})
+
+
+def test_nothing_arrives_without_a_rate() -> None:
+    with pytest.raises(ConfigError, match="`arrivals` uniform: there is no rate"):
+        load_workload(
+            parse_config({"algo": ("full",), "dataset": "hotpotqa", "arrivals": "uniform"})
+        )
 
 
 def test_rows_of_a_data_set_can_arrive_on_their_own() -> None:

@@ -82,9 +82,15 @@ def test_what_is_no_run_directory_is_a_plain_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"not a run directory: no manifest\.json"):
         read_run(tmp_path)
     (tmp_path / "file").touch()
-    for name in ("nothing", "file"):
-        with pytest.raises(ConfigError, match=f"{name}: not a run directory: no such directory"):
+    for name, lacks in (("nothing", "no such directory"), ("file", "it is a file")):
+        with pytest.raises(ConfigError, match=f"{name}: not a run directory: {lacks}"):
             read_run(tmp_path / name)
+
+
+def test_a_manifest_says_how_the_run_ended(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text(json.dumps({"schema": SCHEMA}))
+    with pytest.raises(ConfigError, match=r"manifest\.json: cannot be read: no 'status'"):
+        read_run(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '"text"', "{}"])

@@ -281,6 +281,16 @@ def test_what_is_wrong_is_said_before_an_engine_starts(
     assert again.order == []
 
 
+@pytest.mark.parametrize("flag", ["--seeds", "--requests"])
+def test_nothing_of_a_point_is_not_possible(
+    bench: Bench, settings_file: Path, tmp_path: Path, flag: str
+) -> None:
+    result = reproduce(bench, settings_file, tmp_path / "out", flag, "0")
+    assert result.exit_code == 2
+    assert flag in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_parts_measure_each_point_once_and_the_last_has_all(
     bench: Bench, settings_file: Path, tmp_path: Path
 ) -> None:

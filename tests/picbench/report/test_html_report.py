@@ -200,6 +200,12 @@ def test_a_run_that_ended_early_is_shown_as_far_as_it_got(run: Path) -> None:
     assert "No request was answered." in page_of(run).text
 
 
+def test_a_file_of_rows_that_is_empty_is_an_error(run: Path) -> None:
+    (run / "samples.jsonl").write_text("")
+    with pytest.raises(InvalidRun, match="has 0 rows of"):
+        page_of(run)
+
+
 def test_files_that_cannot_be_read_are_an_error(run: Path) -> None:
     (run / "summary.json").write_text("{")
     with pytest.raises(ConfigError, match=r"summary\.json: cannot be read"):

@@ -89,5 +89,19 @@ def test_seconds_count_instead_of_tokens_where_they_are_predicted() -> None:
     found = advise(arms, {"prefix": predicted(5.0), "mepic": predicted(10.0)})
     assert (found.worth, found.arm) == (Worth.YES, "mepic")
     assert "mepic takes 0.50 of prefix's seconds of the engine a request;" in found.line
-    outside = {"prefix": predicted(5.0), "mepic": predicted(10.0, inside=False)}
-    assert "extrapolated" in advise(arms, outside).line
+
+
+def test_outside_of_the_grid_tokens_have_to_say_the_same() -> None:
+    def outside(prefix: int, mepic: int) -> tuple[Worth, str | None, str]:
+        arms = profile(arm("prefix", prefix), arm("mepic", mepic))
+        times = {"prefix": predicted(5.0), "mepic": predicted(10.0, inside=False)}
+        found = advise(arms, times)
+        return found.worth, found.arm, found.line
+
+    worth, taken, line = outside(600, 300)
+    assert (worth, taken) == (Worth.YES, "mepic")
+    assert "(extrapolated, outside of the measured grid) and 0.50 of its tokens" in line
+    for prefix, mepic in ((300, 600), (300, 300), (300, 280)):
+        worth, taken, line = outside(prefix, mepic)
+        assert (worth, taken) == (Worth.UNKNOWN, None)
+        assert line.startswith("unknown, measure it. mepic takes 0.50 of prefix's seconds")
