@@ -85,9 +85,14 @@ def correct_stats(request: "Request", plan: Plan, reused: int) -> None:
 
 
 def _hasher(plan: Plan) -> "Hasher":
-    planned = [key or _private() for key in plan.keys]
+    # What follows copies is computed over blocks that a copy may fail to fill, and no request with
+    # copies finds anything there (`Linker._private`): so no other request does either.
+    found = plan.keys[: plan.shared] if plan.copies else plan.keys
+    planned = [key or _private() for key in found]
+    planned += [_private() for _ in range(len(plan.keys) - len(found))]
     size = plan.block_size
     full = plan.filled
+    alone = plan.picks is not None or bool(plan.copies)
 
     def hash_new_blocks(request: "Request") -> Any:
         known, tokens = request.block_hashes, request._all_token_ids
@@ -95,7 +100,7 @@ def _hasher(plan: Plan) -> "Hasher":
         if len(known) >= full and (len(known) + 1) * size > len(tokens):
             return []
         fresh = planned[len(known) : full]
-        if plan.picks is not None:
+        if alone:
             return fresh + [_private() for _ in range(max(len(known), full), len(tokens) // size)]
         return fresh + plan.generated_keys(tokens, [*known, *fresh])
 

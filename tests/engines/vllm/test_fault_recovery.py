@@ -14,6 +14,7 @@ from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.vllm.scheduler.linker import Linker
 from picbench.engines.vllm.scheduler.scheduler import PicScheduler
+from picbench.engines.vllm.transfer.pool_rows import PoolRows
 from picbench.engines.vllm.transfer.tier_client import TierClient
 
 
@@ -179,4 +180,30 @@ def test_tiers_that_are_not_looked_up_or_cleared_end_no_request(
         assert calls
         assert result.error is None
         assert result.tokens == expected
+        check_drained(engine)
+
+
+def test_a_copy_that_fails_leaves_nothing_to_be_found(
+    pebble: Path, start: Start, draw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its request computed over blocks that nothing filled has another one's tokens."""
+    chunks = [Chunk(tokens=draw(40, 70 + n)) for n in range(2)]
+
+    def ask(algorithm: str) -> Request:
+        return Request([*chunks, Text(tokens=draw(50, 75))], algorithm=algorithm)
+
+    def fail(self: PoolRows, pairs: object) -> None:
+        raise MemoryError("injected")
+
+    private, shared = ask("epic:k=16"), ask("epic:k=16:copy=shared")
+    with engine_with(pebble, "", start) as engine:
+        [expected] = serve(engine, shared)
+        engine.reset()
+        serve(engine, request(chunks, draw, "naive"))
+        with monkeypatch.context() as patch:
+            patch.setattr(PoolRows, "copy", fail)
+            failed, beside = serve(engine, private, shared)
+        [later] = serve(engine, shared)
+        assert "injected" in str(failed.error)
+        assert beside.tokens == later.tokens == expected.tokens
         check_drained(engine)
