@@ -29,6 +29,10 @@ class BatchBarrier:
             self._pending &= {key for name in self._members for key in waiting[name]}
         self._later = waiting.keys() - self._members
 
+    def waits_for(self, key: Key) -> bool:
+        """Whether the batch waits for a chunk, which is compiled before all of its requests."""
+        return key in self._pending
+
     def is_later(self, request_id: str) -> bool:
         """Whether a request waits for a batch that has not begun."""
         return request_id in self._later

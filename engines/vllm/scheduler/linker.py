@@ -220,11 +220,17 @@ class Linker:
                 link.served.update(served)
 
     def on_preempted(self, request: "Request", block_ids: tuple[int, ...]) -> None:
-        """Forget the private blocks of a request that is about to lose its blocks."""
+        """Forget the private blocks of a request that is about to lose its blocks.
+
+        And those that nothing was computed in: a request of higher priority may take them in the
+        step that would have filled them, where `KVCacheManager.allocate_slots` has given them the
+        keys of its tokens (vllm/v1/core/kv_cache_manager.py).
+        """
         link = self._links.get(request.request_id)
         if link is not None:
             link.running = False
-        self._pool.forget(self._private(request, block_ids))
+        empty = block_ids[request.num_computed_tokens // self._block_size :]
+        self._pool.forget((*self._private(request, block_ids), *empty))
 
     def on_finished(self, request: "Request", block_ids: tuple[int, ...], *, success: bool) -> None:
         """Drop everything kept for a request that ended for whatever reason."""
@@ -364,15 +370,18 @@ class Linker:
     def _advance(self, request: "Request", link: Link, first: "Request") -> None:
         """Request the chunks that a request misses; `first` is the head of the queue."""
         missing, head = self._missing(link), request is first
-        ahead_of: Request | None = first if self._barrier is not None else request
+        ahead_of: Request | None = request
         moves = head
         if self._settings.compile_order == "isps":
             # While something runs, blocks will be freed: no job must be moved ahead to be computed.
             moves = head and not any(other.running for other in self._links.values())
             ahead_of = request if moves else None
+        barrier = self._barrier
         for canonical in missing:
+            begins = barrier is not None and barrier.waits_for(canonical.key)
+            before = first if begins else ahead_of
             self._jobs.compile_or_fetch(
-                canonical, request, ahead_of=ahead_of, head=moves, shared=not link.copies
+                canonical, request, ahead_of=before, head=moves, shared=not link.copies
             )
         if head and missing:
             self._hold(link)

@@ -10,6 +10,7 @@ from picbench.engines.chunk_cache.transfers import LoadCommand, TransferResults
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.keys import Key
 from picbench.engines.planning.plan import Plan
+from picbench.engines.vllm.scheduler.pool import key_of
 
 
 class Written(NamedTuple):
@@ -114,6 +115,16 @@ class Workers:
         end = request.num_computed_tokens
         for slot in range(end - count, end):
             self._row(ids[slot // BLOCK_SIZE])[slot % BLOCK_SIZE] = Written(request, slot)
+
+    def keys_of_nothing(self) -> list[int]:
+        """Blocks whose key is not that of what they hold."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        found = []
+        for block in pool.blocks:
+            key, held = key_of(block), self._row(block.block_id)[0]
+            if key is not None and not (held and held.is_right(key, None, 0)):
+                found.append(block.block_id)
+        return found
 
     def check(self, step: Step) -> None:
         """Check what the requests of a step read: a layer writes all its KV before it reads any."""

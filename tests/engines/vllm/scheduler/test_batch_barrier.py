@@ -34,8 +34,11 @@ def test_an_evicted_chunk_raises_no_barrier_again():
     barrier = BatchBarrier()
     barrier.update({"one": [A], "two": [B]})
     barrier.update({"one": [], "two": [B]})
+    assert not barrier.waits_for(A)
+    assert barrier.waits_for(B)
     barrier.update({"one": [A], "two": []})
     assert not barrier.holds_back("two")
+    assert not barrier.waits_for(A)
 
 
 def test_a_batch_does_not_wait_for_chunks_of_requests_that_left():

@@ -111,6 +111,59 @@ def test_a_storm_reads_what_it_should_and_leaks_nothing(llama: Path, seed: int) 
     assert storm.scheduler.linker.idle
 
 
+@pytest.mark.parametrize("order", ["head", "batch"])
+def test_chunks_of_a_request_that_waits_long_are_not_compiled_all_the_while(
+    llama: Path, order: str
+) -> None:
+    """Requests before it evict them: ahead of the queue, they would be compiled again and again."""
+    dice = random.Random(0)
+    given = bench(llama, blocks=60, batch_tokens=16, compile_order=order)
+    plain, compiled = 0, set[str]()
+    for _ in range(300):
+        while len(given.scheduler.waiting) < 8 and "waits" not in given.scheduler.requests:
+            plain += 1
+            question = tuple(dice.randrange(900) for _ in range(dice.randint(20, 60)))
+            given.submit(f"plain {plain}", question=question, max_tokens=dice.randint(60, 120))
+        if plain > 10 and "waits" not in given.scheduler.requests:
+            chunks = [tuple(range(first, first + 100)) for first in range(1000, 6000, 1000)]
+            given.submit("waits", *chunks)
+        compiled |= {name for name in given.step().tokens if name.startswith("pic-")}
+    assert "waits" in given.ended
+    assert 5 <= len(compiled) <= 20
+
+
+# Of 40, those in which it happens.
+@pytest.mark.parametrize("seed", [1, 11, 12, 14, 16, 21, 31])
+def test_a_request_that_loses_its_step_leaves_no_keys(llama: Path, seed: int) -> None:
+    """A step computes several blocks of a prompt, and a later request may preempt it there."""
+    dice = random.Random(seed)
+    given = bench(
+        llama,
+        blocks=dice.choice([20, 24, 30]),
+        batch_tokens=dice.choice([48, 64, 100]),
+        policy="priority",
+    )
+    scheduler: Any = given.scheduler
+    scheduler.scheduler_config.long_prefill_token_threshold = 48
+    scheduler.scheduler_reserve_full_isl = dice.choice([True, False])
+    workers, number = Workers(scheduler, Tiers(0, dice)), 0
+    for _ in range(300):
+        while len(scheduler.requests) < 6:
+            number += 1
+            if dice.random() < 0.4:
+                first = 1000 + 200 * dice.randint(0, 5)
+                chunk = tuple(range(first, first + dice.choice([96, 128, 150])))
+                given.submit(f"chunk {number}", chunk, max_tokens=dice.choice([2, 20]), priority=5)
+            else:
+                question = tuple(dice.randrange(900) for _ in range(dice.randint(5, 30)))
+                given.submit(f"plain {number}", question=question, max_tokens=dice.randint(20, 60))
+        step = given.schedule()
+        workers.run(step)
+        workers.check(step)
+        assert not workers.keys_of_nothing()
+        given.finish()
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("algorithm", ["naive", "epic:k=16"])
 def test_a_load_is_dropped_with_the_cache(llama: Path, algorithm: str, ahead: bool) -> None:
