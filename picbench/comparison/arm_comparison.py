@@ -14,7 +14,7 @@ from picbench.statistics.non_inferiority import (
     judge_loss,
 )
 from picbench.statistics.paired import Paired, paired_ratio, paired_scores
-from picbench.statistics.power import samples_for_width, samples_to_decide
+from picbench.statistics.power import samples_for_width, samples_to_judge
 from picbench.statistics.quantiles import Quantile
 from picbench.statistics.repeatability import Nondeterminism, nondeterminism
 from picbench.statistics.repeated_quantiles import repeated_quantile
@@ -203,8 +203,7 @@ def _score(
 def _needed(change: Paired, margin: float | None) -> int | None:
     if margin is None:
         return samples_for_width(change, POINT)
-    distance = change.value + margin
-    needed = samples_to_decide(change, distance) if distance else None
+    needed = samples_to_judge(change, margin)
     # Samples that did not lose do not say how many others do.
     return needed if change.lower else max(needed or 0, clusters_without_loss(margin))
 

@@ -5,8 +5,9 @@ the margin (CPMP, "Points to consider on switching between superiority and non-i
 
 An interval knows only what it was made from. That none of n lost says no more than that few of all
 do: with 95 % confidence a share of at most 1 - 0.05 ** (1 / n), about 3 / n (Hanley, Lippman-Hand,
-"If Nothing Goes Wrong, Is Everything All Right?", JAMA 249, 1983). Samples that won do not change
-that, so bounds allow for such a share on the side on which nothing was seen.
+"If Nothing Goes Wrong, Is Everything All Right?", JAMA 249, 1983). Neither do samples that won
+change that, nor samples that lost a little: so bounds allow for such a share that changes by more
+than any that was seen.
 """
 
 from enum import StrEnum
@@ -36,17 +37,25 @@ def unseen_share(change: Paired) -> float | None:
 def loss_bounds(change: Paired) -> Interval | None:
     """Bounds, of 95 % confidence each, of a mean difference of scores from 0 to 1.
 
-    Where no sample lost, the share of clusters that may all the same counts as lost in full; where
-    none won, as won. None for a single cluster.
+    The share of clusters that may lose more than any did counts as lost in full, as far as that is
+    more; and so for those that may win more. Scores of which one was lost and one won in full have
+    the bounds of their mean. None for a single cluster.
     """
     if change.one_sided is None:
         return None
-    low, high, share = change.one_sided.low, change.one_sided.high, _unseen(change)
+    low, high = change.one_sided.low, change.one_sided.high
+    lost, won = unseen_parts(change, change.clusters)
     return Interval(
-        low if change.lower else (1 - share) * low - share,
-        high if change.higher else (1 - share) * high + share,
+        (1 - lost) * low - lost,
+        (1 - won) * high + won,
         change.one_sided.level,
     )
+
+
+def unseen_parts(change: Paired, clusters: float) -> tuple[float, float]:
+    """How much of a mean score may be lost, and won, by what none of so many clusters shows."""
+    share = _share(clusters)
+    return share * (1 - max(0.0, -change.least)), share * (1 - max(0.0, change.most))
 
 
 def clusters_without_loss(margin: float) -> int:
@@ -68,4 +77,8 @@ def judge_loss(change: Paired, margin: float) -> Loss:
 
 def _unseen(change: Paired) -> float:
     """The share of clusters that may do what none of these did."""
-    return float(1 - 0.05 ** (1 / change.clusters))
+    return _share(change.clusters)
+
+
+def _share(clusters: float) -> float:
+    return float(1 - 0.05 ** (1 / clusters))

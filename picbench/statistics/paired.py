@@ -24,6 +24,7 @@ class Paired:
     `equal` or `lower` in the second measurement. `exact_p` is McNemar's, where all values are 0
     or 1 and every sample is its own cluster.
 
+    The means of clusters changed by `least` to `most`, or their mean logarithms where `ratio`.
     `freedom` are the degrees of freedom of `standard_error`, 0 for a single cluster. Where
     `repeats` are several, how these differ is in interval, p and standard error.
     """
@@ -42,6 +43,8 @@ class Paired:
     exact_p: float | None = None
     freedom: float = 0.0
     repeats: int = 1
+    least: float = 0.0
+    most: float = 0.0
 
 
 def paired_difference(
@@ -131,6 +134,7 @@ def _change(
     mean = student if few else MeanBootstrap(grouped, seed)
     higher, lower = int((changes > 0).sum()), int((changes < 0).sum())
     single = student.clusters == len(changes)
+    means = grouped.sums / grouped.counts
     return Paired(
         value=exp(student.mean) if ratio else student.mean,
         ratio=ratio,
@@ -145,6 +149,8 @@ def _change(
         lower=lower,
         exact_p=mcnemar(higher, lower) if exact and single else None,
         freedom=student.clusters - 1.0,
+        least=float(means.min()),
+        most=float(means.max()),
     )
 
 

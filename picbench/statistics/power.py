@@ -4,6 +4,7 @@ from math import ceil
 
 from scipy import stats  # type: ignore[import-untyped]
 
+from picbench.statistics.non_inferiority import unseen_parts
 from picbench.statistics.paired import Paired
 
 
@@ -21,6 +22,24 @@ def samples_to_decide(
         return None
     reach = float(stats.norm.ppf(confidence) + stats.norm.ppf(power))
     return ceil(change.pairs * (reach * change.standard_error / distance) ** 2)
+
+
+def samples_to_judge(change: Paired, margin: float) -> int | None:
+    """Samples with which `judge_loss` would say that a loss is within `margin`, or beyond it.
+
+    As `samples_to_decide`, for a score whose true change is the measured one, with what bounds
+    allow for unseen losses. None where samples did not vary, or the loss is exactly the margin.
+    """
+    distance = change.value + margin
+    needed = samples_to_decide(change, distance) if distance else None
+    while needed is not None:
+        lost, won = unseen_parts(change, needed * change.clusters / change.pairs)
+        left = abs(distance) - (lost if distance > 0 else won)
+        enough = samples_to_decide(change, left) if left > 0 else None
+        if enough is not None and enough <= needed:
+            break
+        needed = max(enough or 0, ceil(1.02 * needed) + 1)
+    return needed
 
 
 def samples_for_width(change: Paired, half_width: float, level: float = 0.95) -> int | None:

@@ -77,3 +77,25 @@ def test_one_cluster_says_nothing() -> None:
 def test_a_margin_is_positive() -> None:
     with pytest.raises(ValueError, match="positive"):
         judge_loss(flips(5, 0), 0.0)
+
+
+@pytest.mark.parametrize("small", [0.001, 0.02, 0.5])
+def test_a_small_loss_does_not_hide_what_may_go_unseen(small: float) -> None:
+    """Of 40 samples none lost: who knows. One that lost a word of 50 makes nothing better."""
+    before = [1.0] * 40
+    assert judge_loss(paired_difference(before, before), 0.01) is Loss.UNKNOWN
+    found = paired_difference(before, [1 - small, *before[1:]])
+    assert judge_loss(found, 0.01) is Loss.UNKNOWN
+
+
+@pytest.mark.parametrize("samples", [15, 30, 100])
+def test_losses_among_small_changes_are_rarely_called_small(samples: int) -> None:
+    """A fiftieth loses all, twice the margin, and a fifth changes by a word."""
+    rng, within = np.random.default_rng(samples), 0
+    for trial in range(200):
+        change = np.where(rng.random(samples) < 0.2, rng.choice([-0.02, 0.02], samples), 0.0)
+        change = np.where(rng.random(samples) < 0.02, -0.5, change)
+        before = np.full(samples, 0.5)
+        found = paired_difference(before.tolist(), (before + change).tolist(), seed=trial)
+        within += judge_loss(found, 0.005) is Loss.WITHIN
+    assert within / 200 <= 0.05

@@ -5,21 +5,33 @@ import pytest
 
 from picbench.statistics.non_inferiority import Loss, judge_loss
 from picbench.statistics.paired import paired_difference
-from picbench.statistics.power import samples_for_width, samples_to_decide
+from picbench.statistics.power import (
+    samples_for_width,
+    samples_to_decide,
+    samples_to_judge,
+)
 
 
 def test_so_many_samples_do_decide() -> None:
     """About 80 % of 200 experiments of the size that a pilot asks for."""
     rng = np.random.default_rng(4)
     pilot = paired_difference([0.0] * 400, rng.normal(0, 0.2, 400).tolist())
-    needed = samples_to_decide(pilot, 0.05)
+    least = samples_to_decide(pilot, 0.05)
+    assert least == pytest.approx((1.645 + 0.842) ** 2 * 0.2**2 / 0.05**2, rel=0.15)
+    needed = samples_to_judge(pilot, 0.05)
     assert needed is not None
-    assert needed == pytest.approx((1.645 + 0.842) ** 2 * 0.2**2 / 0.05**2, rel=0.15)
+    assert needed > least
     decided = 0
     for trial in range(200):
         drawn = paired_difference([0.0] * needed, rng.normal(0, 0.2, needed).tolist(), seed=trial)
         decided += judge_loss(drawn, 0.05) is Loss.WITHIN
-    assert 0.7 <= decided / 200 <= 0.9
+    assert 0.7 <= decided / 200 <= 0.95
+
+
+def test_a_loss_of_exactly_the_margin_is_never_decided() -> None:
+    pilot = paired_difference([1.0] * 10, [0.5] * 4 + [1.0] * 6)
+    assert samples_to_judge(pilot, 0.2) is None
+    assert samples_to_judge(paired_difference([1.0] * 4, [1.0] * 4), 0.2) is None
 
 
 def test_half_the_distance_needs_four_times_the_samples() -> None:
