@@ -17,7 +17,7 @@ from picbench.comparison.conditions import Mismatch, conditions_of, mismatches
 from picbench.comparison.measured_arm import MeasuredArm, measured_arms
 from picbench.errors import IncomparableRuns
 from picbench.gate.baseline import Baseline, check_complete, gate_workload
-from picbench.gate.relative_times import with_relative_times
+from picbench.gate.relative_times import RELATIVE, with_relative_times
 from picbench.output.run_reader import Run
 from picbench.statistics.non_inferiority import Loss
 
@@ -103,7 +103,7 @@ def judge_arms(
 ) -> tuple[Check, ...]:
     """Check arms, with their relative times, against those of a baseline, all of which are there.
 
-    Slowdowns are inconclusive unless `times` can be judged.
+    Times are inconclusive unless `times` can be judged.
     """
     margin = baseline.thresholds.score.margin if baseline.thresholds.score else None
     compared = {
@@ -140,6 +140,8 @@ def _notes(baseline: Baseline, hardware: list[Mismatch], more: list[str]) -> Ite
         yield f"times cannot be judged on different hardware: {field}"
     if baseline.runs == 1 and baseline.thresholds.times and not hardware:
         yield "The baseline is from one run, so that drift between runs is unknown: save several."
+        if baseline.conditions.workload.get("workload.arrivals") is not None:
+            yield "Arms of an open loop do not take turns: without `repeats` it drifts apart, too."
 
 
 def _unknown(baseline: Baseline) -> Iterator[str]:
@@ -171,6 +173,8 @@ class _ArmChecks:
         self._measured = measured
         self._tests = tests
         self._judges_times = times
+        # In an open loop one arm is served after the other.
+        self._apart = baseline.conditions.workload.get("workload.arrivals") is not None
 
     def checks(self) -> Iterator[Check]:
         """Counts, scores, times, and what the baseline has of them and the run does not."""
@@ -250,10 +254,11 @@ class _ArmChecks:
         change = metric.change
         reach = self._reach(metric)
         verdict = GateVerdict.OK
-        if change.value > limit:
+        if not self._judges_times:
+            verdict = GateVerdict.INCONCLUSIVE
+        elif change.value > limit:
             sure = reach is not None and log(change.value) > reach
-            judged = sure and self._judges_times
-            verdict = GateVerdict.REGRESSION if judged else GateVerdict.INCONCLUSIVE
+            verdict = GateVerdict.REGRESSION if sure else GateVerdict.INCONCLUSIVE
         message = f"{change.value:.3f}x, limit {limit:g}x"
         if reach is not None:
             # Of two samples or runs a t quantile is so large that its number says nothing.
@@ -262,9 +267,15 @@ class _ArmChecks:
         return self._check(metric.name, verdict, metric.before, metric.after, message)
 
     def _reach(self, metric: MetricChange) -> float | None:
-        """How large a log ratio chance makes, at most: of samples and of the runs' drift."""
+        """How large a log ratio chance makes, at most: of samples and of the runs' drift.
+
+        None where nothing says so: of a single cluster, and of relative times of arms that did not
+        take turns, if neither repeats nor several saved runs tell how these drift apart.
+        """
         change = metric.change
         if change.clusters < 2:
+            return None
+        if metric.name in RELATIVE and self._apart and change.repeats == self._runs == 1:
             return None
         within = change.standard_error**2
         drift = self._saved.drift.get(metric.name, 0.0) ** 2 * (1 + 1 / self._runs)

@@ -9,10 +9,15 @@ from measured_arms import make_arm, noisy, repeated
 from measured_noise import measured, possible_run, residuals, save
 
 from picbench.comparison.measured_arm import MeasuredArm
-from picbench.gate.baseline import Baseline
+from picbench.gate.baseline import Baseline, BaselineConditions
 from picbench.gate.checks import Check, GateVerdict, judge_arms
 from picbench.gate.relative_times import with_relative_times
-from picbench.gate.thresholds import ScoreThreshold, Thresholds, TimeThreshold
+from picbench.gate.thresholds import (
+    TIME_METRICS,
+    ScoreThreshold,
+    Thresholds,
+    TimeThreshold,
+)
 
 OK, REGRESSION, INCONCLUSIVE = GateVerdict.OK, GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE
 
@@ -272,6 +277,20 @@ def test_other_hardware_leaves_times_open(baseline: Baseline) -> None:
     checks = check(slowed(possible_run(0), 1.2, "mepic"), baseline, times=False)
     assert found(checks, REGRESSION) == []
     assert ("mepic", "ttft_vs_full") in found(checks, INCONCLUSIVE)
+    faster = check(slowed(possible_run(0), 0.5, "full", "mepic"), baseline, times=False)
+    assert {c.verdict for c in faster if c.metric in TIME_METRICS} == {INCONCLUSIVE}
+
+
+def test_arms_of_an_open_loop_drift_apart_which_one_run_does_not_tell(baseline: Baseline) -> None:
+    conditions = BaselineConditions(workload={"workload.arrivals": {"requests": 9}}, hardware={})
+    run = slowed(possible_run(0), 1.2, "mepic")
+    assert ("mepic", "ttft_vs_full") in found(check(run, baseline), REGRESSION)
+    apart = check(run, baseline.model_copy(update={"conditions": conditions}))
+    assert found(apart, REGRESSION) == []
+    assert ("mepic", "ttft_vs_full") in found(apart, INCONCLUSIVE)
+    several = save([possible_run(n, drift=0.01) for n in (1000, 1001, 1002)])
+    known = check(run, several.model_copy(update={"conditions": conditions}))
+    assert ("mepic", "ttft_vs_full") in found(known, REGRESSION)
 
 
 def test_only_what_has_a_threshold_is_checked() -> None:
