@@ -11,7 +11,7 @@ from picbench.comparison.conditions import (
     scored_conditions,
 )
 from picbench.comparison.measured_arm import MeasuredArm, measured_arms
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, IncomparableRuns
 from picbench.names import closest
 from picbench.output.run_reader import Run
 from picbench.output.summary import BASELINE
@@ -93,6 +93,23 @@ def compare_own_arms(run: Run, settings: ComparisonSettings) -> RunComparison:
     return _compare(run, run, [(first, _find(name, arms, run)) for name in others], settings)
 
 
+def compare_in_run(
+    first: MeasuredArm, arm: MeasuredArm, settings: ComparisonSettings, notes: list[str]
+) -> ArmComparison:
+    """Compare two arms of a run, whatever their prompts are: `reorder` sends others.
+
+    `notes` are told of such prompts. Raises IncomparableRuns where no sample is in both.
+    """
+    try:
+        return compare_arms(first, arm, margin=settings.margin, seed=settings.seed)
+    except IncomparableRuns as error:
+        found = compare_arms(
+            first, arm, margin=settings.margin, seed=settings.seed, allow_mismatch=True
+        )
+        notes.append(f"{arm.name}: {error.message}")
+        return found
+
+
 def adjusted(arms: Sequence[ArmComparison]) -> tuple[ArmComparison, ...]:
     """The comparisons with p values adjusted for being several, over arms and metrics (Holm)."""
     metrics = [metric for arm in arms for metric in arm.metrics]
@@ -112,17 +129,21 @@ def _compare(
     notes: Sequence[str] = (),
 ) -> RunComparison:
     score = next(iter(before.summary.values())).score
-    compared = [
-        compare_arms(
-            first,
-            second,
-            margin=settings.margin,
-            apart=before is not after,
-            allow_mismatch=settings.allow_mismatch,
-            seed=settings.seed,
+    compared, more = list[ArmComparison](), list[str]()
+    for first, second in pairs:
+        if before is after:
+            compared.append(compare_in_run(first, second, settings, more))
+            continue
+        compared.append(
+            compare_arms(
+                first,
+                second,
+                margin=settings.margin,
+                apart=True,
+                allow_mismatch=settings.allow_mismatch,
+                seed=settings.seed,
+            )
         )
-        for first, second in pairs
-    ]
     return RunComparison(
         before=str(before.path),
         after=str(after.path),
@@ -131,7 +152,7 @@ def _compare(
         settings=settings,
         arms=adjusted(compared),
         mismatches=tuple(found),
-        notes=tuple(dict.fromkeys([*notes, *_states(before), *_states(after)])),
+        notes=tuple(dict.fromkeys([*notes, *more, *_states(before), *_states(after)])),
     )
 
 

@@ -39,12 +39,12 @@ class Grader:
     def __call__(self, reply: str, answers: Sequence[str]) -> tuple[float | None, Outcome]:
         """The score of a reply and its outcome.
 
-        A blank reply has no score, as has one in which `score` finds nothing; without right answers
-        there is nothing to find. A right answer is never an abstention. Raises DataError where
-        `score` gives what is no score.
+        A blank reply has no score, as has one in which `score` finds nothing, and one to which no
+        right answer is known. A right answer is never an abstention. Raises DataError where `score`
+        gives what is no score.
         """
         if not answers:
-            return self._checked(reply, answers), "answered"
+            return None, "answered"
         score = self._checked(reply, answers) if reply.strip() else None
         if score is None:
             return None, "unparsed"

@@ -7,9 +7,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from picbench.comparison.arm_comparison import ArmComparison, compare_arms
+from picbench.comparison.arm_comparison import ArmComparison
 from picbench.comparison.measured_arm import MeasuredArm, measured_arms, placed
-from picbench.comparison.run_comparison import ComparisonSettings, RunComparison, adjusted
+from picbench.comparison.run_comparison import (
+    ComparisonSettings,
+    RunComparison,
+    adjusted,
+    compare_in_run,
+)
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.output.run_directory import MEMORY, SUMMARY, WORKLOAD
@@ -211,14 +216,9 @@ def _compare_with_full(run: Run, margin: float) -> tuple[RunComparison | None, l
 def _compare(
     full: MeasuredArm, arm: MeasuredArm, settings: ComparisonSettings, notes: list[str]
 ) -> ArmComparison | None:
-    """Compare, whatever the prompts are: an arm may reorder them. `notes` get what is not so."""
+    """Compare, if anything was answered by both; `notes` get what is not so."""
     try:
-        return compare_arms(full, arm, margin=settings.margin, seed=settings.seed)
+        return compare_in_run(full, arm, settings, notes)
     except IncomparableRuns as error:
         notes.append(f"{arm.name}: {error.message}")
-    try:
-        return compare_arms(
-            full, arm, margin=settings.margin, seed=settings.seed, allow_mismatch=True
-        )
-    except IncomparableRuns:
         return None

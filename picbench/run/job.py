@@ -226,13 +226,21 @@ def _fingerprint(
         del settings["repeats"]
     content = {
         "settings": settings,
-        "arms": [[arm.algorithm, arm.stock] for arm in arms],
+        "arms": [_told_apart(arm) for arm in arms],
         "sizes": asdict(sizes),
         "requests": facts.fingerprint,
         "arrivals": workload.arrivals,
         "preload": [sample.tokens for sample in workload.preload],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _told_apart(arm: Arm) -> list[str | bool | float]:
+    """What of an arm changes results: of a server elsewhere also its name, and how long it has."""
+    told: list[str | bool | float] = [arm.algorithm, arm.stock]
+    if arm.endpoint is not None:
+        told += [arm.name, arm.endpoint.timeout]
+    return told
 
 
 def _output(config: RunConfig, dataset: str, fingerprint: str) -> Path:

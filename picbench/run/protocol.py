@@ -115,26 +115,30 @@ def replay(
     *,
     repeats: int = 1,
     done: int = 0,
+    lost: Mapping[str, str] = MappingProxyType({}),
     prepare: Prepare = leave,
 ) -> Iterator[ArmBatch]:
     """Send all samples to each arm at their arrival times (seconds), one arm after another.
 
     Arm number `first` (modulo their number) begins, so that over several runs none always does;
-    in the next of `repeats` it is the next arm. The first `done` batches are left out.
+    in the next of `repeats` it is the next arm. The first `done` batches are left out. An arm whose
+    engine is gone fails all that is left, as in `interleave`.
     """
-    arms = tuple(servers)
+    gone, arms = dict(lost), tuple(servers)
     starts = [(first + number) % len(arms) for number in range(repeats)]
     planned = [(n, arm) for n, at in enumerate(starts) for arm in (*arms[at:], *arms[:at])]
     for number, arm in planned[done:]:
-        lost, sent = None, samples
-        try:
-            prepare(arm, number)
-            sent = rewrite(arm, samples)
-            result = servers[arm].run(to_requests(sent), None, arrivals)
-        except EngineError as error:
-            lost = str(error)
-            result = _lost(sent, lost)
-        yield ArmBatch(number, arm, sent, result, arrivals, lost)
+        sent = samples
+        if arm not in gone:
+            try:
+                prepare(arm, number)
+                sent = rewrite(arm, samples)
+                result = servers[arm].run(to_requests(sent), None, arrivals)
+            except EngineError as error:
+                gone[arm] = str(error)
+        if arm in gone:
+            result = _lost(sent, gone[arm])
+        yield ArmBatch(number, arm, sent, result, arrivals, gone.get(arm))
 
 
 def preload(

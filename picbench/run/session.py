@@ -279,6 +279,7 @@ class Session:
         workload, servers = self._job.workload, self._fleet.servers
         upkeep, repeats = self._upkeep, self._job.config.repeats
         done = len(self._stored.batches) if self._stored else 0
+        lost = self._stored.lost if self._stored else {}
         if workload.arrivals is None:
             return interleave(
                 servers,
@@ -288,7 +289,7 @@ class Session:
                 size=upkeep.group_size,
                 repeats=repeats,
                 done=done,
-                lost=self._stored.lost if self._stored else {},
+                lost=lost,
                 prepare=upkeep.prepare,
             )
         # Any number that differs from run to run will do.
@@ -301,6 +302,7 @@ class Session:
             upkeep.rewrite,
             repeats=repeats,
             done=done,
+            lost=lost,
             prepare=upkeep.prepare,
         )
 

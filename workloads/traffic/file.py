@@ -154,6 +154,7 @@ class _Reader:
         self._chunks: dict[str, SampleSegment] = {}
         self._preload: list[SampleSegment] = []
         self._samples: list[Sample] = []
+        self._names: set[str] = set()
         self._users: list[int] = []
         self._arrivals: list[float | None] = []
 
@@ -186,6 +187,12 @@ class _Reader:
             self._chunks[found.chunk] = chunk
             self._preload += [chunk] * found.preload
             return
+        if found.request in self._names:
+            raise DataError(
+                f"{where}: a request before it is called {found.request!r}, too",
+                hint="give each a name of its own: results are told apart by it",
+            )
+        self._names.add(found.request)
         segments = tuple(self._segment(segment, where) for segment in found.parts)
         self._samples.append(
             Sample(

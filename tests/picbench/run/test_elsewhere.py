@@ -9,13 +9,15 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 from completion_server import CompletionServer, serving, vllm_metrics
-from harness_fakes import Harness, InterruptedEngine, make_sample
+from harness_fakes import Harness, InterruptedEngine, make_sample, no_gpu
 
 from picbench.arms.messages import ServerCounts
 from picbench.cli import main
 from picbench.comparison.measured_arm import measured_arms
 from picbench.output.run_reader import read_run
 from picbench.output.tables.run_files import write_run_files
+from picbench.run.config import parse_config
+from picbench.run.job import prepare
 
 
 @pytest.fixture
@@ -201,3 +203,16 @@ def test_a_run_that_goes_on_sends_a_server_only_what_is_missing(
     assert len({str(body["prompt"]) for body in server.bodies}) == len(server.bodies) == 6
     assert read_run(output).summary["theirs"].requests == 6
     assert read(output / "manifest.json")["attempts"][1]["replayed"] == 1
+
+
+def test_the_name_and_the_timeout_of_a_server_are_part_of_what_a_run_is_known_by(
+    harness: Harness,
+) -> None:
+    def fingerprint(*arms: str) -> str:
+        values = {"algo": ("full",), "dataset": "fake", "arm": arms}
+        return prepare(parse_config(values), harness.load, no_gpu).fingerprint
+
+    one = fingerprint("a=http://h:1/v1")
+    assert one == fingerprint("a=http://h:1/v1,timeout=600")
+    others = "b=http://h:1/v1", "a=http://h:1/v1,timeout=1", "a=http://h:2/v1"
+    assert len({one, *map(fingerprint, others)}) == 4

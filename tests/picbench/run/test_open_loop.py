@@ -49,6 +49,17 @@ def test_a_dead_arm_loses_its_own_requests_only() -> None:
     assert lost == {"a": False, "b": True, "c": False}
 
 
+def test_an_arm_that_was_lost_stays_lost() -> None:
+    """In later repeats, and where a run was stopped after it was lost."""
+    whole = list(replay(servers([], b=0), SAMPLES, TIMES, 0, repeats=3))
+    assert [batch.lost is not None for batch in whole if batch.arm == "b"] == [True] * 3
+    reason = next(batch.lost for batch in whole if batch.lost)
+    seen: list[str] = []
+    rest = list(replay(servers(seen), SAMPLES, TIMES, 0, repeats=3, done=3, lost={"b": reason}))
+    assert "b" not in seen
+    assert [batch.lost for batch in rest] == [batch.lost for batch in whole[3:]]
+
+
 def test_an_open_loop_reports_makespan_and_goodput(tmp_path: Path) -> None:
     harness = Harness(SAMPLES, arrivals=TIMES)
     result = run(harness, tmp_path / "run", "--slo", "ttft=200", "--max-running", "9")

@@ -116,7 +116,11 @@ def test_another_version_is_refused(tmp_path: Path, first: Any) -> None:
         ([CHUNK, {"tokens": []}], "r.jsonl:3: field"),
         ([CHUNK, 7], "r.jsonl:3: "),
         ([CHUNK], "no requests"),
-        ([CHUNK, REQUEST, {**REQUEST, "arrival": 1.0}], "some requests have an arrival time"),
+        (
+            [CHUNK, REQUEST, {**REQUEST, "request": "r1", "arrival": 1.0}],
+            "some requests have an arrival time",
+        ),
+        ([CHUNK, REQUEST, REQUEST], "r.jsonl:4: a request before it is called 'r0', too"),
     ],
 )
 def test_malformed_lines_are_named(tmp_path: Path, lines: list[Any], problem: str) -> None:

@@ -54,6 +54,20 @@ def two(tmp_path: Path) -> str:
     return run(tmp_path / "two", "--algo", ARMS)
 
 
+def test_an_arm_with_other_prompts_leaves_the_others_to_be_compared(tmp_path: Path) -> None:
+    given = run(tmp_path / "one", "--algo", ARMS)
+    path = Path(given, "samples.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        if row["arm"] == "naive":
+            row["prompt_sha256"] = "0" * 64
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = compare(given)
+    assert done.exit_code == 0, done.stderr
+    assert "mepic" in done.stdout
+    assert "naive: 10 of 10 samples have other prompts" in done.stdout
+
+
 def test_arms_are_compared_with_those_of_the_same_name(one: str, two: str) -> None:
     done = compare(one, two)
     assert done.exit_code == 0, done.stderr
