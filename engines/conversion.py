@@ -1,5 +1,6 @@
 """Requests in vLLM's terms, and results from vLLM's outputs."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -88,6 +89,8 @@ class RequestPreparer:
         tokens = [token for _, ids in segments for token in ids]
         limit = request.max_tokens or max_tokens
         _check_fits(len(tokens), limit, running)
+        _check_ids(tokens, running)
+        _check_logprobs(logprobs, running)
         params = self._params(limit, logprobs, ignore_eos)
         tag = f"request-{next(self._numbers)}"
         algorithm = self._registry.parse(request.algorithm or self._config.algorithm)
@@ -163,18 +166,22 @@ class RequestPreparer:
 
     def _params(self, limit: int, logprobs: int | None, ignore_eos: bool) -> "SamplingParams":
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind
 
-        return SamplingParams(
-            temperature=0,
-            max_tokens=limit,
-            logprobs=logprobs,
-            ignore_eos=ignore_eos,
-            stop_token_ids=[] if ignore_eos else self._tokenizer.stops,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_clone=True,  # made for this request
-        )
+        try:
+            return SamplingParams(
+                temperature=0,
+                max_tokens=limit,
+                logprobs=logprobs,
+                ignore_eos=ignore_eos,
+                stop_token_ids=[] if ignore_eos else self._tokenizer.stops,
+                detokenize=False,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                skip_clone=True,  # made for this request
+            )
+        except (ValueError, VLLMClientError) as error:
+            raise ConfigError(str(error), hint="see `max_tokens` and `logprobs`") from error
 
 
 def make_result(
@@ -220,6 +227,28 @@ def _check_fits(prompt: int, limit: int, running: Frontend) -> None:
             f"{length} exceed the pool of {running.pool} blocks of {BLOCK_SIZE}",
             hint=_MORE_BLOCKS,
         )
+
+
+def _check_ids(tokens: Sequence[int], running: Frontend) -> None:
+    """Raise ConfigError for ids that the model does not have: they would fail a whole step."""
+    size = running.engine.vllm_config.model_config.get_vocab_size()
+    try:
+        ids = array("q", tokens)
+    except (TypeError, OverflowError) as error:
+        raise ConfigError(f"token ids: {error}", hint=f"give integers below {size}") from error
+    least, most = min(ids), max(ids)
+    if least < 0 or most >= size:
+        wrong = least if least < 0 else most
+        raise ConfigError(
+            f"token id {wrong} is not in the vocabulary of {size}",
+            hint="tokenize with the model's own tokenizer",
+        )
+
+
+def _check_logprobs(count: int | None, running: Frontend) -> None:
+    most = running.engine.vllm_config.model_config.max_logprobs
+    if count is not None and (count < 0 or 0 <= most < count):
+        raise ConfigError(f"`logprobs` {count}: an engine gives 0 to {most}", hint="ask for fewer")
 
 
 def _args(segments: _Tokenized, algorithm: str, tag: str | None) -> RequestArgs:

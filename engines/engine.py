@@ -59,6 +59,7 @@ class Engine:
         # Outputs of submitted requests that `step` has not returned yet.
         self._ended: dict[str, RequestOutput] = {}
         self._busy_s = 0.0
+        self._closed_by = ""
         if config.self_check:
             self._require_right_answers()
 
@@ -368,7 +369,8 @@ class Engine:
     @property
     def _running(self) -> Launched:
         if self._launched is None:
-            raise EngineError("the engine is closed")
+            reason = f": {self._closed_by}" if self._closed_by else ""
+            raise EngineError(f"the engine is closed{reason}", hint="make another one")
         return self._launched
 
     def _prepare(
@@ -402,16 +404,27 @@ class Engine:
                     done[output.request_id] = output
                     pace.landed()
         except BaseException:
-            self._running.engine.abort_request([p.tag for p in prepared if p.tag not in done])
-            # No one gets a result any more, of those that have ended neither.
-            for one in prepared:
-                self._report(one.tag)
+            if self._launched is not None:
+                self._running.engine.abort_request([p.tag for p in prepared if p.tag not in done])
+                # No one gets a result any more, of those that have ended neither.
+                for one in prepared:
+                    self._report(one.tag)
             raise
         return {tag: (output, late[tag]) for tag, output in done.items()}
 
     def _step(self) -> "list[RequestOutput]":
-        """Run one scheduler step; keep what ended of submitted requests, and return the rest."""
-        outputs: list[Any] = self._running.engine.step()
+        """Run one scheduler step; keep what ended of submitted requests, and return the rest.
+
+        A step that fails or is interrupted closes the engine: vLLM gives blocks their keys before
+        they are computed, so that later requests, and with tiers other engines, would find KV that
+        never was.
+        """
+        try:
+            outputs: list[Any] = self._running.engine.step()
+        except BaseException as error:
+            self.close()
+            self._closed_by = f"a step did not end ({type(error).__name__})"
+            raise
         self._ended |= {o.request_id: o for o in outputs if o.request_id in self._submitted}
         return [output for output in outputs if output.request_id not in self._submitted]
 

@@ -16,6 +16,7 @@ from picbench.engines.vllm.scheduler.linker import Linker
 from picbench.engines.vllm.scheduler.scheduler import PicScheduler
 from picbench.engines.vllm.transfer.pool_rows import PoolRows
 from picbench.engines.vllm.transfer.tier_client import TierClient
+from picbench.errors import EngineError
 
 
 def engine_with(model: Path, tiers: str, start: Start) -> Engine:
@@ -207,3 +208,20 @@ def test_a_copy_that_fails_leaves_nothing_to_be_found(
         assert "injected" in str(failed.error)
         assert beside.tokens == later.tokens == expected.tokens
         check_drained(engine)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("injected"), KeyboardInterrupt()])
+def test_a_step_that_does_not_end_closes_the_engine(
+    pebble: Path, start: Start, draw: Any, chunks: list[Chunk], error: BaseException
+) -> None:
+    """Blocks have their keys already, and nothing was computed in them."""
+
+    def fail() -> None:
+        raise error
+
+    with engine_with(pebble, "", start) as engine:
+        engine._running.engine.step = fail  # type: ignore[assignment,method-assign]
+        with pytest.raises(type(error)):
+            serve(engine, request(chunks, draw, "mepic"))
+        with pytest.raises(EngineError, match=f"a step did not end .{type(error).__name__}"):
+            serve(engine, request(chunks, draw, "mepic"))

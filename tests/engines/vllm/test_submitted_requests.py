@@ -7,7 +7,7 @@ import pytest
 
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
-from picbench.errors import EngineError
+from picbench.errors import ConfigError, EngineError
 
 
 @pytest.fixture
@@ -71,3 +71,24 @@ def test_caches_are_not_dropped_while_requests_run(engine: Engine, asked: list[R
     engine.drain()
     assert ended(engine, [tag]) == [alone]
     engine.reset()
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**6, 2**70, 1.5])
+def test_ids_that_the_model_does_not_have_are_refused_before_anything_starts(
+    engine: Engine, asked: list[Request], wrong: Any
+) -> None:
+    """They would fail the step, and with it all requests of it."""
+    bad = Request([Text(tokens=(5, wrong))], "mepic")
+    with pytest.raises(ConfigError, match="token id"):
+        engine.generate([asked[0], bad])
+    assert engine.drained
+
+
+@pytest.mark.parametrize("values", [{"max_tokens": -1}, {"logprobs": -5}, {"logprobs": 10_000}])
+def test_sampling_that_cannot_be_is_refused(
+    engine: Engine, asked: list[Request], values: dict[str, int]
+) -> None:
+    request = Request(asked[0].segments, "mepic")
+    with pytest.raises(ConfigError, match=next(iter(values))):
+        engine.generate([request], **values)
+    assert engine.drained
