@@ -293,6 +293,8 @@ def _rest(answer: Result, done: int) -> Result:
 
 def _apart(generate: Generate, requests: Sequence[Request], expected: Sequence[Result]) -> float:
     """The largest difference along the expected tokens, in nats."""
+    if not all(answer.tokens for answer in expected):
+        return math.inf
     done = [0] * len(requests)
     worst = 0.0
     while waiting := [i for i, answer in enumerate(expected) if done[i] < len(answer.tokens)]:
@@ -335,6 +337,8 @@ def _missing(one: Mapping[int, float], other: Mapping[int, float]) -> float:
 
     Candidates that the other does not name are at most as likely as its last one.
     """
+    if any(map(math.isnan, (*one.values(), *other.values()))):
+        return math.inf
     last = min(other.values())
     found = [
         abs(value - other[token]) if token in other else max(0.0, value - last)

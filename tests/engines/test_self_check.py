@@ -103,6 +103,13 @@ def test_no_number_is_a_fault():
         return dict.fromkeys(range(8), math.nan if request.algorithm else -1.0)
 
     assert check(broken).fault.count("no answer") == 5
+
+    def names_others(prompt: tuple[int, ...], request: Request) -> dict[int, float]:
+        if request.algorithm:
+            return dict.fromkeys(range(100, 108), math.nan)
+        return dict.fromkeys(range(8), -1.0)
+
+    assert check(names_others).fault.count("no answer") == 5
     assert Comparison("x", math.nan, 1.0).fault
 
 
