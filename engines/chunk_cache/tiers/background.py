@@ -104,17 +104,20 @@ class BackgroundPool:
 
 
 class Budget:
-    """A number of bytes that may be in flight; `take` never waits."""
+    """A number of bytes that may be in flight; `take` never waits.
+
+    What is larger than all of it is in flight alone.
+    """
 
     def __init__(self, limit: int) -> None:
         self._lock = Lock()
-        self._left = limit
+        self._limit = self._left = limit
         self.refusals = 0
 
     def take(self, nbytes: int) -> bool:
         """Take `nbytes` if so many are left; False and one more of `refusals` otherwise."""
         with self._lock:
-            enough = nbytes <= self._left
+            enough = nbytes <= self._left or self._left == self._limit
             self._left -= nbytes if enough else 0
             self.refusals += not enough
             return enough

@@ -87,7 +87,12 @@ class Timebox:
         if not self._free.acquire(timeout=deadline):
             raise TimeoutError(f"all threads of {self._name} are stuck")
         future: Future[T] = Future()
-        Thread(target=self._call, args=(call, future), name=self._name, daemon=True).start()
+        thread = Thread(target=self._call, args=(call, future), name=self._name, daemon=True)
+        try:
+            thread.start()
+        except BaseException:
+            self._free.release()
+            raise
         return future.result(max(0.0, end - time.monotonic()))
 
     def _call(self, call: Callable[[], T], future: Future[T]) -> None:

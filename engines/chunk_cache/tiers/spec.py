@@ -20,7 +20,8 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
 }
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zA-Z]+)")
-_SECRET = re.compile(r"//[^/@]*@")
+#: Up to the last @: clients take a password with one in it, or with a slash.
+_SECRET = re.compile(r"//[^?]*@")
 
 
 @dataclass(frozen=True, slots=True)

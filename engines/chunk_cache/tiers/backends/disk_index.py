@@ -154,6 +154,9 @@ def _open(path: Path) -> sqlite3.Connection:
         # The last entries may be lost with the power, not the file's integrity.
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.executescript(_SCHEMA)
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
     except BaseException:
         connection.close()
         raise

@@ -108,7 +108,9 @@ class Redis(Tier):
         try:
             urlsplit(f"redis:{address}").port  # noqa: B018
         except ValueError as error:
-            spec.reject(f"cannot read the address: {error}", f"write {cls.notation}")
+            # What is quoted may be of a password.
+            why = "" if "@" in spec.location else f": {error}"
+            spec.reject(f"cannot read the address{why}", f"write {cls.notation}")
 
     @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
@@ -126,7 +128,8 @@ class Redis(Tier):
                 timeout=spec.deadline,
             )
         except ValueError as error:
-            spec.reject(f"cannot read the address: {error}", f"write {cls.notation}")
+            why = "" if "@" in spec.location else f": {error}"
+            spec.reject(f"cannot read the address{why}", f"write {cls.notation}")
 
     @classmethod
     def _address_of(cls, spec: TierSpec) -> str:

@@ -19,7 +19,7 @@ from tier_faults import (
     Torn,
 )
 
-from picbench.engines.chunk_cache.tiers.call_limits import Backoff
+from picbench.engines.chunk_cache.tiers.call_limits import Backoff, Timebox
 from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, seal, unseal
 from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 
@@ -239,3 +239,17 @@ def test_closing_a_tier_that_hangs_returns(stuck: Stuck) -> None:
     guarded = GuardedTier(stuck, deadline=SHORT)
     guarded.get([A])
     guarded.close()
+
+
+def test_a_thread_that_cannot_be_started_takes_none_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    box = Timebox("tier", 2)
+
+    def fail(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="new thread"):
+                box.run(lambda: 1, SHORT)
+    assert box.run(lambda: 1, 20.0) == 1

@@ -27,6 +27,19 @@ def test_a_list_of_tiers() -> None:
     assert parse_tiers("") == []
 
 
+@pytest.mark.parametrize("secret", ["u:p@ss", "u:@@"])
+def test_no_part_of_a_password_is_told(secret: str) -> None:
+    text = f"redis://{secret}@h:6379/0:10GiB?ttl=1h"
+    assert parse_tiers(text)[0].text == "redis://***@h:6379/0:10GiB?ttl=1h"
+
+
+def test_an_address_that_cannot_be_read_tells_no_password() -> None:
+    with pytest.raises(ConfigError, match="cannot read the address") as caught:
+        parse_tiers("redis://:abc/def@h:6379/0")
+    assert "abc" not in f"{caught.value}"
+    assert "def" not in f"{caught.value}"
+
+
 def test_a_port_is_no_capacity() -> None:
     (spec,) = parse_tiers("redis://h:6379")
     assert (spec.location, spec.capacity) == ("//h:6379", None)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tier_faults import Dead, Far, Flipping, Full, Lying, Stuck, Torn
 
 from picbench.engines.chunk_cache.tiers.backends.host import Host
-from picbench.engines.chunk_cache.tiers.background import group_by_size
+from picbench.engines.chunk_cache.tiers.background import Budget, group_by_size
 from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, seal
 from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
 from picbench.engines.chunk_cache.tiers.stack import Fetched, StackLimits, TierStack
@@ -34,6 +34,16 @@ def payloads(answers: list[Fetched | None]) -> list[bytes | None]:
 def stack_of(*tiers: Far | Host, deadline: float = WAIT, **limits: int) -> TierStack:
     guarded = [GuardedTier(tier, deadline=deadline) for tier in tiers]
     return TierStack(guarded, StackLimits(**limits))
+
+
+def test_what_is_larger_than_all_that_may_be_in_flight_is_stored_alone() -> None:
+    budget = Budget(10)
+    assert budget.take(11)
+    assert not budget.take(1)
+    budget.give(11)
+    assert budget.take(4)
+    assert not budget.take(11)
+    assert budget.refusals == 2
 
 
 def test_stores_go_to_every_tier_and_fetches_to_the_nearest() -> None:

@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,21 @@ def test_values_outlive_their_index(damage: str, tmp_path: Path) -> None:
     assert tier.get([A, B, C]) == [A, B, C]
     assert tier.usage().bytes == 96
     tier.close()
+
+
+def test_any_page_of_an_index_may_be_damaged(tmp_path: Path) -> None:
+    keys = [bytes([n]) * 32 for n in range(200)]
+    with closing(Disk(tmp_path, CAPACITY)) as tier:
+        tier.put([(key, key) for key in keys])
+    index = tmp_path / "index.sqlite"
+    whole = index.read_bytes()
+    for page in range(len(whole) // 4096):
+        for path in tmp_path.glob("index.sqlite-*"):
+            path.unlink()
+        begin = 4096 * page
+        index.write_bytes(whole[:begin] + b"\xff" * 4096 + whole[begin + 4096 :])
+        with closing(Disk(tmp_path, CAPACITY)) as tier:
+            assert tier.get(keys) == keys
 
 
 def test_a_file_that_is_removed_while_a_folder_is_opened_is_no_error(
