@@ -22,7 +22,12 @@ class FakeVllm:
     resets: bool = True
     asked: list[tuple[str, Any, Any]] = field(default_factory=list)
     left: int = 0
-    vllm_config: None = None
+
+    @property
+    def vllm_config(self) -> Any:
+        """Of a model with a vocabulary of 1,000."""
+        model = SimpleNamespace(get_vocab_size=lambda: 1000, max_logprobs=20)
+        return SimpleNamespace(model_config=model)
 
     def add_request(self, tag: str, prompt: Any, params: Any) -> None:
         self.asked.append((tag, prompt, params))
