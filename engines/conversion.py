@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from picbench.engines.algorithms import Algorithm, Registry, Reuse, check_served
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.planning.documents import ChunkContexts, pack_ids, preceding
@@ -233,10 +235,10 @@ def _check_ids(tokens: Sequence[int], running: Frontend) -> None:
     """Raise ConfigError for ids that the model does not have: they would fail a whole step."""
     size = running.engine.vllm_config.model_config.get_vocab_size()
     try:
-        ids = array("q", tokens)
+        ids = np.frombuffer(array("q", tokens), np.int64)
     except (TypeError, OverflowError) as error:
         raise ConfigError(f"token ids: {error}", hint=f"give integers below {size}") from error
-    least, most = min(ids), max(ids)
+    least, most = int(ids.min()), int(ids.max())
     if least < 0 or most >= size:
         wrong = least if least < 0 else most
         raise ConfigError(
