@@ -422,8 +422,8 @@ class Engine:
         try:
             outputs: list[Any] = self._running.engine.step()
         except BaseException as error:
-            self.close()
             self._closed_by = f"a step did not end ({type(error).__name__})"
+            self.close()
             raise
         self._ended |= {o.request_id: o for o in outputs if o.request_id in self._submitted}
         return [output for output in outputs if output.request_id not in self._submitted]

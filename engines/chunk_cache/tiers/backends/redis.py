@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 from urllib.parse import urlsplit
 
 from picbench.engines.chunk_cache.tiers.spec import TierSpec
@@ -108,9 +108,7 @@ class Redis(Tier):
         try:
             urlsplit(f"redis:{address}").port  # noqa: B018
         except ValueError as error:
-            # What is quoted may be of a password.
-            why = "" if "@" in spec.location else f": {error}"
-            spec.reject(f"cannot read the address{why}", f"write {cls.notation}")
+            cls._reject(spec, error)
 
     @classmethod
     def open(cls, spec: TierSpec, allocate: Allocate) -> Self:
@@ -128,8 +126,13 @@ class Redis(Tier):
                 timeout=spec.deadline,
             )
         except ValueError as error:
-            why = "" if "@" in spec.location else f": {error}"
-            spec.reject(f"cannot read the address{why}", f"write {cls.notation}")
+            cls._reject(spec, error)
+
+    @classmethod
+    def _reject(cls, spec: TierSpec, error: ValueError) -> NoReturn:
+        # What the error quotes may be of a password.
+        why = "" if "@" in spec.location else f": {error}"
+        spec.reject(f"cannot read the address{why}", f"write {cls.notation}")
 
     @classmethod
     def _address_of(cls, spec: TierSpec) -> str:
