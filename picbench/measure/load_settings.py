@@ -1,10 +1,7 @@
 """The arms and the request files of the measurement under load."""
 
-#: Arms that are compared: MEPIC, EPIC, whose requests copy the same chunks, prefix caching.
-SUBJECT, PRIVATE, PREFIX = "mepic", "epic:k=16", "prefix"
-
-#: Blocks of 16 tokens in the pool of each arm under load; three arms are up at once.
-POOL = 12_000
+#: Arms that are compared: MEPIC and prefix caching.
+SUBJECT, PREFIX = "mepic", "prefix"
 
 #: Chunks of about 170 tokens each, as in MiniPIC's throughput on 2WikiMQA, at a rate that no arm
 #: keeps up with; and long ones at a rate that mepic keeps up with, while private copies, of about

@@ -17,7 +17,6 @@ from pathlib import Path
 import click
 
 from picbench.errors import ConfigError, InvalidRun
-from picbench.measure.load_settings import LOADS, POOL, PREFIX, PRIVATE, SUBJECT
 from picbench.names import closest
 from picbench.output import provenance
 from picbench.whole_files import write_whole
@@ -31,8 +30,6 @@ _ON_ONE_GPU = {
     "kernels": "kernels against FlashAttention-3",
     "shared-decode": "decode that reads shared chunks once",
     "engine-comparison": "the engine against stock vLLM",
-    "context": "TTFT from 1k to 50k tokens",
-    "host-path": "what picbench adds on the host",
     "host-tier": "chunks in host memory: right, then how fast",
     "small-steps": "TTFT where few tokens are computed",
     "rope-pad-ablation": "RoPE in attention or before it, pads masked or counted",
@@ -186,11 +183,6 @@ def _measurements(output: Path, runs: Path, commit: str | None) -> Iterator[Chec
     yield CheckStep("load-report", "loads of picbench and of stock vLLM, repeated", (report,))
     warm = _measure("algorithms", "warm-chunks", *where)
     yield CheckStep("warm-chunks", "TTFT by what chunks were compiled after", (warm,))
-    for name, settings in LOADS.items():
-        commands = tuple(_load(name, settings, runs))
-        yield CheckStep(f"load-{name}", f"under load: {name}", commands, scratch=runs / name)
-    folders = [word for name in LOADS for word in (f"--{name}", str(runs / name))]
-    yield CheckStep("load", "both loads in a table", (_measure("load", *where, *folders),))
     for gpus in (2, 4):
         scaling = _measure("scaling", *where, "--workers", str(gpus))
         yield CheckStep(f"scaling-{gpus}", f"throughput on {gpus} GPUs", (scaling,), gpus)
@@ -213,19 +205,6 @@ def _papers(results: Path, runs: Path, commit: str | None) -> Iterator[CheckStep
         where = ("--device", "cuda", "--output", str(runs / paper), *_named(commit))
         command = _python("picbench", "reproduce", paper, *where, *known)
         yield CheckStep(f"paper-{paper}", f"what {paper}'s figures show", (command,))
-
-
-def _load(name: str, settings: dict[str, int], runs: Path) -> Iterator[Command]:
-    requests = str(runs / f"{name}.jsonl")
-    flags = [word for key, value in settings.items() for word in (f"--{key}", str(value))]
-    cli = _python("picbench")
-    yield (*cli, "traffic", "--output", requests, "--dataset", "2wikimqa", "--model", SHAPE, *flags)
-    yield (
-        *(*cli, "run", "--requests", requests, "--model", SHAPE, "--device", "cuda"),
-        *("--algo", f"{PREFIX},{PRIVATE},{SUBJECT}", "--kv-blocks", str(POOL)),
-        # Copies are made from the pool: no tier is in the way of the arm that makes them.
-        *("--tiers", "", "--max-running", "256", "--output", str(runs / name)),
-    )
 
 
 def _measure(*words: str) -> Command:

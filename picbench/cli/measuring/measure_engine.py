@@ -144,23 +144,6 @@ def accuracy(
     measuring.measure(device, dtype, rows, eager, commit, output)
 
 
-@click.command(cls=GuardedCommand)
-@ON_GPU
-@COMMIT
-@DEVICE
-@MODEL
-@REPEATS
-@click.option("--longest", type=click.IntRange(2), default=98, show_default=True, help="Chunks.")
-def context(
-    output: Path, commit: str | None, device: str, model: str, repeats: int, longest: int
-) -> None:
-    """TTFT against the length of the context, 1k to 50k tokens."""
-    from picbench.measure.engine import context as measuring
-
-    measuring.measure(model, device, repeats, longest, commit, output)
-    click.echo((output / "context.md").read_text(encoding="utf-8"))
-
-
 @click.command(name="rope-pad-ablation", cls=GuardedCommand)
 @ON_GPU
 @COMMIT

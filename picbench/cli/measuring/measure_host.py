@@ -35,20 +35,6 @@ def host_tier(**settings: Any) -> None:
     click.echo(measuring.measure(**settings))
 
 
-@click.command(cls=GuardedCommand, name="host-path")
-@ON_GPU
-@COMMIT
-@DEVICE
-@MODEL
-@REPEATS
-@_CHUNKS
-def host_path(**settings: Any) -> None:
-    """What picbench adds to a request and to a step on the host, part by part."""
-    from picbench.measure import host_path as measuring
-
-    click.echo(measuring.measure(**settings))
-
-
 @click.command(cls=GuardedCommand, name="small-steps")
 @ON_GPU
 @COMMIT

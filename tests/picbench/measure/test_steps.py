@@ -34,8 +34,6 @@ MEASUREMENTS = (
     "kernels",
     "shared-decode",
     "engine-comparison",
-    "context",
-    "host-path",
     "host-tier",
     "small-steps",
     "rope-pad-ablation",
@@ -44,7 +42,6 @@ MEASUREMENTS = (
     "load-report",
     "load-throughput",
     "load-memory",
-    "load",
     "scaling-2",
 )
 LATER = ("break-even", "profile", "paper-mepic", "paper-epic", "paper-minipic", "paper-cacheblend")
