@@ -7,8 +7,20 @@
     ├── IncomparableRuns    exit 3: two runs did not measure the same thing
     └── EngineError         exit 4: the engine failed after some results were kept
 
-This module imports nothing, so that every package of picbench may raise from the tree.
+Beside the tree stand the hint for a misspelled name and the phrase for what pydantic refuses. Every
+package of picbench may raise from here, so nothing is imported that takes time.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pydantic import ValidationError
 
 
 class PicBenchError(Exception):
@@ -63,3 +75,46 @@ class EngineError(PicBenchError):
 
 def _rebuild(kind: type[PicBenchError], message: str, hint: str) -> PicBenchError:
     return kind(message, hint=hint)
+
+
+def closest(wrong: str, known: Iterable[str], prefix: str = "") -> str:
+    """A hint: the known name nearest to `wrong`, or all of them, each with `prefix`."""
+    choices = list(known)
+    near = get_close_matches(wrong, choices, n=1)
+    if near:
+        return f"did you mean {prefix + near[0]!r}?"
+    return f"there are: {', '.join(prefix + name for name in choices) or 'none'}"
+
+
+#: What pydantic puts before the message of a ValueError that a schema raises itself.
+_RAISED = "Value error, "
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a value was refused: where it is in what was given, pydantic's message, and the value.
+
+    As text it is `field.path: message`, or the message alone where all that was given is refused.
+    """
+
+    path: tuple[int | str, ...]
+    message: str
+    value: object
+
+    @property
+    def field(self) -> str:
+        """The path with dots; empty for all that was given."""
+        return ".".join(map(str, self.path))
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}" if self.path else self.message
+
+
+def first_refusal(error: ValidationError, *, lower: bool = False) -> Refusal:
+    """The first of what an error lists, with its message in `lower` case if asked for.
+
+    One is enough: the next is said once it is corrected, and is often only its consequence.
+    """
+    first = error.errors(include_url=False)[0]
+    message = first["msg"].removeprefix(_RAISED)
+    return Refusal(first["loc"], message.lower() if lower else message, first["input"])

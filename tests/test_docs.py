@@ -14,8 +14,7 @@ from PIL import Image
 from picbench.cli import main
 from picbench.engines.algorithms import parse
 from picbench.engines.planning.picture import PlanPicture, TokenRole
-from picbench.output.explanation import example_picture
-from picbench.output.figures.plan_figure import fingerprint
+from picbench.figures.plan import example_picture, fingerprint
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("engines", "kernels", "picbench", "workloads")

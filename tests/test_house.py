@@ -131,18 +131,18 @@ def test_only_the_command_line_names_its_flags() -> None:
 def test_what_pydantic_refuses_is_worded_in_one_place() -> None:
     """Files of sweeps take another error than the first, and say so."""
     words = [name(path) for path in FILES if "include_url" in path.read_text()]
-    assert words == ["picbench/sweep/sweep_file.py", "picbench/validation.py"]
+    assert words == ["picbench/experiments/sweep.py", "picbench/errors.py"]
 
 
 def test_files_are_written_whole() -> None:
-    """By `picbench.whole_files`; what only grows is opened for appending."""
+    """By `picbench.files`; what only grows is opened for appending."""
     calls = re.compile(r"\.write_(text|bytes)\(|\.savefig\((?!drawn)|open\(.w|to_csv\((?!index)")
     found = [
         name(path)
         for path in FILES
         if path.is_relative_to(ROOT / "picbench") and calls.search(path.read_text())
     ]
-    assert found == ["picbench/whole_files.py"]
+    assert found == ["picbench/files.py"]
 
 
 @pytest.mark.parametrize("word", RETIRED)

@@ -30,7 +30,7 @@ class Reorder(Prefix):
     The idea of ContextPilot (arXiv 2511.03475): no KV is moved, the prompt is changed instead.
     Compiled: nothing. Linked: all tokens after the common prefix. Shared: the prefix's blocks.
 
-    Engines serve `prefix`: prompts are changed before they are sent (`picbench.run.chunk_order`).
+    Engines serve `prefix`: prompts are changed before they are sent (`picbench.run.schedule`).
     """
 
     name: ClassVar[str] = "reorder"

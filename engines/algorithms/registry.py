@@ -13,8 +13,7 @@ from typing import Any
 
 from picbench.engines.algorithms.base import Algorithm
 from picbench.engines.algorithms.number_range import NumberRange
-from picbench.errors import ConfigError
-from picbench.names import closest
+from picbench.errors import ConfigError, closest
 from picbench.plugins import installed, load_class
 
 GROUP, CONTROLS = "picbench.algorithms", "picbench.controls"

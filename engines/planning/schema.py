@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from picbench.engines.request import Chunk, Request, Text
-from picbench.errors import ConfigError
-from picbench.names import closest
+from picbench.errors import ConfigError, closest
 
 #: Text, or the token ids of a text.
 Words = str | Sequence[int]

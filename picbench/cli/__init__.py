@@ -2,24 +2,14 @@
 
 import click
 
-from picbench.cli.doctor import doctor
-from picbench.cli.explain import explain
 from picbench.cli.guard import GuardedGroup
-from picbench.cli.listing import listing
-from picbench.cli.measuring.measure import measure
+from picbench.cli.inspect import doctor, explain, listing, selftest
+from picbench.cli.measure import measure
 from picbench.cli.profile import profile
 from picbench.cli.reproduce import figures, reproduce
-from picbench.cli.results.compare import compare
-from picbench.cli.results.gate import baseline, gate
-from picbench.cli.results.rescore import rescore
-from picbench.cli.results.run_report import report
-from picbench.cli.results.show import show
-from picbench.cli.results.table import table
-from picbench.cli.run import run
-from picbench.cli.selftest import selftest
+from picbench.cli.results import baseline, compare, gate, report, rescore, show, table
+from picbench.cli.run import run, traffic, warm
 from picbench.cli.sweep import sweep
-from picbench.cli.traffic import traffic
-from picbench.cli.warm import warm
 
 
 @click.group(cls=GuardedGroup, context_settings={"help_option_names": ["-h", "--help"]})

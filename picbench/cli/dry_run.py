@@ -1,4 +1,4 @@
-"""What `picbench run --dry-run` prints."""
+"""What `picbench run --dry-run` prints: what would run, with estimates."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,16 +7,15 @@ from typing import TextIO
 from rich.table import Table
 from rich.text import Text
 
-from picbench.output.result_table import load_of, print_all, skipped_rows
-from picbench.output.run_directory import MANIFEST
-from picbench.output.run_reader import read_run
-from picbench.output.store.documents import FINAL
-from picbench.output.tables.memory_lines import gib
+from picbench.experiments.sweep_run import estimate_run
 from picbench.run.job import RUNS, Job
 from picbench.run.progress import minutes
-from picbench.sweep.run_estimate import estimate_run
+from picbench.run.result import load_of, print_all, skipped_rows
+from picbench.store.manifest import FINAL
+from picbench.store.reader import read_run
+from picbench.store.writer import MANIFEST
+from picbench.tables.run import gib
 
-#: What settings are that were not given, if not none.
 _UNSET = {"columns": "LongBench's", "prompts": "picbench's own"}
 
 

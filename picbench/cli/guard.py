@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 import click
 
 from picbench.errors import ConfigError, EngineError, PicBenchError
-from picbench.whole_files import FULL_DISK
+from picbench.files import FULL_DISK
 
 INTERNAL_ERROR = 70
 INTERRUPTED = 130

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from picbench.whole_files import check_place
+from picbench.files import check_place
 
 
 class RangeOfNumbers(click.FloatRange):

@@ -9,10 +9,10 @@ from picbench.cli.guard import GuardedCommand
 from picbench.cli.options import FILE
 
 if TYPE_CHECKING:
-    from picbench.grid.measured_grid import MeasuredGrid
-    from picbench.profile.profile_formats import ProfileReport
-    from picbench.profile.trace_profile import TraceProfile
-    from picbench.profile.traces.trace_reader import Encode
+    from picbench.profile.advice import ProfileReport
+    from picbench.profile.grid import MeasuredGrid
+    from picbench.profile.profile import TraceProfile
+    from picbench.profile.traces import Encode
 
 
 @click.command(cls=GuardedCommand)
@@ -100,12 +100,12 @@ def profile(
     """
     from functools import partial
 
-    from picbench.arms.arm import parse_arms
     from picbench.engines.algorithms import Registry
-    from picbench.grid.measured_grid import choose_calibration, choose_grid
-    from picbench.profile.profile_formats import FORMATS
-    from picbench.profile.trace_profile import profile_trace
-    from picbench.profile.traces.trace_reader import read_trace_file
+    from picbench.profile.advice import FORMATS
+    from picbench.profile.grid import choose_calibration, choose_grid
+    from picbench.profile.profile import profile_trace
+    from picbench.profile.traces import read_trace_file
+    from picbench.run.arm import parse_arms
 
     registry = Registry()
     arms = [registry.parse(arm.algorithm) for arm in parse_arms([algo], same_engine=False)]
@@ -122,7 +122,7 @@ def profile(
     report = _report(found, measured, choose_calibration(calibration, measured))
     click.echo(FORMATS[style](report).rstrip("\n"))
     if figure:
-        from picbench.output.figures.profile_figure import draw_profile
+        from picbench.figures.frontier import draw_profile
 
         saved = {arm.algorithm.spec: arm.counted.saved for arm in found.arms}
         base = figure.with_suffix("") if figure.suffix in (".png", ".svg") else figure
@@ -133,9 +133,8 @@ def profile(
 def _report(
     found: "TraceProfile", measured: "MeasuredGrid | None", calibration: "MeasuredGrid | None"
 ) -> "ProfileReport":
-    from picbench.profile.prediction.advice import advise
-    from picbench.profile.prediction.predictor import GridPredictor
-    from picbench.profile.profile_formats import ProfileReport
+    from picbench.profile.advice import ProfileReport, advise
+    from picbench.profile.predictor import GridPredictor
 
     predictor = GridPredictor(measured, calibration=calibration) if measured else None
     predicted = (

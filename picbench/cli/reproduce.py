@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.guard import GuardedCommand
-from picbench.cli.measuring.measurement import PART
+from picbench.cli.measure import PART
 from picbench.cli.options import FILE, FOLDER, RangeOfNumbers
 
 if TYPE_CHECKING:
-    from picbench.papers.accuracy.accuracy_run import AccuracyRun
-    from picbench.papers.paper_settings import Device
-    from picbench.papers.reproduction import Reproduction
+    from picbench.papers.accuracy import AccuracyRun
+    from picbench.papers.reproduce import Reproduction
+    from picbench.papers.settings import Device
     from picbench.run.session import Services
 
 _PAPERS = ("mepic", "epic", "cacheblend", "minipic")
@@ -165,11 +165,10 @@ def reproduce(
 )
 def figures(papers: Sequence[str], data: Path, scores: Path | None, claims: Path | None) -> int:
     """Redraw and judge papers from compact data, without running anything."""
-    from picbench.papers.accuracy.accuracy_page import write_accuracy
-    from picbench.papers.accuracy.accuracy_settings import read_accuracy
-    from picbench.papers.judging.claims_table import write_claims
-    from picbench.papers.paper_page import counts_of, write_page
-    from picbench.papers.paper_settings import read_settings
+    from picbench.papers.accuracy import read_accuracy, write_accuracy
+    from picbench.papers.judge import write_claims
+    from picbench.papers.page import counts_of, write_page
+    from picbench.papers.settings import read_settings
 
     for name in _wanted(papers, data):
         if name == _ACCURACY:
@@ -215,10 +214,9 @@ def _plan(
     commit: str | None,
     part: tuple[int, int],
 ) -> "Reproduction":
-    from picbench.errors import ConfigError
-    from picbench.names import closest
-    from picbench.papers.paper_settings import changed, read_settings
-    from picbench.papers.reproduction import Reproduction
+    from picbench.errors import ConfigError, closest
+    from picbench.papers.reproduce import Reproduction
+    from picbench.papers.settings import changed, read_settings
 
     found = read_settings(paper, Path(settings) if settings else None)
     for figure in figures:
@@ -256,9 +254,7 @@ def _accuracy(
     figures: Sequence[str],
     **others: Any,
 ) -> int:
-    from picbench.papers.accuracy.accuracy_page import write_accuracy
-    from picbench.papers.accuracy.accuracy_run import AccuracyRun
-    from picbench.papers.accuracy.accuracy_settings import read_accuracy
+    from picbench.papers.accuracy import AccuracyRun, read_accuracy, write_accuracy
 
     chosen = None if tuple(figures) == ("all",) else figures[0]
     _refuse({"figure": chosen, **others}, "accuracy has `models`, `rows` and `data`")
@@ -288,7 +284,7 @@ def _print_accuracy(plan: "AccuracyRun") -> int:
 
 
 def _print_estimates(plan: "Reproduction", heading: str) -> int:
-    from picbench.papers.estimates import estimate
+    from picbench.papers.reproduce import estimate
 
     rows = [
         (one.experiment, f"{one.left} of {one.total} {one.what}", one.tokens, one.seconds)
@@ -302,8 +298,8 @@ def _print_table(first: str, rows: Sequence[tuple[str, str, int, float]], headin
     """What is left: name, units, prompt tokens, seconds."""
     from rich.table import Table
 
-    from picbench.output.result_table import print_all
     from picbench.run.progress import minutes
+    from picbench.run.result import print_all
 
     table = Table()
     table.add_column(first)
@@ -321,8 +317,8 @@ def _print_table(first: str, rows: Sequence[tuple[str, str, int, float]], headin
 
 
 def _reproduce(services: "Services | None", plan: "Reproduction") -> int:
-    from picbench.output.json_file import locked
-    from picbench.papers.paper_page import write_page
+    from picbench.files import locked
+    from picbench.papers.page import write_page
     from picbench.run.progress import open_progress
     from picbench.run.session import Services
 

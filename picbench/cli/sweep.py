@@ -14,9 +14,9 @@ from picbench.cli.guard import GuardedCommand, exit_code, interruptible, with_fl
 from picbench.cli.options import OFFLINE, QUIET
 
 if TYPE_CHECKING:
+    from picbench.experiments.sweep import PlannedCell
+    from picbench.experiments.sweep_run import SweepRun
     from picbench.run.session import Services
-    from picbench.sweep.sweep_plan import PlannedCell
-    from picbench.sweep.sweep_run import SweepRun
 
 
 @click.command(cls=GuardedCommand)
@@ -53,12 +53,10 @@ def sweep(
     them, a row for each cell and arm. A cell that fails does not stop the others (exit 4). The same
     command resumes a sweep that was stopped. The last line of stdout is JSON; see docs/runs.md.
     """
+    from picbench.experiments.sweep import expand, plan_sweep, read_sweep, with_shared_workloads
+    from picbench.experiments.sweep_run import check_folder, print_sweep_plan
     from picbench.run.job import RUNS
     from picbench.run.session import Services
-    from picbench.sweep.plan_table import print_sweep_plan
-    from picbench.sweep.sweep_file import expand, read_sweep
-    from picbench.sweep.sweep_plan import plan_sweep, with_shared_workloads
-    from picbench.sweep.sweep_run import check_folder
 
     if offline:
         os.environ["HF_HUB_OFFLINE"] = "1"  # For the libraries here and in the arms' processes.
@@ -83,10 +81,9 @@ def _run(
     *,
     quiet: bool,
 ) -> int:
-    from picbench.output.store.lock import hold
+    from picbench.experiments.sweep_run import SweepRun, SweepTable, open_sweep
+    from picbench.files import hold
     from picbench.run.progress import open_progress
-    from picbench.sweep.sweep_run import SweepRun, open_sweep
-    from picbench.sweep.sweep_table import SweepTable
 
     cells = [plan.cell for plan in planned]
     open_sweep(name, cells, folder)
@@ -114,7 +111,7 @@ def _run(
 @contextmanager
 def _reported(folder: Path, run: "SweepRun") -> Iterator[None]:
     """End with a line of JSON about a sweep, however it ends."""
-    from picbench.sweep.sweep_run import sweep_line
+    from picbench.experiments.sweep_run import sweep_line
 
     try:
         yield

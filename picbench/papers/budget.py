@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE
-from picbench.papers.paper_settings import AttentionSettings, LatencyPoint, LatencySettings, Point
+from picbench.papers.settings import AttentionSettings, LatencyPoint, LatencySettings, Point
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 

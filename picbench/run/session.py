@@ -1,51 +1,262 @@
-"""Runs from the first engine to the last file: one, or several on the same engines."""
+"""Checks that a batch measured what it was meant to measure."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
-from picbench.arms.arm import Arm
-from picbench.arms.arm_server import ArmServer
-from picbench.arms.elsewhere.endpoint import Endpoint
-from picbench.arms.elsewhere.prompt_text import PromptText
-from picbench.arms.fleet import Fleet, open_fleet
-from picbench.arms.server import launch
-from picbench.engines.config import EngineConfig
+from picbench.engines.algorithms import Reuse
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.ledger import MemoryUse
 from picbench.errors import ConfigError, EngineError, InvalidRun
-from picbench.inputs.workload import Workload, load_workload
-from picbench.output import provenance
-from picbench.output.manifest import make_manifest, make_summary
-from picbench.output.run_directory import MANIFEST, RunDirectory, log_name
-from picbench.output.run_reader import Run, read_run
-from picbench.output.sample_row import SampleRow, to_rows
-from picbench.output.store.documents import FINAL, Attempt, Status
-from picbench.output.store.lock import hold
-from picbench.output.summary import (
-    BASELINE,
-    ArmSummary,
-    provenance_of,
-    summarise,
-    summarise_memory,
-)
-from picbench.run.caches.cache_summary import summarise_cache
-from picbench.run.caches.cache_upkeep import CacheUpkeep
-from picbench.run.config import RunConfig
-from picbench.run.gpu_share import gpu_memory
-from picbench.run.job import Job
+from picbench.files import hold
+from picbench.run.arm import Arm, ArmServer, Fleet, open_fleet
+from picbench.run.cache_state import DeclaredCache, fill_requests, summarise_cache
+from picbench.run.job import Job, gpu_memory
 from picbench.run.progress import LaterProgress, Progress
-from picbench.run.protocol import ArmBatch, interleave, replay, schedule
-from picbench.run.refill import refill
-from picbench.run.tally import Tally
-from picbench.run.unfinished import StoredRun, take_up
-from picbench.run.verify import verify
+from picbench.run.remote import Endpoint, PromptText
+from picbench.run.resume import StoredRun, refill, take_up
+from picbench.run.schedule import ChunkOrder, group_size, interleave, preload, replay, schedule
+from picbench.run.server import launch
+from picbench.run.workload import Workload, load_workload
+from picbench.settings import RunConfig
+from picbench.store import provenance
+from picbench.store.manifest import (
+    FINAL,
+    SCHEMA,
+    ArmDocument,
+    ArrivalDocument,
+    Attempt,
+    Manifest,
+    ModelDocument,
+    OriginDocument,
+    Status,
+    Summary,
+    WorkloadDocument,
+)
+from picbench.store.reader import Run, read_run
+from picbench.store.records import ArmBatch, Failure, SampleRow, ServedReply, Tally, to_rows
+from picbench.store.summary import BASELINE, ArmSummary, provenance_of, summarise, summarise_memory
+from picbench.store.writer import MANIFEST, RunDirectory, log_name
 from picbench.workloads.facts import chunk_sets
 from picbench.workloads.models import load_tokenizer
 from picbench.workloads.sample import Sample
+
+
+def verify(batch: ArmBatch, arm: Arm, *, warm: bool = False) -> None:
+    """Raise InvalidRun where an engine ran other tokens, or reused what its arm may not or must.
+
+    Arms are comparable only on identical token ids, and an arm that reuses nothing is the
+    baseline only if its cache never hit. A `warm` batch, before which chunks were preloaded, has
+    to hit in arms that reuse chunks. Servers elsewhere count the prompt's tokens when they reply;
+    what they reuse is not known.
+    """
+    if warm and arm.reuse is Reuse.CHUNKS:
+        _verify_warm(batch, arm)
+    for sample, outcome in zip(batch.samples, batch.result.outcomes, strict=True):
+        if isinstance(outcome, Failure | ServedReply):
+            continue
+        where = f"arm {arm.name}, sample {sample.id}"
+        if outcome.prompt_tokens != sample.tokens:
+            raise InvalidRun(
+                f"{where}: the engine ran other token ids than the workload has",
+                hint="report this with the run directory",
+            )
+        if arm.reuse is Reuse.NOTHING and outcome.counts.reused:
+            raise InvalidRun(
+                f"{where}: {outcome.counts.reused} tokens came from a cache that must be off",
+                hint="look for a VLLM_* variable or configuration that turns caching on",
+            )
+
+
+def _verify_warm(batch: ArmBatch, arm: Arm) -> None:
+    results = [o for o in batch.result.outcomes if not isinstance(o, Failure | ServedReply)]
+    if results and not any(result.counts.reused for result in results):
+        raise InvalidRun(
+            f"arm {arm.name}: chunks were preloaded, and round {batch.round} reused none",
+            hint="raise `kv_blocks`: the pool may be too small to keep them",
+        )
+
+
+class CacheUpkeep:
+    """What arms are put through beside measuring: caches dropped, chunks served ahead, reordering.
+
+    `declared` expects and verifies what it comes to.
+    """
+
+    def __init__(self, job: Job, fleet: Fleet, progress: Progress) -> None:
+        self._job = job
+        self._servers = fleet.servers
+        self._progress = progress
+        self._orders = {arm.name: ChunkOrder() for arm in job.arms if arm.reorders}
+        blocks = {arm.name: _block_size(fleet, arm.name) for arm in job.arms}
+        self.declared = DeclaredCache(job.config.cache, job.arms, blocks)
+
+    @property
+    def cold(self) -> bool:
+        """Whether caches are dropped before each group."""
+        return self._job.config.cache == "cold"
+
+    @property
+    def group_size(self) -> int:
+        """Samples of a group in a closed loop."""
+        return group_size(self._job.config.concurrency, together=self.cold)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of one repeat."""
+        workload = self._job.workload
+        return 1 if workload.arrivals else -(-len(workload.samples) // self.group_size)
+
+    @property
+    def reusing(self) -> list[str]:
+        """Arms that reuse anything of earlier requests."""
+        return [arm.name for arm in self._job.arms if arm.reuse is not Reuse.NOTHING]
+
+    def begin(self) -> None:
+        """Bring the empty caches of engines that have just started into the state.
+
+        Those that arms share are brought into it at each arm's turn.
+        """
+        if self._job.shared:
+            return
+        if self._job.workload.preload:
+            count = len(self._job.workload.preload)
+            self._progress.say(f"preloading {count} chunks into each arm")
+        if self._job.config.cache == "warm":
+            count = len(fill_requests(self._job.workload.samples))
+            arms = len(self.reusing)
+            self._progress.say(f"warming up: {count} chunks into each of {arms} arms")
+        self._serve_ahead(tuple(self._servers))
+
+    def prepare(self, arm: str, number: int) -> None:
+        """Bring an arm's cache into the state before a round. EngineError if its engine is gone."""
+        if self.cold:
+            self._servers[arm].reset()
+        first = self._job.shared and not number
+        if not first and (not number or number % self.rounds):
+            return
+        self._servers[arm].reset()
+        self.declared.begin(arm)
+        if arm in self._orders:
+            self._orders[arm] = ChunkOrder()
+        self._serve_ahead((arm,))
+
+    def rewrite(self, arm: str, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """What an arm is sent in place of some samples."""
+        order = self._orders.get(arm)
+        return [order.arrange(sample) for sample in samples] if order else samples
+
+    def _serve_ahead(self, arms: Collection[str]) -> None:
+        workload, concurrency = self._job.workload, self._job.config.concurrency
+        if workload.preload:
+            servers = {name: self._servers[name] for name in arms}
+            preload(servers, workload.preload, concurrency, self.rewrite)
+        if self._job.config.cache != "warm":
+            return
+        samples = fill_requests(workload.samples)
+        servers = {name: self._servers[name] for name in arms if name in self.reusing}
+        for arm, result in preload(servers, samples, concurrency, self.rewrite).items():
+            self.declared.note_fill(arm, samples, result.evicted)
+
+
+def _block_size(fleet: Fleet, arm: str) -> int:
+    found = fleet.engines[arm].get("block_size")
+    return found if isinstance(found, int) else BLOCK_SIZE
+
+
+def make_manifest(
+    job: Job,
+    engines: Mapping[str, Mapping[str, object]],
+    provenance: Mapping[str, object],
+    attempts: Sequence[Attempt],
+    reason: str | None = None,
+) -> Manifest:
+    """What was asked for and on what it ran; the last of `attempts` says how far the run is."""
+    config = job.config.published()
+    return Manifest(
+        schema=SCHEMA,
+        status=attempts[-1].status,
+        began=attempts[0].began,
+        ended=attempts[-1].ended,
+        reason=reason,
+        attempts=attempts,
+        fingerprint=job.fingerprint,
+        config=config,
+        sizes=job.sizes,
+        model=_model(job),
+        workload=_workload(job),
+        cache=_cache(job),
+        arms={
+            arm.name: ArmDocument(
+                algorithm=arm.algorithm,
+                stock=arm.stock,
+                settings=_settings(job, arm),
+                engine=dict(engines[arm.name]),
+            )
+            for arm in job.arms
+        },
+        provenance=dict(provenance),
+    )
+
+
+def _settings(job: Job, arm: Arm) -> dict[str, Any]:
+    if arm.endpoint is not None:
+        return asdict(arm.endpoint)
+    return asdict(job.engine(arm)) | {"tiers": job.config.published()["tiers"]}
+
+
+def make_summary(
+    job: Job, arms: Mapping[str, ArmSummary], provenance: Mapping[str, Any], status: Status
+) -> Summary:
+    """Aggregates by arm."""
+    return Summary(
+        schema=SCHEMA,
+        status=status,
+        fingerprint=job.fingerprint,
+        model=_model(job),
+        workload=_workload(job),
+        arms=arms,
+        provenance=dict(provenance),
+    )
+
+
+def _cache(job: Job) -> str:
+    """The declared state of caches; without one, what engines do by themselves."""
+    start = "warm" if job.workload.preload else "cold"
+    return job.config.cache or f"{start} at start, kept between requests"
+
+
+def _workload(job: Job) -> WorkloadDocument:
+    workload = job.workload
+    origin = workload.origin
+    return WorkloadDocument(
+        **asdict(job.facts),
+        metric=workload.metric,
+        synthetic=workload.synthetic,
+        arrivals=_arrivals(workload.arrivals),
+        preloaded_chunks=len(workload.preload),
+        request_file=workload.requests,
+        origin=None if origin is None else OriginDocument(**asdict(origin)),
+        chat=workload.chat,
+        skipped_rows=len(workload.skipped),
+        first_skipped=next(iter(workload.skipped), None),
+    )
+
+
+def _arrivals(times: Sequence[float] | None) -> ArrivalDocument | None:
+    """How requests arrive, None in a closed loop; each one's time is in its row."""
+    return None if times is None else ArrivalDocument(len(times), max(times))
+
+
+def _model(job: Job) -> ModelDocument:
+    model = job.workload.model
+    return ModelDocument(model.name, model.weights, model.meaningful, model.restates)
+
 
 #: Starts the engine of an arm: its name, its settings, the file for its output.
 Launch = Callable[[str, EngineConfig, Path], ArmServer]
@@ -55,7 +266,7 @@ Allowed = Callable[[Job], bool]
 
 
 def _run_files(path: Path) -> Iterator[str]:
-    from picbench.output.tables.run_files import write_run_files  # Imports pandas.
+    from picbench.figures.run import write_run_files
 
     return write_run_files(path)
 
@@ -416,7 +627,7 @@ def _start_engines(
 
 
 def _connect(job: Job, arm: Arm, endpoint: Endpoint) -> ArmServer:
-    from picbench.arms.elsewhere.remote_server import RemoteServer  # Imports httpx.
+    from picbench.run.remote import RemoteServer
 
     text_of = PromptText(partial(load_tokenizer, job.workload.model))
     return RemoteServer(arm.name, endpoint, text_of)

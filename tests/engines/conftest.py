@@ -63,7 +63,7 @@ def oracle3(llama3: Path) -> Any:
 def deviation() -> Deviation:
     """(oracle, rule, request, result) -> largest difference in reported log-probabilities."""
     from picbench.engines.oracle import distance
-    from picbench.measure.engine.oracle_check import as_oracle
+    from picbench.experiments.oracle import as_oracle
 
     def measure(oracle: Any, rule: Any, request: Request, result: Result) -> float:
         segments = as_oracle(request.segments, placeholder=0)

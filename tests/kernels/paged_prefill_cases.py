@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from picbench.experiments.kernel_cases import Scene
 from picbench.kernels.cuda.prefill.paged.key_tiles import KeyTiles
 from picbench.kernels.cuda.prefill.paged.paged_prefill import PagedPrefill
 from picbench.kernels.cuda.prefill.paged.tile_schedule import query_tiles
@@ -11,7 +12,6 @@ from picbench.kernels.cuda.prefill.query_tile import tokens_of
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import GAP
 from picbench.kernels.slot_runs import SlotRuns
-from picbench.measure.kernels.scene import Scene
 
 
 def tiles_of(kpos: Tensor, rope_shift: Tensor) -> KeyTiles:

@@ -10,17 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from picbench.experiments.kernel_cases import Scene, Slots, draw, rope_table
 from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.float64_attention import attention_reference
 from picbench.kernels.paging import BLOCK_SIZE, GAP, flat_slots
 from picbench.kernels.rope import RopeTable, rotate, unit_length
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.scene import (
-    Scene,
-    Slots,
-    draw,
-    rope_table,
-)
 
 
 class Kind(NamedTuple):

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from harness_fakes import FakeEngine
 
-from picbench.arms.server import Server
+from picbench.run.server import Server
 
 
 class BusyEngine(FakeEngine):

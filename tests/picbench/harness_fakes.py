@@ -7,19 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from picbench.arms.arm_process import run_group
-from picbench.arms.messages import Group, GroupResult
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, MemoryUse, Snapshot
 from picbench.engines.request import Chunk, Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, EngineError
-from picbench.inputs.workload import Workload
-from picbench.output.sample_row import Grader
-from picbench.run.config import RunConfig, parse_config
 from picbench.run.job import prepare
 from picbench.run.progress import PlainProgress
+from picbench.run.server import run_group
 from picbench.run.session import Services, execute
+from picbench.run.workload import Workload
+from picbench.settings import RunConfig, parse_config
+from picbench.store.records import Grader, Group, GroupResult
 from picbench.workloads.models import ModelSpec
 from picbench.workloads.sample import Sample, SampleSegment
 

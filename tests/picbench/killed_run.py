@@ -13,10 +13,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from harness_fakes import CachingEngine, FakeServer, Harness, make_reusing_samples
 
-from picbench.arms.messages import GroupResult
 from picbench.cli import main
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request
+from picbench.store.records import GroupResult
 from picbench.workloads.sample import Sample
 
 REQUESTS = 60

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from picbench.comparison.measured_arm import COUNTERS, MeasuredArm
+from picbench.compare.arm import COUNTERS, MeasuredArm
 
 
 def make_arm(

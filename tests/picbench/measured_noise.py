@@ -10,11 +10,17 @@ from pathlib import Path
 
 import numpy as np
 
-from picbench.comparison.measured_arm import MeasuredArm
-from picbench.gate.baseline import Baseline, BaselineArm, BaselineConditions
-from picbench.gate.baseline_file import read_baseline
-from picbench.gate.relative_times import with_relative_times
-from picbench.gate.thresholds import CHECKED, Thresholds, usual_thresholds
+from picbench.compare.arm import MeasuredArm
+from picbench.compare.baseline import (
+    CHECKED,
+    Baseline,
+    BaselineArm,
+    BaselineConditions,
+    Thresholds,
+    read_baseline,
+    usual_thresholds,
+    with_relative_times,
+)
 
 FILE = Path(__file__).with_name("measured.json")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from harness_fakes import FakeEngine, FakeServer, no_gpu
 
-from picbench.arms.messages import GroupResult
 from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.request import Request, Result
 from picbench.run.session import Services
+from picbench.store.records import GroupResult
 
 POOL = 100
 

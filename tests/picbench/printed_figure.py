@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from picbench.output.figures.paper_canvas import FORMATS
+from picbench.figures.canvas import FORMATS
 
 
 def check_printed(base: Path) -> str:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from harness_fakes import Harness, make_sample
 
-from picbench.inputs.workload import Workload
-from picbench.run.config import RunConfig
-from picbench.sweep.sweep_cell import SweepCell
-from picbench.sweep.sweep_file import expand, read_sweep
+from picbench.experiments.sweep import SweepCell, expand, read_sweep
+from picbench.run.workload import Workload
+from picbench.settings import RunConfig
 from picbench.workloads.sample import Sample
 
 #: A block of 16 tokens has 2 layers x 2 heads x 8 elements x keys and values x 4 bytes.

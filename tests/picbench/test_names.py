@@ -2,7 +2,7 @@
 
 import pytest
 
-from picbench.names import closest
+from picbench.errors import closest
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from picbench.validation import Refusal, first_refusal
+from picbench.errors import Refusal, first_refusal
 
 
 class _Inner(BaseModel):

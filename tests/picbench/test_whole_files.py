@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from full_disk import largest_file
 
-from picbench.whole_files import check_place, naming, whole_file, write_whole
+from picbench.files import check_place, naming, whole_file, write_whole
 
 
 def test_a_file_is_replaced(tmp_path: Path) -> None:

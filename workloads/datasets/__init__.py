@@ -6,8 +6,7 @@ A package adds one by naming its class, a `Dataset`, in that group.
 from importlib.metadata import EntryPoint
 from typing import get_args
 
-from picbench.errors import ConfigError
-from picbench.names import closest
+from picbench.errors import ConfigError, closest
 from picbench.plugins import installed, load_class
 from picbench.workloads.datasets.base import Dataset, Metric, Reading
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from picbench.errors import ConfigError
-from picbench.names import closest
+from picbench.errors import ConfigError, closest
 from picbench.workloads.models.extras import engine_packages
 from picbench.workloads.models.shapes import SHAPES
 from picbench.workloads.prompts.tokens import Tokenizer

@@ -6,8 +6,7 @@ from pathlib import Path
 from string import Formatter
 from types import MappingProxyType
 
-from picbench.errors import ConfigError
-from picbench.names import closest
+from picbench.errors import ConfigError, closest
 
 _FIELDS = frozenset({"context", "input"})
 

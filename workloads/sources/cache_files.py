@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from picbench.errors import ConfigError
-from picbench.whole_files import write_whole
+from picbench.files import write_whole
 
 
 def cache_directory(kind: str) -> Path:

@@ -6,8 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from picbench.errors import ConfigError, DataError
-from picbench.names import closest
+from picbench.errors import ConfigError, DataError, closest
 from picbench.workloads.sources.nested import (
     MISSING,
     ContextPassage,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from picbench.errors import ConfigError, DataError, PicBenchError
-from picbench.whole_files import write_whole
+from picbench.files import write_whole
 from picbench.workloads.sources.cache_files import cache_directory
 
 HUB = "hub"

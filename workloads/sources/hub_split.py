@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from picbench.errors import ConfigError, DataError, PicBenchError
-from picbench.names import closest
+from picbench.errors import ConfigError, DataError, PicBenchError, closest
 from picbench.workloads.sources.hub import Origin
 from picbench.workloads.sources.records import Record
 

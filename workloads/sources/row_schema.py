@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from picbench.validation import first_refusal
+from picbench.errors import first_refusal
 
 
 class RowSchema(BaseModel):

@@ -4,8 +4,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from picbench.errors import ConfigError
-from picbench.names import closest
+from picbench.errors import ConfigError, closest
 from picbench.workloads.synthetic.example import Example, Level, Make
 from picbench.workloads.synthetic.rows import (
     multi_news_rows,

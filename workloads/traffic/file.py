@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from picbench.errors import ConfigError, DataError
-from picbench.whole_files import write_whole
+from picbench.files import write_whole
 from picbench.workloads.prompts.tokens import Encoder, Tokenizer
 from picbench.workloads.sample import Sample, SampleSegment
 from picbench.workloads.traffic.draw import Stream

@@ -9,8 +9,7 @@ from types import ModuleType
 from typing import NoReturn, Self
 from urllib.parse import parse_qsl
 
-from picbench.errors import ConfigError
-from picbench.names import closest
+from picbench.errors import ConfigError, closest
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12} | {
     "KIB": 1 << 10,

@@ -44,8 +44,7 @@ from picbench.engines.vllm.frontend.placements import (
     read_positions,
     read_slots,
 )
-from picbench.errors import ConfigError
-from picbench.names import closest
+from picbench.errors import ConfigError, closest
 
 ARGS = "pic"
 FLAT_SPANS = "pic_spans"

@@ -5,7 +5,7 @@ from typing import Any
 
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
-from picbench.measure.engine.oracle_check import as_oracle
+from picbench.experiments.oracle import as_oracle
 
 #: Differences in log-probability: of the right answer at most, and of an answer by another rule.
 TOLERANCE, APART = 1e-3, 0.1

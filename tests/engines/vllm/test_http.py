@@ -11,11 +11,10 @@ from http_faults import environment
 from http_server import MODEL, HttpServer, http_server, refused_start
 from serving_document import bodies, refused, refused_at_start
 
-from picbench.arms.elsewhere.endpoint import Endpoint
-from picbench.arms.elsewhere.remote_server import RemoteServer
-from picbench.arms.messages import ServedReply
 from picbench.engines.request import Request, Text
 from picbench.engines.vllm.settings import PicSettings
+from picbench.run.remote import Endpoint, RemoteServer
+from picbench.store.records import ServedReply
 from picbench.workloads.testbed import model_path
 
 CONTEXT = 512

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.errors import EngineError
+from picbench.experiments.kernel_cases import Slots, planned
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.visible_blocks import VisibleBlocks
 from picbench.kernels.paging import BLOCK_SIZE, GAP
-from picbench.measure.kernels.scene import Slots, planned
 
 
 @st.composite

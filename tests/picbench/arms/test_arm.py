@@ -2,10 +2,10 @@
 
 import pytest
 
-from picbench.arms.arm import parse_arms
 from picbench.engines.algorithms import registry
 from picbench.errors import ConfigError
 from picbench.plugins import installed
+from picbench.run.arm import parse_arms
 
 
 def test_commas_and_repeats_mix_and_keep_their_order() -> None:

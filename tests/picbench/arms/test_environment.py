@@ -2,8 +2,7 @@ import os
 
 import pytest
 
-from picbench.arms.environment import arm_environment
-from picbench.output.provenance import collect
+from picbench.store.provenance import arm_environment, collect
 
 
 def test_threads_wait_asleep_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch):

@@ -20,12 +20,11 @@ from harness_fakes import (
     make_sample,
 )
 
-from picbench.arms.arm_process import run_group
-from picbench.arms.messages import Failure, Group
-from picbench.arms.server import Server, log_tail
 from picbench.engines.request import Result
 from picbench.errors import ConfigError, EngineError
-from picbench.run.protocol import to_request
+from picbench.run.schedule import to_request
+from picbench.run.server import Server, log_tail, run_group
+from picbench.store.records import Failure, Group
 
 Start = Callable[[type[FakeEngine]], Server]
 

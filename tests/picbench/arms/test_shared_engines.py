@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from picbench.arms.messages import GroupResult
-from picbench.arms.shared_engines import SharedEngines
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request, Text
+from picbench.run.arm import SharedEngines
+from picbench.store.records import GroupResult
 
 PROMPT = Request([Text(tokens=(1, 2))])
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 from sweep_fakes import BLOCK_BYTES, SweepHarness
 
 from picbench.cli import main
-from picbench.output.run_reader import read_run
+from picbench.store.reader import read_run
 
 
 @pytest.fixture

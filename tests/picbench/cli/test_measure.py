@@ -7,7 +7,7 @@ import pytest
 
 from picbench.cli import main
 from picbench.errors import InvalidRun
-from picbench.measure.kernels import cpu_attention
+from picbench.experiments import cpu_kernels as cpu_attention
 
 
 def bench(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from picbench.cli import main
-from picbench.grid.measured_grid import packaged_grids
+from picbench.profile.grid import packaged_grids
 
 
 def trace(path: Path, chunks: list[list[str]], output: int = 8) -> Path:

@@ -21,10 +21,10 @@ from harness_fakes import (
 )
 from sweep_fakes import SweepHarness
 
-from picbench.arms import fleet
 from picbench.cli import main
-from picbench.output.run_reader import read_run
-from picbench.output.sample_row import hash_tokens
+from picbench.run import arm as fleet
+from picbench.store.reader import read_run
+from picbench.store.records import hash_tokens
 
 ARMS = "full,prefix,naive,epic:k=16,mepic"
 FILES = {

@@ -9,7 +9,7 @@ from click.testing import Result as Done
 from harness_fakes import FakeEngine, ForgetfulEngine, Harness, make_sample
 
 from picbench.cli import main
-from picbench.output.run_reader import read_run
+from picbench.store.reader import read_run
 
 COUNT = 40
 

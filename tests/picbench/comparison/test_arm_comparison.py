@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from measured_arms import make_arm, noisy, repeated
 
-from picbench.comparison.arm_comparison import SCORE, SCORE_OF_ALL, Drift, compare_arms
-from picbench.comparison.measured_arm import MeasuredArm
+from picbench.compare.arm import SCORE, SCORE_OF_ALL, Drift, MeasuredArm, compare_arms
+from picbench.compare.significance import Loss
 from picbench.errors import IncomparableRuns
-from picbench.statistics.non_inferiority import Loss
 
 
 def test_samples_are_paired_by_name_in_any_order() -> None:

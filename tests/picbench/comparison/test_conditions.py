@@ -2,11 +2,7 @@
 
 import pytest
 
-from picbench.comparison.conditions import (
-    check_comparable,
-    conditions_of,
-    mismatches,
-)
+from picbench.compare.comparison import check_comparable, conditions_of, mismatches
 from picbench.errors import IncomparableRuns
 
 MANIFEST = {

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 from harness_fakes import REFUSED, Harness, make_sample
 
 from picbench.cli import main
-from picbench.comparison.measured_arm import COUNTERS, TIMES, MeasuredArm, measured_arms
-from picbench.output.run_directory import SAMPLES
-from picbench.output.run_reader import read_run
+from picbench.compare.arm import COUNTERS, TIMES, MeasuredArm, measured_arms
+from picbench.store.reader import read_run
+from picbench.store.writer import SAMPLES
 
 
 def arms_of(harness: Harness, output: Path, *more: str) -> dict[str, MeasuredArm]:

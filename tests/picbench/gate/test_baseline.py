@@ -6,10 +6,9 @@ import pytest
 from measured_arms import make_arm, repeated
 from measured_noise import possible_run, save
 
+from picbench.compare.baseline import BaselineArm, make_baseline, with_relative_times
 from picbench.errors import ConfigError
-from picbench.gate.baseline import BaselineArm, make_baseline
-from picbench.gate.relative_times import with_relative_times
-from picbench.output.run_reader import Run
+from picbench.store.reader import Run
 
 
 def test_times_of_several_runs_are_geometric_means() -> None:

@@ -9,14 +9,14 @@ import yaml
 from full_disk import largest_file
 from measured_noise import FILE, measured
 
-from picbench.errors import ConfigError, InvalidRun
-from picbench.gate.baseline import Baseline
-from picbench.gate.baseline_file import (
+from picbench.compare.baseline import (
+    Baseline,
     baseline_path,
     list_baselines,
     read_baseline,
     write_baseline,
 )
+from picbench.errors import ConfigError, InvalidRun
 
 
 @pytest.fixture(autouse=True)

@@ -8,16 +8,17 @@ import pytest
 from measured_arms import make_arm, noisy, repeated
 from measured_noise import measured, possible_run, residuals, save
 
-from picbench.comparison.measured_arm import MeasuredArm
-from picbench.gate.baseline import Baseline, BaselineConditions
-from picbench.gate.checks import Check, GateVerdict, judge_arms
-from picbench.gate.relative_times import with_relative_times
-from picbench.gate.thresholds import (
+from picbench.compare.arm import MeasuredArm
+from picbench.compare.baseline import (
     TIME_METRICS,
+    Baseline,
+    BaselineConditions,
     ScoreThreshold,
     Thresholds,
     TimeThreshold,
+    with_relative_times,
 )
+from picbench.compare.gate import Check, GateVerdict, judge_arms
 
 OK, REGRESSION, INCONCLUSIVE = GateVerdict.OK, GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from picbench.errors import ConfigError
-from picbench.grid.measured_grid import (
+from picbench.profile.grid import (
     ALONE,
     SCHEMA,
     ArmCell,

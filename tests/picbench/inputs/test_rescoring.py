@@ -9,13 +9,12 @@ from harness_fakes import REFUSED, FakeEngine, Harness, make_sample, run_fakes
 
 from picbench.engines.request import Request, Result
 from picbench.errors import ConfigError, InvalidRun
-from picbench.inputs.rescoring import rescore
-from picbench.inputs.workload import Workload
-from picbench.output.run_directory import MANIFEST, SUMMARY
-from picbench.output.run_reader import read_run
-from picbench.output.sample_row import Grader
-from picbench.output.store.batch_log import SAMPLES
-from picbench.run.config import RunConfig
+from picbench.run.rescore import rescore
+from picbench.run.workload import Workload
+from picbench.settings import RunConfig
+from picbench.store.reader import read_run
+from picbench.store.records import Grader
+from picbench.store.writer import MANIFEST, SAMPLES, SUMMARY
 
 GOLDEN = Path(__file__).parents[1] / "output" / "store" / "golden"
 

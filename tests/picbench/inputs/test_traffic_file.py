@@ -10,9 +10,9 @@ from click.testing import CliRunner, Result
 
 from picbench.cli import main
 from picbench.errors import ConfigError
-from picbench.inputs.traffic_file import TrafficConfig, TrafficWriter, parse_traffic
-from picbench.inputs.workload import load_workload
-from picbench.run.config import parse_config
+from picbench.run.traffic_file import TrafficConfig, TrafficWriter, parse_traffic
+from picbench.run.workload import load_workload
+from picbench.settings import parse_config
 from picbench.workloads import models
 
 FLAGS = ("--dataset", "synthetic", "--requests", "6", "--pool", "8", "--chunk-tokens", "20")
@@ -179,7 +179,7 @@ def test_presets_can_be_changed_by_flags(tmp_path: Path) -> None:
 
 
 def test_a_trace_takes_no_settings_of_drawn_traffic() -> None:
-    from picbench.inputs.traffic_file import parse_traffic
+    from picbench.run.traffic_file import parse_traffic
 
     assert parse_traffic({"trace": "d", "speed": 2.0, "requests": 5}).replay().speed == 2.0
     with pytest.raises(ConfigError, match="`trace` and `zipf`"):

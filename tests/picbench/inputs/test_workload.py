@@ -12,12 +12,12 @@ from harness_fakes import no_gpu
 
 from picbench.cli.dry_run import print_plan
 from picbench.errors import ConfigError
-from picbench.inputs.workload import load_workload
-from picbench.output.manifest import make_manifest, make_summary
-from picbench.output.result_table import print_result
-from picbench.output.store.documents import Attempt
-from picbench.run.config import parse_config
 from picbench.run.job import Job, prepare
+from picbench.run.result import print_result
+from picbench.run.session import make_manifest, make_summary
+from picbench.run.workload import load_workload
+from picbench.settings import parse_config
+from picbench.store.manifest import Attempt
 
 ROW = {
     "input": "Where?",

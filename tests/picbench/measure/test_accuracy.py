@@ -12,10 +12,13 @@ from harness_fakes import GPU_FACTS, Harness, make_sample
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import InvalidRun
-from picbench.inputs.workload import Workload
-from picbench.measure import accuracy
-from picbench.measure.accuracy import ARMS, ROWS, Score, measure, render, write
-from picbench.run.config import RunConfig
+from picbench.experiments import serve_arms as accuracy
+from picbench.experiments.serve_arms import ARMS, ROWS, Score
+from picbench.experiments.serve_arms import measure_accuracy as measure
+from picbench.experiments.serve_arms import render_accuracy as render
+from picbench.experiments.serve_arms import write_accuracy as write
+from picbench.run.workload import Workload
+from picbench.settings import RunConfig
 
 FACTS = GPU_FACTS | {"dtype": "float32", "eager": False}
 

@@ -11,20 +11,18 @@ from click.testing import CliRunner, Result
 
 from picbench.cli import main
 from picbench.errors import IncomparableRuns
-from picbench.measure import accuracy, load, steps
-from picbench.measure.engine import (
-    architecture_check,
-    comparison,
-    context,
-    decode_cost,
-    oracle_check,
-    rope_pad_ablation,
-    small_steps,
-    storm,
-)
-from picbench.measure.serving import scaling
-from picbench.measure.steps import CheckStep
-from picbench.output import provenance
+from picbench.experiments import engine_speed as comparison
+from picbench.experiments import engine_speed as decode_cost
+from picbench.experiments import engine_speed as small_steps
+from picbench.experiments import oracle as architecture_check
+from picbench.experiments import oracle as oracle_check
+from picbench.experiments import rope_pad as rope_pad_ablation
+from picbench.experiments import scaling, steps, storm
+from picbench.experiments import serve_arms as accuracy
+from picbench.experiments.steps import CheckStep
+from picbench.measure import load
+from picbench.measure.engine import context
+from picbench.store import provenance
 
 STEPS = (
     "kernels",

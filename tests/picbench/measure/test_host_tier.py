@@ -13,7 +13,7 @@ from harness_fakes import GPU_FACTS
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import InvalidRun
-from picbench.measure.host_tier import (
+from picbench.experiments.host_tier import (
     CHECKED,
     HostTierScene,
     beside,

@@ -10,13 +10,13 @@ import click
 import pytest
 
 import picbench.cli
-from picbench.arms.arm import parse_arms
 from picbench.engines.chunk_cache.tiers.kinds import parse_tiers
 from picbench.errors import ConfigError, InvalidRun
-from picbench.measure.load_settings import PREFIX, PRIVATE, SUBJECT
-from picbench.measure.steps import PAPERS, CheckStep, Command, run_steps, steps
-from picbench.output import provenance
-from picbench.papers import paper_settings
+from picbench.experiments.load_report import PREFIX, PRIVATE, SUBJECT
+from picbench.experiments.steps import PAPERS, CheckStep, Command, run_steps, steps
+from picbench.papers import settings as paper_settings
+from picbench.run.arm import parse_arms
+from picbench.store import provenance
 
 #: Steps that say whether the engine is right, and are followed by those that say how fast.
 CHECKS = (

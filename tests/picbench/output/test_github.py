@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from picbench.output.github import annotation, write_step_summary
+from picbench.store.provenance import annotation, write_step_summary
 
 
 def test_annotations_escape_what_ends_them() -> None:

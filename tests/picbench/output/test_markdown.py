@@ -2,7 +2,7 @@
 
 import pytest
 
-from picbench.output.markdown import table
+from picbench.tables.table import table
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from picbench.output import provenance
+from picbench.store import provenance
 
 
 def test_everything_is_json_and_no_secret_leaks(monkeypatch: pytest.MonkeyPatch) -> None:

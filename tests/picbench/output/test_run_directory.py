@@ -14,11 +14,10 @@ from harness_fakes import make_sample, make_snapshot
 
 from picbench.engines.ledger import KINDS
 from picbench.errors import ConfigError
-from picbench.output.json_file import locked, write_json
-from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY, WORKLOAD, RunDirectory
-from picbench.output.run_reader import read_series
-from picbench.output.sample_row import SampleRow
-from picbench.output.store.batch_log import SAMPLES
+from picbench.files import locked, write_json
+from picbench.store.reader import read_series
+from picbench.store.records import SampleRow
+from picbench.store.writer import MANIFEST, MEMORY, SAMPLES, SUMMARY, WORKLOAD, RunDirectory
 from picbench.workloads.facts import chunk_sets
 
 

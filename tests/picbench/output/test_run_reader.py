@@ -10,14 +10,14 @@ from harness_fakes import Harness, make_sample, no_gpu
 
 from picbench.engines.request import Hits, TokenCounts
 from picbench.errors import ConfigError
-from picbench.output.run_directory import MANIFEST, MEMORY, SAMPLES, SUMMARY, RunDirectory
-from picbench.output.run_reader import read_run
-from picbench.output.sample_row import SampleRow
-from picbench.output.store.documents import SCHEMA
-from picbench.run.config import parse_config
 from picbench.run.job import prepare
 from picbench.run.progress import PlainProgress
 from picbench.run.session import execute
+from picbench.settings import parse_config
+from picbench.store.manifest import SCHEMA
+from picbench.store.reader import read_run
+from picbench.store.records import SampleRow
+from picbench.store.writer import MANIFEST, MEMORY, SAMPLES, SUMMARY, RunDirectory
 
 
 def row(sample: str, text: str = "yes") -> SampleRow:

@@ -4,11 +4,9 @@ import math
 
 import pytest
 
-from picbench.arms.messages import Failure, GroupResult
 from picbench.engines.request import Hits, Result, Timings, TokenCounts
 from picbench.errors import DataError
-from picbench.output.sample_row import Grader, to_rows
-from picbench.run.protocol import ArmBatch
+from picbench.store.records import ArmBatch, Failure, Grader, GroupResult, to_rows
 from picbench.workloads.facts import ChunkSet
 from picbench.workloads.sample import Sample, SampleSegment
 

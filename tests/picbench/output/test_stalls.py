@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.ledger import KINDS, Snapshot
-from picbench.output.run_reader import read_run
-from picbench.output.stalls import ENOUGH, FACTOR, Stalls, StepSeconds, find_stalls, step_seconds
-from picbench.output.tables.stall_lines import stalled
+from picbench.store.reader import read_run
+from picbench.store.records import ENOUGH, FACTOR, Stalls, StepSeconds, find_stalls, step_seconds
+from picbench.tables.run import stalled
 
 
 def snapshots(steps: Iterable[tuple[float, float, float]]) -> list[Snapshot]:

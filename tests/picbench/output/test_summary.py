@@ -8,11 +8,10 @@ from harness_fakes import make_snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.arms.messages import GroupResult
 from picbench.engines.request import Hits, TokenCounts
-from picbench.output.result_table import traffic
-from picbench.output.sample_row import SampleRow
-from picbench.output.summary import (
+from picbench.run.result import traffic
+from picbench.store.records import GroupResult, SampleRow, Tally
+from picbench.store.summary import (
     Moved,
     Ratio,
     mean,
@@ -22,7 +21,6 @@ from picbench.output.summary import (
     summarise_arm,
     ttft_ratio,
 )
-from picbench.run.tally import Tally
 
 TIMES = st.floats(0.01, 1e6)
 

@@ -6,8 +6,8 @@ import pytest
 
 from picbench.engines.ledger import Occupancy
 from picbench.engines.request import Hits, TokenCounts
-from picbench.output.summary import ArmSummary, Ratio, ScoreSummary
-from picbench.output.verdict import verdict
+from picbench.store.summary import ArmSummary, Ratio, ScoreSummary
+from picbench.tables.run import verdict
 
 
 def summary(score: float | None, ttft: float, blocks: float, metric: str = "f1") -> ArmSummary:

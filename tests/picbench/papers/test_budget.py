@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from picbench.papers.budget import Room, TimeBudget, expected_arm
-from picbench.papers.experiments.experiment_data import ExperimentData
-from picbench.papers.paper_settings import points, read_settings
+from picbench.papers.data import ExperimentData
+from picbench.papers.settings import points, read_settings
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 ROOT = Path(__file__).parents[3]

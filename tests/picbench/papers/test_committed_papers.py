@@ -5,12 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from picbench.papers.accuracy.accuracy_page import judge_model, read_models
-from picbench.papers.accuracy.accuracy_settings import read_accuracy
-from picbench.papers.judging.claims_table import write_claims
-from picbench.papers.judging.evidence import Evidence
-from picbench.papers.judging.judgement import judge_all
-from picbench.papers.paper_settings import PAPERS, read_settings
+from picbench.papers.accuracy import judge_model, read_accuracy, read_models
+from picbench.papers.judge import Evidence, judge_all, write_claims
+from picbench.papers.settings import PAPERS, read_settings
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results" / "papers"

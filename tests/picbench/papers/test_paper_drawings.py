@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from picbench.papers.experiments.experiment_data import ExperimentData, PointArm, PointData
-from picbench.papers.judging.evidence import Evidence
-from picbench.papers.paper_drawings import draw
-from picbench.papers.paper_settings import Drawing
-from picbench.papers.published import Published
+from picbench.papers.data import ExperimentData, PointArm, PointData
+from picbench.papers.drawings import draw
+from picbench.papers.judge import Evidence
+from picbench.papers.settings import Drawing, Published
 
 CONDITIONS = {"caption": "here", "model": "no weights", "hardware": "a machine", "commit": "abc"}
 PUBLISHED = Published("a paper", "a machine", "a model", {})

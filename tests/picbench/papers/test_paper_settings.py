@@ -5,23 +5,24 @@ from pathlib import Path
 
 import pytest
 
-from picbench.arms.arm import parse_arms
 from picbench.errors import ConfigError
-from picbench.inputs.traffic_file import parse_traffic
-from picbench.papers.judging.claim import RunQuantity, ScoreQuantity
-from picbench.papers.paper_settings import (
+from picbench.papers.settings import (
     PAPERS,
     AttentionExperiment,
     Device,
     LatencySettings,
     LayerExperiment,
     LoadSettings,
+    RunQuantity,
+    ScoreQuantity,
     find_preset,
     points,
     presets,
+    read_published,
     read_settings,
 )
-from picbench.papers.published import read_published
+from picbench.run.arm import parse_arms
+from picbench.run.traffic_file import parse_traffic
 from picbench.workloads import models
 from picbench.workloads.traffic.chunk_source import build
 from picbench.workloads.traffic.draw import draw

@@ -15,8 +15,8 @@ from click.testing import CliRunner, Result
 from paper_bench import LEDGERS, Bench
 
 from picbench.cli import main
-from picbench.papers.paper_page import write_page
-from picbench.papers.paper_settings import read_settings
+from picbench.papers.page import write_page
+from picbench.papers.settings import read_settings
 
 
 def reproduce(bench: Bench, settings: Path, output: Path, *flags: str) -> Result:

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.ledger import KINDS, summarise
-from picbench.output.run_directory import RunDirectory
-from picbench.output.run_reader import HELD, Series, read_series
-from picbench.papers.experiments.experiment_data import ExperimentData, PointData, SeedSpread
-from picbench.papers.published import Published
-from picbench.papers.report_table import MeanCell, ReportTable
-from picbench.papers.tables import workload_table
+from picbench.papers.data import ExperimentData, MeanCell, PointData, ReportTable, SeedSpread
+from picbench.papers.page import workload_table
+from picbench.papers.settings import Published
+from picbench.store.reader import HELD, Series, read_series
+from picbench.store.writer import RunDirectory
 
 EXACT = st.integers(0, 16 * 50).map(lambda slots: slots / 16)
 

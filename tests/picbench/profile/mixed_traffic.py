@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from random import Random
 
 from picbench.engines.request import Chunk, Request, Text
-from picbench.profile.traces.content_table import ContentTable
-from picbench.profile.traces.traced_request import TracedRequest, TraceSegment
+from picbench.profile.traces import ContentTable, TracedRequest, TraceSegment
 
 #: Ids of the tiny model's vocabulary, without its special tokens.
 IDS = range(16, 1000)

@@ -14,10 +14,10 @@ from picbench.engines.algorithms import parse
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Result
-from picbench.profile.reuse.arm_simulation import ArmSimulation
-from picbench.profile.reuse.reuse_counts import RequestReuse
-from picbench.profile.traces.traced_request import TracedRequest
-from picbench.run.chunk_order import ContextIndex
+from picbench.profile.engine_simulation import ArmSimulation
+from picbench.profile.pool_simulation import RequestReuse
+from picbench.profile.traces import TracedRequest
+from picbench.run.schedule import ContextIndex
 
 pytestmark = pytest.mark.engine
 

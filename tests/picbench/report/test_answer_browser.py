@@ -7,9 +7,9 @@ from harness_fakes import FakeEngine, Harness, make_sample, run_fakes
 
 from picbench.engines.request import Request, Result
 from picbench.errors import ConfigError
-from picbench.output.run_reader import read_run
-from picbench.report.answer_browser import browse_answers
-from picbench.report.run_contents import read_contents
+from picbench.report.answers import browse_answers
+from picbench.report.contents import read_contents
+from picbench.store.reader import read_run
 
 
 @dataclass

@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 from harness_fakes import REFUSED, FakeEngine, Harness, PicEngine, make_sample, run_fakes
 
+from picbench.compare.intervals import Interval
 from picbench.engines.request import Request, Result
 from picbench.errors import ConfigError, InvalidRun
-from picbench.output.run_reader import read_run
-from picbench.report.answer_browser import browse_answers
-from picbench.report.html_report import ReportSettings, report_page, write_report
-from picbench.report.html_table import ratio_ends
-from picbench.report.run_contents import read_contents
-from picbench.report.section_tables import decay_table
-from picbench.statistics.bootstrap import Interval
+from picbench.report.answers import browse_answers
+from picbench.report.contents import read_contents
+from picbench.report.page import ReportSettings, report_page, write_report
+from picbench.report.sections import decay_table, ratio_ends
+from picbench.store.reader import read_run
 from picbench.workloads.sample import SampleSegment
 
 ARMS = ("full", "naive", "mepic")

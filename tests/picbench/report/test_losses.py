@@ -3,9 +3,9 @@
 import pytest
 from measured_arms import make_arm
 
-from picbench.comparison.arm_comparison import SCORE, MetricChange, compare_arms
-from picbench.report.losses import drop_at_most, unseen_loss
-from picbench.statistics.non_inferiority import Loss
+from picbench.compare.arm import SCORE, MetricChange, compare_arms
+from picbench.compare.significance import Loss
+from picbench.report.contents import drop_at_most, unseen_loss
 
 
 def score(before: list[float], after: list[float], margin: float = 0.02) -> MetricChange:

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.ledger import KINDS
-from picbench.output.run_reader import Series
-from picbench.report import memory_chart
-from picbench.report.plot import COLOURS, arm_class
+from picbench.report import charts as memory_chart
+from picbench.report.charts import COLOURS, arm_class
+from picbench.store.reader import Series
 
 STYLE = Path(memory_chart.__file__).parent / "templates" / "report.css"
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.report.pareto import ArmPoint, frontier, knee
+from picbench.report.charts import ArmPoint, frontier, knee
 
 POINTS = st.lists(
     st.builds(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.report.markup import element
-from picbench.report.plot import HEIGHT, WIDTH, Axis, Plot, arm_class, dashes
+from picbench.report.charts import HEIGHT, WIDTH, Axis, Plot, arm_class, dashes
+from picbench.report.sections import element
 
 VALUES = st.floats(1e-3, 1e6)
 

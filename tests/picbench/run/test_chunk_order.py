@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.vllm.device import CPU, find
-from picbench.run.chunk_order import ChunkOrder
-from picbench.run.protocol import to_requests
+from picbench.run.schedule import ChunkOrder, to_requests
 from picbench.workloads.sample import Sample, SampleSegment
 
 #: Chunks of 32, 64 or 96 tokens: whole blocks of any engine.

@@ -11,13 +11,13 @@ from click.testing import CliRunner, Result
 from completion_server import CompletionServer, serving, vllm_metrics
 from harness_fakes import Harness, InterruptedEngine, make_sample, no_gpu
 
-from picbench.arms.messages import ServerCounts
 from picbench.cli import main
-from picbench.comparison.measured_arm import measured_arms
-from picbench.output.run_reader import read_run
-from picbench.output.tables.run_files import write_run_files
-from picbench.run.config import parse_config
+from picbench.compare.arm import measured_arms
+from picbench.figures.run import write_run_files
 from picbench.run.job import prepare
+from picbench.settings import parse_config
+from picbench.store.reader import read_run
+from picbench.store.records import ServerCounts
 
 
 @pytest.fixture

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from picbench.cli import main
 from picbench.engines.footprint import GpuFootprint
 from picbench.errors import ConfigError
-from picbench.inputs.workload import Workload
-from picbench.run.config import RunConfig, parse_config
-from picbench.run.gpu_share import SHARE, STEP, GpuShare, smallest
-from picbench.run.job import Job, prepare
+from picbench.run.job import SHARE, STEP, GpuShare, Job, prepare, smallest
 from picbench.run.session import Services
+from picbench.run.workload import Workload
+from picbench.settings import RunConfig, parse_config
 from picbench.workloads.models import ModelSpec
 
 GIB = 1 << 30

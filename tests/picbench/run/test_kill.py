@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from killed_run import REQUESTS
 
-from picbench.output.run_reader import read_run
-from picbench.output.store.batch_log import BATCHES
+from picbench.store.reader import read_run
+from picbench.store.writer import BATCHES
 
 KILLS = 10
 ARMS = ("full", "mepic")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from picbench.output.run_reader import read_run
-from picbench.output.store.batch_log import BATCHES
+from picbench.store.reader import read_run
+from picbench.store.writer import BATCHES
 
 COMMAND = ("--algo", "full,prefix,mepic", "--dataset", "musique", "--limit", "24",
            "--max-tokens", "8", "--concurrency", "2", "--device", "cpu", "--dtype", "float32",

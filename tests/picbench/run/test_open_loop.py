@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner, Result
 from harness_fakes import DeafEngine, FakeEngine, FakeServer, Harness, make_sample
 
-from picbench.arms.messages import Failure
 from picbench.cli import main
 from picbench.engines.config import EngineConfig
 from picbench.errors import InvalidRun
-from picbench.output.run_reader import read_run
-from picbench.run.protocol import preload, replay
+from picbench.run.schedule import preload, replay
+from picbench.store.reader import read_run
+from picbench.store.records import Failure
 
 SAMPLES = [make_sample(n) for n in range(4)]
 TIMES = (0.0, 0.5, 0.75, 2.0)

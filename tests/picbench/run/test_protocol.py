@@ -7,10 +7,10 @@ from harness_fakes import FakeEngine, FakeServer, make_sample
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.arms.messages import Failure
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
-from picbench.run.protocol import group_size, interleave, schedule, to_request, to_requests
+from picbench.run.schedule import group_size, interleave, schedule, to_request, to_requests
+from picbench.store.records import Failure
 from picbench.workloads.sample import SampleSegment
 
 ARMS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=6, unique=True)

@@ -21,19 +21,25 @@ from harness_fakes import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picbench.arms.messages import GroupResult
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request
 from picbench.errors import ConfigError, IncomparableRuns, InvalidRun
-from picbench.output import provenance
-from picbench.output.run_directory import MANIFEST, MEMORY, SUMMARY, RunDirectory
-from picbench.output.run_reader import read_run
-from picbench.output.sample_row import SampleRow
-from picbench.output.store import batch_log
-from picbench.output.store.batch_log import BATCHES, LEDGER, SAMPLES, BatchLog
-from picbench.output.store.lock import hold
-from picbench.run import unfinished
-from picbench.run.protocol import ArmBatch
+from picbench.files import hold
+from picbench.run import resume as unfinished
+from picbench.store import provenance
+from picbench.store import writer as batch_log
+from picbench.store.reader import read_run
+from picbench.store.records import ArmBatch, GroupResult, SampleRow
+from picbench.store.writer import (
+    BATCHES,
+    LEDGER,
+    MANIFEST,
+    MEMORY,
+    SAMPLES,
+    SUMMARY,
+    BatchLog,
+    RunDirectory,
+)
 from picbench.workloads.sample import Sample
 
 ARMS = ("full", "naive", "mepic")
@@ -262,7 +268,7 @@ def test_a_run_goes_on_after_a_full_disk(
         append(path, lines[: len(lines) // 2] if full else lines, flush=flush)
         if full:
             for name in ("write_json", "pq.ParquetWriter"):
-                monkeypatch.setattr(f"picbench.output.run_directory.{name}", refuse)
+                monkeypatch.setattr(f"picbench.store.writer.{name}", refuse)
             refuse()
 
     def refuse(*_: object, **__: object) -> None:

@@ -8,10 +8,10 @@ import pytest
 from harness_fakes import Harness, make_sample, no_gpu
 
 from picbench.errors import ConfigError, EngineError
-from picbench.run.config import parse_config
 from picbench.run.job import Job, prepare
 from picbench.run.progress import PlainProgress
 from picbench.run.session import execute_all
+from picbench.settings import parse_config
 
 SAMPLES = [make_sample(n) for n in range(3)]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from picbench.engines.algorithms import parse
 from picbench.engines.planning.policy import ChunkPolicy
 from picbench.errors import ConfigError
-from picbench.run.sizing import CHUNK_EXTRA, SPARE, blocks, measure_sizes
+from picbench.run.job import CHUNK_EXTRA, SPARE, blocks, measure_sizes
 from picbench.workloads.sample import SampleSegment
 
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
-from picbench.output.sample_row import SampleRow
-from picbench.run.slo import Objectives, parse_slo
+from picbench.store.records import Objectives, SampleRow, parse_slo
 
 
 def row(**values: float | str | None) -> SampleRow:

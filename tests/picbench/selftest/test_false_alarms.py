@@ -3,9 +3,9 @@
 import pytest
 from measured_noise import AGAIN, measured
 
-from picbench.comparison.measured_arm import MeasuredArm
-from picbench.selftest import false_alarms as module
-from picbench.selftest.false_alarms import false_alarms
+from picbench.compare.arm import MeasuredArm
+from picbench.experiments import controls as module
+from picbench.experiments.controls import false_alarms
 
 
 def twice() -> tuple[MeasuredArm, MeasuredArm]:

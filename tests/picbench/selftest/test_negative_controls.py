@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from measured_arms import make_arm, noisy
 
-from picbench.comparison.measured_arm import MeasuredArm
-from picbench.selftest.negative_controls import AGAIN, UNREPAIRED, WRONG, judge_controls
+from picbench.compare.arm import MeasuredArm
+from picbench.experiments.controls import AGAIN, UNREPAIRED, WRONG, judge_controls
 
 COUNT = 40
 

@@ -4,8 +4,7 @@ import pytest
 
 from picbench.engines.algorithms import names, parse
 from picbench.engines.planning.policy import LayoutConfig, Segment
-from picbench.selftest.shuffled import Shuffled
-from picbench.selftest.wrong_chunks import with_wrong_chunks
+from picbench.experiments.controls import Shuffled, with_wrong_chunks
 from picbench.workloads.sample import Sample, SampleSegment
 
 LAYOUT = LayoutConfig()

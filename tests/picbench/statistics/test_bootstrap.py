@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats  # type: ignore[import-untyped]
 
-from picbench.statistics.bootstrap import MeanBootstrap
-from picbench.statistics.clusters import ClusterSums, sum_clusters
+from picbench.compare.intervals import ClusterSums, MeanBootstrap, sum_clusters
 
 VALUES = st.lists(st.integers(-1000, 1000).map(float), min_size=2, max_size=40)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from picbench.statistics.clusters import sum_clusters
+from picbench.compare.intervals import sum_clusters
 
 
 def test_sums_and_counts_are_by_cluster() -> None:

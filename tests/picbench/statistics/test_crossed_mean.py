@@ -5,9 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.statistics.clusters import sum_clusters
-from picbench.statistics.crossed_mean import CrossedMean
-from picbench.statistics.student import StudentMean
+from picbench.compare.intervals import CrossedMean, StudentMean, sum_clusters
 
 PARTS = st.tuples(st.floats(0.001, 10), st.floats(0.001, 10), st.integers(2, 20))
 

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 from scipy import stats  # type: ignore[import-untyped]
 
-from picbench.statistics.non_inferiority import Loss, clusters_without_loss, judge_loss
-from picbench.statistics.paired import Paired, paired_difference
+from picbench.compare.significance import (
+    Loss,
+    Paired,
+    clusters_without_loss,
+    judge_loss,
+    paired_difference,
+)
 
 
 def flips(total: int, lost: int, won: int = 0) -> Paired:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.statistics.paired import paired_difference, paired_ratio, paired_scores
+from picbench.compare.significance import paired_difference, paired_ratio, paired_scores
 
 TIMES = st.lists(st.tuples(*[st.floats(0.1, 100)] * 2), min_size=2, max_size=20)
 

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from picbench.statistics.non_inferiority import Loss, judge_loss
-from picbench.statistics.paired import paired_difference
-from picbench.statistics.power import (
+from picbench.compare.significance import (
+    Loss,
+    judge_loss,
+    paired_difference,
     samples_for_width,
     samples_to_decide,
     samples_to_judge,

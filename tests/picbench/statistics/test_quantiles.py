@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.statistics.quantiles import quantile, values_needed
+from picbench.compare.intervals import quantile, values_needed
 
 
 @pytest.mark.parametrize(

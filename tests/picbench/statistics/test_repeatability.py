@@ -1,6 +1,6 @@
 """How often answers differ from one time to the next."""
 
-from picbench.statistics.repeatability import nondeterminism
+from picbench.compare.significance import nondeterminism
 
 
 def test_answers_are_compared_by_sample() -> None:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats  # type: ignore[import-untyped]
 
-from picbench.statistics.quantiles import Quantile, quantile
-from picbench.statistics.repeated_quantiles import repeated_quantile
+from picbench.compare.intervals import Quantile, quantile, repeated_quantile
 
 Times = npt.NDArray[np.float64]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from picbench.statistics.row_means import difference_interval, ratio_interval
+from picbench.compare.intervals import difference_interval, ratio_interval
 
 SCORES = [0.0, 1.0, 0.5, 0.25] * 10
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats  # type: ignore[import-untyped]
 
-from picbench.statistics.clusters import sum_clusters
-from picbench.statistics.significance import holm, mcnemar, sign_flip
+from picbench.compare.intervals import sum_clusters
+from picbench.compare.significance import holm, mcnemar, sign_flip
 
 P_VALUES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 

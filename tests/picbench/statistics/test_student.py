@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats  # type: ignore[import-untyped]
 
-from picbench.statistics.clusters import sum_clusters
-from picbench.statistics.significance import sign_flip
-from picbench.statistics.student import StudentMean
+from picbench.compare.intervals import StudentMean, sum_clusters
+from picbench.compare.significance import sign_flip
 
 
 def test_single_values_have_the_textbooks_interval_and_p() -> None:

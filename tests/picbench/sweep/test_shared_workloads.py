@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from sweep_fakes import SweepHarness
 
-from picbench.inputs.workload import load_workload
-from picbench.run.config import RunConfig, parse_config
-from picbench.sweep.shared_workloads import UNREAD, SharedWorkloads
+from picbench.experiments.sweep import UNREAD, SharedWorkloads
+from picbench.run.workload import load_workload
+from picbench.settings import RunConfig, parse_config
 
 
 @pytest.fixture

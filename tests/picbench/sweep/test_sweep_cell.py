@@ -4,7 +4,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.sweep.sweep_cell import cell_name
+from picbench.experiments.sweep import cell_name
 
 VALUES = st.one_of(
     st.none(),

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from picbench.errors import ConfigError
-from picbench.sweep.sweep_cell import SweepCell
-from picbench.sweep.sweep_file import expand, read_sweep
+from picbench.experiments.sweep import SweepCell, expand, read_sweep
 
 BASE = "base: {dataset: musique, algo: full}\n"
 

@@ -5,7 +5,7 @@ from harness_fakes import InterruptedEngine, run_fakes
 from sweep_fakes import BLOCK_BYTES, SweepHarness, make_cells
 
 from picbench.errors import ConfigError
-from picbench.sweep.sweep_plan import PlannedCell, TimeEstimate, plan_sweep
+from picbench.experiments.sweep import PlannedCell, TimeEstimate, plan_sweep
 
 
 @pytest.fixture

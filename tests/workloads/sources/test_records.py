@@ -146,7 +146,7 @@ def test_listings_load_neither_datasets_nor_pandas() -> None:
     code = (
         "import sys\nfrom picbench.cli import main\n"
         "try:\n main(['list', 'columns'])\nexcept SystemExit: pass\n"
-        "import picbench.workloads.load, picbench.inputs.traffic_file\n"
+        "import picbench.workloads.load, picbench.run.traffic_file\n"
         "assert not {'datasets', 'pandas', 'pyarrow', 'torch'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

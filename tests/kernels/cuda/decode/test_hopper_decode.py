@@ -8,13 +8,13 @@ import pytest
 import torch
 from hopper import compiled
 
+from picbench.experiments.kernel_cases import rope_table
 from picbench.kernels.cuda import device
 from picbench.kernels.cuda.decode import attention as decode
 from picbench.kernels.cuda.decode.attention import DecodeBatch
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.support import describe
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.scene import rope_table
 
 LLAMA = HeadShape(32, 8, 128, torch.bfloat16)
 

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from picbench.experiments.kernel_cases import Slots, planned
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.key_cells import cut_cells
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
 from picbench.kernels.cuda.visible_blocks import CanonicalBlocks, VisibleBlocks
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.scene import Slots, planned
 
 ROWS, BLOCKS = 3, 40
 

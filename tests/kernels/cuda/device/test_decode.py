@@ -9,11 +9,7 @@ from numpy.typing import NDArray
 from shifted_keys import KINDS, Kind, attention_at, shifted_scene
 from torch import Tensor
 
-from picbench.kernels.cuda.decode.attention import DecodeBatch, decode
-from picbench.kernels.cuda.decode.request_table import RequestTable
-from picbench.kernels.cuda.device import runs_gluon
-from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.scene import (
+from picbench.experiments.kernel_cases import (
     Scene,
     Slots,
     draw,
@@ -22,6 +18,10 @@ from picbench.measure.kernels.scene import (
     relative_error,
     rope_table,
 )
+from picbench.kernels.cuda.decode.attention import DecodeBatch, decode
+from picbench.kernels.cuda.decode.request_table import RequestTable
+from picbench.kernels.cuda.device import runs_gluon
+from picbench.kernels.shape import HeadShape
 
 UNTOUCHED = 7.0
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from picbench.experiments.kernel_cases import draw, plain, planned, relative_error, rope_table
+from picbench.experiments.per_chunk_flash import SegmentBatch, decode_segments, segments_of
 from picbench.kernels.cuda.device import upload_all
 from picbench.kernels.cuda.merge import merge, merge_reference
 from picbench.kernels.cuda.prefill import flash, logical_order
@@ -11,8 +13,6 @@ from picbench.kernels.cuda.prefill.gather_rotated import PAGE
 from picbench.kernels.cuda.prefill.query_tile import tokens_of
 from picbench.kernels.cuda.prefill.tiled import TiledPrefill, schedule_tiles, tile_work
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.per_chunk_flash import SegmentBatch, decode_segments, segments_of
-from picbench.measure.kernels.scene import draw, plain, planned, relative_error, rope_table
 
 
 @pytest.fixture(params=[torch.float16, torch.bfloat16] if flash.available() else [torch.float16])

@@ -6,6 +6,15 @@ from shifted_keys import KINDS, Kind, attention_at, shifted_scene
 from torch import Tensor
 
 from picbench.errors import ConfigError
+from picbench.experiments.kernel_cases import (
+    Scene,
+    Slots,
+    draw,
+    plain,
+    planned,
+    relative_error,
+    rope_table,
+)
 from picbench.kernels.cuda.prefill.gather_rotated import (
     PAGE,
     gather,
@@ -18,15 +27,6 @@ from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.scene import (
-    Scene,
-    Slots,
-    draw,
-    plain,
-    planned,
-    relative_error,
-    rope_table,
-)
 
 ON_GPU = torch.cuda.is_available()
 

@@ -4,11 +4,7 @@ import pytest
 import torch
 from paged_prefill_cases import expected, paged_prefill_of
 
-from picbench.kernels.cuda.device import runs_gluon
-from picbench.kernels.cuda.prefill.paged.paged_reference import paged_reference
-from picbench.kernels.paging import GAP
-from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.scene import (
+from picbench.experiments.kernel_cases import (
     Scene,
     Slots,
     draw,
@@ -17,6 +13,10 @@ from picbench.measure.kernels.scene import (
     relative_error,
     rope_table,
 )
+from picbench.kernels.cuda.device import runs_gluon
+from picbench.kernels.cuda.prefill.paged.paged_reference import paged_reference
+from picbench.kernels.paging import GAP
+from picbench.kernels.shape import HeadShape
 
 pytestmark = pytest.mark.skipif(not runs_gluon(), reason="the Gluon kernel needs a Hopper GPU")
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from picbench.experiments.kernel_cases import relative_error, rope_table
+from picbench.experiments.shared_kernels import ChunkReads, SharedScene, draw_shared
 from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch
 from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
 from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.scene import relative_error, rope_table
-from picbench.measure.kernels.shared_scene import ChunkReads, SharedScene, draw_shared
 
 ON_GPU = torch.cuda.is_available()
 UNTOUCHED = 7.0

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from picbench.experiments.kernel_cases import rope_table
 from picbench.kernels.cuda.decode.attention import DecodeBatch
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
@@ -12,7 +13,6 @@ from picbench.kernels.cuda.prefill.tiled import TiledPrefill
 from picbench.kernels.cuda.warm_up import warm_up_decode, warm_up_link
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.scene import rope_table
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
+from picbench.experiments.kernel_cases import rope_table
 from picbench.kernels.cuda.decode.attention import choose_splits
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder, runs
@@ -14,7 +15,6 @@ from picbench.kernels.cuda.support import describe, require
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import GAP
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.scene import rope_table
 
 
 @given(

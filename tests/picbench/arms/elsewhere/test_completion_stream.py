@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from picbench.arms.elsewhere import completion_stream
-from picbench.arms.elsewhere.completion_stream import stream_completion
-from picbench.arms.messages import ServedReply
+from picbench.run import remote as completion_stream
+from picbench.run.remote import stream_completion
+from picbench.store.records import ServedReply
 
 
 def stream(texts: list[str], tokens: int, end: str = "\n") -> bytes:

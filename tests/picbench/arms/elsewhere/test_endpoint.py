@@ -1,7 +1,7 @@
 import pytest
 
-from picbench.arms.elsewhere.endpoint import TIMEOUT, Endpoint, parse_endpoints
 from picbench.errors import ConfigError
+from picbench.run.remote import TIMEOUT, Endpoint, parse_endpoints
 
 
 def test_a_server_has_a_name_an_address_and_options() -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from picbench.arms.elsewhere.prompt_text import PromptText
+from picbench.run.remote import PromptText
 
 BOS = 1
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from completion_server import MODEL, CompletionServer, serving
 
-from picbench.arms.elsewhere.endpoint import Endpoint
-from picbench.arms.elsewhere.remote_server import KEY, RemoteServer
-from picbench.arms.messages import Failure, GroupResult, ServedReply
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import ConfigError, EngineError
+from picbench.run.remote import KEY, Endpoint, RemoteServer
+from picbench.store.records import Failure, GroupResult, ServedReply
 
 TextOf = Callable[[Sequence[int]], str | None]
 

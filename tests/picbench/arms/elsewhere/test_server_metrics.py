@@ -5,11 +5,10 @@ from collections.abc import Callable
 import pytest
 from completion_server import CompletionServer, serving, vllm_metrics
 
-from picbench.arms.elsewhere.endpoint import Endpoint
-from picbench.arms.elsewhere.remote_server import RemoteServer
-from picbench.arms.elsewhere.server_metrics import parse_metrics
-from picbench.arms.messages import ServerCounts
 from picbench.engines.request import Request, Text
+from picbench.run.remote import Endpoint, RemoteServer
+from picbench.run.server_metrics import parse_metrics
+from picbench.store.records import ServerCounts
 
 Metrics = Callable[[CompletionServer], str | None]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from picbench.cli.measuring.measure_break_even import break_even
+from picbench.cli.measure import break_even
 
 FLAGS = ("--device", "cuda", "--dry-run", "--output")
 

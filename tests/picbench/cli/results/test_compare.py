@@ -9,8 +9,8 @@ from click.testing import CliRunner, Result
 from harness_fakes import FakeEngine, Harness, make_sample, run_fakes
 
 from picbench.cli import main
-from picbench.inputs.workload import Workload
-from picbench.run.config import RunConfig
+from picbench.run.workload import Workload
+from picbench.settings import RunConfig
 
 ARMS = "full,naive,mepic"
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from harness_fakes import Harness, make_sample, run_fakes
 
 from picbench.cli import main
-from picbench.cli.results.rescore import rescore
+from picbench.cli.results import rescore
 from picbench.workloads.scoring import METRICS
 
 

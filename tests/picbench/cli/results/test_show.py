@@ -8,8 +8,7 @@ from click.testing import CliRunner, Result
 from harness_fakes import Harness, make_sample, run_fakes
 
 from picbench.cli import main
-from picbench.output.run_directory import MANIFEST, SUMMARY
-from picbench.output.store.batch_log import BATCHES
+from picbench.store.writer import BATCHES, MANIFEST, SUMMARY
 
 GOLDEN = Path(__file__).parents[2] / "output" / "store" / "golden"
 

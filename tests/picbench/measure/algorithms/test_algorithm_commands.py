@@ -7,9 +7,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from picbench.cli import main
-from picbench.measure.algorithms import algorithms_page, alone, serve_arms
-from picbench.measure.algorithms.serve_arms import ServeSettings
-from picbench.measure.warm import warm_chunks
+from picbench.experiments import algorithms_page, serve_arms, warm_chunks
+from picbench.experiments import serve_arms as alone
+from picbench.experiments.serve_arms import ServeSettings
 from picbench.workloads.testbed import DATASETS
 
 

@@ -9,9 +9,8 @@ from harness_fakes import GPU_FACTS
 from printed_figure import check_printed
 
 from picbench.errors import DataError
-from picbench.measure.algorithms.algorithms_page import write
-from picbench.measure.algorithms.arm_scores import frontier, score_arms
-from picbench.measure.algorithms.scored_part import ArmRows, Case, ScoredPart
+from picbench.experiments.algorithms_page import write
+from picbench.experiments.arm_scores import ArmRows, Case, ScoredPart, frontier, score_arms
 
 OWN = "mepic:anchored=on:context=document"
 COSTLY = "mepic:anchored=on"

@@ -12,11 +12,12 @@ from harness_fakes import GPU_FACTS, Harness, make_sample
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import InvalidRun
-from picbench.inputs.workload import Workload
-from picbench.measure.algorithms import alone, serve_arms
-from picbench.measure.algorithms.alone import Differing, first_difference, measure, render
-from picbench.measure.algorithms.serve_arms import ServeSettings
-from picbench.run.config import RunConfig
+from picbench.experiments import serve_arms
+from picbench.experiments import serve_arms as alone
+from picbench.experiments.serve_arms import Differing, ServeSettings, first_difference, render
+from picbench.experiments.serve_arms import measure_alone as measure
+from picbench.run.workload import Workload
+from picbench.settings import RunConfig
 
 SETTINGS = ServeSettings(
     "testbed", ("musique", "needle"), algo=("naive", "mepic"), device="cpu", dtype="float32"

@@ -4,7 +4,7 @@ import pytest
 
 from picbench.engines.algorithms import Registry, names
 from picbench.errors import ConfigError
-from picbench.measure.algorithms.arm_sets import ARMS_OF, DROP_ARMS, MEPIC, OWN, arms_of, labels
+from picbench.experiments.arm_scores import ARMS_OF, DROP_ARMS, MEPIC, OWN, arms_of, labels
 
 
 def test_every_algorithm_is_compared_that_serves_prompts_as_they_are() -> None:

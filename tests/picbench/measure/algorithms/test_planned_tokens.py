@@ -3,7 +3,7 @@
 import pytest
 
 from picbench.engines.algorithms import parse
-from picbench.measure.algorithms.planned_tokens import planned_links
+from picbench.experiments.arm_scores import planned_links
 from picbench.workloads.sample import Sample, SampleSegment
 
 

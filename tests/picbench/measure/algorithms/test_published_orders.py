@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from picbench.measure.algorithms.arm_sets import arms_of
-from picbench.measure.algorithms.published_orders import ORDERS, PublishedOrder, judge
-from picbench.measure.algorithms.scored_part import ArmRows, Case, ScoredPart
+from picbench.experiments.algorithms_page import ORDERS, PublishedOrder, judge
+from picbench.experiments.arm_scores import ArmRows, Case, ScoredPart, arms_of
 
 FULL, CHEAP = ("testbed", "full"), ("testbed", "naive")
 ORDER = PublishedOrder("full >= naive", "0000.00000", (FULL, CHEAP))

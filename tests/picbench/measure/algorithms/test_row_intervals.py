@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from picbench.measure.algorithms.row_intervals import RowInterval, difference_of, ratio_of
+from picbench.experiments.arm_scores import RowInterval, difference_of, ratio_of
 
 SCORES = st.lists(st.floats(0, 1), min_size=20, max_size=20)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from picbench.errors import ConfigError, DataError
-from picbench.measure.algorithms.scored_part import ArmRows, Case, ScoredPart, read_parts
+from picbench.experiments.arm_scores import ArmRows, Case, ScoredPart, read_parts
 
 FACTS = {"gpu": "G", "driver": "D", "commit": "C"}
 

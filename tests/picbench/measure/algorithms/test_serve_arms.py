@@ -12,11 +12,11 @@ from harness_fakes import Harness, make_sample
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
-from picbench.inputs.workload import Workload
-from picbench.measure.algorithms import serve_arms
-from picbench.measure.algorithms.scored_part import Case, ScoredPart
-from picbench.measure.algorithms.serve_arms import WINDOW, ServeSettings, measure
-from picbench.run.config import RunConfig
+from picbench.experiments import serve_arms
+from picbench.experiments.arm_scores import Case, ScoredPart
+from picbench.experiments.serve_arms import WINDOW, ServeSettings, measure
+from picbench.run.workload import Workload
+from picbench.settings import RunConfig
 
 ARMS = ("full", "naive", "mepic")
 SETTINGS = ServeSettings(

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 
 from picbench.errors import IncomparableRuns
-from picbench.grid.measured_grid import (
+from picbench.experiments import grid as measuring
+from picbench.experiments.break_even import crossing, find_ratios, write_page
+from picbench.experiments.grid import GridProgress, estimate_grid
+from picbench.experiments.grid_plan import ARMS, GRIDS, GridTraffic, plan_grid
+from picbench.figures.canvas import FORMATS
+from picbench.profile.grid import (
     ALONE,
     BURST,
     ArmCell,
@@ -19,17 +24,6 @@ from picbench.grid.measured_grid import (
     MeasuredGrid,
     read_grid,
 )
-from picbench.measure.break_even import measure_grid as measuring
-from picbench.measure.break_even.break_even_page import write_page
-from picbench.measure.break_even.break_even_ratios import crossing, find_ratios
-from picbench.measure.break_even.grid_estimate import GridProgress, estimate_grid
-from picbench.measure.break_even.grid_plan import (
-    ARMS,
-    GRIDS,
-    GridTraffic,
-    plan_grid,
-)
-from picbench.output.figures.paper_canvas import FORMATS
 
 FACTS = GridFacts("a machine", {"vllm": "1", "commit": "a"}, "m", "float32", 1024, 100, 4, "")
 SETTINGS = GRIDS["cpu"]

@@ -2,11 +2,7 @@
 
 import pytest
 
-from picbench.measure.break_even.checked_figures import (
-    CheckedFigure,
-    CheckVerdict,
-    summarise_figures,
-)
+from picbench.experiments.profile_check import CheckedFigure, CheckVerdict, summarise_figures
 
 
 def figure(

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from picbench.errors import ConfigError, IncomparableRuns
-from picbench.grid.measured_grid import ALONE, ArmCell, GridFacts, GridPoint
-from picbench.measure.break_even.checked_repeats import (
+from picbench.experiments.profile_check import (
     CheckedRepeat,
     CheckedRepeats,
     CheckedServing,
@@ -16,6 +15,7 @@ from picbench.measure.break_even.checked_repeats import (
     read_own_repeats,
     read_repeats,
 )
+from picbench.profile.grid import ALONE, ArmCell, GridFacts, GridPoint
 
 FACTS = GridFacts("a machine", {"commit": "abc"}, "m", "float32", 1 << 20, 100, 4, "")
 

@@ -6,7 +6,10 @@ import pytest
 
 from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
-from picbench.grid.measured_grid import (
+from picbench.experiments.grid_plan import GRIDS, draw_traffic, plan_grid
+from picbench.experiments.profile_check import GridControls, slowness_by_kind
+from picbench.profile.costs import RequestSize, RequestSizes
+from picbench.profile.grid import (
     ALONE,
     BURST,
     ArmCell,
@@ -15,12 +18,9 @@ from picbench.grid.measured_grid import (
     MeasuredCell,
     MeasuredGrid,
 )
-from picbench.measure.break_even.grid_control import GridControls, slowness_by_kind
-from picbench.measure.break_even.grid_plan import GRIDS, draw_traffic, plan_grid
-from picbench.profile.prediction.predictor import GridPredictor
-from picbench.profile.prediction.request_sizes import RequestSize, RequestSizes
-from picbench.profile.reuse.reuse_counts import ReuseTotals
-from picbench.profile.trace_profile import ArmProfile, TraceProfile, TrafficSums
+from picbench.profile.pool_simulation import ReuseTotals
+from picbench.profile.predictor import GridPredictor
+from picbench.profile.profile import ArmProfile, TraceProfile, TrafficSums
 
 SETTINGS = GRIDS["cpu"]
 FACTS = GridFacts("a machine", {}, "m", "float32", 1 << 20, 100, 4, "")

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from picbench.engines.config import EngineConfig
-from picbench.measure.break_even import grid_engines
-from picbench.measure.break_even.grid_engines import open_engines
-from picbench.measure.break_even.grid_plan import GRIDS
-from picbench.measure.break_even.serve_cells import CellWork, ServedCells
+from picbench.experiments import grid as grid_engines
+from picbench.experiments.grid import CellWork, ServedCells, open_engines
+from picbench.experiments.grid_plan import GRIDS
 
 
 class Server:

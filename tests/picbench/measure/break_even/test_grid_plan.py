@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.config import BLOCK_SIZE
-from picbench.grid.measured_grid import ALONE, BURST
-from picbench.measure.break_even.grid_plan import (
+from picbench.experiments.grid_plan import (
     GRIDS,
     IDS,
     GridStage,
@@ -18,6 +17,7 @@ from picbench.measure.break_even.grid_plan import (
     draw_traffic,
     plan_grid,
 )
+from picbench.profile.grid import ALONE, BURST
 from picbench.workloads.traffic.corpus import from_tokens
 
 SETTINGS = GRIDS["cpu"]

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from picbench.errors import ConfigError, IncomparableRuns
-from picbench.grid.measured_grid import ArmCell, GridFacts, MeasuredCell, MeasuredGrid
-from picbench.measure.break_even import profile_check
-from picbench.measure.break_even.checked_figures import CheckVerdict
-from picbench.measure.break_even.grid_plan import ARMS, GRIDS, plan_grid
-from picbench.measure.break_even.measure_grid import GridRun
-from picbench.measure.break_even.profile_check import check_profile
-from picbench.measure.break_even.serve_cells import CellWork
-from picbench.profile.prediction.predictor import GridPredictor
+from picbench.experiments import profile_check
+from picbench.experiments.grid import CellWork, GridRun
+from picbench.experiments.grid_plan import ARMS, GRIDS, plan_grid
+from picbench.experiments.profile_check import CheckVerdict, check_profile
+from picbench.profile.grid import ArmCell, GridFacts, MeasuredCell, MeasuredGrid
+from picbench.profile.predictor import GridPredictor
 
 FACTS = GridFacts("a machine", {"commit": "abc"}, "m", "float32", 1 << 20, 100, 4, "")
 

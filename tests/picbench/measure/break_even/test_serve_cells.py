@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
-from picbench.measure.break_even import serve_cells as serving
-from picbench.measure.break_even.grid_plan import GRIDS, draw_traffic, plan_grid
-from picbench.measure.break_even.serve_cells import CellWork, make_work, serve_cells
+from picbench.experiments import grid as serving
+from picbench.experiments.grid import CellWork, make_work, serve_cells
+from picbench.experiments.grid_plan import GRIDS, draw_traffic, plan_grid
 
 SETTINGS = GRIDS["cpu"]
 

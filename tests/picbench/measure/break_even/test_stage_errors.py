@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from picbench.grid.measured_grid import ArmCell, GridFacts, GridPoint, MeasuredCell, MeasuredGrid
-from picbench.measure.break_even.grid_plan import GRIDS, GridSettings, GridStage, plan_grid
-from picbench.measure.break_even.stage_errors import stage_errors
+from picbench.experiments.break_even import stage_errors
+from picbench.experiments.grid_plan import GRIDS, GridSettings, GridStage, plan_grid
+from picbench.profile.grid import ArmCell, GridFacts, GridPoint, MeasuredCell, MeasuredGrid
 
 FACTS = GridFacts("a machine", {}, "m", "float32", 1024, 100, 4, "")
 

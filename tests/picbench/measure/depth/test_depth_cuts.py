@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from picbench.measure.depth.depth_cuts import CUTS, bins_of, heat_map, mean_of
-from picbench.measure.depth.row_place import RowPlace
+from picbench.experiments.depth import CUTS, RowPlace, bins_of, heat_map, mean_of
 
 CUT_OF = {cut.name: cut for cut in CUTS}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from picbench.errors import DataError
-from picbench.measure.depth import depth_page
-from picbench.measure.depth.depth_cuts import CUTS
-from picbench.output.figures import paper_canvas
+from picbench.experiments import depth as depth_page
+from picbench.experiments.depth import CUTS
+from picbench.figures import canvas as paper_canvas
 
 RESULTS = Path(__file__).parents[4] / "results" / "testbed"
 

@@ -3,8 +3,7 @@
 import pytest
 
 from picbench.errors import DataError
-from picbench.measure.depth.needle_place import find_needle
-from picbench.measure.depth.row_place import bundled_places, check_same
+from picbench.experiments.depth import bundled_places, check_same, find_needle
 from picbench.workloads.sources.row import DatasetRow
 
 TEXT = """Section 1: Ann Lee

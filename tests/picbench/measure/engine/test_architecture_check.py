@@ -11,9 +11,8 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import Oracle, epic, full, mepic, naive
 from picbench.errors import ConfigError
-from picbench.measure.engine import architecture_check
-from picbench.measure.engine.architecture_check import ArchitectureVerdict
-from picbench.measure.engine.oracle_check import cases, check
+from picbench.experiments import oracle as architecture_check
+from picbench.experiments.oracle import ArchitectureVerdict, cases, check
 from picbench.workloads.models.architectures import ARCHITECTURES, Architecture
 from picbench.workloads.models.random_weights import write
 

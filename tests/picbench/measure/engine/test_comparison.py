@@ -2,7 +2,7 @@
 
 import pytest
 
-from picbench.measure.engine.comparison import ratios, render
+from picbench.experiments.engine_speed import ratios, render
 
 FOUND = {
     "stock": {

@@ -12,8 +12,8 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import InvalidRun
-from picbench.measure.engine import decode_cost
-from picbench.measure.engine.decode_cost import (
+from picbench.experiments import engine_speed as decode_cost
+from picbench.experiments.engine_speed import (
     BATCHES,
     PLAIN,
     PLANNED,
@@ -24,10 +24,10 @@ from picbench.measure.engine.decode_cost import (
     decoding,
     highest,
     measures,
-    render,
     require_decoding,
     time_replies,
 )
+from picbench.experiments.engine_speed import render_decode_cost as render
 from picbench.workloads import models
 
 FACTS = {

@@ -12,16 +12,16 @@ import pytest
 from failing_measures import gone, wrong
 from harness_fakes import FakeEngine
 
-from picbench.arms.server import Server, launch
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.vllm.device import CPU, find
 from picbench.errors import ConfigError, EngineError
-from picbench.measure import started_engines
-from picbench.measure.engine import interleaved
+from picbench.experiments import engines as interleaved
+from picbench.experiments import engines as started_engines
+from picbench.experiments.engines import ArmFigures, run_interleaved
 from picbench.measure.engine.context import ARMS, ttft
-from picbench.measure.engine.interleaved import ArmFigures, run_interleaved
+from picbench.run.server import Server, launch
 
 pytestmark = pytest.mark.engine
 

@@ -14,8 +14,8 @@ from picbench.engines.engine import Engine
 from picbench.engines.ledger import Snapshot
 from picbench.engines.request import Chunk, Hits, Request, Result, Text, Timings, TokenCounts
 from picbench.engines.vllm.device import CPU, find
-from picbench.measure.engine import rope_pad_ablation as measuring
-from picbench.measure.engine.rope_pad_ablation import (
+from picbench.experiments import rope_pad as measuring
+from picbench.experiments.rope_pad import (
     AblationSettings,
     ScoredPrompt,
     plain,

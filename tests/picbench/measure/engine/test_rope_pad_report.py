@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from harness_fakes import GPU_FACTS
 
-from picbench.measure.engine.rope_pad_report import PairedScores, paired_scores, ratios, render
+from picbench.experiments.rope_pad import PairedScores, paired_scores, ratios, render
 
 SETTINGS = {"model": "M", "device": "cuda", "dtype": "bfloat16", "chunks": 64}
 FACTS = GPU_FACTS | {

@@ -8,19 +8,12 @@ from harness_fakes import GPU_FACTS
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.request import Chunk, Request
-from picbench.measure.engine import small_steps
-from picbench.measure.engine.small_steps import (
-    CHUNK,
-    CORPUS,
-    POOL,
-    PROMPTS,
-    QUESTION,
-    REQUESTS,
-    SmallPrompt,
-    measures,
-    render,
-    ttft,
-)
+from picbench.experiments import engine_speed as small_steps
+from picbench.experiments.engine_speed import CORPUS, POOL, PROMPTS, REQUESTS, SmallPrompt, ttft
+from picbench.experiments.engine_speed import SMALL_STEPS_CHUNK as CHUNK
+from picbench.experiments.engine_speed import SMALL_STEPS_QUESTION as QUESTION
+from picbench.experiments.engine_speed import render_small_steps as render
+from picbench.experiments.engine_speed import small_step_measures as measures
 
 FACTS = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "repeats": 2}
 

@@ -9,9 +9,17 @@ import pytest
 
 from picbench.engines.request import Chunk, Hits, Request, Result, Text, Timings, TokenCounts
 from picbench.errors import ConfigError
-from picbench.measure.engine import storm
-from picbench.measure.engine.storm import StormRun, StormSettings, StormTally, faults, is_tie, tally
-from picbench.measure.engine.storm_requests import PLAIN, draw_requests
+from picbench.experiments import storm
+from picbench.experiments.storm import (
+    PLAIN,
+    StormRun,
+    StormSettings,
+    StormTally,
+    draw_requests,
+    faults,
+    is_tie,
+    tally,
+)
 
 SETTINGS = StormSettings(model="shape:tiny", requests=22, longest=400, pool=80, preemptions=3)
 

@@ -1,6 +1,6 @@
 """The page of kernels, from what was measured: nothing is timed here."""
 
-from picbench.measure.kernels.gpu_attention import report
+from picbench.experiments.gpu_kernels import report
 
 FACTS = ("gpu", "driver", "cuda", "torch", "triton", "vllm", "seed", "rounds", "commit")
 SPREAD = {"median": 0.5, "q25": 0.4, "q75": 0.6}

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from picbench.errors import InvalidRun
+from picbench.experiments.kernel_cases import decode_errors, draw, plain, require_right, rope_table
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.right_first import decode_errors, require_right
-from picbench.measure.kernels.scene import draw, plain, rope_table
 
 NAN = float("nan")
 

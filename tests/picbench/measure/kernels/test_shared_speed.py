@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from picbench.experiments import shared_kernels as shared_cases
+from picbench.experiments import shared_kernels as shared_speed
 from picbench.kernels.cuda.decode.shared.sharing_costs import (
     SharedReads,
     SharingCosts,
@@ -15,7 +17,6 @@ from picbench.kernels.cuda.decode.shared.sharing_costs import (
     shared_ms,
 )
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels import shared_cases, shared_speed
 
 LLAMA = HeadShape(32, 8, 128, torch.bfloat16)
 

@@ -12,25 +12,28 @@ from printed_figure import check_printed
 from picbench.engines.engine import Engine
 from picbench.engines.request import Hits, Result, Timings, TokenCounts
 from picbench.errors import InvalidRun
-from picbench.measure.report import update_summary
-from picbench.measure.serving.decode_load import LOADS_OF, DecodeRun, load_plan, sharing_plan
-from picbench.measure.serving.decode_load_page import (
+from picbench.experiments.decode_load import (
     AUTO,
     COMMON,
+    LOADS_OF,
     OFF,
     PREFIX,
+    DecodeRun,
+    load_plan,
     render_load,
+    sharing_plan,
     write_load,
     write_sharing,
 )
-from picbench.measure.serving.decode_waves import (
+from picbench.experiments.page import update_summary
+from picbench.experiments.rounds import RoundsFound
+from picbench.experiments.waves import (
     DecodeScene,
     WaveTimes,
     brief_wave,
     decode_figures,
     decode_wave,
 )
-from picbench.measure.serving.rounds_file import RoundsFound
 
 SCENE = DecodeScene(4, 2, 4, 40, 9, 12)
 

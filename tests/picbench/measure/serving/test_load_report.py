@@ -11,10 +11,18 @@ from harness_fakes import GPU_FACTS
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk
 from picbench.errors import ConfigError, InvalidRun
-from picbench.measure.load_settings import LOADS
-from picbench.measure.serving.load_report import LOAD_SIZES, LoadRun, load_plan
-from picbench.measure.serving.load_report_page import GROUPS, NEW, render_report, write_report
-from picbench.measure.serving.load_traffic import (
+from picbench.experiments.load_report import (
+    GROUPS,
+    LOAD_SIZES,
+    LOADS,
+    NEW,
+    LoadRun,
+    load_plan,
+    render_report,
+    write_report,
+)
+from picbench.experiments.rounds import RoundsFound
+from picbench.experiments.waves import (
     LoadTraffic,
     MixedTraffic,
     cold_figures,
@@ -22,7 +30,6 @@ from picbench.measure.serving.load_traffic import (
     mixed_figures,
     stream_figures,
 )
-from picbench.measure.serving.rounds_file import RoundsFound
 
 TRAFFIC = LoadTraffic(4, 2, 20, 4, 2, reply=4)
 

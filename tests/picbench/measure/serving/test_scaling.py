@@ -8,16 +8,18 @@ import pytest
 from harness_fakes import GPU_FACTS
 
 from picbench.engines.engine import Engine
-from picbench.measure.serving.decode_waves import DecodeScene
-from picbench.measure.serving.rounds_file import RoundsFound
-from picbench.measure.serving.scaling import (
+from picbench.experiments.rounds import RoundsFound
+from picbench.experiments.scaling import (
     SCALING_SIZES,
     ScalingRun,
     estimated,
+    render_scaling,
     reply_sums,
+    scaling_figures,
     scaling_plan,
+    write_scaling,
 )
-from picbench.measure.serving.scaling_page import render_scaling, scaling_figures, write_scaling
+from picbench.experiments.waves import DecodeScene
 
 
 def run(tmp_path: Path, workers: int = 2) -> ScalingRun:

@@ -11,15 +11,16 @@ import pytest
 
 from picbench.engines.config import EngineConfig
 from picbench.errors import EngineError
-from picbench.measure import started_engines
-from picbench.measure.serving import served_rounds
-from picbench.measure.serving.rounds_file import RoundsFound, write_rounds
-from picbench.measure.serving.served_rounds import (
+from picbench.experiments import engines as started_engines
+from picbench.experiments import rounds as served_rounds
+from picbench.experiments.rounds import (
+    RoundsFound,
     RoundsPlan,
     ServedArm,
     ServedCell,
     estimate,
     run_rounds,
+    write_rounds,
 )
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from picbench.measure.warm.busy_cores import busy_cores
+from picbench.experiments.warm_chunks import busy_cores
 
 
 def children() -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.measure.warm.quiet_cores import QuietCores, time_loop
+from picbench.experiments.warm_chunks import QuietCores, time_loop
 
 
 class Host:

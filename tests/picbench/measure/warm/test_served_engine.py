@@ -9,9 +9,16 @@ import pytest
 
 from picbench.engines.config import EngineConfig
 from picbench.errors import EngineError
-from picbench.measure.warm import served_engine
-from picbench.measure.warm.served_engine import FirstToken, ServedEngine
-from picbench.measure.warm.warm_chunks import CHUNK, HEAD, QUESTION, ask, draw
+from picbench.experiments import warm_chunks as served_engine
+from picbench.experiments.warm_chunks import (
+    CHUNK,
+    HEAD,
+    QUESTION,
+    FirstToken,
+    ServedEngine,
+    ask,
+    draw,
+)
 
 
 @dataclass

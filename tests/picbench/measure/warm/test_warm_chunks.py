@@ -17,19 +17,22 @@ from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.request import Chunk, Request
 from picbench.errors import InvalidRun
-from picbench.measure.warm import warm_chunks
-from picbench.measure.warm.served_engine import FirstToken
-from picbench.measure.warm.warm_chunks import (
+from picbench.experiments import warm_chunks
+from picbench.experiments.warm_chunks import (
     ARMS,
     CHUNK,
     FULL,
     HIT,
     SECTIONS,
+    FirstToken,
     WarmSettings,
     ask_stock,
     ask_warm,
+    ratios,
+    render,
+    summary_of,
+    write,
 )
-from picbench.measure.warm.warm_chunks_page import ratios, render, summary_of, write
 
 FACTS = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "chunks": 64, "prompt_tokens": 32_400}
 FACTS |= {"chunk": 504, "sections": 4, "head": 64, "question": 80, "busy_cores": 8}

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from printed_figure import check_printed
 
-from picbench.measure.break_even.grid_plan import GRIDS, GridSettings
-from picbench.output.figures.break_even_figure import RatioPanel, _borders, _text, draw_ratios
+from picbench.experiments.grid_plan import GRIDS, GridSettings
+from picbench.figures.frontier import RatioPanel, _borders, _text, draw_ratios
 
 NOTE = (
     "mepic's TTFT over another arm's. NVIDIA H200, CUDA 12.9, TORCH 2.13.0+cu129, 9876543-dirty. "

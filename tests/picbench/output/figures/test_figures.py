@@ -9,17 +9,10 @@ from matplotlib.figure import Figure
 from printed_figure import check_printed
 
 from picbench.engines.ledger import KINDS
-from picbench.output.figures.occupancy import draw_occupancy
-from picbench.output.figures.paper_canvas import Panel, canvas
-from picbench.output.figures.style import (
-    PALETTE,
-    arm_styles,
-    drawing,
-    kind_colours,
-    log_steps,
-    write,
-)
-from picbench.output.run_reader import Series
+from picbench.figures.canvas import Panel, canvas
+from picbench.figures.run import draw_occupancy
+from picbench.figures.style import PALETTE, arm_styles, drawing, kind_colours, log_steps, write
+from picbench.store.reader import Series
 
 CAPTION = "cpu: a machine. testbed model, synthetic rows. 3 requests an arm, seeds 1."
 

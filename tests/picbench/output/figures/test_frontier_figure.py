@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from printed_figure import check_printed
 
-from picbench.measure.algorithms.arm_sets import ARMS_OF, arms_of
-from picbench.output.figures.frontier_figure import FrontierPoint, draw_frontier, frontier_steps
+from picbench.experiments.arm_scores import ARMS_OF, arms_of
+from picbench.figures.frontier import FrontierPoint, draw_frontier, frontier_steps
 
 CAPTION = "A model; a GPU; n=200."
 GOAL = ("mepic", 0.97)

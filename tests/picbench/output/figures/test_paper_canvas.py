@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from printed_figure import check_printed
 
-from picbench.output.figures.figure_legend import legend_height
-from picbench.output.figures.paper_canvas import Panel, spread
-from picbench.output.figures.paper_panels import (
+from picbench.figures.canvas import Panel, legend_height, spread
+from picbench.figures.panels import (
     Spot,
     draw_bars,
     draw_dots,

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from picbench.output.figures.point_labels import label_points
+from picbench.figures.canvas import label_points
 
 Point = tuple[str, float, float, str]
 

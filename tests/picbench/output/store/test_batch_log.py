@@ -10,10 +10,9 @@ from harness_fakes import make_sample, make_snapshot
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.arms.messages import Failure, GroupResult
 from picbench.engines.chunk_cache.transfers import StepTimes
-from picbench.output.sample_row import Grader, SampleRow, to_rows
-from picbench.output.store.batch_log import (
+from picbench.store.records import ArmBatch, Failure, Grader, GroupResult, SampleRow, to_rows
+from picbench.store.writer import (
     BATCHES,
     LEDGER,
     SAMPLES,
@@ -23,7 +22,6 @@ from picbench.output.store.batch_log import (
     read_batches,
     write_rows,
 )
-from picbench.run.protocol import ArmBatch
 from picbench.workloads.facts import chunk_sets
 
 SAMPLES_OF_RUN = [make_sample(n) for n in range(6)]

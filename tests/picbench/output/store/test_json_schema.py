@@ -9,10 +9,9 @@ import pytest
 from harness_fakes import REFUSED, Harness, make_sample, run_fakes
 from jsonschema import Draft202012Validator
 
-from picbench.output.run_directory import RunDirectory
-from picbench.output.store.batch_log import LEDGER
-from picbench.output.store.documents import SCHEMA
-from picbench.output.store.json_schema import json_schemas, schema_name
+from picbench.store.manifest import SCHEMA
+from picbench.store.schema import json_schemas, schema_name
+from picbench.store.writer import LEDGER, RunDirectory
 
 PUBLISHED = Path(__file__).parents[4] / "docs" / "schema"
 GOLDEN = Path(__file__).parent / "golden" / str(SCHEMA)

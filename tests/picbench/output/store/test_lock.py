@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from picbench.errors import ConfigError
-from picbench.output.store.lock import hold, is_held
+from picbench.files import hold, is_held
 
 
 def test_a_folder_is_held_once(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_a_folder_is_held_once(tmp_path: Path) -> None:
 def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from picbench.output.store.lock import hold\n"
+        "from picbench.files import hold\n"
         f"with hold(Path({str(tmp_path)!r})): print('held', flush=True); time.sleep(600)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from picbench.errors import ConfigError, InvalidRun
-from picbench.output.run_directory import MANIFEST, SUMMARY
-from picbench.output.run_reader import read_run
-from picbench.output.store.documents import SCHEMA
+from picbench.store.manifest import SCHEMA
+from picbench.store.reader import read_run
+from picbench.store.writer import MANIFEST, SUMMARY
 
 GOLDEN = Path(__file__).parent / "golden"
 

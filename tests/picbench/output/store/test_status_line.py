@@ -5,8 +5,8 @@ from pathlib import Path
 
 from harness_fakes import Harness, make_sample, run_fakes
 
-from picbench.output.run_directory import SUMMARY
-from picbench.output.store.status_line import status_line
+from picbench.run.overview import status_line
+from picbench.store.writer import SUMMARY
 
 
 def test_scores_of_real_weights_are_told(tmp_path: Path) -> None:

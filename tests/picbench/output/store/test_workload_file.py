@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.output.store.workload_file import StoredSegment, read_workload, write_workload
+from picbench.store.writer import StoredSegment, read_workload, write_workload
 from picbench.workloads.facts import chunk_id, chunk_sets
 from picbench.workloads.sample import Sample, SampleSegment
 

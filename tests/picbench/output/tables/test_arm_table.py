@@ -9,10 +9,10 @@ import pytest
 from harness_fakes import Harness, make_sample, run_fakes
 from rich.console import Console
 
-from picbench.output.run_reader import read_run
-from picbench.output.summary import ArmSummary
-from picbench.output.tables.arm_columns import arm_columns
-from picbench.output.tables.arm_table import ArmTable
+from picbench.metrics import arm_columns
+from picbench.store.reader import read_run
+from picbench.store.summary import ArmSummary
+from picbench.tables.table import ArmTable
 
 LONG = "mepic:anchored=on:context=document"
 

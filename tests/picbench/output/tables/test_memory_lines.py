@@ -7,10 +7,10 @@ import pytest
 from harness_fakes import Harness, make_sample, run_fakes
 
 from picbench.engines.ledger import MemoryUse, Occupancy
-from picbench.output.run_reader import read_run
-from picbench.output.summary import MemorySummary, summarise_memory
-from picbench.output.tables.arm_columns import arm_columns
-from picbench.output.tables.memory_lines import memory_lines
+from picbench.metrics import arm_columns
+from picbench.store.reader import read_run
+from picbench.store.summary import MemorySummary, summarise_memory
+from picbench.tables.run import memory_lines
 
 GIB = 1 << 30
 

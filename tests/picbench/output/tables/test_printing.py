@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from picbench.cli.guard import PIPE_CLOSED
-from picbench.output.result_table import print_all
+from picbench.run.result import print_all
 
 
 def test_a_reader_that_goes_away_is_an_error_and_no_exit() -> None:

@@ -15,13 +15,19 @@ from PIL import Image
 
 from picbench.cli import main
 from picbench.engines.ledger import KINDS
-from picbench.output.figures.run_figures import longest_steps, peaks
-from picbench.output.run_directory import SAMPLES
-from picbench.output.run_reader import Run, read_run
-from picbench.output.tables.arm_columns import arm_columns
-from picbench.output.tables.frames import arms_frame, ledger_frame, of_runs, samples_frame
-from picbench.output.tables.run_files import write_run_files
-from picbench.output.tables.table_formats import as_csv, as_latex, as_markdown
+from picbench.figures.run import longest_steps, peaks, write_run_files
+from picbench.metrics import arm_columns
+from picbench.store.reader import Run, read_run
+from picbench.store.writer import SAMPLES
+from picbench.tables.run import (
+    arms_frame,
+    as_csv,
+    as_latex,
+    as_markdown,
+    ledger_frame,
+    of_runs,
+    samples_frame,
+)
 
 ARMS = ["full", "mepic"]
 
@@ -185,7 +191,7 @@ def test_a_full_disk_ends_a_run_that_is_drawn_by_the_same_command(
     services = replace(Harness([make_sample(0)]).services(), files=write_run_files)
     path = tmp_path / "run"
     flags = ["run", "--algo", "full,mepic", "--dataset", "fake", "--output", str(path)]
-    monkeypatch.setattr("picbench.output.figures.style.write_whole", refuse)
+    monkeypatch.setattr("picbench.figures.style.write_whole", refuse)
     full = CliRunner().invoke(main, flags, obj=services)
     assert full.exit_code == 4
     said = f"picbench: {path / 'ttft.svg'}: No space left on device (make room"

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from picbench.measure.algorithms.scored_part import ArmRows, Case, ScoredPart
-from picbench.papers.accuracy.accuracy_page import read_models, write_accuracy
-from picbench.papers.accuracy.accuracy_settings import PublishedGap, read_accuracy
+from picbench.experiments.arm_scores import ArmRows, Case, ScoredPart
+from picbench.papers.accuracy import PublishedGap, read_accuracy, read_models, write_accuracy
 
 FACTS = {"gpu": "a GPU", "vllm": "1", "dtype": "bfloat16", "commit": "0123456789"}
 MODEL = "mistralai/Mistral-7B-Instruct-v0.2"

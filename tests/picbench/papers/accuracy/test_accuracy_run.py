@@ -12,11 +12,9 @@ from huggingface_hub import constants
 from tiny_llama import write_model
 
 from picbench.cli import main
-from picbench.measure.algorithms import serve_arms
-from picbench.papers.accuracy.accuracy_run import AccuracyRun
-from picbench.papers.accuracy.accuracy_settings import read_accuracy
-from picbench.papers.accuracy.model_files import NamedModel, find_model, name_of
-from picbench.papers.paper_settings import FILES
+from picbench.experiments import serve_arms
+from picbench.papers.accuracy import AccuracyRun, NamedModel, find_model, name_of, read_accuracy
+from picbench.papers.settings import FILES
 from picbench.workloads.models.build import VOCABULARY, write_tokenizer
 
 _SCALED = {

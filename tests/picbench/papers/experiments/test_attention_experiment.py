@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from picbench.papers.experiments.attention_experiment import even_shares, measure_attention
-from picbench.papers.paper_settings import AttentionExperiment, AttentionSettings
+from picbench.papers.latency import even_shares, measure_attention
+from picbench.papers.settings import AttentionExperiment, AttentionSettings
 
 SETTINGS = AttentionSettings(dataset="musique", rows=2, arms=["full", "epic:k=16"], tokens=6)
 

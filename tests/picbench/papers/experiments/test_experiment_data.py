@@ -2,7 +2,7 @@
 
 import pytest
 
-from picbench.papers.experiments.experiment_data import ExperimentData, PointArm, PointData
+from picbench.papers.data import ExperimentData, PointArm, PointData
 
 
 @pytest.mark.parametrize(

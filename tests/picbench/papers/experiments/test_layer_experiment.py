@@ -4,13 +4,8 @@ import pytest
 
 from picbench.engines.algorithms import parse
 from picbench.engines.planning.policy import Segment
-from picbench.papers.experiments.layer_experiment import (
-    LayerShape,
-    LayerWork,
-    count_layers,
-    measure_layers,
-)
-from picbench.papers.paper_settings import LayerExperiment, LayerSettings
+from picbench.papers.latency import LayerShape, LayerWork, count_layers, measure_layers
+from picbench.papers.settings import LayerExperiment, LayerSettings
 
 #: 16 tokens of text, two chunks of 32, a question of 8.
 PROMPT = [

@@ -8,14 +8,22 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from picbench.measure.algorithms.scored_part import ArmRows, Case, ScoredPart
-from picbench.papers.experiments.experiment_data import ExperimentData, PointArm, PointData
-from picbench.papers.judging.claim import Claim
-from picbench.papers.judging.claims_table import BEGIN, END, write_claims
-from picbench.papers.judging.evidence import Evidence
-from picbench.papers.judging.judged_cell import Bounds, level_of, unseen
-from picbench.papers.judging.judgement import ClaimVerdict, judge_all, write_verdicts
-from picbench.statistics.bootstrap import Interval
+from picbench.compare.intervals import Interval
+from picbench.experiments.arm_scores import ArmRows, Case, ScoredPart
+from picbench.papers.data import ExperimentData, PointArm, PointData
+from picbench.papers.judge import (
+    BEGIN,
+    END,
+    Bounds,
+    ClaimVerdict,
+    Evidence,
+    judge_all,
+    level_of,
+    unseen,
+    write_claims,
+    write_verdicts,
+)
+from picbench.papers.settings import Claim
 
 CONDITIONS = {"caption": "here", "model": "no weights", "hardware": "a machine", "commit": "abc"}
 FACTS = {"gpu": "a GPU", "dtype": "float32", "commit": "0123456789"}

@@ -3,10 +3,10 @@
 import pytest
 
 from picbench.engines.algorithms import parse
-from picbench.profile.prediction.advice import Worth, advise
-from picbench.profile.prediction.predictor import ArmPrediction
-from picbench.profile.reuse.reuse_counts import ReuseTotals
-from picbench.profile.trace_profile import ArmProfile, TraceProfile, TrafficSums
+from picbench.profile.advice import Worth, advise
+from picbench.profile.pool_simulation import ReuseTotals
+from picbench.profile.predictor import ArmPrediction
+from picbench.profile.profile import ArmProfile, TraceProfile, TrafficSums
 
 
 def arm(spec: str, computed: int, limited: int | None = None) -> ArmProfile:

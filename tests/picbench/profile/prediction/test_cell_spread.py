@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.profile.prediction.cell_spread import CellSpread
+from picbench.profile.costs import CellSpread
 
 
 def test_few_cells_have_no_spread() -> None:

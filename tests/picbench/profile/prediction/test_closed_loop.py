@@ -2,9 +2,9 @@
 
 import pytest
 
-from picbench.profile.prediction.closed_loop import ClosedLoop, serve_loop
-from picbench.profile.prediction.request_sizes import RequestSize
-from picbench.profile.reuse.reuse_counts import RequestReuse
+from picbench.profile.costs import RequestSize
+from picbench.profile.pool_simulation import RequestReuse
+from picbench.profile.profile import ClosedLoop, serve_loop
 
 
 def size(computed: float = 100, output: float = 4, prompt: float = 100) -> RequestSize:

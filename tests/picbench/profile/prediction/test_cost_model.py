@@ -5,8 +5,7 @@ from random import Random
 
 import pytest
 
-from picbench.profile.prediction.cost_model import Observation, fit, leave_one_out
-from picbench.profile.prediction.request_sizes import RequestSize
+from picbench.profile.costs import Observation, RequestSize, fit, leave_one_out
 
 COSTS = (0.02, 0.025, 0.001, 0.0, 0.0005, 0.004)
 

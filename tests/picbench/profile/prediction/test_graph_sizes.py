@@ -4,13 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from picbench.grid.measured_grid import GridFacts, packaged_grids, read_grid
-from picbench.profile.prediction.graph_sizes import (
-    captured,
-    graph_sizes,
-    graph_warning,
-    same_graphs,
-)
+from picbench.profile.costs import captured, graph_sizes, graph_warning, same_graphs
+from picbench.profile.grid import GridFacts, packaged_grids, read_grid
 
 STOCK, LINKED = ("full", "prefix", "reorder"), ("mepic", "naive")
 CPU = GridFacts("a host", {"driver": "none"}, "m", "float32", 1024, 100, 4, "")

@@ -8,7 +8,8 @@ import pytest
 
 from picbench.engines.algorithms import parse
 from picbench.errors import ConfigError
-from picbench.grid.measured_grid import (
+from picbench.profile.costs import RequestSize, RequestSizes
+from picbench.profile.grid import (
     ALONE,
     BURST,
     ArmCell,
@@ -19,11 +20,9 @@ from picbench.grid.measured_grid import (
     packaged_grids,
     read_grid,
 )
-from picbench.profile.prediction.closed_loop import serve_loop
-from picbench.profile.prediction.predictor import GridPredictor
-from picbench.profile.prediction.request_sizes import RequestSize, RequestSizes
-from picbench.profile.reuse.reuse_counts import ReuseTotals
-from picbench.profile.trace_profile import ArmProfile, TraceProfile, TrafficSums
+from picbench.profile.pool_simulation import ReuseTotals
+from picbench.profile.predictor import GridPredictor
+from picbench.profile.profile import ArmProfile, TraceProfile, TrafficSums, serve_loop
 
 RUNNING, OUTPUT = 4, 8
 

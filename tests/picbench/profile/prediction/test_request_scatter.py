@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.profile.prediction.cell_spread import CellSpread
-from picbench.profile.prediction.request_scatter import alike, deviations, scattered_median
+from picbench.profile.costs import CellSpread, alike, deviations, scattered_median
 
 
 def test_the_quickest_of_the_slow_requests_are_in_the_middle() -> None:

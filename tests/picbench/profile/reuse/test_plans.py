@@ -14,9 +14,9 @@ from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.errors import ConfigError
-from picbench.profile.reuse.arm_simulation import ArmSimulation
-from picbench.profile.reuse.block_runs import BlockKeys, ComputedSlice
-from picbench.profile.traces.traced_request import TracedRequest, TraceSegment
+from picbench.profile.engine_simulation import ArmSimulation
+from picbench.profile.pool_simulation import BlockKeys, ComputedSlice
+from picbench.profile.traces import TracedRequest, TraceSegment
 
 ARMS = (
     "mepic",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from picbench.errors import ConfigError, DataError
-from picbench.profile.traces.trace_reader import Encode, Trace, read_trace_file
+from picbench.profile.traces import Encode, Trace, read_trace_file
 
 
 def encode() -> Encode:

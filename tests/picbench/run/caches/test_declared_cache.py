@@ -21,11 +21,11 @@ from harness_fakes import (
 
 from picbench.engines.ledger import Snapshot
 from picbench.errors import ConfigError, InvalidRun
-from picbench.output.result_table import print_result
-from picbench.output.run_reader import read_run
-from picbench.run.caches.declared_cache import NOVEL, fill_requests
-from picbench.run.config import parse_config
+from picbench.run.cache_state import NOVEL, fill_requests
 from picbench.run.job import prepare
+from picbench.run.result import print_result
+from picbench.settings import parse_config
+from picbench.store.reader import read_run
 from picbench.workloads.sample import Sample
 
 ARMS = ("full", "prefix", "mepic")

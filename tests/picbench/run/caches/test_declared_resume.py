@@ -16,13 +16,13 @@ from harness_fakes import (
     run_fakes,
 )
 
-from picbench.arms.messages import GroupResult
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Request
 from picbench.errors import EngineError
-from picbench.output import provenance
-from picbench.output.run_directory import MANIFEST, SUMMARY
-from picbench.output.run_reader import read_run
+from picbench.store import provenance
+from picbench.store.reader import read_run
+from picbench.store.records import GroupResult
+from picbench.store.writer import MANIFEST, SUMMARY
 from picbench.workloads.sample import Sample
 
 ARMS = ("full", "prefix", "mepic")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from harness_fakes import Harness, PicEngine, make_reusing_samples, run_fakes
 
-from picbench.output.run_reader import read_run
+from picbench.store.reader import read_run
 
 ARMS = ("full", "prefix", "mepic")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.algorithms import Reuse
-from picbench.run.caches.seen_kv import SeenKv, count_shared
+from picbench.run.cache_state import SeenKv, count_shared
 from picbench.workloads.sample import Sample, SampleSegment
 
 A, B, C = (1,) * 20, (2,) * 12, (1,) * 8 + (3,) * 4

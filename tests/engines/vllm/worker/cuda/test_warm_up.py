@@ -16,13 +16,13 @@ from torch import Tensor
 from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.experiments.kernel_cases import rope_table
 from picbench.kernels.cuda import device
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.prefill import flash, link
 from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.scene import rope_table
 
 BF16, F32 = torch.bfloat16, torch.float32
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hopper import compiled
 
+from picbench.experiments.kernel_cases import rope_table
 from picbench.kernels.cuda import device
 from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch, covers
 from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
@@ -15,7 +16,6 @@ from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.support import describe
 from picbench.kernels.shape import HeadShape
-from picbench.measure.kernels.scene import rope_table
 
 #: Of a multiprocessor, what a program may have.
 SHARED_BYTES = 227 * 1024

@@ -10,6 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_prefill_cases import expected, paged_prefill_of, tiles_of
 
+from picbench.experiments.kernel_cases import (
+    Slots,
+    draw,
+    plain,
+    planned,
+    relative_error,
+    rope_table,
+)
 from picbench.kernels.cuda import device
 from picbench.kernels.cuda.prefill import link
 from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest
@@ -29,7 +37,6 @@ from picbench.kernels.cuda.workspace import CudaWorkspace
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.shape import HeadShape
 from picbench.kernels.slot_runs import SlotRuns
-from picbench.measure.kernels.scene import Slots, draw, plain, planned, relative_error, rope_table
 
 requests = st.builds(
     planned,

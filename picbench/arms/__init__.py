@@ -1,1 +1,0 @@
-"""Arms and the processes in which their engines live."""

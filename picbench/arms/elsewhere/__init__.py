@@ -1,1 +1,0 @@
-"""Arms that are OpenAI-compatible servers elsewhere."""

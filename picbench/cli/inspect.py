@@ -1,0 +1,219 @@
+"""`picbench doctor`: is this installation sound, and are its answers right?"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from picbench.cli.guard import GuardedCommand, with_flags
+from picbench.cli.options import AS_JSON, DEVICE, DTYPE, FILE
+
+if TYPE_CHECKING:
+    from picbench.run.session import Services
+
+
+@click.command(cls=GuardedCommand)
+@click.option(
+    "--model",
+    metavar="testbed|PATH|ID|shape:NAME",
+    show_default="no self-check",
+    help="Check the answers of engines with this model; under a minute for small models.",
+)
+@DEVICE
+@DTYPE
+@AS_JSON
+@click.pass_context
+def doctor(
+    context: click.Context,
+    /,
+    *,
+    model: str | None,
+    device: str,
+    dtype: str,
+    as_json: bool,
+) -> int:
+    """Say what is installed, whether it fits together, and what works on this machine.
+
+    With --model, stock vLLM and picbench serve the same prompts one after the other, and the
+    log-probabilities of their answers are compared: full recompute, chunks whose tokens are all
+    linked, and a chunk in place of a prefix must give the same. Errors show best in float32. The
+    last line is the verdict; exits with 3 if it is not ok.
+    """
+    from picbench.experiments.doctor import diagnose
+    from picbench.run.session import Services
+
+    services: Services = context.obj or Services()
+    found = diagnose(model, device, dtype, services.launch)
+    text = json.dumps(found.document(), indent=1) if as_json else found.text()
+    click.echo(with_flags(text, context))
+    return 0 if found.ok else 3
+
+
+@click.command(cls=GuardedCommand)
+@click.argument("algorithm")
+@click.option(
+    "--chunks", type=int, default=4, show_default=True, metavar="N", help="Chunks of the prompt."
+)
+@click.option(
+    "--tokens", type=int, default=40, show_default=True, metavar="N", help="Tokens of each chunk."
+)
+@click.option("--output", type=FILE, metavar="FILE.png", help="Draw the picture there, too.")
+def explain(algorithm: str, chunks: int, tokens: int, output: Path | None) -> int:
+    """Show an algorithm's plan of a small prompt: its blocks, and which token sees which.
+
+    ALGORITHM is what --algo takes, with its options: epic:k=8. The prompt is a text, chunks and a
+    question; the plan is the one that the engine would carry out. No engine is started.
+    """
+    from picbench.engines.algorithms import parse
+    from picbench.figures import plan as explanation
+    from picbench.tables.table import PipedConsole
+
+    found = parse(algorithm)
+    picture = explanation.example_picture(found, chunks, tokens)
+    if output is not None:
+        from picbench.figures.plan import draw_plan
+
+        draw_plan(picture, found.spec, output)
+    console = PipedConsole(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+    for part in explanation.explain(found, picture):
+        console.print(part)
+    if output is not None:
+        click.echo(f"\n{output}")
+    return 0
+
+
+@click.group(name="list")
+def listing() -> None:
+    """List algorithms, datasets, columns, models, tiers or traffic with their options."""
+
+
+@listing.command()
+def algorithms() -> None:
+    """Algorithms and their options, for --algo."""
+    from picbench.engines import algorithms as known
+
+    _print(known.describe())
+
+
+@listing.command()
+def datasets() -> None:
+    """Data sets, for --dataset."""
+    from picbench.workloads import datasets as known
+
+    _print(known.describe().items())
+
+
+@listing.command()
+def columns() -> None:
+    """Fields of rows and mappings by name, for --columns."""
+    from picbench.workloads.sources import columns as known
+
+    _print(known.FIELDS.items())
+    click.echo("Mappings by name:")
+    _print(known.NAMED.items())
+
+
+@listing.command()
+def models() -> None:
+    """Built-in models, for --model, and architectures: which were checked, which are refused."""
+    from picbench.workloads import models as known
+    from picbench.workloads.models import architectures
+
+    _print(known.describe().items())
+    click.echo("Architectures, checked against the oracle with tiny models of random weights:")
+    _print(architectures.rows())
+
+
+@listing.command()
+def tiers() -> None:
+    """Kinds of storage below the KV pool, for --tiers."""
+    from picbench.engines.chunk_cache.tiers.kinds import describe_tiers
+
+    _print(describe_tiers())
+
+
+@listing.command()
+def traffic() -> None:
+    """Papers' workloads, for picbench traffic --preset."""
+    from picbench.papers.settings import presets
+
+    _print((name, _settings(values)) for name, values in presets().items())
+
+
+def _settings(values: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _print(rows: Iterable[tuple[str, ...]]) -> None:
+    entries = list(rows)
+    width = max((len(entry[0]) for entry in entries), default=0)
+    for name, *texts in entries:
+        click.echo(f"{name:<{width}}  {'  '.join(text for text in texts if text)}".rstrip())
+
+
+FAILED = 3
+
+
+@click.command(cls=GuardedCommand)
+@click.option(
+    "--limit", type=click.IntRange(2), default=40, show_default=True, metavar="N", help="Requests."
+)
+@click.option(
+    "--dataset",
+    default="musique",
+    show_default=True,
+    metavar="NAME",
+    help="See picbench list datasets.",
+)
+@click.option(
+    "--model",
+    default="testbed",
+    show_default=True,
+    metavar="testbed|PATH|ID",
+    help="A model that can answer the data set's questions.",
+)
+@click.option(
+    "--data",
+    default="bundled",
+    show_default=True,
+    metavar="bundled|DIR|FILE|hub",
+    help="Rows, as for picbench run.",
+)
+@DEVICE
+@DTYPE
+@click.option("--output", metavar="DIR", help="Run directory; new or empty.")
+@AS_JSON
+@click.pass_obj
+def selftest(services: "Services | None", /, *, as_json: bool, **flags: Any) -> int:
+    """Run negative controls: comparisons whose outcome is known.
+
+    Full recompute must not differ from itself, reuse without recomputation must lose score, and
+    chunks with the KV of other chunks must lose nearly all of it. Prints what was expected and
+    found; exits with 3 if a control failed, because then no other number here means anything.
+    """
+    from dataclasses import asdict
+
+    from picbench.experiments.controls import prepare_controls, run_controls
+    from picbench.run.progress import open_progress
+    from picbench.run.session import Services
+    from picbench.settings import parse_config
+
+    services = services or Services()
+    # Requests alone in their round: what one round has in common is not in the way.
+    config = parse_config({**flags, "algo": ("full",), "concurrency": 1})
+    job = prepare_controls(config, services)
+    with open_progress(job.requests) as progress:
+        path, controls = run_controls(job, services, progress)
+    passed = all(control.passed for control in controls)
+    if as_json:
+        found = [asdict(control) for control in controls]
+        click.echo(json.dumps({"passed": passed, "run": str(path), "controls": found}))
+        return 0 if passed else FAILED
+    for control in controls:
+        verdict = "ok" if control.passed else "FAILED"
+        click.echo(f"{verdict:6}  {control.name}: {control.found} ({control.expected})")
+    click.echo(path)
+    return 0 if passed else FAILED

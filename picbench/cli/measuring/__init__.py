@@ -1,1 +1,0 @@
-"""`picbench measure`, a command for each measurement or group of them."""

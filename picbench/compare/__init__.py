@@ -1,0 +1,1 @@
+"""Runs held against each other and against baselines, and the statistics of both."""

@@ -1,0 +1,521 @@
+"""One arm of a run in columns: what comparisons need of it, and no more."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import isqrt
+from operator import attrgetter
+from typing import Any, TypeVar
+
+import numpy as np
+
+from picbench.compare.intervals import Quantile, repeated_quantile
+from picbench.compare.significance import (
+    Loss,
+    Nondeterminism,
+    Paired,
+    clusters_without_loss,
+    judge_loss,
+    nondeterminism,
+    paired_ratio,
+    paired_scores,
+    samples_for_width,
+    samples_to_judge,
+)
+from picbench.errors import ConfigError, IncomparableRuns
+from picbench.store.reader import Run, check_rows
+from picbench.store.records import SampleRow
+from picbench.store.summary import ArmSummary, computed_tokens
+
+#: Times of a request in milliseconds, compared as ratios.
+TIMES = ("ttft_ms", "tpot_ms", "e2e_ms")
+
+#: Counts of a request, compared exactly.
+COUNTERS = (
+    "prompt_tokens",
+    "output_tokens",
+    "computed_tokens",
+    "reused_tokens",
+    "compiled_tokens",
+    "linked_tokens",
+    "padded_slots",
+    "chunk_blocks",
+    "prefix_blocks",
+    "copied_blocks",
+    "tier_blocks",
+)
+
+#: Counts of a whole arm: blocks that requests held at most, blocks with KV in them at most, bytes
+#: that tiers gave and got, requests without a result.
+TOTALS = ("peak_blocks", "peak_resident_blocks", "loaded_bytes", "stored_bytes", "failed")
+
+#: Characters that are kept of a hash: two of 10,000 prompts are alike in them once in 10^11 runs.
+_HASH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredArm:
+    """The answered requests of one arm, a value a request in every column.
+
+    `samples` are unique: the answer to one in the second repeat is ``"name#2"``, a second answer
+    in one repeat ``"name+1"``. Samples of one of `clusters` share documents. `rounds`, and the
+    `places` of requests in the order of the run, begin anew in each of the `repeats`, which are
+    numbered from 0: requests of one place are the same request. A score is None where
+    there is nothing to score, a time where none was measured. `prompts` and `outputs` are the
+    beginnings of SHA-256 hashes. `totals` lacks what the run does not say.
+    """
+
+    name: str
+    samples: tuple[str, ...]
+    clusters: tuple[str, ...]
+    rounds: tuple[int, ...]
+    places: tuple[int, ...]
+    repeats: tuple[int, ...]
+    prompts: tuple[str, ...]
+    outputs: tuple[str, ...]
+    scores: tuple[float | None, ...]
+    times: Mapping[str, tuple[float | None, ...]]
+    counters: Mapping[str, tuple[int, ...]]
+    totals: Mapping[str, float]
+
+
+def measured_arms(run: Run) -> dict[str, MeasuredArm]:
+    """The arms of a run by name, in its order.
+
+    Raises ConfigError for a run without a row, InvalidRun for one that lacks some of its rows.
+    """
+    rows: dict[str, list[SampleRow]] = {}
+    for row in run.rows:
+        rows.setdefault(row.arm, []).append(row)
+    if not rows:
+        raise ConfigError(f"{run.path}: has no rows", hint="run it again")
+    check_rows(run)
+    summary = run.summary
+    return {name: _measure(name, own, summary.get(name)) for name, own in rows.items()}
+
+
+def _measure(name: str, rows: Sequence[SampleRow], summary: ArmSummary | None) -> MeasuredArm:
+    answered = [row for row in rows if row.error is None]
+    samples = tuple(sample_labels(answered))
+    firsts = _first_rounds(rows)
+    places = (place for place, row in placed(rows) if row.error is None)
+    failed = {(row.sample, row.repeat) for row in rows if row.error is not None}
+    failed -= {(row.sample, row.repeat) for row in answered}  # Those that went well when repeated.
+    return MeasuredArm(
+        name=name,
+        samples=samples,
+        clusters=tuple(row.cluster or row.sample for row in answered),
+        rounds=tuple(row.round - firsts[row.repeat] for row in answered),
+        places=tuple(places),
+        repeats=tuple(row.repeat for row in answered),
+        prompts=tuple(row.prompt_sha256[:_HASH] for row in answered),
+        outputs=tuple((row.output_sha256 or "")[:_HASH] for row in answered),
+        scores=tuple(row.score for row in answered),
+        times={t: tuple(getattr(r, t) if r.timed else None for r in answered) for t in TIMES},
+        counters=_counter_values(answered),
+        totals=_total_values(summary) | {"failed": len(failed)},
+    )
+
+
+def _first_rounds(rows: Iterable[SampleRow]) -> dict[int, int]:
+    """The number of each repeat's first round."""
+    firsts: dict[int, int] = {}
+    for row in rows:
+        firsts[row.repeat] = min(row.round, firsts.get(row.repeat, row.round))
+    return firsts
+
+
+def placed(rows: Iterable[SampleRow]) -> Iterator[tuple[int, SampleRow]]:
+    """Rows of one arm with their places in their repeats."""
+    sent = Counter[int]()
+    for row in rows:
+        yield sent[row.repeat], row
+        sent[row.repeat] += 1
+
+
+def sample_labels(answered: Iterable[SampleRow]) -> Iterator[str]:
+    """What comparisons call the answered rows of one arm; see `MeasuredArm`."""
+    seen = Counter[str]()
+    for row in answered:
+        label = row.sample if not row.repeat else f"{row.sample}#{row.repeat + 1}"
+        yield f"{label}+{seen[label]}" if seen[label] else label
+        seen[label] += 1
+
+
+def _counter_values(rows: Sequence[SampleRow]) -> dict[str, tuple[int, ...]]:
+    """Counts by name; without those that a server elsewhere does not give."""
+    found = {name: tuple(map(_COUNT[name], rows)) for name in COUNTERS}
+    return {name: counts for name, counts in found.items() if None not in counts}
+
+
+#: None where a server elsewhere does not say.
+_COUNT: Mapping[str, Callable[[SampleRow], Any]] = {
+    "prompt_tokens": attrgetter("tokens.prompt"),
+    "output_tokens": attrgetter("output_tokens"),
+    "computed_tokens": lambda row: computed_tokens(row.tokens),
+    "reused_tokens": attrgetter("tokens.reused"),
+    "compiled_tokens": attrgetter("tokens.compiled"),
+    "linked_tokens": attrgetter("tokens.linked"),
+    "padded_slots": attrgetter("tokens.padded"),
+    "chunk_blocks": attrgetter("hits.chunk"),
+    "prefix_blocks": attrgetter("hits.prefix"),
+    "copied_blocks": attrgetter("hits.copied"),
+    "tier_blocks": lambda row: sum(row.hits.tiers.values()),
+}
+
+
+def _total_values(summary: ArmSummary | None) -> dict[str, float]:
+    if summary is None:
+        return {}
+    pool = {
+        "peak_blocks": summary.blocks.peak_referenced,
+        "peak_resident_blocks": summary.blocks.peak_resident,
+    }
+    moved = {
+        "loaded_bytes": sum(tier.loaded_bytes for tier in summary.moved.values()),
+        "stored_bytes": sum(tier.stored_bytes for tier in summary.moved.values()),
+    }
+    return (pool if summary.blocks.pool else {}) | moved
+
+
+Value = TypeVar("Value")
+
+
+class Pairs:
+    """The samples that both arms answered, in the order of the first.
+
+    Raises IncomparableRuns where there is none.
+    """
+
+    def __init__(self, before: MeasuredArm, after: MeasuredArm) -> None:
+        places = {sample: place for place, sample in enumerate(after.samples)}
+        self.before, self.after = before, after
+        self.samples = [sample for sample in before.samples if sample in places]
+        self._first = [p for p, sample in enumerate(before.samples) if sample in places]
+        self._second = [places[sample] for sample in self.samples]
+        if not self.samples:
+            raise IncomparableRuns(
+                f"{before.name} and {after.name} have no answered sample in common",
+                hint="compare runs of the same workload",
+            )
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def unpaired(self) -> int:
+        """Samples that one arm alone answered."""
+        return len({*self.before.samples} ^ {*self.after.samples})
+
+    def of(
+        self, before: Sequence[Value], after: Sequence[Value]
+    ) -> tuple[list[Value], list[Value]]:
+        """Values of the pairs, from a column of each arm."""
+        return [before[i] for i in self._first], [after[i] for i in self._second]
+
+    def check_prompts(self) -> None:
+        """Raise IncomparableRuns where samples of one name have different prompts."""
+        prompts = zip(self.samples, *self.of(self.before.prompts, self.after.prompts), strict=True)
+        differ = [sample for sample, first, second in prompts if first != second]
+        if differ:
+            raise IncomparableRuns(
+                f"{len(differ)} of {len(self)} samples have other prompts, the first: {differ[0]}",
+                hint="compare runs of the same workload and tokenizer",
+            )
+
+    @property
+    def documents(self) -> list[str]:
+        """What is independent in scores: sets of documents."""
+        return [self.before.clusters[i] for i in self._first]
+
+    @property
+    def rounds(self) -> list[int]:
+        """What is nearly independent in times: groups of requests that waited for each other.
+
+        Where there is a single one (an open loop), batches of neighbours. A round of all repeats is
+        one: these are the same requests, and relate to each other as they did before.
+        """
+        rounds = [self.before.rounds[i] for i in self._first]
+        return rounds if len(set(rounds)) > 1 else self.batches
+
+    @property
+    def repeats(self) -> list[int]:
+        """The repeat of each: what lasts for minutes is the same for all requests of one."""
+        return [self.before.repeats[i] for i in self._first]
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether two arms of one run took turns within a repeat, so that drift hit both alike.
+
+        With a single round, as in an open loop, one served everything and then the other did.
+        """
+        return len(set(self.before.rounds)) > 1
+
+    @property
+    def batches(self) -> list[int]:
+        """Batches of neighbouring rounds, or requests, as many as each has of these.
+
+        What slows a machine down lasts longer than a round, so that rounds of separate runs are not
+        independent: neighbours had correlations of 0.6 (batch means, as for any time series).
+        """
+        numbers = [self.before.rounds[i] for i in self._first]
+        if len(set(numbers)) == 1:
+            numbers = [self.before.places[i] for i in self._first]
+        known = sorted(set(numbers))
+        size = isqrt(len(known))
+        batches = {number: place // size for place, number in enumerate(known)}
+        return [batches[number] for number in numbers]
+
+
+#: Scores of the samples that have one in both arms, and of all of them.
+SCORE, SCORE_OF_ALL = "score", "score, unparsed as 0"
+
+#: The time whose quantiles are told, and which these are.
+WAIT, QUANTILES = "ttft_ms", (0.5, 0.9, 0.99)
+
+#: A point: a hundredth of a score from 0 to 1.
+POINT = 0.01
+
+
+class Drift(StrEnum):
+    """What an interval has of a machine that gets slower or faster from minute to minute.
+
+    `ALIKE`: the two took turns, so that it hit both. `REPEATS`: they did not, and what it did from
+    repeat to repeat is in the interval. `UNSEEN`: they did not, and nothing of it is.
+    """
+
+    ALIKE = "alike"
+    REPEATS = "repeats"
+    UNSEEN = "unseen"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricChange:
+    """How a score (from 0 to 1, more is better) or a time (less is better) changed.
+
+    `before` and `after` are means, geometric ones of times. `p` is adjusted for all tests of the
+    comparison that this is from. `loss` judges a score against the margin that was asked for, and
+    `needed` is how many samples would decide that; without a margin, how many give a score an
+    interval of one point to either side. Where the two were measured one after another, the machine
+    may have changed between them: `drift` says what of that is in the interval.
+    """
+
+    name: str
+    before: float
+    after: float
+    change: Paired
+    p: float
+    loss: Loss | None = None
+    needed: int | None = None
+    drift: Drift = Drift.ALIKE
+
+    @property
+    def wins(self) -> int:
+        """Samples that got better."""
+        return self.change.lower if self.change.ratio else self.change.higher
+
+    @property
+    def losses(self) -> int:
+        """Samples that got worse."""
+        return self.change.higher if self.change.ratio else self.change.lower
+
+
+@dataclass(frozen=True, slots=True)
+class QuantileChange:
+    """A quantile of a time before and after, each with its interval over all answered requests.
+
+    It is over repeats as well, where there are several.
+    """
+
+    name: str
+    before: Quantile
+    after: Quantile
+
+
+@dataclass(frozen=True, slots=True)
+class CounterChange:
+    """A count before and after: sums over pairs, and in how many `samples` it differs.
+
+    `samples` is None for counts of a whole arm.
+    """
+
+    name: str
+    before: float
+    after: float
+    samples: int | None
+
+    @property
+    def same(self) -> bool:
+        """Whether it is the same, for every sample."""
+        return self.before == self.after and not self.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """A sample whose score changed; None is no score."""
+
+    sample: str
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ArmComparison:
+    """One arm (`before`) against another (`after`), over `pairs` samples.
+
+    `unpaired` samples have an answer of one arm only. `metrics` has ``score`` over samples that
+    both arms have a score of and, where others exist, ``score, unparsed as 0`` over all.
+    """
+
+    before: str
+    after: str
+    pairs: int
+    unpaired: int
+    metrics: tuple[MetricChange, ...]
+    quantiles: tuple[QuantileChange, ...]
+    counters: tuple[CounterChange, ...]
+    flips: tuple[Flip, ...]
+    repeatability: Nondeterminism
+
+    def metric(self, name: str) -> MetricChange | None:
+        """The change of a metric; None where nothing was measured."""
+        return next((metric for metric in self.metrics if metric.name == name), None)
+
+    def counter(self, name: str) -> CounterChange | None:
+        """The change of a count; None where one arm does not have it."""
+        return next((counter for counter in self.counters if counter.name == name), None)
+
+
+def compare_arms(
+    before: MeasuredArm,
+    after: MeasuredArm,
+    *,
+    margin: float | None = None,
+    apart: bool = False,
+    allow_mismatch: bool = False,
+    seed: int = 0,
+) -> ArmComparison:
+    """Compare two arms, sample by sample; p values are not yet adjusted for one another.
+
+    `margin` is the loss of score to judge. Arms that did not take turns in one run were measured
+    `apart`: their milliseconds drift, and are compared in larger batches. Raises IncomparableRuns
+    where no sample is in both, and for samples whose prompts differ, unless that is allowed.
+    """
+    pairs = Pairs(before, after)
+    if not allow_mismatch:
+        pairs.check_prompts()
+    return ArmComparison(
+        before=before.name,
+        after=after.name,
+        pairs=len(pairs),
+        unpaired=pairs.unpaired,
+        metrics=(*_scores(pairs, margin, seed), *_times(pairs, apart, seed)),
+        quantiles=tuple(_quantiles(before, after)),
+        counters=(*_counters(pairs), *_totals(before, after)),
+        flips=tuple(_flips(pairs)),
+        repeatability=nondeterminism(
+            dict(zip(before.samples, before.outputs, strict=True)),
+            dict(zip(after.samples, after.outputs, strict=True)),
+        ),
+    )
+
+
+def _scores(pairs: Pairs, margin: float | None, seed: int) -> Iterator[MetricChange]:
+    first, second = pairs.of(pairs.before.scores, pairs.after.scores)
+    known = list(zip(first, second, pairs.documents, strict=True))
+    scored = [(a, b, cluster) for a, b, cluster in known if a is not None and b is not None]
+    if not any(a is not None or b is not None for a, b, _ in known):
+        return
+    if scored:
+        yield _score(SCORE, scored, margin, seed)
+    if len(scored) < len(known):
+        yield _score(SCORE_OF_ALL, [(a or 0.0, b or 0.0, c) for a, b, c in known], margin, seed)
+
+
+def _score(
+    name: str, scores: Iterable[tuple[float, float, str]], margin: float | None, seed: int
+) -> MetricChange:
+    before, after, clusters = zip(*scores, strict=True)
+    change = paired_scores(before, after, clusters, seed)
+    return MetricChange(
+        name=name,
+        before=float(np.mean(before)),
+        after=float(np.mean(after)),
+        change=change,
+        p=change.p,
+        loss=None if margin is None else judge_loss(change, margin),
+        needed=_needed(change, margin),
+    )
+
+
+def _needed(change: Paired, margin: float | None) -> int | None:
+    if margin is None:
+        return samples_for_width(change, POINT)
+    needed = samples_to_judge(change, margin)
+    # Samples that did not lose do not say how many others do.
+    return needed if change.lower else max(needed or 0, clusters_without_loss(margin))
+
+
+def _times(pairs: Pairs, apart: bool, seed: int) -> Iterator[MetricChange]:
+    before, after = pairs.before.times, pairs.after.times
+    for name in (name for name in before if name in after):
+        separate = apart and name.endswith("_ms")
+        clusters = pairs.batches if separate else pairs.rounds
+        # What took turns is as far apart in every repeat, and rounds say by how much.
+        alike = pairs.interleaved and not separate
+        repeats = [0] * len(pairs) if alike else pairs.repeats
+        columns = zip(*pairs.of(before[name], after[name]), clusters, repeats, strict=True)
+        known = [(a, b, cluster, repeat) for a, b, cluster, repeat in columns if a and b]
+        if known:
+            found = _time(name, known, seed)
+            yield found if alike else replace(found, drift=_drift(found.change, apart=apart))
+
+
+def _time(name: str, times: Iterable[tuple[float, float, int, int]], seed: int) -> MetricChange:
+    before, after, clusters, repeats = zip(*times, strict=True)
+    change = paired_ratio(before, after, clusters, seed, repeats)
+    return MetricChange(name, _geometric(before), _geometric(after), change, change.p)
+
+
+def _drift(change: Paired, *, apart: bool) -> Drift:
+    """Repeats of one run say how far its arms drift apart; none does of two runs."""
+    return Drift.REPEATS if change.repeats > 1 and not apart else Drift.UNSEEN
+
+
+def _quantiles(before: MeasuredArm, after: MeasuredArm) -> Iterator[QuantileChange]:
+    for q in QUANTILES:
+        yield QuantileChange(WAIT, _quantile(before, q), _quantile(after, q))
+
+
+def _quantile(arm: MeasuredArm, q: float) -> Quantile:
+    columns = zip(arm.times[WAIT], arm.places, arm.repeats, strict=True)
+    known = [(time, place, repeat) for time, place, repeat in columns if time is not None]
+    times, places, repeats = zip(*known, strict=True) if known else ((), (), ())
+    return repeated_quantile(times, q, places, repeats)
+
+
+def _geometric(values: Sequence[float]) -> float:
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def _counters(pairs: Pairs) -> Iterator[CounterChange]:
+    before, after = pairs.before.counters, pairs.after.counters
+    for name in COUNTERS:
+        if name in before and name in after:
+            first, second = pairs.of(before[name], after[name])
+            differ = sum(a != b for a, b in zip(first, second, strict=True))
+            yield CounterChange(name, sum(first), sum(second), differ)
+
+
+def _totals(before: MeasuredArm, after: MeasuredArm) -> Iterator[CounterChange]:
+    for name in TOTALS:
+        if name in before.totals and name in after.totals:
+            yield CounterChange(name, before.totals[name], after.totals[name], None)
+
+
+def _flips(pairs: Pairs) -> list[Flip]:
+    """Samples whose score changed, the largest changes first."""
+    scores = pairs.of(pairs.before.scores, pairs.after.scores)
+    flips = [Flip(*row) for row in zip(pairs.samples, *scores, strict=True) if row[1] != row[2]]
+    return sorted(flips, key=lambda flip: -abs((flip.after or 0.0) - (flip.before or 0.0)))

@@ -1,0 +1,385 @@
+"""A run against a baseline: a verdict for each metric of each arm."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from math import exp, log, sqrt
+from xml.etree import ElementTree
+
+from scipy import stats  # type: ignore[import-untyped]
+
+from picbench.compare.arm import (
+    ArmComparison,
+    CounterChange,
+    MeasuredArm,
+    MetricChange,
+    compare_arms,
+    measured_arms,
+)
+from picbench.compare.baseline import (
+    RELATIVE,
+    Baseline,
+    check_complete,
+    gate_workload,
+    with_relative_times,
+)
+from picbench.compare.comparison import Mismatch, conditions_of, mismatches
+from picbench.compare.significance import Loss
+from picbench.errors import IncomparableRuns
+from picbench.store.provenance import annotation
+from picbench.store.reader import Run
+from picbench.tables.table import table
+
+#: Chance that any time of an unchanged run is called a regression, over all times of the gate.
+ALPHA = 0.01
+
+#: Fewer clusters, documents or rows of their own, may all lose by a chance above 5 % (2 in 2^n).
+_FEWEST_CLUSTERS = 6
+
+#: Noise above this factor is shown as any.
+_LARGEST_NOISE = 100
+
+
+class GateVerdict(StrEnum):
+    """What a check found."""
+
+    OK = "ok"
+    REGRESSION = "regression"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One metric of one arm: its value in the baseline and in the run, and what follows.
+
+    `after` is None where the run does not tell.
+    """
+
+    arm: str
+    metric: str
+    verdict: GateVerdict
+    before: float
+    after: float | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """All checks of a run, in the order of arms and metrics."""
+
+    run: str
+    baseline: str
+    checks: tuple[Check, ...]
+    notes: tuple[str, ...] = ()
+
+    def found(self, verdict: GateVerdict) -> tuple[Check, ...]:
+        """The checks with a verdict."""
+        return tuple(check for check in self.checks if check.verdict is verdict)
+
+    @property
+    def verdict(self) -> GateVerdict:
+        """The worst of all checks."""
+        for verdict in (GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE):
+            if self.found(verdict):
+                return verdict
+        return GateVerdict.OK
+
+
+def check_run(run: Run, baseline: Baseline, name: str) -> GateResult:
+    """Check a run against a baseline called `name`.
+
+    Raises InvalidRun for a run that did not end, and IncomparableRuns, with the fields that differ,
+    for one of another workload or without an arm of the baseline.
+    """
+    check_complete(run)
+    _check_workload(run, baseline, name)
+    arms = with_relative_times(measured_arms(run))
+    missing = [arm for arm in baseline.arms if arm not in arms]
+    if missing:
+        raise IncomparableRuns(
+            f"{run.path} lacks the arms {', '.join(missing)} of {name}",
+            hint="run the arms of the baseline",
+        )
+    hardware = mismatches(baseline.conditions.hardware, conditions_of(run.manifest).hardware)
+    checks = judge_arms(arms, baseline, times=not hardware)
+    more = [arm for arm in arms if arm not in baseline.arms]
+    notes = (*_notes(baseline, hardware, more), *_unknown(baseline))
+    return GateResult(str(run.path), name, checks, notes)
+
+
+def judge_arms(
+    arms: Mapping[str, MeasuredArm], baseline: Baseline, *, times: bool = True
+) -> tuple[Check, ...]:
+    """Check arms, with their relative times, against those of a baseline, all of which are there.
+
+    Times are inconclusive unless `times` can be judged.
+    """
+    margin = baseline.thresholds.score.margin if baseline.thresholds.score else None
+    compared = {
+        arm: compare_arms(saved.measured(arm), arms[arm], margin=margin, apart=True)
+        for arm, saved in baseline.arms.items()
+    }
+    tests = sum(
+        comparison.metric(metric) is not None
+        for comparison in compared.values()
+        for metric in baseline.thresholds.times
+    )
+    return tuple(
+        check
+        for arm, comparison in compared.items()
+        for check in _ArmChecks(comparison, baseline, arms[arm], tests, times).checks()
+    )
+
+
+def _check_workload(run: Run, baseline: Baseline, name: str) -> None:
+    found = mismatches(baseline.conditions.workload, gate_workload(run))
+    scored = {"metric": next(iter(run.summary.values())).score.metric}
+    found += mismatches({"metric": baseline.metric}, scored)
+    if found:
+        raise IncomparableRuns(
+            f"{run.path} did not measure what {name} has: {'; '.join(map(str, found))}",
+            hint="run the baseline's workload, or save a new baseline",
+        )
+
+
+def _notes(baseline: Baseline, hardware: list[Mismatch], more: list[str]) -> Iterator[str]:
+    if more:
+        yield f"Not checked, as the baseline has no such arm: {', '.join(more)}."
+    for field in hardware:
+        yield f"times cannot be judged on different hardware: {field}"
+    if baseline.runs == 1 and baseline.thresholds.times and not hardware:
+        yield "The baseline is from one run, so that drift between runs is unknown: save several."
+        if baseline.conditions.workload.get("workload.arrivals") is not None:
+            yield "Arms of an open loop do not take turns: without `repeats` it drifts apart, too."
+
+
+def _unknown(baseline: Baseline) -> Iterator[str]:
+    """What has a threshold, and is in no arm of the baseline."""
+    arms, thresholds = baseline.arms.values(), baseline.thresholds
+    scored = any(score is not None for arm in arms for score in arm.scores)
+    lacking = ["score"] if thresholds.score and not scored else []
+    lacking += [t for t in thresholds.times if not any(any(arm.times.get(t, ())) for arm in arms)]
+    lacking += [c for c in thresholds.counters if all(arm.total(c) is None for arm in arms)]
+    if lacking:
+        yield f"Not checked, as the baseline has none: {', '.join(lacking)}."
+
+
+class _ArmChecks:
+    """The checks of one arm."""
+
+    def __init__(
+        self,
+        comparison: ArmComparison,
+        baseline: Baseline,
+        measured: MeasuredArm,
+        tests: int,
+        times: bool,
+    ) -> None:
+        self._comparison = comparison
+        self._thresholds = baseline.thresholds
+        self._runs = baseline.runs
+        self._saved = baseline.arms[comparison.before]
+        self._measured = measured
+        self._tests = tests
+        self._judges_times = times
+        # In an open loop one arm is served after the other.
+        self._apart = baseline.conditions.workload.get("workload.arrivals") is not None
+
+    def checks(self) -> Iterator[Check]:
+        """Counts, scores, times, and what the baseline has of them and the run does not."""
+        yield from self._lacking()
+        for name, tolerance in self._thresholds.counters.items():
+            counter = self._comparison.counter(name)
+            if counter is not None:
+                yield self._count(counter, tolerance)
+            elif (before := self._saved.total(name)) is not None:
+                # Servers elsewhere count some things only where they are told to.
+                message = f"{before:,g} before, not counted now"
+                yield self._check(name, GateVerdict.INCONCLUSIVE, before, None, message)
+        for metric in self._comparison.metrics:
+            if not metric.change.ratio and self._thresholds.score:
+                yield self._score(metric, self._thresholds.score.margin)
+            elif metric.name in self._thresholds.times:
+                yield self._time(metric, self._thresholds.times[metric.name])
+
+    def _lacking(self) -> Iterator[Check]:
+        """Samples and times that the baseline has and the run does not: these cannot pass."""
+        before, after = len(self._saved.samples), self._comparison.pairs
+        if after < before:
+            message = f"{before:,} in the baseline, {after:,} of them answered now"
+            yield self._check("samples", GateVerdict.INCONCLUSIVE, before, after, message)
+        for name in self._thresholds.times:
+            expected, metric = self._expected(name), self._comparison.metric(name)
+            timed = metric.change.pairs if metric else 0
+            if timed < expected:
+                message = f"measured of {expected:,} before, of {timed:,} of these now"
+                yield self._check(name, GateVerdict.INCONCLUSIVE, expected, timed, message)
+
+    def _expected(self, name: str) -> int:
+        """How many samples should have a time: those that had it and are answered.
+
+        A reply of one token has no time per token, so there it takes the same reply as well.
+        """
+        now = dict(zip(self._measured.samples, self._measured.outputs, strict=True))
+        before = zip(
+            self._saved.samples, self._saved.outputs, self._saved.times.get(name, ()), strict=False
+        )
+        replies_differ = name.startswith("tpot")
+        return sum(
+            time is not None and sample in now and not (replies_differ and now[sample] != reply)
+            for sample, reply, time in before
+        )
+
+    def _count(self, counter: CounterChange, tolerance: float) -> Check:
+        away = abs(counter.after - counter.before)
+        same = counter.same if not tolerance else away <= tolerance * abs(counter.before)
+        message = f"{counter.before:,g} before, {counter.after:,g} now"
+        if counter.samples:
+            message += f", other in {counter.samples} of {self._comparison.pairs} samples"
+        verdict = GateVerdict.OK if same else GateVerdict.REGRESSION
+        return self._check(counter.name, verdict, counter.before, counter.after, message)
+
+    def _score(self, metric: MetricChange, margin: float) -> Check:
+        """A loss is a regression if it exceeds the margin and is no chance, of enough clusters.
+
+        It is ok if it is below the margin with confidence or no sample's score differs from that
+        in the baseline, and inconclusive otherwise.
+        """
+        change, interval = metric.change, metric.change.interval
+        verdict = GateVerdict.INCONCLUSIVE
+        if metric.loss is Loss.WITHIN or not (change.higher or change.lower):
+            verdict = GateVerdict.OK
+        elif change.value < -margin and interval is not None and interval.high < 0:
+            few = change.clusters < _FEWEST_CLUSTERS
+            verdict = GateVerdict.INCONCLUSIVE if few else GateVerdict.REGRESSION
+        text = f"{metric.before:.4f} before, {metric.after:.4f} now: {change.value:+.4f}"
+        if interval is not None:
+            text += f" ({interval.low:+.4f} to {interval.high:+.4f})"
+        message = f"{text}, {metric.wins} won, {metric.losses} lost; margin {margin:g}"
+        return self._check(metric.name, verdict, metric.before, metric.after, message)
+
+    def _time(self, metric: MetricChange, limit: float) -> Check:
+        """A slowdown is a regression if it exceeds the limit and is no chance, drift included."""
+        change = metric.change
+        reach = self._reach(metric)
+        verdict = GateVerdict.OK
+        if not self._judges_times:
+            verdict = GateVerdict.INCONCLUSIVE
+        elif change.value > limit:
+            sure = reach is not None and log(change.value) > reach
+            verdict = GateVerdict.REGRESSION if sure else GateVerdict.INCONCLUSIVE
+        message = f"{change.value:.3f}x, limit {limit:g}x"
+        if reach is not None:
+            # Of two samples or runs a t quantile is so large that its number says nothing.
+            most = f"{exp(reach):.3f}x" if reach < log(_LARGEST_NOISE) else "any factor"
+            message += f", noise up to {most}"
+        return self._check(metric.name, verdict, metric.before, metric.after, message)
+
+    def _reach(self, metric: MetricChange) -> float | None:
+        """How large a log ratio chance makes, at most: of samples and of the runs' drift.
+
+        None where nothing says so: of a single cluster, and of relative times of arms that did not
+        take turns, if neither repeats nor several saved runs tell how these drift apart.
+        """
+        change = metric.change
+        if change.clusters < 2:
+            return None
+        if metric.name in RELATIVE and self._apart and change.repeats == self._runs == 1:
+            return None
+        within = change.standard_error**2
+        drift = self._saved.drift.get(metric.name, 0.0) ** 2 * (1 + 1 / self._runs)
+        total = within + drift
+        if not total:
+            return 0.0
+        # Welch's degrees of freedom: of the samples, and of the runs that drift is known from.
+        freedom = total**2 / (within**2 / change.freedom + drift**2 / max(1, self._runs - 1))
+        return float(stats.t.isf(ALPHA / max(1, self._tests), freedom)) * sqrt(total)
+
+    def _check(
+        self, metric: str, verdict: GateVerdict, before: float, after: float | None, message: str
+    ) -> Check:
+        return Check(self._comparison.after, metric, verdict, before, after, message)
+
+
+#: Of the JSON document.
+SCHEMA = 1
+
+_LEVELS = {GateVerdict.REGRESSION: "error", GateVerdict.INCONCLUSIVE: "warning"}
+
+
+def gate_text(result: GateResult) -> str:
+    """A line for each check that is not ok, and the verdict."""
+    return "\n".join([*_lines(result), *result.notes, _verdict(result)])
+
+
+def gate_json(result: GateResult) -> str:
+    """All checks on one line."""
+    return json.dumps(
+        {"schema": SCHEMA, "verdict": result.verdict, **asdict(result)}, allow_nan=False
+    )
+
+
+def gate_annotations(result: GateResult) -> str:
+    """A workflow command for each check that is not ok."""
+    return "\n".join(
+        annotation(_LEVELS[check.verdict], f"{check.arm} {check.metric}", check.message)
+        for check in result.checks
+        if check.verdict in _LEVELS
+    )
+
+
+def gate_markdown(result: GateResult) -> str:
+    """The verdict, and a table of all checks, the worst first."""
+    order = (GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE, GateVerdict.OK)
+    checks = sorted(result.checks, key=lambda check: order.index(check.verdict))
+    rows = [(c.verdict, c.arm, c.metric, c.message) for c in checks]
+    head = ("verdict", "arm", "metric", "baseline and run")
+    notes = "".join(f"\n{note}\n" for note in result.notes)
+    return f"## {_verdict(result)}\n\n{table(head, rows)}\n{notes}"
+
+
+def gate_junit(result: GateResult) -> str:
+    """A test suite with a case for each check; inconclusive ones are skipped."""
+    suite = ElementTree.Element(
+        "testsuite",
+        name=f"picbench gate {result.baseline}",
+        tests=str(len(result.checks)),
+        failures=str(len(result.found(GateVerdict.REGRESSION))),
+        skipped=str(len(result.found(GateVerdict.INCONCLUSIVE))),
+    )
+    for check in result.checks:
+        case = ElementTree.SubElement(suite, "testcase", classname=check.arm, name=check.metric)
+        if check.verdict is GateVerdict.REGRESSION:
+            ElementTree.SubElement(case, "failure", message=check.message)
+        elif check.verdict is GateVerdict.INCONCLUSIVE:
+            ElementTree.SubElement(case, "skipped", message=check.message)
+        else:
+            ElementTree.SubElement(case, "system-out").text = check.message
+    ElementTree.indent(suite)
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+#: What goes to stdout, by the name that users give.
+FORMATS: Mapping[str, Callable[[GateResult], str]] = {
+    "text": gate_text,
+    "json": gate_json,
+    "github": gate_annotations,
+    "junit": gate_junit,
+}
+
+
+def _lines(result: GateResult) -> Iterator[str]:
+    for check in result.checks:
+        if check.verdict is not GateVerdict.OK:
+            yield _line(check)
+
+
+def _line(check: Check) -> str:
+    return f"{check.verdict.upper()} {check.arm} {check.metric}: {check.message}"
+
+
+def _verdict(result: GateResult) -> str:
+    counts = [(verdict, len(result.found(verdict))) for verdict in GateVerdict]
+    found = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
+    return f"{result.run} against {result.baseline}: {found or 'nothing to check'}"

@@ -1,0 +1,434 @@
+"""Samples that are not independent of each other, as clusters.
+
+Questions about the same documents succeed and fail together, and requests that were served in one
+round share its queue. What varies independently is the cluster, so clusters are what is resampled
+(Cameron, Gelbach, Miller 2008; Miller 2024, arXiv 2411.00640).
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import ceil, exp, floor, hypot, log, sqrt
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, stats  # type: ignore[import-untyped]
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSums:
+    """Values by cluster: the sum and the count of each, both of shape [clusters]."""
+
+    sums: Floats
+    counts: Floats
+
+    @property
+    def mean(self) -> float:
+        """The mean over all values."""
+        return float(self.sums.sum() / self.counts.sum())
+
+
+def sum_clusters(values: Floats, clusters: Sequence[Hashable] | None = None) -> ClusterSums:
+    """Group `values` [n] by `clusters` [n]; without these every value is a cluster of its own.
+
+    Raises ValueError where there is nothing to group or the lengths differ.
+    """
+    if not len(values):
+        raise ValueError("no values")
+    if clusters is None:
+        return ClusterSums(values, np.ones(len(values)))
+    if len(clusters) != len(values):
+        raise ValueError(f"{len(values)} values in {len(clusters)} clusters")
+    numbers = {cluster: i for i, cluster in enumerate(dict.fromkeys(clusters))}
+    codes = np.fromiter((numbers[cluster] for cluster in clusters), np.intp, len(clusters))
+    return ClusterSums(
+        np.bincount(codes, weights=values).astype(np.float64),
+        np.bincount(codes).astype(np.float64),
+    )
+
+
+def ratio_of_sums(first: Sequence[float], second: Sequence[float]) -> ClusterSums:
+    """Rows of which the mean is the sum of `first` [n] over that of `second` [n], at least 0.
+
+    A ratio estimate is a mean of clusters: the row counts for as much as it adds to the divisor
+    (Cochran, "Sampling Techniques", chapter 6).
+    """
+    return ClusterSums(np.asarray(first, np.float64), np.asarray(second, np.float64))
+
+
+#: Resamples, and how many of a large number of clusters: their ends then vary by a twentieth of the
+#: interval's width from seed to seed.
+RESAMPLES, RESAMPLES_OF_MANY = 4000, 2000
+
+#: So many clusters are many: what is resampled takes seconds.
+MANY = 4000
+
+#: Indices that are drawn at a time: what fits a cache is several times faster than all at once.
+_BATCH = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A two-sided interval that covers the truth with probability `level`."""
+
+    low: float
+    high: float
+    level: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+    @property
+    def half_width(self) -> float:
+        """Half the distance between the ends."""
+        return (self.high - self.low) / 2
+
+    def within(self, least: float, most: float) -> "Interval":
+        """What of it is between the ends of what the truth can be."""
+        low, high = (min(max(end, least), most) for end in (self.low, self.high))
+        return Interval(low, high, self.level)
+
+
+class MeanBootstrap:
+    """Resampled means of clustered values; any number of intervals from one set of resamples.
+
+    A resample whose counts add up to 0 has no mean.
+    """
+
+    def __init__(self, values: ClusterSums, seed: int = 0, resamples: int | None = None) -> None:
+        self._values = values
+        if resamples is None:
+            resamples = RESAMPLES if len(values.sums) < MANY else RESAMPLES_OF_MANY
+        self._means = np.sort(_resample(values, np.random.default_rng(seed), resamples))
+
+    def interval(self, level: float = 0.95) -> Interval | None:
+        """The BCa interval; None for a single cluster, of which nothing can be resampled, and where
+        a resample has no mean.
+
+        A one-sided bound of level p is the end of the interval of level 2p - 1.
+        """
+        clusters = len(self._values.sums)
+        # What is no number is sorted last.
+        if clusters < 2 or np.isnan(self._means[-1]):
+            return None
+        theta = self._values.mean
+        if self._means[0] == self._means[-1]:
+            return Interval(theta, theta, level)
+        bias, acceleration = self._bias(theta), _acceleration(self._values)
+        reach = sqrt(clusters / (clusters - 1)) * stats.t.isf((1 - level) / 2, clusters - 1)
+        low, high = (_adjust(z, bias, acceleration) for z in (-reach, reach))
+        ends = np.quantile(self._means, (low, high))
+        return Interval(float(ends[0]), float(ends[1]), level)
+
+    def _bias(self, theta: float) -> float:
+        """How far the estimate is from the median of resampled means, in standard deviations."""
+        # Means that are equal but for rounding are ties.
+        slack = 1e-9 * (self._means[-1] - self._means[0])
+        below = np.searchsorted(self._means, theta - slack, "left")
+        up_to = np.searchsorted(self._means, theta + slack, "right")
+        count = len(self._means)
+        share = (below + up_to) / (2 * count)
+        return float(stats.norm.ppf(np.clip(share, 0.5 / count, 1 - 0.5 / count)))
+
+
+def _adjust(z: float, bias: float, acceleration: float) -> float:
+    """The probability at which BCa reads the end that a normal interval has at `z`."""
+    shifted = bias + z
+    if acceleration * shifted >= 1:  # Beyond all resamples; only few clusters reach that far.
+        return float(shifted > 0)
+    return float(stats.norm.cdf(bias + shifted / (1 - acceleration * shifted)))
+
+
+def _acceleration(values: ClusterSums) -> float:
+    """The skewness of the jackknife over clusters, divided by six."""
+    left = values.counts.sum() - values.counts
+    means = (values.sums.sum() - values.sums) / left
+    away = means.mean() - means
+    largest = float(np.abs(away).max())
+    if not largest:
+        return 0.0
+    away = away / largest  # Or the powers of tiny values would vanish.
+    spread = float((away**2).sum())
+    return float((away**3).sum() / (6 * spread**1.5))
+
+
+def _resample(values: ClusterSums, rng: np.random.Generator, resamples: int) -> Floats:
+    """Means of `resamples` draws of as many clusters as there are, with replacement."""
+    draw = _draw_even if (values.counts == values.counts[0]).all() else _draw_uneven
+    size = max(1, _BATCH // len(values.sums))
+    counts = [min(size, resamples - begin) for begin in range(0, resamples, size)]
+    return np.concatenate([draw(values, rng, count) for count in counts])
+
+
+def _draw_uneven(values: ClusterSums, rng: np.random.Generator, resamples: int) -> Floats:
+    clusters = len(values.sums)
+    drawn = rng.integers(clusters, size=(resamples, clusters), dtype=np.int32)
+    sums, counts = values.sums[drawn].sum(axis=1), values.counts[drawn].sum(axis=1)
+    found: Floats = np.full(resamples, np.nan)
+    np.divide(sums, counts, out=found, where=counts > 0)
+    return found
+
+
+def _draw_even(values: ClusterSums, rng: np.random.Generator, resamples: int) -> Floats:
+    """Clusters of one size: only those that differ from 0 are drawn, as often as chance has it.
+
+    Most answers are the same in both arms, so that this is twenty times less work.
+    """
+    clusters, sums = len(values.sums), values.sums[values.sums != 0]
+    hits = rng.binomial(clusters, len(sums) / clusters, size=resamples)
+    if not len(sums):
+        return np.zeros(resamples)
+    drawn = rng.integers(len(sums), size=(resamples, hits.max()), dtype=np.int32)
+    kept = np.arange(hits.max()) < hits[:, None]
+    found: Floats = (sums[drawn] * kept).sum(axis=1) / (clusters * values.counts[0])
+    return found
+
+
+def difference_interval(
+    first: Sequence[float],
+    second: Sequence[float],
+    level: float = 0.95,
+    resamples: int | None = None,
+) -> Interval:
+    """Of the mean of `first` less that of `second`. Raises ValueError for less than two rows."""
+    differences = sum_clusters(np.subtract(first, second))
+    found = MeanBootstrap(differences, resamples=resamples).interval(level)
+    if found is None:
+        raise ValueError("one row has no interval")
+    return found
+
+
+def ratio_interval(
+    first: Sequence[float],
+    second: Sequence[float],
+    level: float = 0.95,
+    resamples: int | None = None,
+) -> Interval | None:
+    """Of the mean of `first` over that of `second`, above 0; at least two rows.
+
+    None where a resample has nothing to divide by.
+    """
+    return MeanBootstrap(ratio_of_sums(first, second), resamples=resamples).interval(level)
+
+
+#: Up to so many clusters are few.
+FEW = 13
+
+
+@dataclass(frozen=True, slots=True)
+class StudentMean:
+    """The mean over clusters, its standard error, and how many clusters it is from."""
+
+    mean: float
+    standard_error: float
+    clusters: int
+
+    @classmethod
+    def of(cls, values: ClusterSums) -> "StudentMean":
+        """Clusters of several sizes count by size (linearised); a single one has no error."""
+        clusters = len(values.sums)
+        if clusters < 2:
+            return cls(values.mean, 0.0, clusters)
+        away = values.sums - values.mean * values.counts
+        total = float((away**2).sum())
+        return cls(
+            values.mean,
+            sqrt(clusters / (clusters - 1) * total) / float(values.counts.sum()),
+            clusters,
+        )
+
+    def interval(self, level: float = 0.95) -> Interval | None:
+        """The two-sided interval; None for a single cluster."""
+        if self.clusters < 2:
+            return None
+        reach = float(stats.t.isf((1 - level) / 2, self.clusters - 1)) * self.standard_error
+        return Interval(self.mean - reach, self.mean + reach, level)
+
+    @property
+    def p(self) -> float:
+        """Two-sided, of a mean of 0; 1 for a single cluster."""
+        if self.clusters < 2 or not self.mean:
+            return 1.0
+        if not self.standard_error:
+            return 0.0
+        return float(2 * stats.t.sf(abs(self.mean) / self.standard_error, self.clusters - 1))
+
+
+#: The least p that is told apart from 0.
+_LEAST_P = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class CrossedMean:
+    """One mean, over its `rows` and over its `repeats`, of which there are at least two each."""
+
+    rows: StudentMean
+    repeats: StudentMean
+
+    @property
+    def mean(self) -> float:
+        """The mean over all values."""
+        return self.rows.mean
+
+    @property
+    def standard_error(self) -> float:
+        """That of both kinds of clusters."""
+        return hypot(self.rows.standard_error, self.repeats.standard_error)
+
+    @property
+    def freedom(self) -> float:
+        """Degrees of freedom of the standard error (Welch 1947)."""
+        parts = [(part.standard_error**2, part.clusters - 1) for part in (self.rows, self.repeats)]
+        shares = sum(variance**2 / freedom for variance, freedom in parts)
+        return self.standard_error**4 / shares if shares else float(self.rows.clusters - 1)
+
+    def interval(self, level: float = 0.95) -> Interval:
+        """The two-sided interval."""
+        reach = self._reach(1 - level)
+        return Interval(self.mean - reach, self.mean + reach, level)
+
+    @property
+    def p(self) -> float:
+        """Two-sided, of a mean of 0: of the widest interval that does not have it."""
+        distance = abs(self.mean)
+        if not distance:
+            return 1.0
+        if self._reach(_LEAST_P) <= distance:
+            return _LEAST_P if self.standard_error else 0.0
+        found = optimize.brentq(lambda p: self._reach(p) - distance, _LEAST_P, 1.0)
+        return float(found)
+
+    def _reach(self, p: float) -> float:
+        """Half of the interval that misses the truth with probability `p`."""
+        lengths = (
+            float(stats.t.isf(p / 2, part.clusters - 1)) * part.standard_error
+            for part in (self.rows, self.repeats)
+        )
+        return sqrt(sum(length**2 for length in lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile:
+    """The quantile `q` of `count` values, interpolated linearly between neighbours.
+
+    None from fewer than `needed` values: it would be little else than the largest (or smallest)
+    one. The interval is None where even the extreme values do not enclose the truth with its level.
+    It is over requests, and over `repeats` of them where there are several
+    (`picbench.compare.intervals`).
+    """
+
+    q: float
+    count: int
+    needed: int
+    value: float | None
+    interval: Interval | None
+    repeats: int = 1
+
+
+def values_needed(q: float) -> int:
+    """How many values have one beyond the quantile: 2 for a median, 10 for p90, 100 for p99."""
+    if not 0 < q < 1:
+        raise ValueError("a quantile is between 0 and 1")
+    # The division has rounding errors: 1 / (1 - 0.99) must be 100, not 101.
+    return ceil(round(1 / min(q, 1 - q), 6))
+
+
+def quantile(values: Sequence[float], q: float, level: float = 0.95) -> Quantile:
+    """The quantile `q` with its interval."""
+    needed, count = values_needed(q), len(values)
+    if count < needed:
+        return Quantile(q, count, needed, None, None)
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    ranks, interval = order_interval(count, q, level), None
+    if ranks is not None:
+        interval = Interval(float(ordered[ranks[0] - 1]), float(ordered[ranks[1] - 1]), level)
+    return Quantile(q, count, needed, float(np.quantile(ordered, q)), interval)
+
+
+def order_interval(count: int, q: float, level: float = 0.95) -> tuple[int, int] | None:
+    """The ranks, from 1, of the two of `count` values that enclose the true quantile `q`.
+
+    None where not even the extreme ones do.
+    """
+    tail = (1 - level) / 2
+    # P(fewer than `low` values below the truth) <= tail, the same above.
+    low = int(stats.binom.ppf(tail, count, q))
+    high = int(stats.binom.isf(tail, count, q)) + 1
+    return None if low < 1 or high > count else (low, high)
+
+
+def repeated_quantile(
+    values: Sequence[float],
+    q: float,
+    rows: Sequence[Hashable],
+    repeats: Sequence[Hashable],
+    level: float = 0.95,
+) -> Quantile:
+    """The quantile `q` of all `values` [n] with its interval.
+
+    `rows` [n] are alike for values of one request, `repeats` [n] for those of one repeat. Of a
+    single repeat it is what `quantile` gives. The interval is also None where a repeat has a
+    quantile of 0, which is no time.
+    """
+    found, distinct = quantile(values, q, level), len(set(repeats))
+    if distinct < 2 or found.value is None:
+        return found
+    array = np.asarray(values, dtype=np.float64)
+    served = _of_requests(array, found.value, q, rows, level)
+    reach = _of_repeats(array, q, repeats, level)
+    interval = None
+    if served is not None and reach is not None:
+        middle = log(found.value)
+        down, up = middle - _log(served.low), _log(served.high) - middle
+        interval = Interval(
+            exp(middle - hypot(max(down, 0.0), reach)),
+            exp(middle + hypot(max(up, 0.0), reach)),
+            level,
+        )
+    return Quantile(q, found.count, found.needed, found.value, interval, distinct)
+
+
+def _of_requests(
+    values: Floats, middle: float, q: float, rows: Sequence[Hashable], level: float
+) -> Interval | None:
+    """The interval given these repeats: from the ranks of an effective number of values."""
+    count, ordered = len(values), np.sort(values)
+    effective = _effective(values <= middle, rows)
+    ranks = order_interval(effective, q, level)
+    if ranks is None:
+        return None
+    # A rank of few is a share of all; both ends are moved outward.
+    low = floor((ranks[0] - 0.5) / effective * count + 0.5)
+    high = -floor(-((ranks[1] - 0.5) / effective * count + 0.5))
+    return Interval(float(ordered[max(low, 1) - 1]), float(ordered[min(high, count) - 1]), level)
+
+
+def _effective(below: np.ndarray[tuple[int], np.dtype[np.bool_]], rows: Sequence[Hashable]) -> int:
+    """How many independent values have a share as sure as that of `below` [n] in clusters.
+
+    At least as many as there are rows, and at most as many as there are values.
+    """
+    share = StudentMean.of(sum_clusters(below.astype(np.float64), rows))
+    variance, single = share.standard_error**2, share.mean * (1 - share.mean)
+    if not variance:
+        return len(below) if single else share.clusters
+    return min(max(floor(single / variance), share.clusters), len(below))
+
+
+def _of_repeats(
+    values: Floats, q: float, repeats: Sequence[Hashable], level: float
+) -> float | None:
+    """How far repeats let the logarithm of the quantile be from the estimate."""
+    groups: dict[Hashable, list[float]] = {}
+    for value, repeat in zip(values.tolist(), repeats, strict=True):
+        groups.setdefault(repeat, []).append(value)
+    found = np.array([np.quantile(group, q) for group in groups.values()])
+    if (found <= 0).any():
+        return None
+    interval = StudentMean.of(sum_clusters(np.log(found))).interval(level)
+    return None if interval is None else interval.half_width
+
+
+def _log(value: float) -> float:
+    return log(value) if value > 0 else -np.inf

@@ -1,0 +1,376 @@
+"""Tests of paired differences, and what several tests together are worth."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import ceil, exp, log
+
+import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
+
+from picbench.compare.intervals import (
+    FEW,
+    ClusterSums,
+    CrossedMean,
+    Floats,
+    Interval,
+    MeanBootstrap,
+    StudentMean,
+    sum_clusters,
+)
+
+FLIPS = 9999
+
+#: Up to this many clusters all assignments of signs are tried: 2^13 are fewer than `FLIPS`.
+_EXACT = 13
+
+_BATCH = 1 << 22
+
+
+def sign_flip(values: ClusterSums, seed: int = 0, flips: int = FLIPS) -> float:
+    """Two-sided p of paired differences whose mean is 0 if both sides are exchangeable.
+
+    The signs of whole clusters are flipped (Fisher's randomisation test): all ways to do so for few
+    clusters, else `flips` random ones, of which p = (1 + those at least as extreme) / (1 + flips)
+    (Phipson, Smyth 2010). Clusters of no difference decide nothing and are left out.
+    """
+    sums = values.sums[values.sums != 0]
+    if not len(sums):
+        return 1.0
+    exact = len(sums) <= _EXACT
+    totals = _all_flips(sums) if exact else _random_flips(sums, seed, flips)
+    # Sums in another order differ in their last bits; equal ones must count as such.
+    least = abs(float(sums.sum())) - 1e-9 * float(np.abs(sums).sum())
+    extreme = int((np.abs(totals) >= least).sum())
+    return extreme / len(totals) if exact else (1 + extreme) / (1 + flips)
+
+
+def mcnemar(wins: int, losses: int) -> float:
+    """Exact two-sided p of right answers won and lost (McNemar 1947, by the binomial)."""
+    discordant = wins + losses
+    return float(stats.binomtest(wins, discordant).pvalue) if discordant else 1.0
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p adjusted for being several (Holm 1979): the chance of any false alarm stays below each."""
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    adjusted, worst = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = worst
+    return adjusted
+
+
+def _all_flips(sums: Floats) -> Floats:
+    totals = np.zeros(1)
+    for value in sums:
+        totals = np.concatenate((totals + value, totals - value))
+    return totals
+
+
+def _random_flips(sums: Floats, seed: int, flips: int) -> Floats:
+    """Totals after random flips: those of the flipped clusters count twice, negatively."""
+    rng = np.random.default_rng(seed)
+    octets = -(-len(sums) // 8)
+    size = max(1, _BATCH // (8 * octets))
+    found = []
+    for begin in range(0, flips, size):
+        bits = rng.integers(256, size=(min(size, flips - begin), octets), dtype=np.uint8)
+        flipped = np.unpackbits(bits, axis=1, count=len(sums))
+        found.append(sums.sum() - 2 * (flipped.astype(np.float64) @ sums))
+    return np.concatenate(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """A change from one measurement to another, over `pairs` samples in `clusters`.
+
+    `value` is the mean difference, or the geometric mean ratio where `ratio`. `interval` covers the
+    truth with 95 %. The ends of `one_sided` are bounds of 95 % each: the truth is above its low end
+    with 95 % confidence. Both are None for a single cluster. `p` is two-sided, for no change.
+    `standard_error` is that of the mean difference, or of the mean log ratio. Samples are `higher`,
+    `equal` or `lower` in the second measurement. `exact_p` is McNemar's, where all values are 0
+    or 1 and every sample is its own cluster.
+
+    The means of clusters changed by `least` to `most`, or their mean logarithms where `ratio`.
+    `freedom` are the degrees of freedom of `standard_error`, 0 for a single cluster. Where
+    `repeats` are several, how these differ is in interval, p and standard error.
+    """
+
+    value: float
+    ratio: bool
+    pairs: int
+    clusters: int
+    interval: Interval | None
+    one_sided: Interval | None
+    p: float
+    standard_error: float
+    higher: int
+    equal: int
+    lower: int
+    exact_p: float | None = None
+    freedom: float = 0.0
+    repeats: int = 1
+    least: float = 0.0
+    most: float = 0.0
+
+
+def paired_difference(
+    before: Sequence[float],
+    after: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    seed: int = 0,
+) -> Paired:
+    """The mean of `after` minus `before`, sample by sample. Raises ValueError without a sample."""
+    first, second = _arrays(before, after)
+    return _change(second - first, clusters, seed, exact=_binary(first) and _binary(second))
+
+
+def paired_scores(
+    before: Sequence[float],
+    after: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    seed: int = 0,
+) -> Paired:
+    """The difference of scores from 0 to 1, of which the mean is between -1 and 1.
+
+    Student's t knows nothing of such ends, and of a few samples reaches beyond them.
+    """
+    found = paired_difference(before, after, clusters, seed)
+    return replace(
+        found,
+        interval=found.interval and found.interval.within(-1.0, 1.0),
+        one_sided=found.one_sided and found.one_sided.within(-1.0, 1.0),
+    )
+
+
+def paired_ratio(
+    before: Sequence[float],
+    after: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    seed: int = 0,
+    repeats: Sequence[Hashable] | None = None,
+) -> Paired:
+    """The geometric mean of `after` over `before`.
+
+    Few clusters are tested by Student's t: logarithms of times are continuous, unlike scores, whose
+    signs are flipped however few they are. With `repeats` [n] the two were measured one after
+    another in each of these, so that a ratio of theirs has more to it than its requests have; the
+    interval and p are then those of `CrossedMean`.
+    Raises ValueError without a sample, and for a value that is not positive.
+    """
+    first, second = _arrays(before, after)
+    if (first <= 0).any() or (second <= 0).any():
+        raise ValueError("ratios need positive values")
+    changes = np.log(second) - np.log(first)
+    found = _change(changes, clusters, seed, ratio=True)
+    if repeats is None or found.clusters < 2 or len(set(repeats)) < 2:
+        return found
+    return _over_repeats(found, changes, clusters, repeats)
+
+
+def _over_repeats(
+    found: Paired,
+    changes: Floats,
+    clusters: Sequence[Hashable] | None,
+    repeats: Sequence[Hashable],
+) -> Paired:
+    rows, repeated = (StudentMean.of(sum_clusters(changes, by)) for by in (clusters, repeats))
+    crossed = CrossedMean(rows, repeated)
+    return replace(
+        found,
+        interval=_scaled(crossed.interval(0.95), ratio=True),
+        one_sided=_scaled(crossed.interval(0.90), ratio=True),
+        p=crossed.p,
+        standard_error=crossed.standard_error,
+        freedom=crossed.freedom,
+        repeats=repeated.clusters,
+    )
+
+
+def _change(
+    changes: Floats,
+    clusters: Sequence[Hashable] | None,
+    seed: int,
+    *,
+    ratio: bool = False,
+    exact: bool = False,
+) -> Paired:
+    grouped = sum_clusters(changes, clusters)
+    student = StudentMean.of(grouped)
+    few = student.clusters <= FEW
+    mean = student if few else MeanBootstrap(grouped, seed)
+    higher, lower = int((changes > 0).sum()), int((changes < 0).sum())
+    single = student.clusters == len(changes)
+    means = grouped.sums / grouped.counts
+    return Paired(
+        value=exp(student.mean) if ratio else student.mean,
+        ratio=ratio,
+        pairs=len(changes),
+        clusters=student.clusters,
+        interval=_scaled(mean.interval(0.95), ratio),
+        one_sided=_scaled(mean.interval(0.90), ratio),
+        p=student.p if few and ratio else sign_flip(grouped, seed),
+        standard_error=student.standard_error,
+        higher=higher,
+        equal=len(changes) - higher - lower,
+        lower=lower,
+        exact_p=mcnemar(higher, lower) if exact and single else None,
+        freedom=student.clusters - 1.0,
+        least=float(means.min()),
+        most=float(means.max()),
+    )
+
+
+def _scaled(interval: Interval | None, ratio: bool) -> Interval | None:
+    if interval is None or not ratio:
+        return interval
+    return Interval(exp(interval.low), exp(interval.high), interval.level)
+
+
+def _arrays(before: Sequence[float], after: Sequence[float]) -> tuple[Floats, Floats]:
+    first, second = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    if first.shape != second.shape:
+        raise ValueError(f"{len(first)} values cannot be paired with {len(second)}")
+    return first, second
+
+
+def _binary(values: Floats) -> bool:
+    return bool(np.isin(values, (0.0, 1.0)).all())
+
+
+class Loss(StrEnum):
+    """What is known of a loss against a margin.
+
+    `WITHIN`: below the margin with 95 % confidence. `BEYOND`: above it with 95 % confidence.
+    `UNKNOWN`: neither.
+    """
+
+    WITHIN = "within"
+    BEYOND = "beyond"
+    UNKNOWN = "unknown"
+
+
+def unseen_share(change: Paired) -> float | None:
+    """The share of clusters that may lose although none of these changed; None where some did."""
+    return None if change.higher or change.lower else _unseen(change)
+
+
+def loss_bounds(change: Paired) -> Interval | None:
+    """Bounds, of 95 % confidence each, of a mean difference of scores from 0 to 1.
+
+    The share of clusters that may lose more than any did counts as lost in full, as far as that is
+    more; and so for those that may win more. Scores of which one was lost and one won in full have
+    the bounds of their mean. None for a single cluster.
+    """
+    if change.one_sided is None:
+        return None
+    low, high = change.one_sided.low, change.one_sided.high
+    lost, won = unseen_parts(change, change.clusters)
+    return Interval(
+        (1 - lost) * low - lost,
+        (1 - won) * high + won,
+        change.one_sided.level,
+    )
+
+
+def unseen_parts(change: Paired, clusters: float) -> tuple[float, float]:
+    """How much of a mean score may be lost, and won, by what none of so many clusters shows."""
+    share = _share(clusters)
+    return share * (1 - max(0.0, -change.least)), share * (1 - max(0.0, change.most))
+
+
+def clusters_without_loss(margin: float) -> int:
+    """How many clusters without a loss rule out one of `margin`, above 0 and up to 1."""
+    return ceil(log(0.05) / log(1 - margin)) if margin < 1 else 1
+
+
+def judge_loss(change: Paired, margin: float) -> Loss:
+    """Whether a difference of scores from 0 to 1 is a loss of less than `margin`, if positive."""
+    if margin <= 0:
+        raise ValueError("a margin is positive")
+    bounds = loss_bounds(change)
+    if bounds is None:
+        return Loss.UNKNOWN
+    if bounds.low > -margin:
+        return Loss.WITHIN
+    return Loss.BEYOND if bounds.high < -margin else Loss.UNKNOWN
+
+
+def _unseen(change: Paired) -> float:
+    """The share of clusters that may do what none of these did."""
+    return _share(change.clusters)
+
+
+def _share(clusters: float) -> float:
+    return float(1 - 0.05 ** (1 / clusters))
+
+
+def samples_to_decide(
+    change: Paired, distance: float, confidence: float = 0.95, power: float = 0.8
+) -> int | None:
+    """Samples with which a one-sided bound of `confidence` clears `distance`, `power` of the time.
+
+    `distance` is from the true change to the value in question, as a difference or as a logarithm
+    of ratios. Samples are taken to vary as the measured ones do. None where these did not vary.
+    """
+    if not distance:
+        raise ValueError("no number of samples decides about a distance of 0")
+    if not change.standard_error:
+        return None
+    reach = float(stats.norm.ppf(confidence) + stats.norm.ppf(power))
+    return ceil(change.pairs * (reach * change.standard_error / distance) ** 2)
+
+
+def samples_to_judge(change: Paired, margin: float) -> int | None:
+    """Samples with which `judge_loss` would say that a loss is within `margin`, or beyond it.
+
+    As `samples_to_decide`, for a score whose true change is the measured one, with what bounds
+    allow for unseen losses. None where samples did not vary, or the loss is exactly the margin.
+    """
+    distance = change.value + margin
+    needed = samples_to_decide(change, distance) if distance else None
+    while needed is not None:
+        lost, won = unseen_parts(change, needed * change.clusters / change.pairs)
+        left = abs(distance) - (lost if distance > 0 else won)
+        enough = samples_to_decide(change, left) if left > 0 else None
+        if enough is not None and enough <= needed:
+            break
+        needed = max(enough or 0, ceil(1.02 * needed) + 1)
+    return needed
+
+
+def samples_for_width(change: Paired, half_width: float, level: float = 0.95) -> int | None:
+    """Samples whose interval reaches `half_width` to either side; None where these did not vary."""
+    if not change.standard_error:
+        return None
+    reach = float(stats.norm.isf((1 - level) / 2))
+    return ceil(change.pairs * (reach * change.standard_error / half_width) ** 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Nondeterminism:
+    """`differing` of `pairs` answers were other ones the second time.
+
+    The interval of the rate is exact (Clopper, Pearson 1934); None without a pair.
+    """
+
+    pairs: int
+    differing: int
+    interval: Interval | None
+
+    @property
+    def rate(self) -> float | None:
+        """The coefficient of nondeterminism; None without a pair."""
+        return self.differing / self.pairs if self.pairs else None
+
+
+def nondeterminism(first: Mapping[str, str], second: Mapping[str, str]) -> Nondeterminism:
+    """Compare hashes of answers by sample; samples of one side only do not count."""
+    shared = first.keys() & second.keys()
+    differing = sum(first[sample] != second[sample] for sample in shared)
+    if not shared:
+        return Nondeterminism(0, 0, None)
+    exact = stats.binomtest(differing, len(shared)).proportion_ci(method="exact")
+    interval = Interval(float(exact.low), float(exact.high), 0.95)
+    return Nondeterminism(len(shared), differing, interval)

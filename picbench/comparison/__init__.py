@@ -1,1 +1,0 @@
-"""Two runs, or two arms of a run, sample by sample."""

@@ -1,0 +1,382 @@
+"""Which algorithms are compared on which model."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any, Self
+
+import numpy as np
+
+from picbench.compare.intervals import difference_interval, ratio_interval, ratio_of_sums
+from picbench.engines.algorithms import Algorithm, Registry
+from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.pages import GAP, SlotKind
+from picbench.engines.planning.policy import LayoutConfig, Segment
+from picbench.errors import ConfigError, DataError, closest
+from picbench.files import write_json
+from picbench.workloads.sample import Sample
+
+#: Recompute nothing of a chunk's KV but what the algorithm says; all others are compared with it.
+FULL = "full"
+
+#: MEPIC with one block a chunk: what an arm of ours may link at most to count as cheap.
+MEPIC = "mepic"
+
+#: Published algorithms, and options of theirs.
+PUBLISHED = (
+    FULL,
+    "prefix",
+    "naive",
+    *(f"epic:k={k}" for k in (0, 1, 2, 4, 8, 16, 32, 64)),
+    "epic:k=16:bos=chunk",
+    *(f"cacheblend:r={r}" for r in (0.05, 0.15, 0.3, 0.5)),
+    "cacheblend:r=0.15:select=first",
+    MEPIC,
+    "mepic:blocks=2",
+    "mepic:pad=paper",
+    "minipic",
+    "block-attention",
+    "prompt-cache",
+    "kvlink:n=5",
+)
+
+#: picbench's own: chunks that know their documents, the prompt's first text, or the question. As
+#: all arms here they are canonical specs.
+OWN = (
+    "naive:context=document",
+    "naive:anchored=on",
+    "naive:anchored=on:context=document",
+    "epic:k=16:context=document",
+    "mepic:context=document",
+    "mepic:anchored=on",
+    "mepic:anchored=on:context=document",
+    "mepic:select=question",
+    "mepic:anchored=on:context=document:select=question",
+)
+
+_WITH_TUNED = (FULL, "naive", MEPIC, "naive:context=document", "mepic:anchored=on:context=document")
+
+#: Arms by model. The tuned models serve what they were tuned for, and a few arms beside it.
+ARMS_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "testbed": (*PUBLISHED, *OWN),
+        "testbed:block": (*_WITH_TUNED, "block-attention"),
+        "testbed:link": (*_WITH_TUNED, "kvlink:n=5"),
+    }
+)
+
+#: Arms where the retriever left the lead passage out, on the testbed model.
+DROP_ARMS = (
+    FULL,
+    "naive",
+    MEPIC,
+    "naive:context=document",
+    "mepic:context=document",
+    "naive:anchored=on:context=document",
+    "mepic:anchored=on:context=document",
+)
+
+#: The data sets that have such passages.
+DROP_DATASETS = ("musique", "2wikimqa", "hotpotqa")
+
+
+def arms_of(model: str, *, drop: bool = False, only: Sequence[str] = ()) -> tuple[str, ...]:
+    """The canonical specs of a model's arms, or of those in `only`, among them always `full`.
+
+    Raises ConfigError for a model that has none, and for an algorithm that does not exist.
+    """
+    if only:
+        registry = Registry()
+        return tuple(dict.fromkeys((FULL, *(registry.parse(spec).spec for spec in only))))
+    if model not in ARMS_OF:
+        raise ConfigError(f"`model` {model}: not a testbed", hint=closest(model, ARMS_OF))
+    return DROP_ARMS if drop else ARMS_OF[model]
+
+
+def labels(arms: Iterable[str]) -> dict[str, str]:
+    """What tables call arms."""
+    registry = Registry()
+    return {arm: registry.parse(arm).label for arm in arms}
+
+
+def planned_links(sample: Sample, algorithm: Algorithm) -> int:
+    """Tokens that a request computes besides its text, if no computed block is found in the cache.
+
+    They are recomputed in chunks, or added to the prompt: link tokens, BOS, visible pads.
+    """
+    given = [
+        Segment(s.tokens, chunk=s.kind == "chunk", context=s.context)
+        for s in sample.segments
+        if s.tokens
+    ]
+    # Which tokens are added makes no difference to their number.
+    layout = LayoutConfig(
+        BLOCK_SIZE, pad=algorithm.pads, bos_token=0, documents=algorithm.documents
+    )
+    plan = lay_out(algorithm.arrange(given, layout), algorithm.plan_chunk, layout)
+    return sum(
+        kind is SlotKind.LINKED or (kind is SlotKind.PAD and position != GAP)
+        for page in plan.computed
+        for kind, position in zip(page.kinds, page.positions, strict=True)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowInterval:
+    """An estimate and its interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    @property
+    def signed(self) -> str:
+        """With signs, for differences."""
+        return f"{self.value:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+def difference_of(first: Sequence[float], second: Sequence[float]) -> RowInterval:
+    """Mean of `first` less that of `second`, with its BCa interval. Needs two rows."""
+    found = difference_interval(first, second)
+    return RowInterval(float(np.subtract(first, second).mean()), found.low, found.high)
+
+
+def ratio_of(first: Sequence[float], second: Sequence[float]) -> RowInterval | None:
+    """Mean of `first` over that of `second`, above 0, with its BCa interval. Needs two rows.
+
+    None where a resample has nothing to divide by.
+    """
+    found = ratio_interval(first, second)
+    return RowInterval(ratio_of_sums(first, second).mean, found.low, found.high) if found else None
+
+
+SCHEMA = 1
+
+#: Facts in which a part that is continued may differ from what runs now.
+_NEUTRAL = ("gpu", "driver")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model and a data set; with `drop`, prompts lack the passages before those that answer.
+
+    Of the data set's rows, the `first` ones are left out.
+    """
+
+    model: str
+    dataset: str
+    drop: bool = False
+    first: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of the case's file, without its suffix."""
+        words = [file_name(self.model), self.dataset]
+        words += ["drop"] if self.drop else []
+        words += [f"from-{self.first}"] if self.first else []
+        return "-".join(words)
+
+    @property
+    def workload(self) -> str:
+        """What the cases of all data sets have in common, in words."""
+        drop = ", lead passages left out" if self.drop else ""
+        return f"{self.model}{drop}{f', rows from {self.first} on' if self.first else ''}"
+
+
+def file_name(model: str) -> str:
+    """A model's name in names of files."""
+    return model.replace(":", "-").replace("/", "--")
+
+
+@dataclass(slots=True)
+class ArmRows:
+    """What an arm did on each row, in the data set's order.
+
+    `score` is from 0 to 1. `linked` is what the plan links (`planned_links`), `computed` what the
+    engine computed of the prompt: tokens that the cache had from requests before are missing.
+    """
+
+    score: list[float] = field(default_factory=list)
+    linked: list[int] = field(default_factory=list)
+    computed: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ScoredPart:
+    """All arms on the first rows of a case. `prompt` and `chunk` are tokens of each row.
+
+    `wanted` is how many rows there will be, `facts` say where it was measured.
+    """
+
+    case: Case
+    wanted: int
+    facts: Mapping[str, Any]
+    arms: dict[str, ArmRows]
+    prompt: list[int] = field(default_factory=list)
+    chunk: list[int] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, case: Case, wanted: int, facts: Mapping[str, Any], arms: Sequence[str]) -> Self:
+        """A part without rows."""
+        return cls(case, wanted, facts, {arm: ArmRows() for arm in arms})
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read a file that `write` wrote. Raises DataError for another one."""
+        try:
+            found = json.loads(path.read_bytes())
+            if found["schema"] != SCHEMA:
+                raise DataError(f"{path}: schema {found['schema']}, not {SCHEMA}")
+            arms = {arm: ArmRows(**rows) for arm, rows in found["arms"].items()}
+            return cls(
+                Case(**found["case"]),
+                found["wanted"],
+                found["provenance"],
+                arms,
+                found["prompt"],
+                found["chunk"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: no scores of algorithms: {error!r}") from error
+
+    def write(self, folder: Path) -> None:
+        """Write ``NAME.json``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        document = {
+            "schema": SCHEMA,
+            "provenance": dict(self.facts),
+            "case": asdict(self.case),
+            "wanted": self.wanted,
+            "prompt": self.prompt,
+            "chunk": self.chunk,
+            "arms": {arm: asdict(rows) for arm, rows in self.arms.items()},
+        }
+        write_json(folder / f"{self.case.name}.json", document, indent=None)
+
+    @property
+    def rows(self) -> int:
+        """How many rows are done."""
+        return len(self.prompt)
+
+    def check_continues(self, other: "ScoredPart") -> None:
+        """Raise ConfigError unless this part can be continued with the settings of `other`."""
+        same = [
+            {key: value for key, value in part.facts.items() if key not in _NEUTRAL}
+            for part in (self, other)
+        ]
+        if (self.wanted, list(self.arms), same[0]) != (other.wanted, list(other.arms), same[1]):
+            raise ConfigError(
+                f"`output`: {self.case.name}.json was measured with other settings",
+                hint="remove it, or name another folder",
+            )
+
+
+def read_parts(folder: Path) -> list[ScoredPart]:
+    """All parts in a folder, in the order of their names. Raises DataError if there are none."""
+    found = [ScoredPart.read(path) for path in sorted(folder.glob("*.json"))]
+    if not found:
+        raise DataError(f"{folder}: no scores of algorithms", hint="measure them first")
+    return found
+
+
+#: Share of full recompute's score that an arm of the frontier keeps on every data set.
+KEPT = 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class ArmScore:
+    """An arm on a case: means over `rows`.
+
+    `difference` is the score less that of full recompute on the same rows and the same model,
+    `kept` the ratio of the two. `linked` and `computed` are tokens a request, `share` is `linked`
+    over the tokens of chunks.
+    """
+
+    case: Case
+    arm: str
+    rows: int
+    score: float
+    difference: RowInterval
+    kept: RowInterval
+    linked: float
+    share: float
+    computed: float
+
+
+def score_arms(part: ScoredPart) -> dict[str, ArmScore]:
+    """All arms of a part, by spec.
+
+    Raises DataError for a single row, and where full recompute scores nothing, or might have in
+    other rows (a resample in which it does).
+    """
+    full = part.arms[FULL].score
+    if part.rows < 2 or not any(full) or ratio_of(full, full) is None:
+        raise DataError(
+            f"{part.case.name}: {part.rows} rows of which full recompute answers none or few: "
+            "nothing to compare with",
+            hint="measure more `rows`",
+        )
+    chunk = fmean(part.chunk)
+    return {
+        arm: ArmScore(
+            part.case,
+            arm,
+            part.rows,
+            fmean(rows.score),
+            difference_of(rows.score, full),
+            _ratio(rows.score, full),
+            fmean(rows.linked),
+            fmean(rows.linked) / chunk,
+            fmean(rows.computed),
+        )
+        for arm, rows in part.arms.items()
+    }
+
+
+def _ratio(score: Sequence[float], full: Sequence[float]) -> RowInterval:
+    found = ratio_of(score, full)
+    assert found is not None  # The same resamples of `full` can be divided by.
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierArm:
+    """An arm of ours on all data sets: the least it keeps, and where it links more than MEPIC."""
+
+    arm: str
+    worst: ArmScore
+    costlier: tuple[str, ...]
+    below: tuple[str, ...]
+    surely_above: int
+    datasets: int
+
+    @property
+    def reached(self) -> bool:
+        """Whether it keeps enough on every data set and links no more than MEPIC on any."""
+        return not self.costlier and not self.below
+
+
+def frontier(scores: Mapping[str, Mapping[str, ArmScore]]) -> list[FrontierArm]:
+    """Our arms, best first, by the scores of a model: data set, then arm."""
+    own = [arm for arm in next(iter(scores.values())) if arm in OWN]
+    found = [_frontier_arm(arm, scores) for arm in own]
+    return sorted(found, key=lambda arm: (not arm.reached, -arm.worst.kept.value))
+
+
+def _frontier_arm(arm: str, scores: Mapping[str, Mapping[str, ArmScore]]) -> FrontierArm:
+    on: Sequence[ArmScore] = [arms[arm] for arms in scores.values()]
+    return FrontierArm(
+        arm,
+        min(on, key=lambda score: score.kept.value),
+        tuple(s.case.dataset for s in on if s.linked > scores[s.case.dataset][MEPIC].linked),
+        tuple(s.case.dataset for s in on if s.kept.value < KEPT),
+        sum(s.kept.low >= KEPT for s in on),
+        len(on),
+    )

@@ -1,0 +1,329 @@
+"""Chunk KV between an engine's pool and the host's memory: right first, then how fast.
+
+Two engines are up at once and measured in alternation, one with a host tier and one without. Checks
+come first: what is loaded equals what was computed, byte for byte, and so do replies in float32.
+Then times of a prompt of many chunks: new ones, with and without a tier to store them; ones that
+are in the host's memory only, against recomputing the prompt and against chunks that are in the
+pool; and the steps of other requests meanwhile.
+"""
+
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Request, Result, Text
+from picbench.errors import InvalidRun
+from picbench.experiments.engines import ArmFigures, Measure, random_tokens, run_interleaved
+from picbench.experiments.page import save, spread, update_summary
+from picbench.store import provenance
+from picbench.tables import table as markdown
+from picbench.workloads import models
+
+#: The arms: an engine with a host tier, and one without tiers.
+HOST, NONE = "host", "none"
+
+#: Algorithms whose replies are compared: chunks are mapped, mapped in part, and copied.
+CHECKED = ("naive", "mepic", "epic:k=16")
+
+#: Tokens of the chunks that are checked: some end within a block.
+LENGTHS = (150, 35, 81, 64)
+
+#: Blocks whose copies are timed by themselves.
+COPIED = 512
+
+_ROWS = {
+    "copy_out_gbps": "blocks to host memory, GB/s",
+    "copy_in_gbps": "blocks from host memory, GB/s",
+    "cold_ms": "TTFT of new chunks, ms",
+    "load_ms": "TTFT of chunks in host memory, ms",
+    "warm_ms": "TTFT of chunks in the pool, ms",
+    "full_ms": "TTFT of the prompt recomputed, ms",
+    "itl_ms": "step of the others, alone, ms: median",
+    "itl_p99_load_ms": "their steps beside loads (without a tier: beside warm chunks), ms: p99",
+    "itl_p99_cold_ms": "their steps beside new chunks, ms: p99",
+}
+
+_RATIOS = {
+    "load_32k_vs_full": "A load takes {:.3f} of the prompt recomputed.",
+    "cold_vs_no_tier": "New chunks take {:.3f} of the time without a tier.",
+    "itl_p99_ratio": "The p99 of the others' steps is {:.3f} of that without a tier.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HostTierScene:
+    """What is timed: a prompt of `chunks` of `length` tokens and a question of `question`.
+
+    Beside `arrivals` of such prompts, `gap` steps apart, `others` plain requests decode `reply`
+    tokens each.
+    """
+
+    chunks: int = 64
+    length: int = 512
+    question: int = 80
+    others: int = 16
+    arrivals: int = 3
+    gap: int = 100
+    reply: int = 400
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt."""
+        return self.chunks * self.length + self.question
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the pool: the chunks of all arrivals and one more, and what requests own."""
+        chunk = -(-self.length // BLOCK_SIZE)
+        own = self.chunks + self.question + self.others * (self.reply + 2 * BLOCK_SIZE)
+        return (self.arrivals + 1) * self.chunks * (chunk + 2) + own + self.prompt // BLOCK_SIZE
+
+    def draw(self, name: str) -> list[Chunk]:
+        """Chunks that belong to a name."""
+        return [Chunk(tokens=random_tokens(self.length, f"{name} {i}")) for i in range(self.chunks)]
+
+    def ask(self, chunks: Sequence[Chunk], name: str) -> Request:
+        """A question about chunks, in an order of its own."""
+        order = random.Random(name).sample(chunks, len(chunks))
+        question = Text(tokens=random_tokens(self.question, f"question {name}"))
+        return Request([*order, question], "mepic")
+
+
+def check(engine: Engine, name: str) -> dict[str, float]:
+    """Serve prompts computed and loaded. Raises InvalidRun where anything differs."""
+    chunks = [Chunk(tokens=random_tokens(n, f"{name} {n}")) for n in LENGTHS]
+    for algorithm in CHECKED:
+        request = Request([*chunks, Text(tokens=random_tokens(19, name))], algorithm)
+        engine.reset()
+        computed, before = _reply(engine, request), engine.cache.digests(chunks)
+        engine.reset(tiers=False)
+        loaded, after = _reply(engine, request), engine.cache.digests(chunks)
+        wrong = {
+            "replies differ": loaded.tokens != computed.tokens,
+            "KV differs": after != before,
+            "chunks were compiled again": loaded.counts.compiled > 0,
+            "nothing was loaded": not loaded.hits.tiers,
+        }
+        if found := [what for what, happened in wrong.items() if happened]:
+            raise InvalidRun(f"{algorithm} from the host tier: {', '.join(found)}")
+    return {"checked": len(CHECKED)}
+
+
+def _reply(engine: Engine, request: Request) -> Result:
+    [result] = engine.generate([request], max_tokens=16, ignore_eos=True)
+    engine.drain()
+    return result
+
+
+def copies(engine: Engine, name: str) -> dict[str, float]:
+    """GB/s of copies alone, out of the pool and into it; only with a tier."""
+    if not engine.config.tiers:
+        return {}
+    out, back = engine.cache.time_copies(COPIED)
+    nbytes = COPIED * float(engine.describe()["block_bytes"])
+    return {"copy_out_gbps": nbytes / out / 1e9, "copy_in_gbps": nbytes / back / 1e9}
+
+
+def cold(engine: Engine, name: str, *, scene: HostTierScene) -> dict[str, float]:
+    """Milliseconds to the first token of a prompt of new chunks."""
+    result = _first_token(engine, scene.ask(scene.draw(name), name))
+    _require("new chunks", result, compiled=True, loaded=False)
+    engine.drain()
+    return {"cold_ms": result.timings.ttft * 1e3}
+
+
+def load(engine: Engine, name: str, *, scene: HostTierScene) -> dict[str, float]:
+    """The same of chunks in host memory; without a tier, in the pool, and recomputed."""
+    chunks = scene.draw(name)
+    _first_token(engine, scene.ask(chunks, f"{name} before"))
+    engine.drain()
+    if engine.config.tiers:
+        engine.reset(tiers=False)
+    result = _first_token(engine, scene.ask(chunks, name))
+    _require("cached chunks", result, compiled=False, loaded=bool(engine.config.tiers))
+    milliseconds = result.timings.ttft * 1e3
+    if engine.config.tiers:
+        return {"load_ms": milliseconds}
+    text = Text(tokens=random_tokens(scene.prompt, f"{name} recomputed"))
+    full = _first_token(engine, Request([text], "prefix"))
+    return {"warm_ms": milliseconds, "full_ms": full.timings.ttft * 1e3}
+
+
+def beside(engine: Engine, name: str, *, scene: HostTierScene, new: bool) -> dict[str, float]:
+    """Milliseconds of steps in which others decode, beside prompts of `new` or cached chunks.
+
+    Each step gives each of the others a token, so that it is their inter-token latency.
+    """
+    prompts = [scene.draw(f"{name} {i}") for i in range(scene.arrivals)]
+    engine.reset()
+    if not new:
+        for i, chunks in enumerate(prompts):
+            _first_token(engine, scene.ask(chunks, f"{name} {i} before"))
+        engine.drain()
+        if engine.config.tiers:
+            engine.reset(tiers=False)
+    requests = [scene.ask(chunks, f"{name} {i}") for i, chunks in enumerate(prompts)]
+    quiet, busy = _steps(engine, requests, name, scene)
+    p99 = statistics.quantiles(busy, n=100, method="inclusive")[-1]
+    kind = "cold" if new else "load"
+    return {f"itl_p99_{kind}_ms": p99 * 1e3} | (
+        {} if new else {"itl_ms": statistics.median(quiet) * 1e3}
+    )
+
+
+def _steps(
+    engine: Engine, arrivals: list[Request], name: str, scene: HostTierScene
+) -> tuple[list[float], list[float]]:
+    """Seconds of steps before the first arrival, and from then on while the others decode."""
+    texts = (random_tokens(2 * BLOCK_SIZE, f"{name} other {i}") for i in range(scene.others))
+    others = [Request([Text(tokens=tokens)], "prefix") for tokens in texts]
+    left = {engine.submit(r, max_tokens=scene.reply, ignore_eos=True) for r in others}
+    asked = set[str]()
+    times: list[float] = []
+    while left:
+        if arrivals and times and len(times) % scene.gap == 0:
+            asked.add(engine.submit(arrivals.pop(0), max_tokens=1, ignore_eos=True))
+        began = perf_counter()
+        ended = engine.step()
+        times.append(perf_counter() - began)
+        left -= ended.keys()
+        asked -= ended.keys()
+    engine.drain()
+    if arrivals or asked or not scene.reply <= len(times) <= 1.1 * scene.reply + 10:
+        raise InvalidRun(
+            f"{len(times)} steps for replies of {scene.reply} tokens, {len(arrivals)} prompts "
+            f"did not arrive and {len(asked)} did not end meanwhile"
+        )
+    # The first steps compute prompts.
+    return times[4 : scene.gap], times[scene.gap :]
+
+
+def _first_token(engine: Engine, request: Request) -> Result:
+    [result] = engine.generate([request], max_tokens=1, ignore_eos=True)
+    return result
+
+
+def _require(what: str, result: Result, *, compiled: bool, loaded: bool) -> None:
+    if bool(result.counts.compiled) != compiled or bool(result.hits.tiers) != loaded:
+        raise InvalidRun(
+            f"{what}: {result.counts.compiled} tokens were compiled, and tiers loaded "
+            f"{dict(result.hits.tiers)} blocks",
+            hint="give the host tier memory for all prompts",
+        )
+
+
+def measures(scene: HostTierScene) -> dict[str, Measure]:
+    """What is measured, in this order."""
+    return {
+        "copies": copies,
+        "cold": partial(cold, scene=scene),
+        "load": partial(load, scene=scene),
+        "beside loads": partial(beside, scene=scene, new=False),
+        "beside stores": partial(beside, scene=scene, new=True),
+    }
+
+
+def measure(
+    model: str, device: str, repeats: int, chunks: int, commit: str | None, output: Path
+) -> str:
+    """Check, then measure; write ``host-tier.json`` and ``.md`` and figures of the summary.
+
+    Returns the page. Raises InvalidRun where a check fails.
+    """
+    scene = HostTierScene(chunks=chunks)
+    checked = EngineConfig(
+        model=str(models.resolve("testbed").path),
+        device=device,
+        dtype="float32",
+        context=1024,
+        kv_blocks=400,
+        eager=True,
+        tiers="host:1GiB",
+    )
+    run_interleaved({HOST: checked}, {"check": check}, 1, warm_up=False)
+    found_model = models.resolve(model)
+    config = EngineConfig(
+        model=str(found_model.path),
+        device=device,
+        dtype="bfloat16" if device == "cuda" else "float32",
+        context=scene.prompt + 1024,
+        batch_tokens=8192,
+        kv_blocks=scene.blocks,
+        max_requests=64,
+        tiers="",
+    )
+    # All prompts of a measure and two more fit the tier.
+    gib = 1 + (scene.arrivals + 2) * scene.prompt * 128 // (1 << 20)
+    arms = {HOST: replace(config, tiers=f"host:{gib}GiB"), NONE: config}
+    facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
+    facts |= {"model": found_model.label, "dtype": config.dtype, "repeats": repeats}
+    facts |= asdict(scene) | {"prompt": scene.prompt, "tiers": arms[HOST].tiers}
+
+    def keep(name: str, so_far: ArmFigures) -> None:
+        write(so_far, facts, output)
+
+    found = run_interleaved(arms, measures(scene), repeats, keep=keep)
+    return render(found, facts)
+
+
+def write(found: ArmFigures, facts: Mapping[str, Any], output: Path) -> str:
+    """Write the files and the summary's figures; returns the page."""
+    document = {"schema": 1, "provenance": facts, "found": found}
+    page = render(found, facts)
+    save(output / "host-tier", document, page)
+    update_summary(output, {"tiers": ratios(found)})
+    return page
+
+
+def ratios(found: ArmFigures) -> dict[str, float]:
+    """The figures for ``summary.json``: ratios of medians.
+
+    A load against recomputing the prompt, new chunks with a tier against without one, and p99 of
+    the others' steps with a tier against without one, the worse of loads and stores; those of which
+    all is measured.
+    """
+    host, none = ({k: statistics.median(v) for k, v in found[arm].items()} for arm in (HOST, NONE))
+    figures = {}
+    if "load_ms" in host:
+        figures["load_32k_vs_full"] = host["load_ms"] / none["full_ms"]
+    if "cold_ms" in host:
+        figures["cold_vs_no_tier"] = host["cold_ms"] / none["cold_ms"]
+    beside_them = ("itl_p99_load_ms", "itl_p99_cold_ms")
+    if host.keys() >= set(beside_them):
+        figures["itl_p99_ratio"] = max(host[key] / none[key] for key in beside_them)
+    return figures
+
+
+def render(found: ArmFigures, facts: Mapping[str, Any]) -> str:
+    """The page, in Markdown."""
+    figures = ratios(found)
+    rows = [
+        (text, *(spread(found[arm].get(key), 1, counted=True) for arm in (HOST, NONE)))
+        for key, text in _ROWS.items()
+    ]
+    lines = [
+        "# Chunks in host memory",
+        "",
+        f"{facts['model']}, {facts['dtype']}: times, not answers; {facts['gpu']}, driver "
+        f"{facts['driver']}, vLLM {facts['vllm']}, torch {facts['torch']}, commit "
+        f"{facts['commit']}. Prompts of {facts['chunks']} chunks of {facts['length']} random "
+        f"tokens and a question, {facts['prompt']:,} tokens, under `mepic`; one engine with "
+        f"`{facts['tiers']}` and one without tiers, both up at once, in turn. Others are "
+        f"{facts['others']} plain requests that decode {facts['reply']} tokens beside "
+        f"{facts['arrivals']} such prompts. Before, loaded KV equalled computed KV byte for byte "
+        "and replies in float32 token for token.",
+        "",
+        "Median (lowest - highest).",
+        "",
+        markdown.table(("", "host tier", "no tier"), rows, right=1),
+        "",
+        *(sentence.format(figures[key]) for key, sentence in _RATIOS.items() if key in figures),
+    ]
+    return "\n".join(lines) + "\n"

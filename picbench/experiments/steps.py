@@ -1,0 +1,226 @@
+"""The steps of `picbench measure all`: checks first, and no measurement after a check that fails.
+
+Each step takes minutes and can be run alone. One that is done leaves a note with the commit that it
+was done at, so that the same command continues where it was stopped.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from picbench.errors import ConfigError, InvalidRun, closest
+from picbench.files import write_whole
+from picbench.store import provenance
+from picbench.workloads import models
+from picbench.workloads.testbed import model_path
+
+#: Dimensions of the model that is timed, with dummy weights.
+SHAPE = "shape:llama-3.1-8b"
+
+_ON_ONE_GPU = {
+    "kernels": "kernels against FlashAttention-3",
+    "shared-decode": "decode that reads shared chunks once",
+    "engine-comparison": "the engine against stock vLLM",
+    "host-tier": "chunks in host memory: right, then how fast",
+    "small-steps": "TTFT where few tokens are computed",
+    "rope-pad-ablation": "RoPE in attention or before it, pads masked or counted",
+}
+
+#: `picbench reproduce` measures their figures.
+PAPERS = ("mepic", "epic", "minipic", "cacheblend")
+
+Command = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckStep:
+    """Commands that are run one after another, on a host with `gpus` GPUs or more.
+
+    `scratch` is a folder that they make; what an earlier attempt left of it is removed first.
+    """
+
+    name: str
+    summary: str
+    commands: tuple[Command, ...]
+    gpus: int = 1
+    scratch: Path | None = None
+
+
+def steps(output: Path, runs: Path, commit: str | None) -> list[CheckStep]:
+    """All steps; results go to `output`, what they are made from to `runs`."""
+    return [
+        *_checks(output, commit),
+        *_measurements(output, runs, commit),
+        *_grid(output.parent / "break_even" / output.name, commit),
+        *_papers(output.parent, runs, commit),
+    ]
+
+
+def run_steps(
+    found: Sequence[CheckStep], runs: Path, only: Sequence[str], commit: str, *, redo: bool
+) -> int:
+    """Run the steps that are not done at this commit. Raises InvalidRun at the first that fails."""
+    _check_names(found, only)
+    gpus = _visible_gpus()
+    for step in found:
+        note = runs / f"{step.name}.done"
+        if only and step.name not in only:
+            continue
+        if step.gpus > gpus:
+            click.echo(f"{step.name}: not run, it needs {step.gpus} GPUs and there are {gpus}")
+        elif _is_done(note, commit) and not redo:
+            click.echo(f"{step.name}: done before (--redo repeats it)")
+        else:
+            _run(step, note, commit)
+    return 0
+
+
+def _visible_gpus() -> int:
+    """How many GPUs a program may use here."""
+    found = len(provenance.gpus())
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return found if chosen is None else min(found, len(list(filter(None, chosen.split(",")))))
+
+
+def _is_done(note: Path, commit: str) -> bool:
+    return note.exists() and json.loads(note.read_bytes())["commit"] == commit
+
+
+def _run(step: CheckStep, note: Path, commit: str) -> None:
+    click.echo(f"{step.name}: {step.summary}")
+    if step.scratch:
+        shutil.rmtree(step.scratch, ignore_errors=True)
+    began = time.monotonic()
+    for command in step.commands:
+        if subprocess.run(command, check=False).returncode != 0:
+            raise InvalidRun(
+                f"step {step.name} failed: {' '.join(command)}", hint="nothing after it was run"
+            )
+    took = time.monotonic() - began
+    note.parent.mkdir(parents=True, exist_ok=True)
+    done = {"commit": commit, "seconds": round(took, 1)}
+    write_whole(note, (json.dumps(done) + "\n").encode())
+    click.echo(f"{step.name}: ok, {took:,.0f} s")
+
+
+def _checks(output: Path, commit: str | None) -> Iterator[CheckStep]:
+    pytest = _python("pytest", "-q", "-p", "no:cacheprovider")
+    yield CheckStep(
+        "kernels-ok",
+        "kernels against float64, on the GPU",
+        ((*pytest, "tests/kernels/cuda/device"),),
+    )
+    where = ("--output", str(output), *_named(commit))
+    oracle = _oracle(model_path())
+    for dtype in ("float32", "bfloat16"):
+        eager = ("--eager",) if dtype == "float32" else ()
+        yield CheckStep(
+            f"engine-{dtype}",
+            f"the engine against the oracle, {dtype}",
+            ((*oracle, "--dtype", dtype, *eager),),
+        )
+        yield CheckStep(
+            f"accuracy-{dtype}",
+            f"six data sets against the testbed's card, {dtype}",
+            (_measure("accuracy", *where, "--dtype", dtype),),
+        )
+    yield CheckStep(
+        "alone",
+        "a batch of all algorithms against each request alone, float32",
+        (_measure("algorithms", "alone", *where),),
+    )
+    yield CheckStep(
+        "architectures",
+        "a tiny model of each architecture against the oracle",
+        (_measure("architectures", *where, "--eager", "--jobs", "4"),),
+    )
+    # The testbed model's heads cannot be divided among four.
+    several = {2: oracle, 4: _oracle(models.resolve("shape:small").path)}
+    for gpus, command in several.items():
+        yield CheckStep(
+            f"engine-tp{gpus}",
+            f"an engine on {gpus} GPUs against the oracle",
+            ((*command, "--dtype", "float32", "--eager", "--tensor-parallel", str(gpus)),),
+            gpus,
+        )
+    yield from _storms(where)
+
+
+def _storms(where: tuple[str, ...]) -> Iterator[CheckStep]:
+    """The engine as it is served: with graphs and scheduling ahead, short of memory."""
+    flags = {"float32": ("float32", 1), "bfloat16": ("bfloat16", 1), "tp2": ("float32", 2)}
+    for name, (dtype, gpus) in flags.items():
+        storm = _measure(
+            *("storm", *where, "--device", "cuda", "--dtype", dtype),
+            *("--tensor-parallel", str(gpus), "--preemptions", "100"),
+        )
+        summary = f"a storm in a starved pool against a large one, {dtype}, {gpus} GPU(s)"
+        yield CheckStep(f"storm-{name}", summary, (storm,), gpus)
+
+
+def _oracle(model: Path | str) -> Command:
+    return _measure("oracle", "--model", str(model))
+
+
+def _measurements(output: Path, runs: Path, commit: str | None) -> Iterator[CheckStep]:
+    where = ("--output", str(output), *_named(commit))
+    for name, summary in _ON_ONE_GPU.items():
+        yield CheckStep(name, summary, (_measure(name, *where),))
+    decode = _measure("decode-load", *where)
+    yield CheckStep("decode-load", "decoding of 64 requests that share chunks", (decode,))
+    sharing = (*decode, "--sharing")
+    yield CheckStep("decode-sharing", "decoding by how many requests share a chunk", (sharing,))
+    report = _measure("load-report", *where)
+    yield CheckStep("load-report", "loads of picbench and of stock vLLM, repeated", (report,))
+    warm = _measure("algorithms", "warm-chunks", *where)
+    yield CheckStep("warm-chunks", "TTFT by what chunks were compiled after", (warm,))
+    for gpus in (2, 4):
+        scaling = _measure("scaling", *where, "--workers", str(gpus))
+        yield CheckStep(f"scaling-{gpus}", f"throughput on {gpus} GPUs", (scaling,), gpus)
+
+
+def _grid(output: Path, commit: str | None) -> Iterator[CheckStep]:
+    """Where chunks pay, and whether predictions from that hold."""
+    where = ("--device", "cuda", "--output", str(output), *_named(commit))
+    measured = _measure("break-even", *where)
+    yield CheckStep("break-even", "where chunks pay, over a grid of traffic", (measured,))
+    check = _measure("profile", *where, "--grid", str(output / "grid.json"))
+    yield CheckStep("profile", "what picbench profile predicts, against engines", (check,))
+
+
+def _papers(results: Path, runs: Path, commit: str | None) -> Iterator[CheckStep]:
+    """The papers' figures, over scores that were measured before, where they are."""
+    scores = results / "testbed" / "algorithms"
+    known = ("--scores", str(scores)) if scores.is_dir() else ()
+    for paper in PAPERS:
+        where = ("--device", "cuda", "--output", str(runs / paper), *_named(commit))
+        command = _python("picbench", "reproduce", paper, *where, *known)
+        yield CheckStep(f"paper-{paper}", f"what {paper}'s figures show", (command,))
+
+
+def _measure(*words: str) -> Command:
+    # With --debug an engine that fails shows the end of its log.
+    return _python("picbench", "measure", *words, "--debug")
+
+
+def _named(commit: str | None) -> tuple[str, ...]:
+    return ("--commit", commit) if commit else ()
+
+
+def _python(module: str, *arguments: str) -> Command:
+    return (sys.executable, "-m", module, *arguments)
+
+
+def _check_names(found: Sequence[CheckStep], only: Sequence[str]) -> None:
+    names = [step.name for step in found]
+    for name in only:
+        if name not in names:
+            raise ConfigError(f"`only` {name}: no such step", hint=closest(name, names))

@@ -1,0 +1,1 @@
+"""Figures of runs, plans and papers, in one style."""

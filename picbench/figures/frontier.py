@@ -1,0 +1,391 @@
+"""Accuracy against linked tokens, a panel for each data set: families of arms, and the frontier."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from picbench.figures.canvas import (
+    COLUMN,
+    LABEL,
+    Panel,
+    canvas,
+    draw_legend,
+    legend_height,
+    name_column,
+)
+from picbench.figures.style import PALETTE, drawing, write
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+_GOAL = "#009E73"
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """An arm on a data set: the share of chunk tokens that it links, and of the score it keeps.
+
+    `low` and `high` are the interval of `kept`. An arm of a tuned model is ``model/arm``.
+    """
+
+    arm: str
+    share: float
+    kept: float
+    low: float
+    high: float
+
+
+#: Panels beside each other, and inches: a panel, and its title with what is above it.
+_ACROSS, _HIGH, _TITLE = 2, 0.95, 0.3
+
+_TICKS = (0, 2, 10, 25, 50, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Arms that are drawn alike, and joined by a line where only one number differs."""
+
+    name: str
+    colour: str
+    marker: str
+    joined: bool = False
+    hollow: bool = False
+    size: float = 3.5
+
+
+_BLUE, _ORANGE, _GREEN, _PINK, _YELLOW, *_ = PALETTE
+
+_FAMILIES = {
+    "epic": _Family("epic, k = 1 to 64", _BLUE, "o", joined=True),
+    "cacheblend": _Family("cacheblend, r = 0.05 to 0.5", _ORANGE, "s", joined=True),
+    "static": _Family("cacheblend (static)", _ORANGE, "s", hollow=True),
+    "mepic": _Family("mepic, 1 and 2 blocks", _PINK, "^", joined=True, size=4.5),
+    "other": _Family("other published", "#888888", "v", hollow=True),
+    "naive": _Family("naive", "#000000", "X", size=4.0),
+    "tuned": _Family("tuned models", _YELLOW, "P", size=4.5),
+    "anchor": _Family("ours: anchor", _GREEN, "o", hollow=True),
+    "question": _Family("ours: question", _GREEN, "^", hollow=True, size=4.5),
+    "document": _Family("ours: document", _GREEN, "D", hollow=True),
+    "both": _Family("ours: anchor and document", _GREEN, "D", size=4.0),
+    "all": _Family("ours: all three", _GREEN, "*", size=6.0),
+}
+
+_GOAL_NAME, _FRONTIER_NAME = "the goal", "frontier of all arms"
+
+
+def draw_frontier(
+    panels: Mapping[str, Sequence[FrontierPoint]],
+    goal: tuple[str, float],
+    caption: str,
+    base: Path,
+) -> None:
+    """Write ``base.png``, ``base.pdf`` and ``base.svg``, as papers print them.
+
+    `goal` is an arm and a share of the score: to link no more than the one, and keep the other.
+    """
+    rows = -(-len(panels) // _ACROSS)
+    aim = f"The goal: {goal[1]:.2f} of full's score, linking no more than {goal[0]}."
+    about = Panel("linked, % of chunk tokens", "kept, % of full's score", f"{aim} {caption}")
+    names = _legend_names(panels)
+    plot = _HIGH * rows + _TITLE * (rows - 1)
+    with canvas(about, base, plot=plot, above=legend_height(names) + 0.05) as figure:
+        spaces = {"hspace": _TITLE / _HIGH, "wspace": 0.1}
+        axes = figure.subplots(rows, _ACROSS, squeeze=False, sharey=True, gridspec_kw=spaces)
+        for axis, (dataset, points) in zip(axes.flat, panels.items(), strict=False):
+            _panel(axis, points, goal)
+            axis.set_title(dataset, fontsize=LABEL, loc="left", pad=2)
+            axis.tick_params(pad=2, length=2)
+            _scale(axis)
+        low = min(point.low for points in panels.values() for point in points)
+        axes[0][0].set_ylim(10 * (10 * low // 1), 103)
+        for number, axis in enumerate(axes.flat):
+            axis.set_visible(number < len(panels))
+            axis.tick_params(labelbottom=number + _ACROSS >= len(panels))
+            if number + _ACROSS >= len(panels):
+                axis.set_xlabel(about.x_label, labelpad=2)
+        name_column(figure, list(axes[:, 0]), about.y_label)
+        handles = {
+            label: handle
+            for axis in axes.flat
+            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        draw_legend(figure, [handles[name] for name in names], names)
+
+
+def _legend_names(panels: Mapping[str, Sequence[FrontierPoint]]) -> list[str]:
+    found = {_family(point) for points in panels.values() for point in points}
+    families = [family.name for key, family in _FAMILIES.items() if key in found]
+    return [_GOAL_NAME, _FRONTIER_NAME, *families]
+
+
+def _panel(axis: Any, points: Sequence[FrontierPoint], goal: tuple[str, float]) -> None:
+    arm, kept = goal
+    budget = next((p.share for p in points if p.arm == arm), 0.0)
+    axis.fill_between(
+        [-0.3, 103 * budget],
+        100 * kept,
+        103,
+        color=_GOAL,
+        alpha=0.13,
+        lw=0,
+        label=_GOAL_NAME,
+    )
+    axis.step(
+        *_percent(frontier_steps(points)),
+        where="post",
+        color="#000000",
+        lw=0.8,
+        alpha=0.6,
+        label=_FRONTIER_NAME,
+        zorder=1,
+    )
+    for name, family in _FAMILIES.items():
+        found = sorted((p for p in points if _family(p) == name), key=lambda p: p.share)
+        if found:
+            _draw_family(axis, family, found)
+
+
+def _scale(axis: Any) -> None:
+    """Square roots: most arms link little."""
+    import numpy as np
+
+    axis.set_xscale("function", functions=(lambda x: np.sign(x) * np.sqrt(np.abs(x)), _square))
+    axis.set_xlim(-0.3, 108)
+    axis.set_xticks(_TICKS, [str(tick) for tick in _TICKS])
+    axis.minorticks_off()
+
+
+def _square(x: Any) -> Any:
+    import numpy as np
+
+    return np.sign(x) * np.square(x)
+
+
+def _draw_family(axis: Any, family: _Family, points: Sequence[FrontierPoint]) -> None:
+    axis.errorbar(
+        *_percent([(p.share, p.kept) for p in points]),
+        yerr=[
+            [100 * (p.kept - p.low) for p in points],
+            [100 * (p.high - p.kept) for p in points],
+        ],
+        color=family.colour,
+        marker=family.marker,
+        mfc="white" if family.hollow else family.colour,
+        mew=0.8,
+        ms=family.size,
+        ls="-" if family.joined else "",
+        lw=0.9,
+        elinewidth=0.5,
+        label=family.name,
+    )
+
+
+def frontier_steps(points: Sequence[FrontierPoint]) -> list[tuple[float, float]]:
+    """The most that is kept by arms that link no more, at each share at which it grows."""
+    steps: list[tuple[float, float]] = []
+    for point in sorted(points, key=lambda p: (p.share, -p.kept)):
+        if not steps or point.kept > steps[-1][1]:
+            steps.append((point.share, point.kept))
+    return [*steps, (1.0, steps[-1][1])] if steps else []
+
+
+def _percent(pairs: Sequence[tuple[float, float]]) -> Iterator[list[float]]:
+    yield [100 * share for share, _ in pairs]
+    yield [100 * kept for _, kept in pairs]
+
+
+def _family(point: FrontierPoint) -> str | None:
+    """The family of an arm; None for those that are only in the table."""
+    if "/" in point.arm:
+        return "tuned"
+    name, *options = point.arm.split(":")
+    if name in ("full", "prefix"):
+        return None
+    if name == "naive" and not options:
+        return name
+    own = {option for option in options if option in _OWN_OPTIONS}
+    if own:
+        return _OF_OWN[frozenset(own)]
+    if name == "cacheblend":
+        return "static" if "select=first" in options else name
+    if name == "epic" and options[0] != "k=0" and len(options) == 1:
+        return name
+    return name if name == "mepic" and "pad=paper" not in options else "other"
+
+
+_ANCHOR, _DOCUMENT, _QUESTION = _OWN_OPTIONS = (
+    "anchored=on",
+    "context=document",
+    "select=question",
+)
+
+_OF_OWN = {
+    frozenset({_ANCHOR}): "anchor",
+    frozenset({_DOCUMENT}): "document",
+    frozenset({_QUESTION}): "question",
+    frozenset({_ANCHOR, _DOCUMENT}): "both",
+    frozenset({_ANCHOR, _DOCUMENT, _QUESTION}): "all",
+}
+
+
+#: Ratios beyond this and its inverse have the colour of the end of the scale.
+_MOST = 3.0
+
+#: Inches: a row of cells, the title of a panel, and what is left of the cells.
+_ROW, _BREAK_EVEN_FIGURE_TITLE, _LEFT = 0.17, 0.16, 0.62
+
+
+@dataclass(frozen=True, slots=True)
+class RatioPanel:
+    """A panel: ratios by reuse and by (chunks, tokens of a chunk)."""
+
+    title: str
+    values: Mapping[tuple[float, tuple[int, int]], float]
+
+
+def draw_ratios(panels: Sequence[RatioPanel], note: str, base: Path) -> None:
+    """A cell for each ratio, panels below each other: blue below 1, orange above.
+
+    Writes ``base.png``, ``base.pdf`` and ``base.svg``, as papers print them.
+    """
+    reuses = sorted({reuse for panel in panels for reuse, _ in panel.values})
+    sizes = sorted({size for panel in panels for _, size in panel.values}, key=_tokens)
+    if any(len(panel.values) < len(reuses) * len(sizes) for panel in panels):
+        note += " Grey: not measured."
+    high = _ROW * len(sizes)
+    plot = high * len(panels) + _BREAK_EVEN_FIGURE_TITLE * (len(panels) - 1)
+    about = Panel("chunk tokens that recur", "chunks x tokens", note)
+    with canvas(about, base, plot=plot, above=_BREAK_EVEN_FIGURE_TITLE - 0.1) as figure:
+        figure.subplots_adjust(left=_LEFT / COLUMN)
+        spaces = {"hspace": _BREAK_EVEN_FIGURE_TITLE / high}
+        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, gridspec_kw=spaces)
+        axes: list[Axes] = list(grid[:, 0])
+        for axis, panel in zip(axes, panels, strict=True):
+            _draw(axis, panel, reuses, sizes)
+        axes[-1].set_xticks([n + 0.5 for n in range(len(reuses))], [f"{r:.0%}" for r in reuses])
+        axes[-1].set_xlabel(about.x_label, labelpad=2)
+        name_column(figure, axes, about.y_label)
+
+
+def _draw(
+    axis: "Axes", panel: RatioPanel, reuses: Sequence[float], sizes: Sequence[tuple[int, int]]
+) -> None:
+    from matplotlib.colors import LinearSegmentedColormap, LogNorm
+    from matplotlib.patches import Rectangle
+
+    # Okabe and Ito's sky blue and orange: light enough for black letters.
+    colours = LinearSegmentedColormap.from_list("ratio", ("#56B4E9", "#FFFFFF", "#E69F00"))
+    norm = LogNorm(1 / _MOST, _MOST, clip=True)
+    ratios = {
+        (row, column): panel.values[reuse, size]
+        for row, size in enumerate(sizes)
+        for column, reuse in enumerate(reuses)
+        if (reuse, size) in panel.values
+    }
+    for (row, column), ratio in ratios.items():
+        colour = colours(norm(ratio))
+        cell = Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="#BBBBBB", linewidth=0.3)
+        axis.add_patch(cell)
+        place: dict[str, Any] = {"ha": "center", "va": "center_baseline", "fontsize": LABEL}
+        axis.text(column + 0.5, row + 0.5, _text(ratio), **place)
+    for line in _borders(ratios):
+        axis.plot(*line, color="black", lw=1.2, solid_capstyle="projecting")
+    axis.set_facecolor("#DDDDDD")
+    axis.set_title(panel.title, fontsize=LABEL, loc="left", pad=2)
+    axis.set_yticks([n + 0.5 for n in range(len(sizes))], [f"{c} x {t}" for c, t in sizes])
+    axis.set_xlim(0, len(reuses))
+    axis.set_ylim(len(sizes), 0)
+    axis.tick_params(pad=3, length=0)
+    axis.grid(visible=False)
+    axis.spines[:].set_visible(True)
+
+
+def _borders(
+    ratios: Mapping[tuple[int, int], float],
+) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    """(xs, ys) of each edge between a cell below 1 and one that is not; cells by (row, column)."""
+    for (row, column), ratio in ratios.items():
+        right, below = ratios.get((row, column + 1)), ratios.get((row + 1, column))
+        if right is not None and (ratio < 1) != (right < 1):
+            yield (column + 1, column + 1), (row, row + 1)
+        if below is not None and (ratio < 1) != (below < 1):
+            yield (column, column + 1), (row + 1, row + 1)
+
+
+def _text(ratio: float) -> str:
+    """Two places, or three where two would not say on which side of 1 it is."""
+    text = f"{ratio:.2f}"
+    return f"{ratio:.3f}" if text == "1.00" and ratio != 1 else text
+
+
+def _tokens(size: tuple[int, int]) -> tuple[int, int]:
+    return size[0] * size[1], size[0]
+
+
+#: Panels of a line.
+_DEPTH_FIGURE_ACROSS = 2
+
+
+def draw_heat_maps(
+    panel: Panel,
+    maps: Mapping[str, Sequence[Sequence[float]]],
+    ticks: tuple[Sequence[str], Sequence[str]],
+    base: Path,
+) -> None:
+    """Draw scores from 0 to 1, ``maps[name][row][column]``; the first row is at the top.
+
+    `ticks` name the columns and the rows. Cells that are not a number stay white.
+    """
+    lines = -(-(len(maps) + 1) // _DEPTH_FIGURE_ACROSS)
+    with canvas(panel, base, plot=0.92 * lines, above=0.1) as figure:
+        spaces = {"hspace": 0.55, "wspace": 0.12}
+        grid = figure.subplots(lines, _DEPTH_FIGURE_ACROSS, squeeze=False, gridspec_kw=spaces)
+        axes = list(grid.flat)
+        columns, rows = ticks
+        for number, (axis, (name, cells)) in enumerate(zip(axes, maps.items(), strict=False)):
+            image = axis.imshow(cells, cmap="cividis", vmin=0, vmax=1, aspect="auto")
+            axis.grid(visible=False)
+            axis.spines[:].set_visible(False)
+            axis.set_title(name, fontsize=LABEL, loc="left", pad=2)
+            axis.tick_params(pad=1.5, length=1.5, labelsize=LABEL)
+            below = number + _DEPTH_FIGURE_ACROSS >= len(maps)
+            axis.set_xticks(range(0, len(columns), 2), columns[::2] if below else [])
+            axis.set_yticks(range(len(rows)), [] if number % _DEPTH_FIGURE_ACROSS else rows)
+            if below:
+                axis.set_xlabel(panel.x_label, fontsize=LABEL, labelpad=1)
+            if not number % _DEPTH_FIGURE_ACROSS:
+                axis.set_ylabel(panel.y_label, fontsize=LABEL, labelpad=2)
+        for axis in axes[len(maps) :]:
+            axis.set_visible(False)
+        free = axes[len(maps)].get_position()
+        bar = figure.add_axes(
+            (free.x0 + 0.1 * free.width, free.y0 + 0.45 * free.height, 0.8 * free.width, 0.02)
+        )
+        scale = figure.colorbar(image, cax=bar, orientation="horizontal")
+        scale.set_label("mean score", fontsize=LABEL, labelpad=1)
+        scale.ax.tick_params(labelsize=LABEL, length=1.5, pad=1.5)
+        scale.outline.set_visible(False)
+
+
+#: Inches: a column of a page.
+_WIDTH = 3.35
+
+
+def draw_profile(saved: Mapping[str, float], caption: str, base: Path) -> None:
+    """A bar for each arm: the share of prompt tokens that is computed, 1 - `saved`."""
+    with drawing():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(_WIDTH, 0.9 + 0.28 * len(saved)), layout="constrained")
+        axis = figure.subplots()
+        shares = [100 * (1 - share) for share in saved.values()]
+        bars = axis.barh(list(saved), shares, color=PALETTE[0], height=0.6)
+        axis.bar_label(bars, [f"{share:.0f}" for share in shares], padding=2, fontsize=7)
+        axis.invert_yaxis()
+        axis.set_xlim(0, max(115.0, 1.15 * max(shares)))
+        axis.set_xlabel("computed prompt tokens, %", fontsize=8)
+        axis.tick_params(labelsize=7)
+        axis.grid(visible=False, axis="y")
+        write(figure, caption, base)

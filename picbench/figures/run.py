@@ -1,0 +1,320 @@
+"""Figures of one run: time to the first token, memory over time, accuracy against time."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from picbench.engines.ledger import KINDS
+from picbench.figures.canvas import LABEL, Panel, canvas, name_column
+from picbench.figures.style import (
+    WIDTH,
+    arm_styles,
+    drawing,
+    kind_colours,
+    line_style,
+    log_steps,
+    write,
+)
+from picbench.files import FULL_DISK, write_whole
+from picbench.store.reader import Run, Series, read_run
+from picbench.store.summary import ArmSummary
+from picbench.tables.run import (
+    as_csv,
+    as_markdown,
+    caption,
+    figure_labels,
+    ledger_frame,
+    samples_frame,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+#: Points of a line over time; more cannot be told apart in a panel.
+_POINTS = 300
+
+#: Panels beside each other.
+_COLUMNS = 3
+
+#: Names up to so many characters fit four to a line.
+_SHORT = 24
+
+#: Of a normal distribution, for 95 %.
+_DEVIATIONS = 1.96
+
+
+def draw_ttft(samples: "pd.DataFrame", caption: str, base: Path) -> None:
+    """The share of requests that had their first token after so many milliseconds, an arm a line.
+
+    `samples` is `samples_frame`'s; only timed requests count, and without any nothing is drawn.
+    """
+    timed = samples[samples["timed"] & samples["ttft_ms"].notna()]
+    if timed.empty:
+        return
+    with drawing():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
+        axis = figure.subplots()
+        groups = dict(list(timed.groupby("arm", sort=False)["ttft_ms"]))
+        for place, (arm, (colour, _)) in enumerate(arm_styles(list(groups)).items()):
+            line = line_style(place)
+            axis.ecdf(groups[arm].astype(float), color=colour, ls=line, lw=1.4, label=arm)
+        _log_scale(axis)
+        axis.set_xlabel("time to the first token, ms")
+        axis.set_ylabel("share of requests")
+        _legend(figure, list(groups))
+        write(figure, caption, base)
+
+
+def draw_memory(
+    ledger: "pd.DataFrame", caption: str, base: Path, stalls: Mapping[str, int] | None = None
+) -> None:
+    """A panel an arm: blocks by kind over time, stacked, in percent of the pool.
+
+    `ledger` is `ledger_frame`'s; without a step nothing is drawn. `stalls` says how many steps of
+    an arm stalled; these are hatched.
+    """
+    if ledger.empty:
+        return
+    kinds = [kind for kind in KINDS if kind != "free"]
+    colours = kind_colours()
+    groups = dict(list(ledger.groupby("arm", sort=False)))
+    columns = min(_COLUMNS, len(groups))
+    rows = -(-len(groups) // columns)
+    with drawing():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(WIDTH, 2.3 * rows + 1.0), layout="constrained")
+        grid = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
+        for axis, (arm, steps) in zip(grid, groups.items(), strict=False):
+            shown = peaks(steps)
+            axis.stackplot(
+                shown["time"],
+                [100 * shown[kind] / shown["pool"] for kind in kinds],
+                colors=[colours[kind] for kind in kinds],
+                labels=kinds,
+                step="post",
+            )
+            for start, end in longest_steps(steps, (stalls or {}).get(arm, 0)):
+                axis.axvspan(start, end, fill=False, hatch="///", lw=0, alpha=0.6)
+            axis.set_title(arm, loc="left", fontsize=9)
+            axis.set_xlabel("time, s")
+        for axis in grid[::columns]:
+            axis.set_ylabel("% of the pool")
+        for axis in grid[len(groups) :]:
+            axis.set_visible(False)
+        handles, labels = grid[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=5, fontsize=8)
+        write(figure, caption, base)
+
+
+def longest_steps(steps: "pd.DataFrame", count: int) -> list[tuple[float, float]]:
+    """Beginnings and ends, in seconds, of an arm's `count` longest steps with requests running."""
+    took = (steps["time"].shift(-1) - steps["time"]).where(steps["referenced"] > 0)
+    longest = took.nlargest(count)
+    begins = steps.loc[longest.index, "time"]
+    ends = begins + longest
+    return [(float(begin), float(end)) for begin, end in zip(begins, ends, strict=True)]
+
+
+def peaks(steps: "pd.DataFrame", points: int = _POINTS) -> "pd.DataFrame":
+    """At most `points` of an arm's steps: of each stretch of time that with most in use.
+
+    A step that is left out held no more than the one that stands for its stretch.
+    """
+    if len(steps) <= points:
+        return steps
+    stretch = -(-len(steps) // points)
+    groups = [number // stretch for number in range(len(steps))]
+    return steps.loc[steps.groupby(groups)["referenced"].idxmax()]
+
+
+def draw_scores(
+    samples: "pd.DataFrame", arms: Mapping[str, ArmSummary], caption: str, base: Path
+) -> None:
+    """The mean score against the median time to the first token, an arm a point.
+
+    Bars are quartiles of times and 95 % of the mean score, as if requests were independent.
+    Without scores nothing is drawn.
+    """
+    scored = samples[samples["error"].isna()]
+    timed = scored[scored["timed"] & scored["ttft_ms"].notna()]
+    if timed.empty:
+        return
+    times = timed.astype({"ttft_ms": float}).groupby("arm")["ttft_ms"]
+    quartiles = times.quantile([0.25, 0.5, 0.75]).unstack()
+    # A reply in which there is nothing to score counts as 0, as in the summary.
+    scores = scored.assign(score=scored["score"].astype(float).fillna(0.0))
+    spread = scores.groupby("arm")["score"].sem().fillna(0.0)
+    means = {name: arm.score.mean for name, arm in arms.items() if name in quartiles.index}
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    if not known:
+        return
+    with drawing():
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+        axis = figure.subplots()
+        for name, (colour, marker) in arm_styles(list(known)).items():
+            low, middle, high = quartiles.loc[name]
+            reach = _DEVIATIONS * spread[name]
+            axis.errorbar(
+                [middle],
+                [known[name]],
+                xerr=[[middle - low], [high - middle]],
+                yerr=[[min(reach, known[name])], [min(reach, 1 - known[name])]],
+                color=colour,
+                marker=marker,
+                capsize=2,
+                lw=1,
+                label=name,
+            )
+        _log_scale(axis)
+        axis.set_xlabel("time to the first token, ms: median and quartiles")
+        axis.set_ylabel(_score_label(next(iter(arms.values()))))
+        _legend(figure, list(known))
+        write(figure, caption, base)
+
+
+def _legend(figure: Any, arms: Sequence[str]) -> None:
+    """Names above the plot, where they hide nothing; long ones in fewer columns."""
+    columns = 4 if max(map(len, arms)) <= _SHORT else 3
+    figure.legend(fontsize=8, loc="outside upper left", ncols=min(columns, len(arms)))
+
+
+def _log_scale(axis: Any) -> None:
+    """A logarithmic axis of milliseconds with plain numbers."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    plain = FuncFormatter(lambda value, _: f"{value:,g}")
+    axis.set_xscale("log")
+    axis.xaxis.set_major_locator(LogLocator(subs=log_steps(*axis.get_xlim())))
+    axis.xaxis.set_major_formatter(plain)
+    axis.xaxis.set_minor_formatter("")
+
+
+def _score_label(arm: ArmSummary) -> str:
+    label = f"{arm.score.metric}: mean and 95 % of it"
+    return label if arm.score.meaningful else f"{label} (untrained weights: not meaningful)"
+
+
+#: Panels: the series of each arm, by name of the workload.
+Panels = Mapping[str, Mapping[str, Series]]
+
+#: Inches: a panel, all panels at least, and the title of one with what is above it.
+_HIGH, _LEAST, _TITLE = 0.52, 1.3, 0.22
+
+
+def draw_occupancy(panels: Panels, caption: str, base: Path) -> None:
+    """Referenced blocks in percent of the pool: a column a workload, a row an arm.
+
+    Arms that fill the pool would hide each other in one panel. Writes ``base.png``, ``base.pdf``
+    and ``base.svg``, as papers print them.
+    """
+    arms = list(dict.fromkeys(arm for found in panels.values() for arm in found))
+    about = Panel("time, s", "KV referenced, % of pool", caption)
+    high = max(_HIGH, _LEAST / len(arms))
+    plot = high * len(arms) + _TITLE * (len(arms) - 1)
+    with canvas(about, base, plot=plot, above=_TITLE - 0.1) as figure:
+        spaces = {"hspace": _TITLE / high, "wspace": 0.1}
+        shape = (len(arms), len(panels))
+        grid = figure.subplots(*shape, sharex="col", sharey=True, squeeze=False, gridspec_kw=spaces)
+        for column, (name, found) in zip(grid.T, panels.items(), strict=True):
+            for axis, (arm, (colour, _)) in zip(column, arm_styles(arms).items(), strict=True):
+                axis.set_title(f"{name}: {arm}", fontsize=LABEL, loc="left", pad=2)
+                axis.tick_params(pad=2, length=2)
+                if arm in found:
+                    share = 100 * found[arm].referenced / found[arm].pool
+                    steps = {"step": "post", "color": colour, "alpha": 0.35, "lw": 0}
+                    axis.fill_between(found[arm].time, share, **steps)
+                    axis.step(found[arm].time, share, where="post", color=colour, lw=0.7)
+            column[0].set_xlim(left=0)
+            column[0].locator_params(axis="x", nbins=4)
+            column[-1].set_xlabel(about.x_label, labelpad=2)
+        # Axes are shared, and a limit would be that of the panel drawn last.
+        grid[0, 0].set_ylim(0, 1.05 * max(map(_highest, panels.values())))
+        name_column(figure, list(grid[:, 0]), about.y_label)
+
+
+def _highest(arms: Mapping[str, Series]) -> float:
+    """Most of the pool that any arm's requests held, in percent."""
+    shares = (float(100 * (arm.referenced / arm.pool).max()) for arm in arms.values())
+    return max(shares, default=0.0) or 1.0
+
+
+def write_run_files(path: Path) -> Iterator[str]:
+    """Write a table and figures of the run in `path`, from its records alone.
+
+    Yields a line for each that could not be made: the run is complete without any of them. Raises
+    OSError for a disk that is full: with room, the same command makes them all.
+    """
+    found = _RunFrames(read_run(path))
+    for name, make in _WRITERS.items():
+        try:
+            make(found)
+        # Whatever a drawing library raises: what was measured is safe, and must be said to be.
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in FULL_DISK:
+                raise
+            reason = (str(error).strip() or repr(error)).splitlines()[0]
+            yield f"{name} was not made: {type(error).__name__}: {reason}"
+
+
+class _RunFrames:
+    """A run, and the frame of its samples, which two figures need."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        return self._labelled(samples_frame(self.run))
+
+    @property
+    def ledger(self) -> pd.DataFrame:
+        return self._labelled(ledger_frame(self.run))
+
+    @cached_property
+    def arms(self) -> Mapping[str, ArmSummary]:
+        """Summaries by the labels of arms in figures."""
+        labels = figure_labels(self.run.summary)
+        return {labels[name]: arm for name, arm in self.run.summary.items()}
+
+    def _labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
+        return frame.assign(arm=frame["arm"].replace(figure_labels(self.run.summary)))
+
+    def file(self, name: str) -> Path:
+        return self.run.path / name
+
+    @property
+    def caption(self) -> str:
+        return caption(self.run)
+
+
+def _table(found: _RunFrames) -> None:
+    write_whole(found.file("table.csv"), as_csv([found.run]).encode())
+    write_whole(found.file("table.md"), as_markdown([found.run]).encode())
+
+
+def _ttft(found: _RunFrames) -> None:
+    draw_ttft(found.samples, found.caption, found.file("ttft"))
+
+
+def _memory(found: _RunFrames) -> None:
+    stalls = {arm: summary.stalls.steps for arm, summary in found.arms.items() if summary.stalls}
+    draw_memory(found.ledger, found.caption, found.file("memory"), stalls)
+
+
+def _scores(found: _RunFrames) -> None:
+    draw_scores(found.samples, found.arms, found.caption, found.file("accuracy"))
+
+
+_WRITERS: Mapping[str, Callable[[_RunFrames], None]] = MappingProxyType(
+    {"table": _table, "ttft": _ttft, "memory": _memory, "accuracy": _scores}
+)

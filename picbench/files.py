@@ -1,0 +1,152 @@
+"""Files that are written whole or not at all, and errors that name the file."""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from errno import EDQUOT, EINVAL, ENOSPC, ENOTDIR
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+from pydantic_core import from_json
+
+from picbench.errors import ConfigError
+
+#: The numbers of errors that say that a disk is full: with room, the same can be written.
+FULL_DISK = frozenset({ENOSPC, EDQUOT})
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file as `whole_file` does."""
+    with whole_file(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def whole_file(path: Path, *, durable: bool = False) -> Iterator[BinaryIO]:
+    """A file to write; a reader finds the old one until the block has ended, never half of one.
+
+    It is on the disk then if `durable`. A block that raises leaves the old file. Threads and
+    processes that write the same file do not meet. Raises OSError that names `path` where it cannot
+    be written, and for what is no regular file, such as a device, which would be replaced.
+    """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(EINVAL, "not a regular file", str(path))
+    draft = path.with_name(f".{path.name}.{threading.get_native_id()}.tmp")
+    with naming(path, draft):
+        try:
+            with draft.open("wb") as file:
+                yield file
+                if durable:
+                    file.flush()
+                    os.fsync(file.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def check_place(path: Path) -> None:
+    """Raise NotADirectoryError that names `path` where it lies below a file, so never can be made.
+
+    Whether a path exists is no answer: of what lies below a file, nothing does.
+    """
+    nearest = next(folder for folder in (path, *path.parents) if folder.exists())
+    if nearest != path and not nearest.is_dir():
+        raise NotADirectoryError(ENOTDIR, os.strerror(ENOTDIR), str(path))
+
+
+@contextmanager
+def naming(path: Path, draft: Path | None = None) -> Iterator[None]:
+    """Let an OSError name `path` if it names no file, as those of writing, or only its `draft`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in (None, str(draft)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def write_json(
+    path: Path, value: Mapping[str, Any] | Sequence[Any], *, indent: int | None = 2
+) -> None:
+    """Write JSON so that a reader finds the old file or the new one, never half of one.
+
+    Without an `indent` it is one line: for long arrays.
+    """
+    separators = None if indent else (",", ":")
+    text = json.dumps(value, indent=indent, separators=separators, allow_nan=False)
+    with whole_file(path, durable=True) as file:
+        file.write(text.encode() + b"\n")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Wait until no other process on this machine holds a file, and hold it.
+
+    For files that are read, changed and replaced. The lock is a file of its own, because a replaced
+    one is another file, and not beside it, because it stays.
+    """
+    name = hashlib.sha256(f"{os.getuid()} {path.absolute()}".encode()).hexdigest()[:16]
+    with Path(tempfile.gettempdir(), f"picbench-{name}.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def parse_line(text: bytes) -> Any:
+    """A line of JSON; ValueError for anything else. Several times as fast as `json`.
+
+    Only `json` reads the lone surrogates that replies may have. NaN is no JSON, and would differ
+    from nothing that it is compared with.
+    """
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return json.loads(text, parse_constant=_refuse)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Hold a folder; ConfigError where another process, or this one already, does.
+
+    File systems without locks hold nothing.
+    """
+    descriptor = _lock(folder)
+    if descriptor is None:
+        raise ConfigError(
+            f"`output` {folder}: another process is writing this run",
+            hint="wait until it has ended, or name another folder",
+        )
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process holds a folder."""
+    descriptor = _lock(folder)
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
+
+
+def _lock(folder: Path) -> int | None:
+    """A descriptor that locks the folder until it is closed; None where it is locked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno == errno.EWOULDBLOCK:
+            os.close(descriptor)
+            return None
+    return descriptor

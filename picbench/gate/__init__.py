@@ -1,1 +1,0 @@
-"""Gates: is a run as good as a baseline that was saved before?"""

@@ -1,1 +1,0 @@
-"""Grids of measured cells: what arms took where, on which hardware."""

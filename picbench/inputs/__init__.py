@@ -1,1 +1,0 @@
-"""What a run is given: samples, request files, chunk files."""

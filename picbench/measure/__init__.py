@@ -1,1 +1,0 @@
-"""Measurements and checks beside `picbench run`: kernels, the chunk store, tiers, engines, load."""

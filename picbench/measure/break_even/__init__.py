@@ -1,1 +1,0 @@
-"""Break-even: where chunks pay, measured over a grid of traffic."""

@@ -1,1 +1,0 @@
-"""Where in a prompt the answer lies, and what that does to each algorithm's score."""

@@ -1,1 +1,0 @@
-"""Measurements of whole engines: against the oracle, against stock vLLM, on several GPUs."""

@@ -1,1 +1,0 @@
-"""Attention kernels by themselves, against the library's."""

@@ -1,1 +1,0 @@
-"""TTFT of chunks that are cached, measured on engines as they are served."""

@@ -1,1 +1,0 @@
-"""What a run leaves: its directory, summaries, tables and figures."""

@@ -1,1 +1,0 @@
-"""Figures of results. matplotlib is imported where it draws, and nowhere else."""

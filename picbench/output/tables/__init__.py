@@ -1,1 +1,0 @@
-"""Runs as frames, and the files that are made of them."""

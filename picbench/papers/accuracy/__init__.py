@@ -1,1 +1,0 @@
-"""Scores of models whose weights the user has: measured, judged, set beside published gaps."""

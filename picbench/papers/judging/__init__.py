@@ -1,1 +1,0 @@
-"""What a paper claims, held against measurements: claims, evidence, verdicts."""

@@ -1,0 +1,537 @@
+"""Time to the first token of single requests: all arms in one engine, in turn in every repeat."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from picbench.engines.algorithms import Algorithm, Registry
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.picture import example_picks, planned_tokens
+from picbench.engines.planning.policy import LayoutConfig, Segment
+from picbench.engines.request import Chunk, Request, Text
+from picbench.errors import ConfigError
+from picbench.experiments.engines import ArmFigures, random_tokens, run_interleaved
+from picbench.files import write_json
+from picbench.papers.budget import QUESTION, START, TimeBudget, expected_latency
+from picbench.papers.data import ExperimentData, PointArm, PointData
+from picbench.papers.settings import (
+    AttentionExperiment,
+    AttentionSettings,
+    Device,
+    LatencyPoint,
+    LatencySettings,
+    LayerExperiment,
+)
+from picbench.store import provenance
+from picbench.workloads import models
+
+if TYPE_CHECKING:
+    from picbench.engines.oracle import GivenSegment, Oracle, Rule
+    from picbench.workloads.testbed.lm.pic import PromptTokens
+
+
+#: Arms of stock vLLM.
+STOCK = ("full", "prefix")
+
+COLD = " cold"
+
+#: Figures of a request.
+_METRICS = ("ttft_ms", "linked", "compiled")
+
+#: Separates the names in a figure's key.
+_BETWEEN = "\t"
+
+#: Metrics by arm, a list of repeats each.
+Figures = dict[str, dict[str, list[float]]]
+
+
+class LatencyRun:
+    """An experiment's file: which points are measured, and which are to be."""
+
+    def __init__(self, settings: LatencySettings, device: Device, path: Path) -> None:
+        self._settings = settings
+        self._device = device
+        self._path = path
+        self._done: dict[str, Figures] = {}
+        self._facts: dict[str, Any] = {}
+        if path.exists():
+            self._take_up(json.loads(path.read_bytes()))
+
+    @property
+    def missing(self) -> dict[str, LatencyPoint]:
+        """Points that are still to be measured."""
+        points = self._settings.points.items()
+        return {label: point for label, point in points if label not in self._done}
+
+    @property
+    def engine_kind(self) -> tuple[str, str]:
+        """What engines are the same for: a model, and a type."""
+        return self._settings.model, self._settings.dtype
+
+    @property
+    def settings(self) -> LatencySettings:
+        """What is measured."""
+        return self._settings
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Note what measures from now on."""
+        self._facts = dict(facts)
+
+    def keep(self, name: str, label: str, found: ArmFigures) -> None:
+        """Take a point's figures, which were measured as `name`, into the file."""
+        figures: Figures = {arm: {} for arm in self._settings.arms}
+        for engine in found.values():
+            for key, values in engine.items():
+                point, arm, metric = key.split(_BETWEEN)
+                if point == name:
+                    figures[arm][metric] = [round(value, 3) for value in values]
+        self._done[label] = figures
+        document = {"settings": self._identity, "facts": self._facts, "points": self._done}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self._path, document, indent=None)
+
+    def expected(self, label: str) -> float:
+        """Seconds that a point may take."""
+        return expected_latency(self._settings, self._settings.points[label], self._device)
+
+    def data(self, paper: str, experiment: str, varies: str) -> ExperimentData:
+        """What was measured, a point's repeat a point."""
+        points = [
+            PointData(label, repeat + 1, _size(self._settings.points[label]), arms)
+            for label in self._settings.points
+            if label in self._done
+            for repeat, arms in enumerate(_by_repeat(self._done[label]))
+        ]
+        facts = self._facts
+        model = models.resolve(self._settings.model)
+        weights = "testbed weights" if model.name == "testbed" else model.label
+        caption = (
+            f"{facts['gpu']}; vLLM {facts['vllm']}, torch {facts['torch']}; commit "
+            f"{facts['commit'][:7]}. {weights}, random tokens, type {self._settings.dtype}; one "
+            f"request at a time, arms in turn, {self._settings.repeats} repeats. Chunks are cached "
+            "but for full, prefix and cold arms."
+        )
+        conditions = {
+            "caption": caption,
+            "model": weights,
+            "hardware": facts["gpu"],
+            "commit": facts["commit"][:7],
+        }
+        return ExperimentData(paper, experiment, self._device, varies, conditions, points)
+
+    def _take_up(self, found: Mapping[str, Any]) -> None:
+        if found["settings"] != self._identity:
+            raise ConfigError(
+                f"{self._path}: measured with other settings",
+                hint="remove it, or name another folder with `output`",
+            )
+        self._done, self._facts = found["points"], found["facts"]
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        kept = self._settings.model_dump(mode="json")
+        return kept | {"device": self._device, "points": None}
+
+
+def measure_latencies(
+    runs: Mapping[str, LatencyRun], device: Device, commit: str | None, budget: TimeBudget
+) -> None:
+    """Measure what is missing in several experiments, as long as the budget lasts.
+
+    Those with the same model and type are measured on engines that start once. Raises the error of
+    an engine that fails.
+    """
+    kinds = dict.fromkeys(run.engine_kind for run in runs.values() if run.missing)
+    for kind in kinds:
+        alike = {name: run for name, run in runs.items() if run.engine_kind == kind}
+        _measure_alike(alike, device, commit, budget)
+
+
+def _measure_alike(
+    runs: Mapping[str, LatencyRun], device: Device, commit: str | None, budget: TimeBudget
+) -> None:
+    missing = {
+        f"{experiment}: {label}": (run, label)
+        for experiment, run in runs.items()
+        for label in run.missing
+    }
+    first, place = next(iter(missing.values()))
+    if not budget.allows(first.expected(place), START[device]):
+        return
+    facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
+    for run, _ in missing.values():
+        run.begin(facts)
+    began = [0.0]
+
+    def go_on(name: str) -> bool:
+        run, label = missing[name]
+        began.append(monotonic())
+        return budget.allows(run.expected(label))
+
+    def keep(name: str, found: ArmFigures) -> None:
+        run, label = missing[name]
+        run.keep(name, label, found)
+        budget.note(run.expected(label), monotonic() - began[-1])
+
+    measures = {
+        name: partial(
+            serve_point,
+            label=name,
+            arms=tuple(run.settings.arms),
+            point=run.settings.points[label],
+        )
+        for name, (run, label) in missing.items()
+    }
+    repeats = {name: run.settings.repeats for name, (run, _) in missing.items()}
+    started = engines([run.settings for run in runs.values()], device)
+    run_interleaved(started, measures, repeats, keep=keep, go_on=go_on)
+
+
+def engines(experiments: Sequence[LatencySettings], device: Device) -> dict[str, EngineConfig]:
+    """The engines that experiments with the same model and type need.
+
+    One of picbench's, and stock vLLM if an arm is its.
+    """
+    settings = experiments[0]
+    points = [point for found in experiments for point in found.points.values()]
+    longest = max(point.chunks * point.tokens for point in points)
+    context = longest + QUESTION + 2 * BLOCK_SIZE
+    ours = EngineConfig(
+        model=str(models.resolve(settings.model).path),
+        device=device,
+        dtype=settings.dtype,
+        context=context,
+        batch_tokens=min(8192, max(2048, context)),
+        kv_blocks=max(1024, context // BLOCK_SIZE * 5),
+        max_requests=8,
+        tiers="",
+    )
+    found = {"picbench": ours}
+    if any(arm in STOCK for found in experiments for arm in found.arms):
+        found["stock"] = replace(ours, stock=True, algorithm="prefix")
+    return found
+
+
+def serve_point(
+    engine: Engine, name: str, *, label: str, arms: Sequence[str], point: LatencyPoint
+) -> dict[str, float]:
+    """Figures of one repeat, by point, arm and metric: milliseconds, and tokens."""
+    served = [arm for arm in arms if (arm in STOCK) == engine.config.stock]
+    return {
+        _BETWEEN.join((label, arm, metric)): value
+        for arm in served
+        for metric, value in zip(_METRICS, _serve(engine, name, arm, point), strict=True)
+    }
+
+
+def _serve(engine: Engine, name: str, arm: str, point: LatencyPoint) -> Iterator[float]:
+    drawn = f"{name} {arm}"
+    chunks = [
+        Chunk(tokens=random_tokens(point.tokens, f"{drawn} {n}")) for n in range(point.chunks)
+    ]
+    if not arm.endswith(COLD) and arm != "full":
+        _request(engine, arm, chunks, f"{drawn} before")
+        # Orders that begin alike would share what follows from it.
+        chunks = [*chunks[1:], chunks[0]] if len(chunks) > 1 else chunks
+    result = _request(engine, arm, chunks, drawn)
+    yield result.timings.ttft * 1e3
+    yield result.counts.linked
+    yield result.counts.compiled
+
+
+def _request(engine: Engine, arm: str, chunks: Sequence[Chunk], name: str) -> Any:
+    algorithm = "prefix" if arm in STOCK else arm.removesuffix(COLD)
+    question = Text(tokens=random_tokens(QUESTION, f"{name} question"))
+    # A head of its own, so that one chunk is not a prefix that was there before.
+    head = Text(tokens=random_tokens(BLOCK_SIZE, f"{name} head"))
+    request = Request([head, *chunks, question], algorithm)
+    [result] = engine.generate([request], max_tokens=1, ignore_eos=True)
+    return result
+
+
+def _size(point: LatencyPoint) -> dict[str, float | None]:
+    total = BLOCK_SIZE + point.chunks * point.tokens + QUESTION
+    return {"chunks": point.chunks, "chunk_tokens": point.tokens, "mean_tokens": total}
+
+
+def _by_repeat(figures: Figures) -> Iterator[dict[str, PointArm]]:
+    repeats = min(len(values) for arm in figures.values() for values in arm.values())
+    for repeat in range(repeats):
+        yield {
+            arm: PointArm({metric: values[repeat] for metric, values in metrics.items()})
+            for arm, metrics in figures.items()
+        }
+
+
+def testbed_folder() -> Path:
+    """Where the testbed's model lies."""
+    return Path(models.resolve("testbed").path)
+
+
+def testbed_prompts(dataset: str, count: int) -> Iterator["PromptTokens"]:
+    """The first rows of a data set."""
+    from tokenizers import Tokenizer
+
+    from picbench.workloads.testbed import rows
+    from picbench.workloads.testbed.lm.judge import tokens_of
+    from picbench.workloads.testbed.testbed_tokenizer import Coder
+
+    coder = Coder(Tokenizer.from_file(str(testbed_folder() / "tokenizer.json")))
+    for row in rows(dataset, count=count):
+        yield tokens_of(row, coder)
+
+
+#: First tokens that are taken together.
+SINKS = 4
+
+#: Attention [layers, heads, tokens of the prompt], averaged over the question's tokens.
+Attention = np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRow:
+    """A prompt: where its chunks begin and end, and the question's attention under each arm."""
+
+    spans: Sequence[tuple[int, int]]
+    tokens: int
+    arms: Mapping[str, Attention]
+
+
+def measure_attention(
+    wanted: Mapping[str, AttentionExperiment],
+    settings: AttentionSettings,
+    paper: str,
+    commit: str | None,
+    say: Callable[[str], None],
+) -> Iterator[ExperimentData]:
+    """The data of experiments with the same settings, from one pass over their rows."""
+    rows = list(_rows(settings, say))
+    names = ("gpu", "torch", "transformers", "commit")
+    facts = provenance.facts(*names, device="cpu", commit=commit)
+    caption = (
+        f"Hugging Face's model in float32 on {facts['gpu']}; torch {facts['torch']}, transformers "
+        f"{facts['transformers']}; commit {facts['commit'][:7]}. testbed weights, "
+        f"{settings.rows} rows of {settings.dataset}-like, attention of the question's tokens, "
+        "averaged over them; chunks but the first."
+    )
+    conditions = {
+        "caption": caption,
+        "model": "testbed weights",
+        "hardware": facts["gpu"],
+        "commit": facts["commit"][:7],
+        "repeats": "rows",
+    }
+    for name, experiment in wanted.items():
+        by_layer = experiment.by == "layer"
+        points = [
+            PointData(label, number, {"requests": 1, "mean_tokens": row.tokens}, arms)
+            for number, row in enumerate(rows, 1)
+            for label, arms in (_layers(row) if by_layer else _places(row, settings.tokens))
+        ]
+        yield ExperimentData(paper, name, "cpu", experiment.varies, conditions, points)
+
+
+def even_shares(attention: Attention, spans: Sequence[tuple[int, int]], tokens: int) -> Attention:
+    """Attention on each of the first `tokens` of chunks, over an even share of their chunk's.
+
+    Averaged over the chunks but the first, [layers, heads, tokens]. Chunks are `spans`, (begin,
+    end), of `tokens` tokens or more.
+    """
+    found = []
+    for begin, end in spans[1:]:
+        even = attention[..., begin:end].mean(axis=-1, keepdims=True)
+        found.append(attention[..., begin : begin + tokens] / even)
+    return np.asarray(np.mean(found, axis=0))
+
+
+def _layers(row: AttentionRow) -> Iterator[tuple[str, dict[str, PointArm]]]:
+    layers = next(iter(row.arms.values())).shape[0]
+    shares = {arm: even_shares(found, row.spans, SINKS) for arm, found in row.arms.items()}
+    for layer in range(layers):
+        yield (
+            str(layer + 1),
+            {arm: PointArm(_layer_metrics(found[layer])) for arm, found in shares.items()},
+        )
+
+
+def _layer_metrics(heads: Attention) -> dict[str, float | None]:
+    """Of one layer, [heads, tokens]."""
+    return {
+        "first_share": round(float(heads[:, 0].mean()), 4),
+        "sinks_share": round(float(heads.mean()), 4),
+        "top_head_share": round(float(heads.mean(axis=1).max()), 4),
+    }
+
+
+def _places(row: AttentionRow, tokens: int) -> Iterator[tuple[str, dict[str, PointArm]]]:
+    shares = {
+        arm: even_shares(found, row.spans, tokens).mean(axis=(0, 1))
+        for arm, found in row.arms.items()
+    }
+    for place in range(tokens):
+        yield (
+            str(place + 1),
+            {
+                arm: PointArm({"share": round(float(found[place]), 4)})
+                for arm, found in shares.items()
+            },
+        )
+
+
+def _rows(settings: AttentionSettings, say: Callable[[str], None]) -> Iterator[AttentionRow]:
+    from picbench.engines.oracle import Oracle
+
+    oracle = Oracle(testbed_folder())
+    for number, prompt in enumerate(testbed_prompts(settings.dataset, settings.rows), 1):
+        yield _row(oracle, prompt, settings)
+        say(f"attention: {number} of {settings.rows} rows")
+
+
+def _row(oracle: "Oracle", prompt: "PromptTokens", settings: AttentionSettings) -> AttentionRow:
+    begin, spans = len(prompt.head), []
+    for chunk in prompt.chunks:
+        spans.append((begin, begin + len(chunk)))
+        begin += len(chunk)
+    total = begin + len(prompt.tail)
+    arms = {arm: _attention(oracle, prompt, arm)[..., :begin] for arm in settings.arms}
+    return AttentionRow(spans, total, arms)
+
+
+def _attention(oracle: "Oracle", prompt: "PromptTokens", arm: str) -> Attention:
+    rule, kind = _rule(arm)
+    segments: list[GivenSegment] = [("text", prompt.head)]
+    segments += [(kind, chunk) for chunk in prompt.chunks]
+    segments.append(("text", prompt.tail))
+    return oracle.attention(segments, rule, len(prompt.tail)).numpy()
+
+
+def _rule(arm: str) -> "tuple[Rule, str]":
+    """The oracle's rule of an arm, and what its chunks are; in full recompute they are text."""
+    from picbench.engines.algorithms import parse
+    from picbench.engines.algorithms.epic import Epic
+    from picbench.engines.oracle import epic, naive
+
+    if arm == "full":
+        return naive(), "text"
+    algorithm = parse(arm)
+    return (epic(algorithm.k) if isinstance(algorithm, Epic) else naive()), "chunk"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """Operations of a Llama layer, two for a multiplication and an addition of matrices.
+
+    `keys` for the query, key and value of a token, `rest` for its output projection and MLP, `pair`
+    for a query and a key that it sees.
+    """
+
+    layers: int
+    keys: int
+    rest: int
+    pair: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """The shape in a model's config.json."""
+        hidden, size = config["hidden_size"], config["head_dim"]
+        heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+        return cls(
+            layers=config["num_hidden_layers"],
+            keys=2 * hidden * (heads + 2 * groups) * size,
+            rest=2 * hidden * (heads * size + 3 * config["intermediate_size"]),
+            pair=4 * heads * size,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWork:
+    """Of a layer: tokens with new keys and values, tokens that leave it, pairs that attend."""
+
+    projected: int
+    finished: int
+    pairs: int
+
+    def metrics(self, shape: LayerShape) -> dict[str, float | None]:
+        """Figures of a point."""
+        operations = (
+            self.projected * shape.keys + self.finished * shape.rest + self.pairs * shape.pair
+        )
+        return {
+            "projected": self.projected,
+            "finished": self.finished,
+            "gigaoperations": round(operations / 1e9, 6),
+        }
+
+
+def count_layers(segments: list[Segment], algorithm: Algorithm, layers: int) -> list[LayerWork]:
+    """The work of each layer for a prompt whose chunks are cached.
+
+    Which tokens are picked is not known; as an example they are evenly spread, which the number of
+    pairs depends on and nothing else.
+    """
+    layout = LayoutConfig(pad=algorithm.pads)
+    plan = lay_out(algorithm.arrange(segments, layout), algorithm.plan_chunk, layout)
+    planned = planned_tokens(plan, example_picks(plan))
+    computed = [t.position for t in planned if t.compiled is None]
+    tokens, pairs = len(computed), sum(position + 1 for position in computed)
+    found = [LayerWork(tokens, tokens, pairs) for _ in range(layers)]
+    if plan.picks is not None and plan.picks.deviation is not None:
+        total = plan.end
+        found[0] = LayerWork(tokens + total, tokens + total, pairs + total * (total + 1) // 2)
+        found[1] = LayerWork(tokens + total, tokens, pairs)
+    return found
+
+
+def measure_layers(
+    paper: str, name: str, experiment: LayerExperiment, commit: str | None
+) -> ExperimentData:
+    """Count all rows under all arms."""
+    settings = experiment.cpu
+    registry = Registry()
+    arms = {arm: registry.parse(arm) for arm in settings.arms}
+    shape = LayerShape.of(json.loads((testbed_folder() / "config.json").read_bytes()))
+    points = [
+        point
+        for number, prompt in enumerate(testbed_prompts(settings.dataset, settings.rows), 1)
+        for point in _points(_segments(prompt), number, arms, shape)
+    ]
+    short = provenance.facts("commit", device="cpu", commit=commit)["commit"][:7]
+    caption = (
+        f"Counted from plans, not timed; commit {short}. testbed's shape, {settings.rows} rows of "
+        f"{settings.dataset}-like, chunks cached. Tokens that CacheBlend picks after its check "
+        "layer, here evenly spread ones, go through the first layers again in picbench."
+    )
+    conditions = {
+        "caption": caption,
+        "model": "testbed's shape",
+        "hardware": "Counted from plans, not timed",
+        "commit": short,
+        "repeats": "rows",
+    }
+    return ExperimentData(paper, name, "cpu", experiment.varies, conditions, points)
+
+
+def _points(
+    segments: list[Segment], number: int, arms: Mapping[str, Algorithm], shape: LayerShape
+) -> Iterator[PointData]:
+    works = {name: count_layers(segments, arm, shape.layers) for name, arm in arms.items()}
+    size = sum(len(segment.tokens) for segment in segments)
+    for layer in range(shape.layers):
+        found = {arm: PointArm(work[layer].metrics(shape)) for arm, work in works.items()}
+        yield PointData(str(layer + 1), number, {"requests": 1, "mean_tokens": size}, found)
+
+
+def _segments(prompt: "PromptTokens") -> list[Segment]:
+    return [
+        Segment(tuple(prompt.head)),
+        *(Segment(tuple(chunk), chunk=True) for chunk in prompt.chunks),
+        Segment(tuple(prompt.tail)),
+    ]

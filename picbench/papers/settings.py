@@ -1,0 +1,479 @@
+"""A published trend as something that measurements can decide."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from picbench.errors import ConfigError, closest, first_refusal
+from picbench.run.arm import parse_arms
+from picbench.run.traffic_file import TrafficConfig, parse_traffic
+
+
+class _Quantity(BaseModel):
+    """What is compared with a bound: it holds between `least` and `most`, fails outside."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    least: float | None = None
+    most: float | None = None
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> "_Quantity":
+        if self.least is None and self.most is None:
+            raise ValueError("a claim needs least or most")
+        return self
+
+
+class ScoreQuantity(_Quantity):
+    """Scores of `arms`, each less (or, as `ratio`, over) that of the arm after it, row by row.
+
+    An arm of another model than the testbed is ``MODEL/ARM``. Every pair on each of `datasets`
+    has to hold (empty: all that were measured).
+    """
+
+    kind: Literal["score"]
+    arms: list[str] = Field(min_length=2)
+    ratio: bool = False
+    datasets: list[str] = Field(default_factory=list)
+
+
+class RunQuantity(_Quantity):
+    """A metric of an experiment at the points `at` (empty: all), seed by seed.
+
+    The value of `arm`, over that of `over` where that is named. With `against` all of it is divided
+    by its value at that point: growth; as `exponent`, its logarithm is divided by that of the
+    ratio of both points' prompts. Several names of an arm, or of a point in `against`, are
+    alternatives, of which the first that was measured counts.
+    """
+
+    kind: Literal["run"]
+    experiment: str
+    metric: str
+    arm: str | list[str]
+    over: str | list[str] = Field(default_factory=list)
+    at: list[str] = Field(default_factory=list)
+    against: str | list[str] = Field(default_factory=list)
+    exponent: bool = False
+
+
+class NotMeasured(BaseModel):
+    """Nothing here can decide it, and `why`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["none"]
+    why: str
+
+
+class Claim(BaseModel):
+    """A trend that a paper prints: where, and in which words or numbers.
+
+    `note` says what a reader has to know about our answer, whatever it is; `device_notes` what they
+    have to know about the answer that a device gave.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    claim: str
+    source: str
+    published: str
+    judge: Annotated[ScoreQuantity | RunQuantity | NotMeasured, Field(discriminator="kind")]
+    note: str = ""
+    device_notes: Mapping[Literal["cpu", "cuda"], str] = Field(default_factory=dict)
+
+    def on(self, device: str, gaps: str) -> Self:
+        """The claim with what is to be said of this device, and of `gaps` in what it measured."""
+        own = (text for name, text in self.device_notes.items() if name == device)
+        notes = (gaps, self.note, *own)
+        return self.model_copy(update={"note": " ".join(filter(None, notes)), "device_notes": {}})
+
+    def model_post_init(self, _: Any) -> None:
+        """Texts end up in cells of tables."""
+        texts = (self.claim, self.source, self.published, self.note, *self.device_notes.values())
+        if any("|" in text for text in texts):
+            raise ValueError("a text of a claim has no vertical bar")
+
+
+PAPERS = ("mepic", "epic", "cacheblend", "minipic")
+
+FILES = Path(__file__).with_name("files")
+
+#: Where an experiment is run; each has sizes of its own.
+Device = Literal["cpu", "cuda"]
+
+#: Settings of a point of a load that are not those of its requests.
+_OF_RUNS = ("arms", "run", "kv_blocks")
+
+
+#: The kind of a settings file.
+Content = TypeVar("Content", bound=BaseModel)
+
+
+class StrictSettings(BaseModel):
+    """Settings without fields that nothing reads."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LoadSettings(StrictSettings):
+    """Requests that arrive whether others are done or not, and the engines that serve them.
+
+    `common` are settings of the requests of every point, `run` further settings of `picbench run`.
+    A point changes any of these, and may have `arms`, `run` and `kv_blocks` of its own.
+    """
+
+    model: str
+    arms: list[str] = Field(min_length=1)
+    kv_blocks: int = Field(ge=1)
+    context: int | None = Field(None, ge=16)
+    max_running: int = Field(ge=1)
+    seeds: list[int] = Field(min_length=1)
+    run: dict[str, Any] = Field(default_factory=dict)
+    common: dict[str, Any] = Field(default_factory=dict)
+    points: dict[str, dict[str, Any]] = Field(min_length=1)
+
+
+class LatencyPoint(StrictSettings):
+    """A prompt: how many chunks it has, of how many tokens each."""
+
+    chunks: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+
+
+class LatencySettings(StrictSettings):
+    """Single requests of random tokens, all arms in turn in every repeat.
+
+    `full` and `prefix` are stock vLLM. An arm's chunks are cached, those of ``ARM cold`` are not.
+    """
+
+    model: str
+    arms: list[str] = Field(min_length=1)
+    repeats: int = Field(ge=2)
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    points: dict[str, LatencyPoint] = Field(min_length=1)
+
+
+class ScoreSettings(StrictSettings):
+    """Rows of data sets under the arms of `picbench measure algorithms`."""
+
+    models: list[str] = Field(min_length=1)
+    rows: int = Field(ge=2)
+    datasets: list[str] = Field(min_length=1)
+
+
+class LoadExperiment(StrictSettings):
+    """Loads that differ in one thing."""
+
+    varies: str
+    cpu: LoadSettings | None = None
+    cuda: LoadSettings | None = None
+
+
+class LatencyExperiment(StrictSettings):
+    """Prompts that differ in one thing."""
+
+    varies: str
+    cpu: LatencySettings | None = None
+    cuda: LatencySettings | None = None
+
+
+class ScoreExperiment(StrictSettings):
+    """Accuracy of all arms."""
+
+    cpu: ScoreSettings | None = None
+    cuda: ScoreSettings | None = None
+
+
+class AttentionSettings(StrictSettings):
+    """Rows of a data set under arms that the oracle knows: full, naive, epic.
+
+    `tokens` are the first ones of each chunk that are looked at.
+    """
+
+    dataset: str
+    rows: int = Field(ge=2)
+    arms: list[str] = Field(min_length=1)
+    tokens: int = Field(ge=4)
+
+
+class AttentionExperiment(StrictSettings):
+    """Where questions look: by layer, or by the place of a token in its chunk."""
+
+    varies: str
+    by: Literal["layer", "token"]
+    cpu: AttentionSettings
+
+
+class LayerSettings(StrictSettings):
+    """Rows of a data set on the testbed, and the arms under which their plans are counted."""
+
+    dataset: str
+    rows: int = Field(ge=2)
+    arms: list[str] = Field(min_length=1)
+
+
+class LayerExperiment(StrictSettings):
+    """What every layer computes, counted from plans."""
+
+    varies: str
+    cpu: LayerSettings
+
+
+class Drawing(StrictSettings):
+    """One panel, 85 mm wide, in a file of its own: one quantity of an experiment.
+
+    `lines`: `metric` against the points of `experiment`, a line an arm. `scores`: the share of
+    `against`'s score that arms keep, against `metric` of a latency experiment, at the point `at`.
+    `kept`: the same against the share of chunk tokens that arms link. `dots`: a row a point, an arm
+    a marker, with printed values. `time`: occupancy over time, a panel a point. `published` are
+    printed values by arm: by point in `lines`, in `scores` the ends (``low``, ``high``) of a range;
+    `printed` says what they are, or in `dots` which of the paper's metrics is meant. `points` are
+    those of the experiment that are drawn, all by default.
+    """
+
+    name: str
+    kind: Literal["lines", "scores", "kept", "dots", "bars", "time"]
+    label: str
+    metric: str = ""
+    arms: list[str] = Field(default_factory=list)
+    at: str = ""
+    points: list[str] = Field(default_factory=list)
+    dataset: str = ""
+    log: bool = False
+    published: dict[str, dict[str, float]] = Field(default_factory=dict)
+    printed: str = ""
+
+
+class Figure(StrictSettings):
+    """A figure or table of the paper: its experiment, and what is drawn of it."""
+
+    title: str
+    experiment: str
+    drawings: list[Drawing] = Field(default_factory=list)
+
+
+#: Any experiment.
+Experiment = (
+    LoadExperiment | LatencyExperiment | AttentionExperiment | LayerExperiment | ScoreExperiment
+)
+
+
+class Settings(StrictSettings):
+    """A paper. `speeds` are prompt tokens a second by device and arm, for estimates."""
+
+    paper: str
+    published: str
+    loads: dict[str, LoadExperiment] = Field(default_factory=dict)
+    latencies: dict[str, LatencyExperiment] = Field(default_factory=dict)
+    attentions: dict[str, AttentionExperiment] = Field(default_factory=dict)
+    layers: dict[str, LayerExperiment] = Field(default_factory=dict)
+    scores: ScoreExperiment | None = None
+    figures: dict[str, Figure]
+    claims: list[Claim] = Field(default_factory=list)
+
+    @property
+    def experiments(self) -> Mapping[str, Experiment]:
+        """All experiments by name."""
+        scores = {"scores": self.scores} if self.scores else {}
+        return {**self.loads, **self.latencies, **self.attentions, **self.layers, **scores}
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One workload of an experiment under one seed: one run, with its arms."""
+
+    experiment: str
+    device: Device
+    label: str
+    seed: int
+    traffic: TrafficConfig
+    arms: tuple[str, ...]
+    run: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """A name for files; labels may have what names of files cannot, such as ``8/s``."""
+        label = re.sub(r"[^\w.,+ -]", "-", self.label)
+        return f"{self.device}-{self.experiment}-{label}-seed{self.seed}"
+
+
+def read_settings(paper: str, path: Path | None = None) -> Settings:
+    """The settings of a paper, or those of a file; ConfigError for what is wrong in them."""
+    if paper not in PAPERS:
+        raise ConfigError(f"no paper is called {paper!r}", hint=closest(paper, PAPERS))
+    path = path or FILES / f"{paper}.yaml"
+    settings = read_yaml(Settings, path)
+    _check_names(settings, path)
+    return settings
+
+
+def read_yaml(kind: type[Content], path: Path) -> Content:
+    """What a settings file says; ConfigError for a file that cannot be read or has mistakes."""
+    try:
+        return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"`settings` {path}: {error.strerror}", hint="`settings=FILE`") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"`settings` {path}: {error}", hint="it must be YAML") from error
+    except ValidationError as error:
+        message = f"`settings` {path}: {first_refusal(error, lower=True)}"
+        raise ConfigError(message) from error
+
+
+def points(settings: Settings, experiment: str, device: Device) -> Iterator[Point]:
+    """The runs of a load, seed by seed; none where it has no sizes for the device."""
+    found: LoadSettings | None = getattr(settings.loads[experiment], device)
+    if found is None:
+        return
+    arms = {
+        label: arm_names(changes["arms"])
+        for label, changes in found.points.items()
+        if "arms" in changes
+    }
+    # Each reading of arms reads what is installed, which takes longer than all the rest.
+    usual = arm_names(found.arms)
+    for seed in found.seeds:
+        for label, changes in found.points.items():
+            requests = {name: value for name, value in changes.items() if name not in _OF_RUNS}
+            own = {"kv_blocks": changes.get("kv_blocks", found.kv_blocks)}
+            yield Point(
+                experiment=experiment,
+                device=device,
+                label=label,
+                seed=seed,
+                traffic=parse_traffic(found.common | requests | {"seed": seed}),
+                arms=arms.get(label, usual),
+                run=_run_settings(found, device) | found.run | changes.get("run", {}) | own,
+            )
+
+
+def arm_names(specs: list[str]) -> tuple[str, ...]:
+    """What runs call arms; ConfigError for one that does not exist."""
+    return tuple(arm.name for arm in parse_arms(specs))
+
+
+def changed(
+    settings: Settings,
+    *,
+    model: str | None = None,
+    requests: int | None = None,
+    seeds: int | None = None,
+) -> Settings:
+    """The same paper with another model, other numbers of requests, or the first `seeds` alone."""
+
+    def load(found: LoadSettings | None) -> LoadSettings | None:
+        if found is None:
+            return None
+        more = {} if requests is None else {"requests": requests}
+        return found.model_copy(
+            update={
+                "model": model or found.model,
+                "seeds": found.seeds[:seeds],
+                "points": {label: point | more for label, point in found.points.items()},
+            }
+        )
+
+    def latency(found: LatencySettings | None) -> LatencySettings | None:
+        return found and found.model_copy(update={"model": model or found.model})
+
+    return settings.model_copy(
+        update={
+            "loads": {
+                name: old.model_copy(update={"cpu": load(old.cpu), "cuda": load(old.cuda)})
+                for name, old in settings.loads.items()
+            },
+            "latencies": {
+                name: old.model_copy(update={"cpu": latency(old.cpu), "cuda": latency(old.cuda)})
+                for name, old in settings.latencies.items()
+            },
+        }
+    )
+
+
+def presets() -> Mapping[str, Mapping[str, Any]]:
+    """Settings for `picbench traffic`: MEPIC's workloads by name."""
+    found = read_settings("mepic").loads["workloads"].cpu
+    assert found is not None
+    return {f"mepic-{name}": found.common | values for name, values in found.points.items()}
+
+
+def find_preset(name: str) -> Mapping[str, Any]:
+    """The preset called `name`; ConfigError with the nearest one."""
+    known = presets()
+    if name not in known:
+        raise ConfigError(f"`preset` {name}: no such preset", hint=closest(name, known))
+    return known[name]
+
+
+def _run_settings(found: LoadSettings, device: Device) -> dict[str, Any]:
+    return {
+        "model": found.model,
+        "max_running": found.max_running,
+        "context": found.context,
+        "device": device,
+    }
+
+
+def _check_names(settings: Settings, path: Path) -> None:
+    """ConfigError for a figure or claim about an experiment that is not there."""
+    wanted = [(f"figures.{name}", figure.experiment) for name, figure in settings.figures.items()]
+    for where, experiment in wanted:
+        if experiment not in settings.experiments:
+            raise ConfigError(
+                f"`settings` {path}: {where}: no experiment {experiment!r}",
+                hint=closest(experiment, settings.experiments),
+            )
+
+
+FOLDER = Path(__file__).with_name("files")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A paper's printed numbers and what they were measured on."""
+
+    paper: str
+    hardware: str
+    model: str
+    content: Mapping[str, Any]
+
+    @property
+    def label(self) -> str:
+        """What the numbers were measured on."""
+        return f"{self.model} on {self.hardware}"
+
+    def workload(self, label: str) -> Mapping[str, Any]:
+        """Table 1's row of a workload; empty where the paper has none."""
+        rows: Mapping[str, Any] = self.content.get("table1", {}).get("rows", {})
+        found: Mapping[str, Any] = rows.get(label, {})
+        return found
+
+    def result(self, label: str, metric: str, arm: str) -> tuple[float, float] | None:
+        """Table 2's mean and deviation of an arm (``mepic``, ``epic``, ``cacheblend``)."""
+        rows = self.content.get("table2", {}).get("rows", {})
+        found = rows.get(label, {}).get(metric, {}).get(arm.partition(":")[0])
+        return None if found is None else (float(found[0]), float(found[1]))
+
+    def text(self, figure: str) -> Mapping[str, str]:
+        """What the paper's text says about a figure."""
+        found: Mapping[str, str] = self.content.get(figure, {}).get("text", {})
+        return found
+
+
+def read_published(name: str) -> Published:
+    """Read the file called `name`; ConfigError where it is missing or broken."""
+    path = FOLDER / name
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        known = ", ".join(sorted(found.name for found in FOLDER.glob("*.json")))
+        raise ConfigError(
+            f"`published` {path.name}: cannot be read: {error}", hint=f"there are {known}"
+        ) from error
+    return Published(content["paper"], content["hardware"], content["model"], content)

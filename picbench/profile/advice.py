@@ -1,0 +1,327 @@
+"""Is PIC worth it for this trace? One line, and why."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from math import isinf
+from typing import Any
+
+from picbench.engines.algorithms import Reuse
+from picbench.profile.predictor import ArmPrediction, GridPredictor, PredictorErrors
+from picbench.profile.profile import ArmProfile, TraceProfile
+from picbench.tables import table as markdown
+
+#: Differences up to this share of the better figure decide nothing.
+MARGIN = 0.10
+
+#: The lower bound of work and of accuracy: it is shown, and not advised.
+_BOUND = "naive"
+
+
+class Worth(StrEnum):
+    """What to do."""
+
+    YES = "yes"
+    NO = "no"
+    EQUAL = "no difference"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Whether PIC is worth it, the arm to take, and one line that says so."""
+
+    worth: Worth
+    arm: str | None
+    line: str
+
+
+def advise(profile: TraceProfile, predicted: Mapping[str, ArmPrediction]) -> Advice:
+    """Compare the best arm with chunks with the best one without.
+
+    `predicted` has an entry for each arm, or none where there is no grid; then computed tokens are
+    compared. Outside of the grid times decide nothing that computed tokens do not say as well.
+    Accuracy is not part of it.
+    """
+    linked = [a for a in profile.arms if a.algorithm.reuse is Reuse.CHUNKS and _offered(a)]
+    plain = [a for a in profile.arms if a.algorithm.reuse is not Reuse.CHUNKS]
+    if not linked or not plain:
+        return Advice(Worth.UNKNOWN, None, "unknown: an arm with chunks and one without are needed")
+    ours = _best(linked, predicted)
+    theirs = min(plain, key=lambda arm: _cost(arm, predicted))
+    worst = max(linked + plain, key=lambda arm: arm.counted.refused)
+    if worst.counted.refused:
+        line = (
+            f"unknown: a pool of {profile.pool:,} blocks is too small for "
+            f"{worst.counted.refused:,} of {profile.traffic.requests:,} requests under "
+            f"{worst.algorithm.spec} (raise --pool)"
+        )
+        return Advice(Worth.UNKNOWN, None, line)
+    ratio = _ratio(ours, theirs, predicted)
+    figure = "seconds of the engine a request" if predicted else "computed tokens"
+    worth = _verdict(ratio)
+    named = (ours.algorithm.spec, theirs.algorithm.spec)
+    if any(not predicted[name].inside for name in named if name in predicted):
+        tokens = _ratio(ours, theirs, {})
+        figure += f" (extrapolated, outside of the measured grid) and {tokens:.2f} of its tokens"
+        worth = worth if _verdict(tokens) is worth else Worth.UNKNOWN
+    arm = {Worth.YES: named[0], Worth.UNKNOWN: None}.get(worth, named[1])
+    line = (
+        f"{_word(worth, *named)}. {named[0]} takes {ratio:.2f} of {named[1]}'s {figure}; "
+        f"{_why(profile, ours, theirs)}."
+    )
+    return Advice(worth, arm, line)
+
+
+def _ratio(ours: ArmProfile, theirs: ArmProfile, predicted: Mapping[str, ArmPrediction]) -> float:
+    return _cost(ours, predicted) / max(_cost(theirs, predicted), 1e-12)
+
+
+def _verdict(ratio: float) -> Worth:
+    if ratio < 1 - MARGIN:
+        return Worth.YES
+    return Worth.NO if ratio > 1 + MARGIN else Worth.EQUAL
+
+
+def _word(worth: Worth, ours: str, theirs: str) -> str:
+    words = {
+        Worth.YES: f"PIC is worth it: {ours}",
+        Worth.NO: f"PIC is not worth it, it loses: stay with {theirs}",
+        Worth.EQUAL: f"PIC makes no difference: stay with {theirs}",
+        Worth.UNKNOWN: "unknown, measure it",
+    }
+    return words[worth]
+
+
+def _best(arms: Sequence[ArmProfile], predicted: Mapping[str, ArmPrediction]) -> ArmProfile:
+    """The arm of the least cost; mepic, where it is as good as that."""
+    least = min(_cost(arm, predicted) for arm in arms)
+    good = [arm for arm in arms if _cost(arm, predicted) <= least * (1 + MARGIN)]
+    return min(good, key=lambda arm: (arm.algorithm.name != "mepic", _cost(arm, predicted)))
+
+
+def _offered(arm: ArmProfile) -> bool:
+    # Private copies are counted from a tier that never forgets, which no pool pays for.
+    return arm.algorithm.name != _BOUND and not getattr(arm.algorithm, "private", False)
+
+
+def _cost(arm: ArmProfile, predicted: Mapping[str, ArmPrediction]) -> float:
+    found = predicted.get(arm.algorithm.spec)
+    if found is not None and found.requests_s:
+        return 1 / found.requests_s
+    return arm.counted.computed / max(1, arm.counted.requests)
+
+
+def _why(profile: TraceProfile, ours: ArmProfile, theirs: ArmProfile) -> str:
+    traffic = profile.traffic
+    chunks = traffic.chunks / traffic.requests
+    if not traffic.chunks:
+        return "the trace has no chunks"
+    reasons = [
+        f"{traffic.repeated:z.0%} of chunk tokens recur",
+        f"{ours.counted.saved:z.0%} of prompt tokens are saved against {theirs.counted.saved:z.0%}",
+        f"prompts have {traffic.prompt / traffic.requests:,.0f} tokens in {chunks:.1f} chunks",
+    ]
+    if ours.limited and ours.limited.saved < ours.unbounded.saved - 0.05:
+        reasons.append(f"the pool costs {ours.unbounded.saved - ours.limited.saved:.0%} of them")
+    return ", ".join(reasons)
+
+
+#: What every output says.
+SIMULATED = "simulation: no model was run"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """What is shown: counts, what is predicted of them from which grid, and the advice."""
+
+    profile: TraceProfile
+    predictor: GridPredictor | None
+    predicted: Mapping[str, ArmPrediction]
+    errors: PredictorErrors | None
+    advice: Advice
+
+    def lines(self) -> Iterator[str]:
+        """What stands around the table."""
+        traffic = self.profile.traffic
+        yield f"{SIMULATED}. {self.profile.name} ({self.profile.kind})"
+        rate = f", {traffic.rate:.3g} a second" if traffic.rate else ""
+        yield (
+            f"{traffic.requests:,} request{'s' * (traffic.requests > 1)}{rate}; "
+            f"{traffic.prompt / traffic.requests:,.0f} prompt tokens, "
+            f"{traffic.chunks / traffic.requests:.1f} chunks and "
+            f"{traffic.output / traffic.requests:,.0f} generated tokens each on average; "
+            f"{traffic.repeated:.1%} of chunk tokens in chunks seen before"
+        )
+        yield (
+            "Reuse is counted by token ids, block by block."
+            if self.profile.exact
+            else "Reuse is counted block by block; contents with different names count as "
+            "different from their first token on."
+        )
+
+    def grid_lines(self) -> Iterator[str]:
+        """What the predictions are worth."""
+        if self.predictor is None:
+            yield "No grid was measured: neither times nor memory are predicted."
+            return
+        yield f"Predicted from: {self.predictor.grid.about()}"
+        if self.predictor.calibration:
+            yield f"At the speed of: {self.predictor.calibration.about()}"
+        if self.predictor.warning:
+            yield f"Warning: {self.predictor.warning}"
+        if self.errors:
+            yield f"Leave-one-out error of TTFT: {self.errors.ttft or 'too few points'}"
+            yield f"Leave-one-out error of requests/s: {self.errors.requests_s or 'too few points'}"
+        pool = self.profile.pool
+        crowded = [a.algorithm.spec for a in self.profile.arms if pool and a.peak_blocks > pool]
+        if crowded:
+            yield (
+                f"{self.profile.running} requests at a time hold more than the pool, so they would "
+                f"wait, which requests/s and KV leave out (lower --running): {', '.join(crowded)}"
+            )
+        outside = [name for name, found in self.predicted.items() if not found.inside]
+        if outside:
+            yield f"Outside of the measured grid, so extrapolated: {', '.join(outside)}"
+
+
+def as_markdown(report: ProfileReport) -> str:
+    """A page."""
+    head, rows = _table(report)
+    blocks = [*report.lines(), markdown.table(head, rows, right=1), _legend(report)]
+    return "\n\n".join([*blocks, *report.grid_lines(), f"**{report.advice.line}**"]) + "\n"
+
+
+def as_text(report: ProfileReport) -> str:
+    """The same for a terminal."""
+    head, rows = _table(report)
+    lines = [head, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    table = "\n".join(
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+    blocks = ["\n".join(report.lines()), table, _legend(report), "\n".join(report.grid_lines())]
+    return "\n\n".join([*blocks, report.advice.line]) + "\n"
+
+
+def as_json(report: ProfileReport) -> str:
+    """All figures; times in seconds, None for what is infinite or not known."""
+    profile, traffic = report.profile, report.profile.traffic
+    document = {
+        "schema": 1,
+        "simulation": True,
+        "trace": {"name": profile.name, "kind": profile.kind, "exact": profile.exact},
+        "pool": profile.pool,
+        "running": profile.running,
+        "traffic": {
+            "requests": traffic.requests,
+            "prompt_tokens": traffic.prompt,
+            "output_tokens": traffic.output,
+            "chunks": traffic.chunks,
+            "chunk_tokens": traffic.chunk_tokens,
+            "repeated": traffic.repeated,
+            "rate": traffic.rate,
+        },
+        "arms": {arm.algorithm.spec: _arm(report, arm) for arm in profile.arms},
+        "grid": report.predictor.grid.about() if report.predictor else None,
+        "calibration": _calibration(report.predictor),
+        "warning": report.predictor.warning if report.predictor else None,
+        "errors": asdict(report.errors) if report.errors else None,
+        "advice": asdict(report.advice),
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _calibration(predictor: GridPredictor | None) -> str | None:
+    calibration = predictor.calibration if predictor else None
+    return calibration.about() if calibration else None
+
+
+FORMATS = {"text": as_text, "json": as_json, "markdown": as_markdown}
+
+
+def _arm(report: ProfileReport, arm: ArmProfile) -> dict[str, Any]:
+    found = report.predicted.get(arm.algorithm.spec)
+    figures = {k: _finite(v) for k, v in asdict(found).items()} if found else None
+    return {
+        "unbounded": asdict(arm.unbounded) | {"saved": arm.unbounded.saved},
+        "limited": asdict(arm.limited) | {"saved": arm.limited.saved} if arm.limited else None,
+        "peak_blocks": arm.peak_blocks,
+        "predicted": figures,
+    }
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and isinf(value) else value
+
+
+def _table(report: ProfileReport) -> tuple[list[str], list[list[str]]]:
+    profile = report.profile
+    head = ["arm", "saved", "computed a request"]
+    if profile.pool:
+        head += [f"saved, pool of {profile.pool:,}", "evicted blocks", "refused"]
+    if report.predicted:
+        head += ["TTFT, ms", "requests/s", "KV, GiB"]
+        head += ["TTFT at its rate, ms"] if profile.traffic.rate else []
+    return head, [_row(report, arm) for arm in profile.arms]
+
+
+def _row(report: ProfileReport, arm: ArmProfile) -> list[str]:
+    counted = arm.counted
+    row = [
+        arm.algorithm.spec,
+        f"{arm.unbounded.saved:z.1%}",
+        f"{counted.computed / counted.requests:,.0f}" if counted.requests else "-",
+    ]
+    if arm.limited:
+        row += [
+            f"{arm.limited.saved:z.1%}",
+            f"{arm.limited.evicted_blocks:,}",
+            f"{arm.limited.refused:,}",
+        ]
+    found = report.predicted.get(arm.algorithm.spec)
+    if found:
+        row += [
+            _ms(found.ttft_s) + _range(found.ttft_s_range, _ms),
+            _number(found.requests_s) + _range(found.requests_s_range, _number),
+            f"{found.kv_gib:.2f}",
+        ]
+        row += [_ms(found.loaded_ttft_s)] if report.profile.traffic.rate else []
+    return row
+
+
+def _legend(report: ProfileReport) -> str:
+    copies = any(getattr(arm.algorithm, "private", False) for arm in report.profile.arms)
+    parts: Sequence[str] = (
+        "saved: prompt tokens that need not be computed, less those of compiling chunks; by a "
+        "cache that never evicts.",
+        "Private copies are made from a tier that never forgets." if copies else "",
+        "In brackets: where 90 % of the grid's single measurements lie around such a prediction, "
+        "TTFT's around medians of as many such requests."
+        if any(found.ttft_s_range for found in report.predicted.values())
+        else "",
+        f"KV: of {report.profile.running} requests at a time." if report.predicted else "",
+        "TTFT at its rate: by the formula of a queue."
+        if report.predicted and report.profile.traffic.rate
+        else "",
+    )
+    return " ".join(filter(None, parts))
+
+
+def _range(found: tuple[float, float] | None, cell: Callable[[float], str]) -> str:
+    return f" ({cell(found[0])}-{cell(found[1])})" if found else ""
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return "overloaded" if isinf(seconds) else f"{seconds * 1e3:,.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"

@@ -1,1 +1,0 @@
-"""From counts to times and memory, by way of measured cells."""

@@ -1,1 +1,0 @@
-"""What caches would reuse of a trace, counted without an engine."""

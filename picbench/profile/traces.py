@@ -1,0 +1,424 @@
+"""Requests of a trace, as far as caches can tell them apart."""
+
+import gzip
+import hashlib
+import io
+import json
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from picbench.errors import ConfigError, DataError
+from picbench.workloads.traffic.file import FORMAT
+from picbench.workloads.traffic.ragpulse import LENGTHS, RETRIEVED, TRACE, read_lengths, read_lines
+
+
+class TraceSegment(NamedTuple):
+    """A run of prompt tokens: a chunk or text.
+
+    Segments of one `content` are equal. None is content that never occurs again. `tokens` are
+    the ids, eight bytes each, where they are known. Without them segments of different contents
+    count as different from their first token on.
+    """
+
+    content: int | None
+    length: int
+    chunk: bool
+    tokens: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TracedRequest:
+    """One request of a trace.
+
+    `arrival` is in seconds from the start, None where the trace has no times. `output` is the
+    number of tokens that are generated; `reply` is what they are, None where that is not known.
+    `source` is where the request stands, for messages.
+    """
+
+    segments: tuple[TraceSegment, ...]
+    output: int
+    arrival: float | None = None
+    reply: TraceSegment | None = None
+    source: str = ""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The length of the prompt."""
+        return sum(segment.length for segment in self.segments)
+
+
+#: From here on ids stand for tokens of content of which only the length is known.
+INVENTED = 1 << 40
+
+
+class ContentTable:
+    """Makes segments; in an `exact` table each has token ids, invented ones where none are known.
+
+    Raises ValueError where a name has two lengths or two contents, or has none yet.
+    """
+
+    def __init__(self, *, exact: bool) -> None:
+        self.exact = exact
+        self._named: dict[tuple[str, str], TraceSegment] = {}
+        self._by_tokens: dict[bytes, int] = {}
+        self._told: set[int] = set()
+        self._numbers = 0
+        self._unique = 0
+
+    def of_tokens(self, ids: Sequence[int], *, chunk: bool) -> TraceSegment:
+        """A segment of known tokens."""
+        tokens = array("q", ids).tobytes()
+        digest = hashlib.blake2b(tokens, digest_size=16).digest()
+        content = self._by_tokens.get(digest)
+        if content is None:
+            content = self._by_tokens[digest] = self._next()
+            self._told.add(content)
+        return TraceSegment(content, len(ids), chunk, tokens if self.exact else None)
+
+    def of_length(self, length: int, *, chunk: bool) -> TraceSegment:
+        """A segment that no other prompt has, of which only the length is known."""
+        if not self.exact:
+            return TraceSegment(None, length, chunk)
+        return TraceSegment(self._next(), length, chunk, self._invented(length))
+
+    def name(self, kind: str, name: str, segment: TraceSegment) -> TraceSegment:
+        """The segment that a name stands for from its first occurrence on."""
+        known = self._named.get((kind, name))
+        if known is None:
+            content = segment.content if segment.content is not None else self._next()
+            known = self._named[kind, name] = segment._replace(content=content)
+        elif known.length != segment.length:
+            raise ValueError(
+                f"field {kind!r}: {name!r} has {segment.length} tokens here and had "
+                f"{known.length} before"
+            )
+        elif known.content != segment.content and {known.content, segment.content} <= self._told:
+            raise ValueError(f"field {kind!r}: {name!r} has other tokens here than before")
+        return known
+
+    def named(self, kind: str, name: str) -> TraceSegment:
+        """A segment that was named before."""
+        known = self._named.get((kind, name))
+        if known is None:
+            raise ValueError(
+                f"field {kind!r}: {name!r} has no 'text' and no 'tokens', and had none before"
+            )
+        return known
+
+    def length(self, kind: str, name: str) -> int | None:
+        """The length of what was named before; None for a new name."""
+        known = self._named.get((kind, name))
+        return known.length if known else None
+
+    def _next(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _invented(self, length: int) -> bytes:
+        begin = INVENTED + self._unique
+        self._unique += length
+        return array("q", range(begin, begin + length)).tobytes()
+
+
+def ragpulse_requests(folder: Path) -> Iterator[TracedRequest]:
+    """The requests in order of arrival, in seconds from the first.
+
+    Raises ConfigError where a file is missing, DataError with file and line.
+    """
+    for name in (TRACE, *LENGTHS):
+        if not (folder / name).is_file():
+            raise ConfigError(
+                f"{folder}: no {name} in it", hint="the folder data of RAGPulse's repository"
+            )
+    lengths, table = read_lengths(folder), ContentTable(exact=False)
+    lines = sorted(read_lines(folder / TRACE), key=lambda line: line.content.timestamp)
+    for line in lines:
+        segments = []
+        for kind, named in line.content.hash_ids.items():
+            for number in named:
+                if number not in lengths:
+                    raise DataError(
+                        f"{line.source}: field 'hash_ids': part {number} has no length",
+                        hint=f"in {', '.join(LENGTHS)}",
+                    )
+                made = table.of_length(lengths[number], chunk=kind in RETRIEVED)
+                segments.append(table.name("part", str(number), made)._replace(chunk=made.chunk))
+        yield TracedRequest(
+            tuple(segments),
+            line.content.output_length,
+            line.content.timestamp - lines[0].content.timestamp,
+            None,
+            line.source,
+        )
+
+
+def file_requests(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TracedRequest]:
+    """The requests of a file, after its first line. Raises DataError with file and line."""
+    from picbench.workloads.sources.row_schema import first_problem
+    from picbench.workloads.traffic.file_schema import (
+        ChunkSchema,
+        HeaderSchema,
+        LineSchema,
+        UseSchema,
+    )
+
+    table = ContentTable(exact=True)
+    chunks: dict[str, TraceSegment] = {}
+    for place, (number, line) in enumerate(lines):
+        source = f"{path}:{number}"
+        try:
+            if not place:
+                HeaderSchema.model_validate_json(line)
+                continue
+            found = LineSchema.validate_json(line)
+        except ValueError as error:
+            raise DataError(f"{source}: {first_problem(error)}", hint=_HINT) from error
+        if isinstance(found, ChunkSchema):
+            chunks[found.chunk] = table.of_tokens(found.tokens, chunk=True)
+            continue
+        segments = []
+        for content in found.parts:
+            if not isinstance(content, UseSchema):
+                segments.append(table.of_tokens(content.tokens, chunk=False))
+            elif content.chunk in chunks:
+                segments.append(chunks[content.chunk])
+            else:
+                raise DataError(
+                    f"{source}: field 'parts': no chunk is called {content.chunk!r} so far",
+                    hint=_HINT,
+                )
+        yield TracedRequest(tuple(segments), found.max_tokens, found.arrival, None, source)
+
+
+_HINT = "picbench traffic makes such files"
+
+
+#: From a text to its token ids, and from those of a prompt's first text to those it begins with.
+Encode = Callable[[str], tuple[int, ...]]
+
+#: What a file that is compressed with gzip begins with.
+_GZIP = b"\x1f\x8b"
+
+#: Lines that are looked at to tell whether a trace has texts or token ids.
+_LOOKED_AT = 100
+
+_TRACE_READER_HINT = (
+    'a line is {"arrival": 0.5, "output": 80, "parts": [{"text": "..."}, {"chunk": "a", "tokens": '
+    "300}]}; see docs/profile.md"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace that is being read.
+
+    `kind` says what it is. `exact` traces have token ids, so that contents that begin alike share
+    their first blocks. `requests` can be gone through once; raises DataError with file, line and
+    field.
+    """
+
+    kind: str
+    exact: bool
+    requests: Iterator[TracedRequest]
+
+
+def read_trace_file(path: Path, encode: Callable[[], Encode]) -> Trace:
+    """Open a trace; `encode` loads a tokenizer, and is called where there are texts.
+
+    Raises ConfigError for what is none.
+    """
+    if path.is_dir():
+        return Trace("RAGPulse", False, ragpulse_requests(path))
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file", hint=_TRACE_READER_HINT)
+    lines = _lines(path)
+    first = list(islice(lines, _LOOKED_AT))
+    if not first:
+        raise ConfigError(f"{path}: no requests", hint=_TRACE_READER_HINT)
+    every = chain(first, lines)
+    if f'"{FORMAT}"' in first[0][1]:
+        return Trace("picbench traffic", True, file_requests(path, every))
+    exact = any(_has_tokens(line) for _, line in first)
+    return Trace("JSON Lines", exact, _user_requests(path, every, encode, exact=exact))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers; ConfigError where the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            packed = file.peek(len(_GZIP)).startswith(_GZIP)
+            plain = gzip.GzipFile(fileobj=file) if packed else file
+            text = io.TextIOWrapper(plain, encoding="utf-8-sig", errors="backslashreplace")
+            for number, line in enumerate(text, 1):
+                if line.strip():
+                    yield number, line
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read: {reason}", hint="name another file") from error
+
+
+def _has_tokens(line: str) -> bool:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False  # It is named when it is read.
+    parts = found.get("parts") if isinstance(found, dict) else None
+    return isinstance(parts, list) and any(
+        isinstance(part, dict) and ("text" in part or isinstance(part.get("tokens"), list))
+        for part in parts
+    )
+
+
+def _user_requests(
+    path: Path,
+    lines: Iterator[tuple[int, str]],
+    encode: Callable[[], Encode],
+    *,
+    exact: bool,
+) -> Iterator[TracedRequest]:
+    from picbench.workloads.sources.row_schema import first_problem
+
+    maker = _SegmentMaker(ContentTable(exact=exact), encode)
+    clock: float | None = None
+    for number, line in lines:
+        source = f"{path}:{number}"
+        try:
+            found = PromptLine.model_validate_json(line.rstrip())
+            if found.arrival is not None and clock is not None and found.arrival < clock:
+                raise ValueError(f"field 'arrival': {found.arrival} is earlier than {clock} before")
+            segments = maker.prompt(found.parts)
+            reply = maker.segment(found.reply, "reply") if found.reply else None
+        except ValueError as error:
+            # The line's own number is in `source`.
+            problem = first_problem(error).replace(" at line 1 column ", " at column ")
+            raise DataError(f"{source}: {problem}", hint=_TRACE_READER_HINT) from error
+        clock = found.arrival if found.arrival is not None else clock
+        if not segments:
+            raise DataError(f"{source}: field 'parts': no tokens", hint=_TRACE_READER_HINT)
+        yield TracedRequest(segments, found.output, found.arrival, reply, source)
+
+
+class _SegmentMaker:
+    """Makes segments of the contents of a user's lines."""
+
+    def __init__(self, table: ContentTable, encode: Callable[[], Encode]) -> None:
+        self._table = table
+        self._load = encode
+        self._encode: Encode | None = None
+        self._start: tuple[int, ...] = ()
+        self._texts: set[tuple[str, str]] = set()
+
+    def prompt(self, parts: Sequence["PromptContent"]) -> tuple[TraceSegment, ...]:
+        """The segments of a prompt that have tokens.
+
+        What a tokenizer begins prompts with is text of its own, before a chunk as well: the tokens
+        of names are the same wherever they stand.
+        """
+        made = [self.segment(content, f"parts.{place}") for place, content in enumerate(parts)]
+        if self._start and self._is_text(parts[0]):
+            made.insert(0, self._table.of_tokens(self._start, chunk=False))
+        return tuple(segment for segment in made if segment.length)
+
+    def segment(self, content: "PromptContent", where: str) -> TraceSegment:
+        """The segment of a content; ValueError, with `where` it stands, for what is none."""
+        chunk = content.chunk is not None
+        kind, name = ("chunk", content.chunk) if chunk else ("id", content.id)
+        try:
+            if name is None:
+                return self._made(content, kind, None)
+            if content.text is None and content.tokens is None:
+                return self._table.named(kind, name)
+            if content.text is not None:
+                self._texts.add((kind, name))
+            return self._table.name(kind, name, self._made(content, kind, name))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+
+    def _is_text(self, content: "PromptContent") -> bool:
+        if content.text is not None or content.tokens is not None:
+            return content.text is not None
+        names = (("chunk", content.chunk), ("id", content.id))
+        return any(named in self._texts for named in names)
+
+    def _made(self, content: "PromptContent", kind: str, name: str | None) -> TraceSegment:
+        chunk = content.chunk is not None
+        if content.text is not None:
+            return self._table.of_tokens(self._tokens(content.text), chunk=chunk)
+        if isinstance(content.tokens, list):
+            return self._table.of_tokens(content.tokens, chunk=chunk)
+        assert content.tokens is not None
+        if name is not None and self._table.length(kind, name) == content.tokens:
+            return self._table.named(kind, name)
+        return self._table.of_length(content.tokens, chunk=chunk)
+
+    def _tokens(self, text: str) -> tuple[int, ...]:
+        if self._encode is None:
+            self._encode = self._load()
+            self._start = self._encode("")
+        return self._encode(text)[len(self._start) :]
+
+
+#: More tokens than any prompt has; longer ones would take the memory of the machine.
+_MOST = 10_000_000
+
+_Count = Annotated[int, Field(ge=1, le=_MOST)]
+_Ids = Annotated[list[Annotated[int, Field(ge=0, lt=INVENTED)]], Field(min_length=1)]
+
+
+def _form(tokens: Any) -> str:
+    """Which of both forms of `tokens` is meant, so that an error is about that one."""
+    return "ids" if isinstance(tokens, list) else "count"
+
+
+#: Token ids, or only how many there are.
+_Tokens = Annotated[
+    Annotated[_Count, Tag("count")] | Annotated[_Ids, Tag("ids")], Discriminator(_form)
+]
+
+
+class PromptContent(BaseModel):
+    """Content of a prompt: its text, its token ids, or their number.
+
+    `chunk` names a chunk, `id` a text that other prompts have, too. What was named before may be
+    named alone.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    text: str | None = None
+    tokens: _Tokens | None = None
+    chunk: str | None = None
+    id: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.text is not None and self.tokens is not None:
+            raise ValueError("has 'text' and 'tokens', one of them is enough")
+        if self.chunk is not None and self.id is not None:
+            raise ValueError("has 'chunk' and 'id', which are both names")
+        named = self.chunk if self.chunk is not None else self.id
+        if self.text is None and self.tokens is None and named is None:
+            raise ValueError("needs 'text', 'tokens', or the name of what came before")
+        return self
+
+
+class PromptLine(BaseModel):
+    """A request: what its prompt is made of, when it came, what it generated.
+
+    `arrival` is in seconds, `output` the number of generated tokens. `reply` is what was generated,
+    which later prompts may contain.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    parts: Annotated[list[PromptContent], Field(min_length=1)]
+    arrival: float | None = Field(None, ge=0, allow_inf_nan=False)
+    output: _Count = 16
+    reply: PromptContent | None = None

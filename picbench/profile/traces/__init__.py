@@ -1,1 +1,0 @@
-"""Traces: requests as users have them, read one by one."""

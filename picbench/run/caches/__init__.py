@@ -1,1 +1,0 @@
-"""The declared state of the arms' caches: brought about, and verified from counters."""

@@ -1,0 +1,146 @@
+"""What a run prints on stdout."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TextIO
+
+from rich.console import RenderableType
+
+from picbench.engines.algorithms import Reuse
+from picbench.engines.config import BLOCK_SIZE
+from picbench.run.job import Job
+from picbench.store.summary import ArmSummary
+from picbench.tables.run import cache_lines, memory_lines, server_lines, stalled, verdict
+from picbench.tables.table import ArmTable, PipedConsole
+
+#: Characters in a line where output is not a terminal.
+WIDTH = 140
+
+
+def print_result(
+    job: Job,
+    arms: Mapping[str, ArmSummary],
+    stream: TextIO,
+    worded: Callable[[str], str] = str,
+) -> None:
+    """A line for each arm, what reuse gains and loses, and what the numbers mean.
+
+    `worded` puts flags for fields into what is advised.
+    """
+    facts = job.facts
+    print_all(
+        stream,
+        f"{facts.dataset}{_rows_label(job)}, {facts.samples} requests an arm, "
+        f"{job.workload.model.label}, {load_of(job)}, "
+        f"pool {job.sizes.pool} blocks",
+        ArmTable(arms, job.workload.metric),
+        *verdict(arms, [arm.name for arm in job.arms if arm.reuse is Reuse.CHUNKS]),
+        *map(worded, notes(job)),
+        *map(worded, cache_lines(job.config.cache, arms)),
+        *stalled(arms),
+        *memory_lines(arms),
+        *server_lines(arms),
+        *traffic(arms),
+        *map(worded, slow_tiers(arms)),
+        *late_kernels(arms),
+    )
+
+
+def load_of(job: Job) -> str:
+    """How requests are sent."""
+    arrivals = job.workload.arrivals
+    if arrivals is None:
+        return f"concurrency {job.config.concurrency}"
+    return f"{len(arrivals)} arrivals in {max(arrivals):.1f} s, {job.running} running at most"
+
+
+def _rows_label(job: Job) -> str:
+    return " (synthetic rows)" if job.workload.synthetic else ""
+
+
+def traffic(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
+    """What went through tiers, an arm a line."""
+    for name, arm in arms.items():
+        moved = [
+            f"{tier} {_megabytes(m.loaded_bytes)} loaded, {_megabytes(m.stored_bytes)} stored"
+            for tier, m in arm.moved.items()
+            if m.loaded_bytes or m.stored_bytes
+        ]
+        if moved:
+            yield f"{name}: {'; '.join(moved)}"
+
+
+def slow_tiers(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
+    """What to do about tiers that slow an arm, an arm a line."""
+    for name, arm in arms.items():
+        times = arm.step_times
+        if times.slow:
+            took = f"{name}: tiers took {times.share:.0%} of the arm's steps"
+            yield f'{took}: `tiers=""` serves without'
+
+
+def late_kernels(arms: Mapping[str, ArmSummary]) -> Iterator[str]:
+    """Kernels that were compiled while requests waited for them, an arm a line."""
+    for name, arm in arms.items():
+        if arm.compiled:
+            kernels = ", ".join(sorted(kernel.rpartition(".")[2] for kernel in arm.compiled))
+            yield f"{name}: {sum(arm.compiled.values())} kernels were compiled meanwhile: {kernels}"
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
+
+
+def notes(job: Job) -> Iterator[str]:
+    """What the columns mean, and what they do not mean in this run."""
+    model = job.workload.model
+    if not model.meaningful:
+        yield f"* {model.weights} weights: accuracy not meaningful"
+    yield from skipped_rows(job)
+    if job.config.drop:
+        yield (
+            "Prompts lack passages (`drop`): full does not know them either; KV that was compiled "
+            "with context=document does."
+        )
+    yield from _reordered(job)
+    yield "TTFT vs full: geometric mean over paired requests."
+    yield "tokens/s: prompt and output tokens over the arm's own busy time."
+    if job.workload.arrivals:
+        yield "Open loop: latency counts from arrival; makespan is from 0 to the last token."
+        yield (
+            "Each arm served all requests before the next one did: if the machine got slower or "
+            "faster meanwhile, ratios between arms have that in them."
+        )
+    if job.objectives:
+        yield f"goodput: requests that met {job.config.slo}, by the second."
+    yield f"blocks: most that running requests held at a time, of {BLOCK_SIZE} tokens."
+    yield (
+        "tokens: shares of the prompts; reused from the cache, and computed: the rest, and chunks "
+        "that were compiled to be reused."
+    )
+
+
+def _reordered(job: Job) -> Iterator[str]:
+    """A line about arms whose prompts are not those of the others."""
+    names = [arm.name for arm in job.arms if arm.reorders]
+    if names:
+        samples = job.workload.samples
+        fixed = sum(sample.ordered for sample in samples)
+        yield (
+            f"{', '.join(names)}: prompts have their chunks in another order, each once, and "
+            f"nothing tells the model the order that was given; {fixed} of {len(samples)} are "
+            "consecutive text and stay as they are."
+        )
+
+
+def skipped_rows(job: Job) -> Iterator[str]:
+    """A line about malformed rows, where there are any."""
+    skipped = job.workload.skipped
+    if skipped:
+        yield f"malformed rows left out: {len(skipped)}, the first: {skipped[0]}"
+
+
+def print_all(stream: TextIO, *parts: RenderableType) -> None:
+    """Print on a terminal in its width, elsewhere in lines of WIDTH characters."""
+    console = PipedConsole(file=stream, width=None if stream.isatty() else WIDTH, highlight=False)
+    for part in parts:
+        console.print(part, markup=False)

@@ -1,0 +1,282 @@
+"""The run protocol: interleaved rounds, or whole runs one after another.
+
+A round sends the same group of samples to every arm in turn, and the next round begins with the
+next arm: whatever drifts (clock, temperature, neighbours) hits all arms alike, and only one arm
+computes at a time. Within a group requests run in a closed loop.
+
+Requests that arrive at times of their own (an open loop) cannot be cut into groups without
+draining the queue that they build up. There each arm serves all of them, and then the next arm.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, islice
+from types import MappingProxyType
+
+from picbench.engines.request import Chunk, Request, Text
+from picbench.errors import EngineError, InvalidRun
+from picbench.run.arm import ArmServer
+from picbench.store.records import ArmBatch, Failure, GroupResult
+from picbench.workloads.sample import Sample, SampleSegment
+
+#: What an arm gets in place of some samples: the same ones, prompts changed or not.
+Rewrite = Callable[[str, Sequence[Sample]], Sequence[Sample]]
+
+#: What is done to an arm's cache before it serves the group of a round.
+Prepare = Callable[[str, int], None]
+
+#: Groups are this many times as large as the concurrency, for the loop drains at a group's end.
+DEPTH = 4
+
+
+def group_size(concurrency: int, *, together: bool = False) -> int:
+    """Samples of a group: single ones at concurrency 1, where there is nothing to drain.
+
+    If they are to begin `together`, there are no more of them than are in flight at a time.
+    """
+    return concurrency if together or concurrency == 1 else DEPTH * concurrency
+
+
+def schedule(
+    samples: Sequence[Sample], arms: Sequence[str], size: int, repeats: int = 1
+) -> Iterator[tuple[int, str, Sequence[Sample]]]:
+    """(round, arm, group) in the order of execution; rounds are numbered through all repeats."""
+    for number, start in enumerate([*range(0, len(samples), size)] * repeats):
+        group = samples[start : start + size]
+        first = number % len(arms)
+        for arm in (*arms[first:], *arms[:first]):
+            yield number, arm, group
+
+
+def leave(arm: str, number: int) -> None:
+    """Do nothing to an arm's cache."""
+
+
+def unchanged(arm: str, samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Send all arms the same prompts."""
+    return samples
+
+
+def interleave(
+    servers: Mapping[str, ArmServer],
+    samples: Sequence[Sample],
+    concurrency: int,
+    rewrite: Rewrite = unchanged,
+    *,
+    size: int | None = None,
+    repeats: int = 1,
+    done: int = 0,
+    lost: Mapping[str, str] = MappingProxyType({}),
+    prepare: Prepare = leave,
+) -> Iterator[ArmBatch]:
+    """Run the schedule in a closed loop, but for the first `done` batches of it.
+
+    Groups have `size` samples, by default `group_size`. An arm whose engine is gone fails its
+    remaining requests; the others go on. `lost` says why engines were gone before.
+    """
+    gone = dict(lost)
+    planned = schedule(samples, tuple(servers), size or group_size(concurrency), repeats)
+    for number, arm, given in islice(planned, done, None):
+        group = given
+        if arm not in gone:
+            try:
+                prepare(arm, number)
+                group = rewrite(arm, given)
+                result = servers[arm].run(to_requests(group), concurrency)
+            except EngineError as error:
+                gone[arm] = str(error)
+        if arm in gone:
+            result = _lost(group, gone[arm])
+        yield ArmBatch(number, arm, group, result, lost=gone.get(arm))
+
+
+def replay(
+    servers: Mapping[str, ArmServer],
+    samples: Sequence[Sample],
+    arrivals: Sequence[float],
+    first: int,
+    rewrite: Rewrite = unchanged,
+    *,
+    repeats: int = 1,
+    done: int = 0,
+    lost: Mapping[str, str] = MappingProxyType({}),
+    prepare: Prepare = leave,
+) -> Iterator[ArmBatch]:
+    """Send all samples to each arm at their arrival times (seconds), one arm after another.
+
+    Arm number `first` (modulo their number) begins, so that over several runs none always does;
+    in the next of `repeats` it is the next arm. The first `done` batches are left out. An arm whose
+    engine is gone fails all that is left, as in `interleave`.
+    """
+    gone, arms = dict(lost), tuple(servers)
+    starts = [(first + number) % len(arms) for number in range(repeats)]
+    planned = [(n, arm) for n, at in enumerate(starts) for arm in (*arms[at:], *arms[:at])]
+    for number, arm in planned[done:]:
+        sent = samples
+        if arm not in gone:
+            try:
+                prepare(arm, number)
+                sent = rewrite(arm, samples)
+                result = servers[arm].run(to_requests(sent), None, arrivals)
+            except EngineError as error:
+                gone[arm] = str(error)
+        if arm in gone:
+            result = _lost(sent, gone[arm])
+        yield ArmBatch(number, arm, sent, result, arrivals, gone.get(arm))
+
+
+def preload(
+    servers: Mapping[str, ArmServer],
+    samples: Sequence[Sample],
+    concurrency: int,
+    rewrite: Rewrite = unchanged,
+) -> dict[str, GroupResult]:
+    """Run samples through every arm, unmeasured: the caches are warm afterwards.
+
+    The results, by arm, tell what became of the caches. An arm whose engine is gone is skipped: its
+    next batch reports it. Raises InvalidRun for a sample that fails, since the cache would not be
+    as declared.
+    """
+    found: dict[str, GroupResult] = {}
+    for arm, server in servers.items():
+        try:
+            result = server.run(to_requests(rewrite(arm, samples)), concurrency)
+        except EngineError:
+            continue
+        found[arm] = result
+        for sample, outcome in zip(samples, result.outcomes, strict=True):
+            if isinstance(outcome, Failure):
+                raise InvalidRun(
+                    f"arm {arm}: {sample.id} could not be preloaded: {outcome.message}",
+                    hint="raise `kv_blocks`, or run without preloaded chunks",
+                )
+    return found
+
+
+def to_requests(samples: Sequence[Sample]) -> list[Request]:
+    """The requests of several samples."""
+    return [to_request(sample) for sample in samples]
+
+
+def to_request(sample: Sample, algorithm: str | None = None) -> Request:
+    """The request of a sample, by token ids alone, so that every arm sees the same ones.
+
+    Without an `algorithm` it is the engine's own.
+    """
+    segments = [_segment(segment) for segment in sample.segments]
+    return Request(segments, algorithm, max_tokens=sample.max_tokens)
+
+
+def _segment(segment: SampleSegment) -> Text | Chunk:
+    if segment.kind == "text":
+        return Text(tokens=segment.tokens)
+    document = segment.context + segment.tokens if segment.before else None
+    return Chunk(tokens=segment.tokens, document=document)
+
+
+def _lost(samples: Sequence[Sample], reason: str) -> GroupResult:
+    return GroupResult(tuple(Failure(reason) for _ in samples), busy=0.0, clean=False)
+
+
+#: A segment of a prompt: whether it is a chunk, what tells it apart, its tokens.
+Ordered = tuple[bool, Hashable, int]
+
+
+@dataclass(slots=True)
+class _Context:
+    """What followed a beginning that prompts have in common, the first one first."""
+
+    following: dict[Hashable, "_Context"] = field(default_factory=dict)
+
+
+class ChunkOrder:
+    """Reorders the chunks of prompts, and remembers what it made of them.
+
+    Deterministic: the same prompts in the same order give the same orders.
+    """
+
+    def __init__(self) -> None:
+        self._index = ContextIndex()
+
+    def arrange(self, sample: Sample) -> Sample:
+        """The sample with each of its chunks once, in an order that earlier prompts began with.
+
+        Texts stay where they are; chunks change places with those that they stand next to. First
+        come the chunks of the longest sequence, in tokens, that followed the same beginning before;
+        after them the others, the most used one first, then the one that was seen first. A sample
+        whose chunks are consecutive text stays as it is.
+        """
+        items = [(s.kind == "chunk", s.tokens, len(s.tokens)) for s in sample.segments]
+        if sample.ordered:
+            self._index.note(items)
+            return sample
+        order = self._index.arrange(items)
+        return replace(sample, segments=tuple(sample.segments[place] for place in order))
+
+
+class ContextIndex:
+    """The orders that prompts were sent in, whatever tells their segments apart."""
+
+    def __init__(self) -> None:
+        self._sent = _Context()
+        self._uses: Counter[Hashable] = Counter()
+        self._first: dict[Hashable, int] = {}
+
+    def arrange(self, items: Sequence[Ordered]) -> list[int]:
+        """The places of a prompt's segments in the order to send them in; see `ChunkOrder`."""
+        order = list(self._arranged(items))
+        self.note([items[place] for place in order])
+        return order
+
+    def note(self, items: Iterable[Ordered]) -> None:
+        """Remember a prompt as it is sent."""
+        at = self._sent
+        chunks = set()
+        for chunk, name, _ in items:
+            at = at.following.setdefault(name, _Context())
+            if chunk:
+                self._first.setdefault(name, len(self._first))
+                chunks.add(name)
+        self._uses.update(chunks)
+
+    def _arranged(self, items: Sequence[Ordered]) -> Iterator[int]:
+        at: _Context | None = self._sent
+        used: set[Hashable] = set()
+        for chunk, group in groupby(range(len(items)), lambda place: items[place][0]):
+            found = list(group)
+            if chunk:
+                given: dict[Hashable, int] = {}
+                for place in found:
+                    if items[place][1] not in used:
+                        given.setdefault(items[place][1], place)
+                lengths = {name: items[place][2] for name, place in given.items()}
+                found = [given[name] for name in self._order(lengths, at)]
+                used |= given.keys()
+            for place in found:
+                at = at.following.get(items[place][1]) if at else None
+                yield place
+
+    def _order(self, given: Mapping[Hashable, int], at: _Context | None) -> list[Hashable]:
+        begin = _longest(at, given) if at else ()
+        rest = [name for name in given if name not in begin]
+        return [*begin, *sorted(rest, key=self._rank)]
+
+    def _rank(self, name: Hashable) -> tuple[int, int]:
+        return -self._uses[name], self._first.get(name, len(self._first))
+
+
+def _longest(at: _Context, given: Mapping[Hashable, int]) -> tuple[Hashable, ...]:
+    """The longest sequence, in tokens, of given chunks that followed; of equal ones the first."""
+    best: tuple[Hashable, ...] = ()
+    most = 0
+    waiting: list[tuple[_Context, tuple[Hashable, ...], int]] = [(at, (), 0)]
+    while waiting:
+        context, path, length = waiting.pop()
+        if length > most:
+            best, most = path, length
+        following = [name for name in context.following if name in given]
+        for name in reversed(following):
+            if name not in path:
+                waiting.append((context.following[name], (*path, name), length + given[name]))
+    return best

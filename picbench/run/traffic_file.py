@@ -1,0 +1,197 @@
+"""The settings of `picbench traffic`, and the request file that it writes."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from picbench.errors import ConfigError
+from picbench.run.workload import reply_tokens
+from picbench.settings import parse_settings
+from picbench.workloads import models
+from picbench.workloads.prompts.tokens import Tokenizer
+from picbench.workloads.sources.bundled import BUNDLED
+from picbench.workloads.traffic.chunk_source import ChunkSource, build, plain_ids
+from picbench.workloads.traffic.corpus import SYNTHETIC, Corpus
+from picbench.workloads.traffic.draw import draw
+from picbench.workloads.traffic.file import Header, write_requests
+from picbench.workloads.traffic.ragpulse import TraceReplay, read_trace
+from picbench.workloads.traffic.settings import Traffic
+from picbench.workloads.traffic.traffic_facts import TrafficFacts, measure
+
+#: The settings that there are for a trace.
+_OF_TRACES = {"trace", "requests", "seed", "speed", "longest", "max_tokens"}
+
+#: Those that there are for nothing else.
+_ONLY_OF_TRACES = ("speed", "longest")
+
+
+class TrafficConfig(BaseModel):
+    """The settings of a request file; each field is an option of `picbench traffic`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    requests: int = 100
+    seed: int = 0
+    dataset: str = "musique"
+    data: str = "bundled"
+    columns: str | None = None
+    pool: int = 64
+    join: int = 1
+    chunk_tokens: int = 0
+    passages: int = 8
+    questions: int = 6
+    max_tokens: int | None = Field(None, ge=1)
+    chunks: str | None = None
+    zipf: float = 0.0
+    cached: float | None = None
+    users: int | None = None
+    rate: float | None = None
+    arrivals: Literal["poisson", "uniform"] = "poisson"
+    trace: str | None = None
+    speed: float = 1.0
+    longest: int | None = None
+
+    def replay(self) -> TraceReplay:
+        """What is taken of a trace; ConfigError for settings of other traffic beside it."""
+        others = sorted(self.model_fields_set - _OF_TRACES)
+        if others:
+            raise ConfigError(
+                f"`trace` and `{others[0]}`: requests of a trace are as they were",
+                hint=f"with a trace: {', '.join(f'`{name}`' for name in sorted(_OF_TRACES))}",
+            )
+        return TraceReplay(
+            requests=self.requests,
+            seed=self.seed,
+            speed=self.speed,
+            longest=self.longest,
+            max_tokens=self.max_tokens,
+        )
+
+    def _refuse_replay(self) -> None:
+        """Raise ConfigError for settings of a trace without one."""
+        for name in _ONLY_OF_TRACES:
+            if name in self.model_fields_set:
+                raise ConfigError(f"`{name}` is for traces", hint="name one with `trace`")
+
+    def _refuse_rows(self) -> None:
+        """Raise ConfigError for settings of rows that are not read."""
+        if self.dataset == SYNTHETIC and self.data != BUNDLED:
+            raise ConfigError(
+                f"`data` {self.data}: {SYNTHETIC} has random tokens", hint="name a `dataset`"
+            )
+        if self.columns is not None and self.data == BUNDLED:
+            raise ConfigError(
+                f"`columns` {self.columns}: generated rows have no other fields",
+                hint="name rows with `data`",
+            )
+
+    def source(self, model: models.ModelSpec) -> ChunkSource:
+        """Where chunks and questions come from; the length of replies may be the model's.
+
+        ConfigError for settings of rows where there are none.
+        """
+        self._refuse_rows()
+        return ChunkSource(
+            dataset=self.dataset,
+            data=self.data,
+            columns=self.columns,
+            pool=self.pool,
+            join=self.join,
+            chunk_tokens=self.chunk_tokens,
+            passages=self.passages,
+            questions=self.questions,
+            max_tokens=self.max_tokens or reply_tokens(self.dataset, model),
+        )
+
+    def traffic(self) -> Traffic:
+        """How requests are drawn from it; ConfigError for settings of a trace."""
+        self._refuse_replay()
+        if self.rate is None and "arrivals" in self.model_fields_set:
+            raise ConfigError("`arrivals`: there is no rate", hint="give a `rate`")
+        return Traffic(
+            requests=self.requests,
+            seed=self.seed,
+            chunks=_span(self.chunks),
+            zipf=self.zipf,
+            cached=self.cached,
+            users=self.users,
+            rate=self.rate,
+            process=self.arrivals,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A request file that was written, and what is in it; `left_out` requests were too long."""
+
+    fingerprint: str
+    facts: TrafficFacts
+    left_out: int = 0
+
+
+def parse_traffic(values: Mapping[str, Any]) -> TrafficConfig:
+    """Check raw values; ConfigError names the first that is wrong."""
+    return parse_settings(TrafficConfig, values, command="picbench traffic")
+
+
+class TrafficWriter:
+    """Writes request files; tokenizers, and chunks that several files draw from, are made once."""
+
+    def __init__(self) -> None:
+        self._tokenizers: dict[Path | str, Tokenizer] = {}
+        self._corpora: dict[tuple[Path | str, ChunkSource, int], Corpus] = {}
+
+    def write(self, path: Path, config: TrafficConfig, model: models.ModelSpec) -> Written:
+        """Draw the requests, or take those of a trace, and write them.
+
+        ConfigError or DataError where that cannot be.
+        """
+        if config.trace is not None:
+            return self._write_trace(path, Path(config.trace), config.replay(), model)
+        source, traffic = config.source(model), config.traffic()
+        stream = draw(traffic, self._corpus(source, traffic.seed, model))
+        header = Header(
+            dataset=source.dataset,
+            synthetic=source.synthetic,
+            settings={"model": model.name, "source": asdict(source), "traffic": asdict(traffic)},
+        )
+        return Written(write_requests(path, header, stream), measure(stream))
+
+    def _write_trace(
+        self, path: Path, folder: Path, replay: TraceReplay, model: models.ModelSpec
+    ) -> Written:
+        found = read_trace(folder, replay, plain_ids(self._tokenizer(model)))
+        trace = {"format": "RAGPulse", "sha256": found.sha256, "left_out": found.left_out}
+        header = Header(
+            dataset=SYNTHETIC,
+            synthetic=True,
+            settings={"model": model.name, "trace": trace, "replay": asdict(replay)},
+        )
+        fingerprint = write_requests(path, header, found.stream)
+        return Written(fingerprint, measure(found.stream), found.left_out)
+
+    def _corpus(self, source: ChunkSource, seed: int, model: models.ModelSpec) -> Corpus:
+        # Only random tokens differ between seeds.
+        kind = (model.path, source, seed if source.dataset == SYNTHETIC else 0)
+        if kind not in self._corpora:
+            self._corpora[kind] = build(source, self._tokenizer(model), seed)
+        return self._corpora[kind]
+
+    def _tokenizer(self, model: models.ModelSpec) -> Tokenizer:
+        if model.path not in self._tokenizers:
+            self._tokenizers[model.path] = models.load_tokenizer(model)
+        return self._tokenizers[model.path]
+
+
+def _span(text: str | None) -> tuple[int, int] | None:
+    """Read ``8`` or ``4-12``."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    if found is None:
+        raise ConfigError(f"`chunks` {text!r} is no number of chunks", hint="write 8 or 4-12")
+    return int(found[1]), int(found[2] or found[1])

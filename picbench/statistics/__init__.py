@@ -1,1 +1,0 @@
-"""Statistics of paired measurements: pure functions of arrays, seeded, without files or engines."""

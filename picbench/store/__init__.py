@@ -1,0 +1,1 @@
+"""Run directories: what is kept of a run, written and read."""

@@ -1,0 +1,255 @@
+"""The environment of an arm's process."""
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+from picbench.files import naming
+
+#: On at most so many cores one request's keys are not divided among threads.
+_FEW_CORES = 2
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def arm_environment() -> dict[str, str]:
+    """This process's environment, with defaults for what the user has not set.
+
+    OpenMP threads wait asleep instead of spinning: measured on two cores with one busy neighbour,
+    an arm of many small kernels takes 2.5 s instead of 32 s, and alone it takes no longer.
+
+    Where vLLM's CPU attention divides a request's keys among threads, these spin until all of them
+    have begun (`guard_counter` in csrc/cpu/cpu_attn_impl.hpp), whatever OpenMP is told: on two
+    cores with busy neighbours a decode step takes 30 to 33 ms of CPU time instead of 18 to 19. Two
+    threads have work enough without, as models have two KV heads or more.
+
+    Files are text in UTF-8 whatever the locale is: torch reads some of its own as the locale says,
+    and cannot be imported in one such as ja_JP.eucJP.
+    """
+    defaults = {"OMP_WAIT_POLICY": "passive", "PYTHONUTF8": "1"}
+    if cores() <= _FEW_CORES:
+        defaults["VLLM_CPU_ATTN_SPLIT_KV"] = "0"
+    return defaults | dict(os.environ)
+
+
+def quiet_engine() -> None:
+    """For an engine in this process: leave the terminal to picbench, unless the user wants more."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    for name, value in arm_environment().items():
+        os.environ.setdefault(name, value)
+
+
+#: Packages whose version can change a number.
+PACKAGES = (
+    "picbench",
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "pandas",
+    "datasets",
+    "pyarrow",
+)
+
+#: Variables that can change a number; an allow-list, because others may hold secrets.
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING",
+    "DNNL_MAX_CPU_ISA",
+    "HF_HUB_OFFLINE",
+    "LD_PRELOAD",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OMP_WAIT_POLICY",
+    "ONEDNN_MAX_CPU_ISA",
+    "TORCHDYNAMO_DISABLE",
+    "VLLM_ATTENTION_BACKEND",
+    "VLLM_BATCH_INVARIANT",
+    "VLLM_CPU_ATTN_SPLIT_KV",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
+    "VLLM_PLUGINS",
+)
+
+
+def collect() -> dict[str, object]:
+    """Everything about this process and machine that a reader of results may want, as JSON."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name))},
+        "cpu": {"model": cpu_model(), "cores": cores(), "memory_bytes": _memory()},
+        "gpus": gpus(),
+        "git": git_state(Path(__file__).parent),
+        "environment": _variables(),
+        "command": sys.argv,
+    }
+
+
+def facts(*names: str, device: str = "cpu", commit: str | None = None) -> dict[str, Any]:
+    """The named facts about a measurement on `device`, for its page and its file.
+
+    A name is ``"commit"``, one of `_FACTS`, or a package, whose version is given. `commit` says
+    what to call the code, by default what this checkout is.
+    """
+    found: dict[str, Any] = {}
+    for name in names:
+        if name == "commit":
+            found[name] = commit or checkout()
+        elif name in _FACTS:
+            found[name] = _FACTS[name](device)
+        else:
+            found[name] = metadata.version(name)
+    return found
+
+
+def checkout() -> str:
+    """The checkout's commit, followed by ``-dirty`` if files differ from it."""
+    found = _git(Path(__file__).parent, "describe", "--always", "--dirty", "--abbrev=40")
+    return found or "none: not in a checkout"
+
+
+def cpu_model() -> str:
+    """The processor's name as Linux gives it, elsewhere its architecture."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def gpus() -> list[dict[str, str]]:
+    """Name, driver and memory of each NVIDIA GPU; none where its driver does not answer."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    if done.returncode != 0:
+        return []
+    names = ("name", "driver", "memory")
+    rows = [line.split(", ") for line in done.stdout.splitlines()]
+    # Anything else is a message, such as that there are no devices.
+    return [dict(zip(names, row, strict=True)) for row in rows if len(row) == len(names)]
+
+
+def git_state(folder: Path) -> dict[str, object] | None:
+    """Commit of the checkout that tracks `folder` and whether it was changed; None outside one.
+
+    A folder that is merely installed somewhere below a checkout is not tracked by it.
+    """
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None or not _git(folder, "ls-files", "."):
+        return None
+    return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain"))}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _processor(device: str) -> str:
+    """What a measurement ran on: the names of the GPUs, or the CPU's."""
+    names = sorted({gpu["name"] for gpu in gpus()}) if device == "cuda" else []
+    return " and ".join(names) or cpu_model()
+
+
+def _driver(device: str) -> str:
+    if device != "cuda":
+        return "none"
+    return next((gpu["driver"] for gpu in gpus()), "unknown")
+
+
+def _variables() -> dict[str, str]:
+    known = arm_environment()
+    return {name: known[name] for name in VARIABLES if name in known}
+
+
+def _torch() -> Any:
+    import torch  # Its own version names the build (+cpu, +cu130), its package's may not.
+
+    return torch
+
+
+#: Facts on pages about an engine.
+ENGINE = ("gpu", "driver", "torch", "vllm", "commit")
+
+#: Facts of measurements that need a GPU.
+GPU = ("gpu", "driver", "cuda", "python", "torch", "triton", "vllm", "commit")
+
+#: Facts by name; each function takes the device.
+_FACTS: dict[str, Callable[[str], Any]] = {
+    "gpu": _processor,
+    "driver": _driver,
+    "cuda": lambda _: _torch().version.cuda,
+    "cpu": lambda _: cpu_model(),
+    "cores": lambda _: os.cpu_count(),
+    "threads": lambda _: _torch().get_num_threads(),
+    "capability": lambda _: _torch().backends.cpu.get_cpu_capability(),
+    "machine": lambda _: platform.machine(),
+    "load": lambda _: list(os.getloadavg()),
+    "python": lambda _: platform.python_version(),
+    "torch": lambda _: _torch().__version__,
+    "variables": lambda _: _variables(),
+    "vllm": lambda _: _version("vllm") or metadata.version("vllm-cpu"),
+}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+#: Names the file that a step's summary is appended to.
+SUMMARY_FILE = "GITHUB_STEP_SUMMARY"
+
+
+def write_step_summary(markdown: str, stream: TextIO) -> None:
+    """Append Markdown to the summary of the step; to `stream` where there is no GitHub Actions."""
+    path = os.environ.get(SUMMARY_FILE)
+    if path:
+        with naming(Path(path)), Path(path).open("a", encoding="utf-8") as file:
+            file.write(markdown)
+    else:
+        stream.write(markdown)
+
+
+def annotation(level: str, title: str, message: str) -> str:
+    """A workflow command that annotates the run: `level` is error, warning or notice."""
+    return f"::{level} title={_escape(title, ',:')}::{_escape(message)}"
+
+
+def _escape(text: str, more: str = "") -> str:
+    for character in "%\r\n" + more:
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text

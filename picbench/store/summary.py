@@ -1,0 +1,368 @@
+"""Aggregates of a run: what summary.json says of each arm."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from picbench.engines import ledger
+from picbench.engines.chunk_cache.transfers import StepTimes
+from picbench.engines.request import Hits, TokenCounts
+from picbench.store.records import (
+    Objectives,
+    Outcome,
+    SampleRow,
+    ServerCounts,
+    Stalls,
+    StepSeconds,
+    Tally,
+    find_stalls,
+)
+
+#: The arm that ratios are taken to.
+BASELINE = "full"
+
+#: Where an arm's numbers come from: an engine, or a model of one.
+Provenance = Literal["measured", "simulated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes that a tier gave to the KV pool and got from it."""
+
+    loaded_bytes: int
+    stored_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Percentiles, interpolated linearly between neighbours."""
+
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSummary:
+    """The mean over requests with a reply, from 0 to 1; not `meaningful` with random weights.
+
+    In `mean` an unparsed reply counts as 0, so that an arm gains nothing by unusable replies.
+    `parsed_mean` leaves these out; it is None in runs of schema 1.
+    """
+
+    metric: str
+    mean: float | None
+    meaningful: bool
+    parsed_mean: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The geometric mean of per-sample ratios to the arm `full`, over `pairs` samples."""
+
+    geomean: float
+    pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecayWindow:
+    """A window of a steady stream: from request number `first` (from 0) on, over all repeats.
+
+    `requests` are in it.
+
+    Tokens are sums over those that were answered: of prompts, of what a cache that never evicts
+    would have of them, and of what was found.
+    """
+
+    first: int
+    requests: int
+    ttft_ms: Percentiles | None
+    ttft_vs_full: Ratio | None
+    prompt_tokens: int
+    expected_tokens: int
+    found_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSummary:
+    """What became of an arm's cache in the declared state; tokens are sums over requests.
+
+    `missed_requests` found less than they were to find in a warm cache, because blocks had been
+    evicted; None in other states. `decay` are the windows of a steady stream.
+    """
+
+    expected_tokens: int
+    found_tokens: int
+    missed_requests: int | None
+    evicted_blocks: Mapping[str, int]
+    decay: tuple[DecayWindow, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySummary:
+    """An arm's memory in bytes of one worker.
+
+    `block_bytes` are those of a block of the ledger in all layers, as the engine states them; None
+    where it does not, as are the figures that follow from it: the peak and the mean over time of
+    what running requests held (`referenced`) and of all KV (`resident`). `workers` have what each
+    held when the run ended, and `residual_bytes` what it held beside weights, pool and workspaces;
+    none where engines were gone by then.
+    """
+
+    block_bytes: int | None
+    peak_referenced_bytes: int | None
+    mean_referenced_bytes: int | None
+    peak_resident_bytes: int | None
+    mean_resident_bytes: int | None
+    workers: tuple[ledger.MemoryUse, ...] = ()
+    residual_bytes: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSummary:
+    """One arm; times in milliseconds, None where nothing could be measured.
+
+    `requests` were sent and `failed` of these gave no result; `outcomes` counts them by outcome
+    (see `SampleRow`). Throughput is tokens a second of
+    the arm's own busy time: prompt plus output tokens, and output tokens alone. `tpot_ms` is the
+    mean over requests. `tokens` and `hits` are sums over requests; `computed_tokens` is what had
+    to be computed for them: prompt tokens not reused, and chunks compiled; None where a server
+    elsewhere does not say what it reused.
+
+    `makespan_s` is from the start to the last token of the last request, in the mean over repeats,
+    and `late_ms` how late requests were submitted; both None in a closed loop. `goodput_req_s` is
+    requests a second that met the objectives, None without any: a second of the makespans of all
+    repeats, or of busy time. `moved` is what
+    went through tiers, failed requests included, and `step_times` the seconds of the engine's steps
+    and of what tiers took of them; zero without tiers. `compiled` says how often each kernel was
+    compiled while requests were measured. `cache` is None where no state of it was declared,
+    `memory` in runs from before it was measured, `stalls` where there are too few steps to tell.
+    `counted` is what a server elsewhere counted by itself, None of other arms. Numbers whose
+    `provenance` is "simulated" say so wherever they are shown.
+    """
+
+    requests: int
+    failed: int
+    ttft_ms: Percentiles | None
+    prefill_ms: Percentiles | None
+    e2e_ms: Percentiles | None
+    tpot_ms: float | None
+    throughput_tok_s: float | None
+    output_tok_s: float | None
+    busy_s: float
+    ttft_vs_full: Ratio | None
+    score: ScoreSummary
+    blocks: ledger.Occupancy
+    tokens: TokenCounts
+    computed_tokens: int | None
+    output_tokens: int
+    hits: Hits
+    makespan_s: float | None = None
+    late_ms: Percentiles | None = None
+    goodput_req_s: float | None = None
+    moved: Mapping[str, Moved] = field(default_factory=dict)
+    step_times: StepTimes = field(default_factory=StepTimes)
+    compiled: Mapping[str, int] = field(default_factory=dict)
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    cache: CacheSummary | None = None
+    memory: MemorySummary | None = None
+    stalls: Stalls | None = None
+    counted: ServerCounts | None = None
+    provenance: Provenance = "measured"
+
+    @property
+    def reused_share(self) -> float | None:
+        """The share of prompt tokens that came from a cache.
+
+        It is counted by request, or else by the server, and None where neither is known.
+        """
+        if self.tokens.reused is not None:
+            return self.tokens.reused / self.tokens.prompt if self.tokens.prompt else None
+        return None if self.counted is None else self.counted.reused_share
+
+    def ttft_s(self, percentile: str) -> float | None:
+        """TTFT in seconds at ``"p50"`` or another percentile; None where none was measured."""
+        return None if self.ttft_ms is None else float(getattr(self.ttft_ms, percentile)) / 1e3
+
+
+def summarise(
+    tallies: Mapping[str, Tally],
+    *,
+    metric: str,
+    meaningful: bool,
+    objectives: Objectives | None = None,
+) -> dict[str, ArmSummary]:
+    """Summaries by arm."""
+    full = tallies[BASELINE].rows if BASELINE in tallies else []
+    return {
+        name: summarise_arm(
+            tally, full, metric=metric, meaningful=meaningful, objectives=objectives
+        )
+        for name, tally in tallies.items()
+    }
+
+
+def summarise_arm(
+    tally: Tally,
+    full: Sequence[SampleRow],
+    *,
+    metric: str,
+    meaningful: bool,
+    objectives: Objectives | None = None,
+) -> ArmSummary:
+    """The summary of one arm; `full` are the rows of the arm that it is compared with."""
+    answered = [row for row in tally.rows if row.error is None]
+    timed = [row for row in answered if row.timed]
+    output = sum(row.output_tokens for row in timed)
+    tokens = sum_tokens(row.tokens for row in answered)
+    makespans = makespans_s(timed)
+    good = sum(objectives.met(row) for row in timed) if objectives else None
+    return ArmSummary(
+        requests=len(tally.rows),
+        failed=tally.failed,
+        ttft_ms=percentiles(row.ttft_ms for row in timed),
+        prefill_ms=percentiles(row.prefill_ms for row in timed),
+        e2e_ms=percentiles(row.e2e_ms for row in timed),
+        tpot_ms=mean(row.tpot_ms for row in timed),
+        throughput_tok_s=rate(output + sum(row.tokens.prompt for row in timed), tally.busy),
+        output_tok_s=rate(output, tally.busy),
+        busy_s=tally.busy,
+        ttft_vs_full=ttft_ratio(timed, full),
+        score=summarise_scores(answered, metric, meaningful=meaningful),
+        blocks=ledger.summarise(tally.snapshots),
+        tokens=tokens,
+        computed_tokens=computed_tokens(tokens),
+        output_tokens=sum(row.output_tokens for row in answered),
+        hits=sum_hits(row.hits for row in answered),
+        moved={tier: Moved(*pair) for tier, pair in tally.moved.items()},
+        step_times=tally.step_times,
+        compiled=dict(tally.compiled),
+        outcomes=count_outcomes(tally.rows),
+        stalls=find_stalls(StepSeconds.of(tally.steps)),
+        counted=tally.counted,
+        makespan_s=mean(makespans),
+        late_ms=percentiles(row.late_ms for row in timed),
+        goodput_req_s=None if good is None else rate(good, sum(makespans) or tally.busy),
+    )
+
+
+def provenance_of(engine: Mapping[str, Any]) -> Provenance:
+    """Where an arm's numbers come from, by what its engine says of itself."""
+    return "simulated" if engine.get("provenance") == "simulated" else "measured"
+
+
+def labels_of(arms: Mapping[str, ArmSummary]) -> dict[str, str]:
+    """The names of arms as tables and figures show them."""
+    simulated = {name for name, arm in arms.items() if arm.provenance == "simulated"}
+    return {name: f"{name} (simulated)" if name in simulated else name for name in arms}
+
+
+def summarise_memory(
+    blocks: ledger.Occupancy, block_bytes: int | None, workers: Sequence[ledger.MemoryUse]
+) -> MemorySummary:
+    """An arm's memory in bytes, from its ledger and from what its workers held at the end."""
+
+    def in_bytes(count: float) -> int | None:
+        return None if block_bytes is None else round(count * block_bytes)
+
+    return MemorySummary(
+        block_bytes=block_bytes,
+        peak_referenced_bytes=in_bytes(blocks.peak_referenced),
+        mean_referenced_bytes=in_bytes(blocks.mean_referenced),
+        peak_resident_bytes=in_bytes(blocks.peak_resident),
+        mean_resident_bytes=in_bytes(blocks.mean_resident),
+        workers=tuple(workers),
+        residual_bytes=tuple(worker.residual_bytes for worker in workers),
+    )
+
+
+def summarise_scores(
+    answered: Iterable[SampleRow], metric: str, *, meaningful: bool
+) -> ScoreSummary:
+    """Mean scores of rows that have a reply."""
+    scores = [(row.score, row.outcome) for row in answered]
+    return ScoreSummary(
+        metric=metric,
+        mean=mean(0.0 if outcome == "unparsed" else score for score, outcome in scores),
+        meaningful=meaningful,
+        parsed_mean=mean(score for score, _ in scores),
+    )
+
+
+def count_outcomes(rows: Iterable[SampleRow]) -> dict[str, int]:
+    """How many rows have each outcome, in a fixed order."""
+    found = Counter(row.outcome for row in rows)
+    return {outcome: found[outcome] for outcome in get_args(Outcome)}
+
+
+def sum_hits(hits: Iterable[Hits]) -> Hits:
+    """Blocks of several requests together, tier by tier."""
+    found = list(hits)
+    tiers = sum((Counter(h.tiers) for h in found), Counter[str]())
+    return Hits(
+        chunk=sum(h.chunk for h in found),
+        prefix=sum(h.prefix for h in found),
+        copied=sum(h.copied for h in found),
+        tiers=dict(tiers),
+    )
+
+
+def makespans_s(rows: Iterable[SampleRow]) -> list[float]:
+    """Seconds from the start to the last token of any row, by repeat; none in a closed loop."""
+    ends: dict[int, float] = {}
+    for row in rows:
+        if row.arrival_ms is not None and row.e2e_ms is not None:
+            ends[row.repeat] = max(ends.get(row.repeat, 0.0), row.arrival_ms + row.e2e_ms)
+    return [last / 1e3 for last in ends.values()]
+
+
+def percentiles(values: Iterable[float | None]) -> Percentiles | None:
+    """Percentiles of the values that are there; None without any."""
+    known = _known(values)
+    return Percentiles(*map(float, np.percentile(known, (50, 90, 95, 99)))) if known else None
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are there; None without any."""
+    known = _known(values)
+    return float(np.mean(known)) if known else None
+
+
+def rate(count: int, seconds: float) -> float | None:
+    """Count per second; None where no time was measured."""
+    return count / seconds if seconds > 0 else None
+
+
+def ttft_ratio(rows: Iterable[SampleRow], full: Iterable[SampleRow]) -> Ratio | None:
+    """TTFT of `rows` over that of `full`, paired by sample and repeat; None without a pair."""
+    base = {(row.sample, row.repeat): row.ttft_ms for row in full if row.timed and row.ttft_ms}
+    pairs = ((row.ttft_ms, base.get((row.sample, row.repeat))) for row in rows)
+    ratios = [own / other for own, other in pairs if own and other]
+    if not ratios:
+        return None
+    return Ratio(float(np.exp(np.mean(np.log(ratios)))), len(ratios))
+
+
+def sum_tokens(counts: Iterable[TokenCounts]) -> TokenCounts:
+    """The sum, kind by kind; of a kind that is not known of all, None."""
+    totals = list(counts)
+    return TokenCounts(*(_sum([getattr(c, f.name) for c in totals]) for f in fields(TokenCounts)))
+
+
+def computed_tokens(counts: TokenCounts) -> int | None:
+    """Prompt tokens that were not reused, and those of compiled chunks; None if that is unknown."""
+    if counts.reused is None:
+        return None
+    return counts.prompt - counts.reused + counts.compiled
+
+
+def _sum(counts: Sequence[int | None]) -> Any:
+    return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

@@ -1,1 +1,0 @@
-"""Sweeps: a grid over the settings of runs, a run directory for each cell of it."""

@@ -1,0 +1,1 @@
+"""One table, on a terminal and in files, and the table of a run."""
