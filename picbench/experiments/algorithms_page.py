@@ -224,7 +224,7 @@ def render(parts: Mapping[Case, ScoredPart], workloads: Mapping[str, Scores]) ->
         *_TERMS,
     ]
     if BASE in workloads:
-        lines += ["![accuracy against linked tokens](algorithms.png)", ""]
+        lines += ["![accuracy against linked tokens](algorithms.svg)", ""]
         lines += _frontier_section(frontier(workloads[BASE]), names)
     for name, scores in workloads.items():
         lines += _workload_section(name, scores, names, parts)

@@ -131,7 +131,7 @@ def _draw(grid: MeasuredGrid, ratios: Sequence[SeedRatios], output: Path) -> Ite
         ]
         name = f"{quantity.name}-{cache}"
         draw_ratios(panels, _caption(grid, shown[0]), output / name)
-        yield f"![{SUBJECT}'s {quantity.text} over another arm's, {cache} cache]({name}.png)"
+        yield f"![{SUBJECT}'s {quantity.text} over another arm's, {cache} cache]({name}.svg)"
 
 
 def _caption(grid: MeasuredGrid, shown: Sequence[SeedRatios]) -> str:

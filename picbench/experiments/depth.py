@@ -460,13 +460,13 @@ def _page(
     if needles:
         yield "## Needle: length of the context, and depth"
         yield ""
-        yield "![scores by length and depth](depth-needle.png)"
+        yield "![scores by length and depth](depth-needle.svg)"
         yield ""
     for cut, bins in cuts.items():
         yield f"## {cut.title}"
         yield ""
         if cut.drawn:
-            yield f"![scores by {cut.quantity}](depth-{cut.name}.png)"
+            yield f"![scores by {cut.quantity}](depth-{cut.name}.svg)"
             yield ""
         yield f"Rows by {cut.quantity}, of {', '.join(cut.datasets)}:"
         yield ""

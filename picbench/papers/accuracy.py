@@ -276,7 +276,7 @@ def _model_section(settings: AccuracySettings, one: ModelScores, folder: Path) -
     yield ""
     name = f"kept-{file_name(one.model)}"
     if _draw(settings, one, folder / name):
-        yield f"![what arms keep of full recompute's score, {one.model}]({name}.png)"
+        yield f"![what arms keep of full recompute's score, {one.model}]({name}.svg)"
         yield ""
     yield "Mean score, and its difference to full recompute with a 95 % interval (paired by row):"
     yield ""

@@ -244,7 +244,7 @@ def _kind_rows(data: ExperimentData) -> Iterator[list[Cell]]:
                 yield [point.label, point.seed, arm, *kinds, sum(kinds)]
 
 
-PAGE = "README.md"
+PAGE, KINDS = "README.md", "kinds.md"
 
 _TERMS = (
     "A claim holds where all of its interval is within the bound that the claim names, fails where "
@@ -266,7 +266,7 @@ class PaperPage:
     output: Path
 
     def write(self) -> list[ClaimVerdict]:
-        """Write ``README.md``, ``verdicts.json``, tables and figures; the verdicts."""
+        """Write both pages, ``verdicts.json``, tables and figures; the verdicts."""
         self.output.mkdir(parents=True, exist_ok=True)
         published = read_published(self.settings.published)
         verdicts = judge_all(self.settings.claims, self.evidence)
@@ -283,6 +283,7 @@ class PaperPage:
             lines += self._figure(name, figure, published)
         lines += self._commands()
         write_whole(self.output / PAGE, "\n".join(lines).encode())
+        self._write_kinds()
         return verdicts
 
     def _figure(self, name: str, figure: Figure, published: Published) -> Iterator[str]:
@@ -292,7 +293,7 @@ class PaperPage:
         for drawing in figure.drawings:
             found = draw(drawing, figure.experiment, self.evidence, published, self.output)
             for file in found:
-                yield f"![{figure.title}: {drawing.label}]({file}.png)"
+                yield f"![{figure.title}: {drawing.label}]({file}.svg)"
                 made = True
         if made:
             yield ""
@@ -302,14 +303,28 @@ class PaperPage:
         for table in tables:
             table.write(self.output)
             yield table.markdown()
-        for data in self.evidence.experiment(figure.experiment):
-            if (kinds := difference_table(data)).rows:
-                kinds.write(self.output)
-                yield f"Blocks by kind at each peak are in [{kinds.name}.md]({kinds.name}.md)."
-                yield ""
+        if any(self._kinds(figure.experiment)):
+            yield f"Blocks by kind at each peak are in [{KINDS}]({KINDS})."
+            yield ""
         if not made and not tables:
             yield f"Not measured yet: `picbench reproduce {self.name} --figure {name}`."
             yield ""
+
+    def _write_kinds(self) -> None:
+        """Write the blocks by kind at the peaks of all experiments that have any."""
+        experiments = dict.fromkeys(one.experiment for one in self.settings.figures.values())
+        tables = [table for name in experiments for table in self._kinds(name)]
+        if not tables:
+            return
+        for table in tables:
+            table.write(self.output)
+        lines = [f"# {self.settings.paper}: blocks by kind at each peak", ""]
+        lines += [table.markdown() for table in tables]
+        write_whole(self.output / KINDS, "\n".join(lines).encode())
+
+    def _kinds(self, experiment: str) -> Iterator[ReportTable]:
+        tables = map(difference_table, self.evidence.experiment(experiment))
+        return (table for table in tables if table.rows)
 
     def _tables(self, name: str, figure: Figure, published: Published) -> Iterator[ReportTable]:
         for data in self.evidence.experiment(figure.experiment):

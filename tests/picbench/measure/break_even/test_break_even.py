@@ -190,7 +190,7 @@ def test_the_page_names_crossings_and_losses(tmp_path: Path) -> None:
     assert page.count("| 50% |") >= 2
     assert "a note" in page
     assert "with repeats: all with 3 seeds. Engines: no CUDA graphs." in page
-    linked = re.findall(r"\]\((.+)\.png\)", page)
+    linked = re.findall(r"\]\((.+)\.svg\)", page)
     assert len(linked) == 6
     assert all((tmp_path / f"{name}.{kind}").exists() for name in linked for kind in FORMATS)
     caption = (tmp_path / "ttft-cold.svg").read_text()
