@@ -14,8 +14,7 @@ from picbench.run.result import print_all
 from picbench.settings import RunConfig
 from picbench.store.reader import Run, read_run
 from picbench.store.summary import ArmSummary
-from picbench.tables.run import server_lines, stalled, verdict
-from picbench.tables.table import ArmTable
+from picbench.tables.run import ArmTable, server_lines, stalled, verdict
 
 
 def print_overview(run: Run, stream: TextIO) -> None:

@@ -9,8 +9,8 @@ from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
 from picbench.run.job import Job
 from picbench.store.summary import ArmSummary
-from picbench.tables.run import cache_lines, memory_lines, server_lines, stalled, verdict
-from picbench.tables.table import ArmTable, PipedConsole
+from picbench.tables.run import ArmTable, cache_lines, memory_lines, server_lines, stalled, verdict
+from picbench.tables.table import PipedConsole
 
 #: Characters in a line where output is not a terminal.
 WIDTH = 140

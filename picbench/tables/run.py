@@ -4,12 +4,16 @@ pandas takes most of a second to import, so this module is imported where a fram
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from picbench.engines.ledger import IDLE, MemoryUse
 from picbench.metrics import NOTHING, ArmColumn, arm_columns
@@ -344,3 +348,61 @@ def _difference(arm: ArmSummary, full: ArmSummary) -> str | None:
     if arm.failed or full.failed:
         return None
     return f"{round(arm.score.mean - full.score.mean, 2) + 0.0:+.2f}"
+
+
+_NAME_WIDTH = len("(simulated)")
+
+
+@dataclass(frozen=True, slots=True)
+class ArmTable:
+    """An arm a row; where lines are too short for that, an arm a column, as many as fit.
+
+    Names are folded, and numbers are not: a number that is cut is another number. Arms in an open
+    loop have columns of their own.
+    """
+
+    arms: Mapping[str, ArmSummary]
+    metric: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """See rich's Console Protocol."""
+
+        def fits(table: RichTable) -> bool:
+            unlimited = options.update(max_width=10_000)
+            return Measurement.get(console, unlimited, table).maximum <= options.max_width
+
+        if fits(self._rows(folded=True)):
+            yield self._rows()
+            return
+        left = list(self.arms)
+        while left:
+            counts = range(len(left), 1, -1)
+            count = next((n for n in counts if fits(self._columns(left[:n], folded=True))), 1)
+            yield self._columns(left[:count])
+            left = left[count:]
+
+    def _rows(self, *, folded: bool = False) -> RichTable:
+        table = RichTable()
+        table.add_column("arm", overflow="fold", max_width=_NAME_WIDTH if folded else None)
+        columns = arm_columns(self.arms.values(), self.metric)
+        for column in columns:
+            table.add_column(column.heading, justify="right", no_wrap=True)
+        labels = labels_of(self.arms)
+        for name, arm in self.arms.items():
+            cells = (labels[name], *(column.text(arm) for column in columns))
+            table.add_row(*map(Text, cells))
+        return table
+
+    def _columns(self, names: Sequence[str], *, folded: bool = False) -> RichTable:
+        columns, labels = arm_columns(self.arms.values(), self.metric), labels_of(self.arms)
+        table = RichTable()
+        table.add_column("arm", no_wrap=True)
+        for name in names:
+            width = max(_NAME_WIDTH, *(len(column.text(self.arms[name])) for column in columns))
+            heading = Text(labels[name], overflow="fold")
+            table.add_column(heading, justify="right", max_width=width if folded else None)
+        for column in columns:
+            texts = [column.text(self.arms[name]) for name in names]
+            cells = (Text(text, no_wrap=True, overflow="ellipsis") for text in texts)
+            table.add_row(column.title, *cells)
+        return table

@@ -1,21 +1,234 @@
-"""Tables in Markdown."""
+"""One table: its columns, its rows and its notes, for a terminal, a page and files."""
 
 import errno
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from picbench.metrics import arm_columns
-from picbench.store.summary import ArmSummary, labels_of
+from picbench.files import write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: What stands where nothing was measured.
+NOTHING = "-"
+
+#: Names of rows are folded to lines of so many characters. No fewer, or "(simulated)" would be cut.
+_NAME = len("(simulated)")
+
+#: Longer than any line.
+_UNLIMITED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A value as it is shown, and the number that tables are sorted by and files have.
+
+    `deviation` is the standard deviation of a mean; files have it in a column of its own.
+    """
+
+    text: str
+    number: float | None = None
+    deviation: float | None = None
+
+
+#: A value of a table; None where nothing was measured.
+Value = Shown | str | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its heading, with line breaks for terminals, and the digits of its numbers.
+
+    Without `digits` whole numbers are shown as they are, others with one digit. `unit` is part of
+    the title where values stand without it.
+    """
+
+    heading: str
+    digits: int | None = None
+    unit: str = ""
+
+    @property
+    def title(self) -> str:
+        """The heading on one line, with the unit."""
+        return " ".join(self.heading.split()) + self.unit
+
+    def text(self, value: Value) -> str:
+        """A value as it is shown, with commas between thousands; a dash for None."""
+        if value is None:
+            return NOTHING
+        if isinstance(value, Shown):
+            return value.text
+        return value if isinstance(value, str) else f"{value:,.{self._digits(value)}f}"
+
+    def plain(self, value: Value) -> str:
+        """A value for programs: a number without commas and units, a dash for None."""
+        found = number_of(value)
+        if found is None:
+            return NOTHING if value is None else self.text(value)
+        return f"{found:.{self._digits(found)}f}"
+
+    def _digits(self, value: float) -> int:
+        if self.digits is not None:
+            return self.digits
+        return 0 if isinstance(value, int) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows under columns, the first of which names the row; `notes` stand below.
+
+    `name` is that of its files. Raises ValueError if a row has more or fewer values than columns.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Value]]
+    notes: Sequence[str] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"a row of {self.title!r} has not {len(self.columns)} values")
+
+    @property
+    def head(self) -> list[str]:
+        """The titles of the columns."""
+        return [column.title for column in self.columns]
+
+    def texts(self) -> list[list[str]]:
+        """The values as they are shown."""
+        return [
+            [column.text(value) for column, value in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+
+    def markdown(self, *, right: int | None = None) -> str:
+        """The table in Markdown, without title and notes; see `table` for `right`."""
+        return table(self.head, self.texts(), right)
+
+    def section(self, level: int = 3) -> str:
+        """The table in Markdown under its title, with its notes, a line each."""
+        notes = "".join(f"{note}  \n" for note in self.notes)
+        return f"{'#' * level} {self.title}\n\n{self.markdown()}\n\n{notes}".rstrip() + "\n"
+
+    def frame(self) -> "pd.DataFrame":
+        """The values as numbers and texts; a mean's deviation has a column ``... sd``."""
+        import pandas as pd
+
+        columns: dict[str, Any] = {}
+        for index, title in enumerate(self.head):
+            values = [row[index] for row in self.rows]
+            columns[title] = _series([_bare(value) for value in values])
+            deviations = [value.deviation if isinstance(value, Shown) else None for value in values]
+            if any(deviation is not None for deviation in deviations):
+                columns[f"{title} sd"] = _series(deviations)
+        return pd.DataFrame(columns)
+
+    def csv(self) -> str:
+        """The frame as CSV."""
+        return str(self.frame().to_csv(index=False))
+
+    def latex(self) -> str:
+        """A LaTeX ``tabular`` with rules of booktabs."""
+        import pandas as pd
+
+        rows = [
+            [column.plain(value) for column, value in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+        return str(pd.DataFrame(rows, columns=self.head).to_latex(index=False, escape=True))
+
+    def document(self) -> dict[str, Any]:
+        """Title, rows by column and notes, as JSON values."""
+        rows = json.loads(self.frame().to_json(orient="records", double_precision=15))
+        return {"title": self.title, "rows": rows, "notes": list(self.notes)}
+
+    def write(self, folder: Path) -> None:
+        """Write ``name.md``, ``name.csv`` and ``name.json``."""
+        folder.mkdir(parents=True, exist_ok=True)
+        document = json.dumps(self.document(), indent=2, ensure_ascii=False) + "\n"
+        for suffix, text in (("md", self.section()), ("csv", self.csv()), ("json", document)):
+            write_whole(folder / f"{self.name}.{suffix}", text.encode())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """A line for each row; where lines are too short for that, a column for each.
+
+        Names are folded, and numbers are not: a number that is cut is another number. See rich's
+        Console Protocol.
+        """
+
+        def fits(drawn: RichTable) -> bool:
+            unlimited = options.update(max_width=_UNLIMITED)
+            return Measurement.get(console, unlimited, drawn).maximum <= options.max_width
+
+        if fits(self._lines(folded=True)):
+            yield self._lines()
+            return
+        left = list(range(len(self.rows)))
+        while left:
+            counts = range(len(left), 1, -1)
+            count = next((n for n in counts if fits(self._turned(left[:n], folded=True))), 1)
+            yield self._turned(left[:count])
+            left = left[count:]
+
+    def _lines(self, *, folded: bool = False) -> RichTable:
+        first, *others = self.columns
+        drawn = RichTable()
+        drawn.add_column(first.heading, overflow="fold", max_width=_NAME if folded else None)
+        for column in others:
+            drawn.add_column(column.heading, justify="right", no_wrap=True)
+        for row in self.texts():
+            drawn.add_row(*map(Text, row))
+        return drawn
+
+    def _turned(self, numbers: Sequence[int], *, folded: bool = False) -> RichTable:
+        rows = [self.texts()[number] for number in numbers]
+        drawn = RichTable()
+        drawn.add_column(self.columns[0].title, no_wrap=True)
+        for name, *values in rows:
+            width = max(_NAME, *map(len, values))
+            heading = Text(name, overflow="fold")
+            drawn.add_column(heading, justify="right", max_width=width if folded else None)
+        for index, column in enumerate(self.columns[1:], 1):
+            texts = (Text(row[index], no_wrap=True, overflow="ellipsis") for row in rows)
+            drawn.add_row(column.title, *texts)
+        return drawn
+
+
+def number_of(value: Value) -> float | None:
+    """The number of a value, if it has one."""
+    if isinstance(value, Shown):
+        return value.number
+    return None if isinstance(value, str) else value
+
+
+def _bare(value: Value) -> str | float | None:
+    """What files have of a value."""
+    if isinstance(value, Shown):
+        return value.text if value.number is None else value.number
+    return value
+
+
+def _series(values: Sequence[str | float | None]) -> "pd.Series[Any]":
+    """Whole numbers stay whole beside missing ones, which would make them fractions."""
+    import pandas as pd
+
+    known = [value for value in values if value is not None]
+    whole = bool(known) and all(isinstance(value, int) for value in known)
+    return pd.Series(values, dtype="Int64" if whole else None)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: int | None = None) -> str:
-    """A table with a line for each row; columns from number `right` on are aligned to the right."""
+    """A table in Markdown; columns from number `right` on are aligned to the right."""
     left = len(head) if right is None else right
     rule = ["---" if column < left else "---:" for column in range(len(head))]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
@@ -30,65 +243,3 @@ class PipedConsole(Console):
     def on_broken_pipe(self) -> None:
         """See `Console`."""
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
-
-
-#: Names of arms are folded to lines of so many characters. No fewer, or "(simulated)" would be cut.
-_NAME = len("(simulated)")
-
-#: Longer than any line.
-_UNLIMITED = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class ArmTable:
-    """An arm a row; where lines are too short for that, an arm a column, as many as fit.
-
-    Names are folded, and numbers are not: a number that is cut is another number. Arms in an open
-    loop have columns of their own.
-    """
-
-    arms: Mapping[str, ArmSummary]
-    metric: str
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """See rich's Console Protocol."""
-
-        def fits(table: Table) -> bool:
-            unlimited = options.update(max_width=_UNLIMITED)
-            return Measurement.get(console, unlimited, table).maximum <= options.max_width
-
-        if fits(self._rows(folded=True)):
-            yield self._rows()
-            return
-        left = list(self.arms)
-        while left:
-            counts = range(len(left), 1, -1)
-            count = next((n for n in counts if fits(self._columns(left[:n], folded=True))), 1)
-            yield self._columns(left[:count])
-            left = left[count:]
-
-    def _rows(self, *, folded: bool = False) -> Table:
-        table = Table()
-        table.add_column("arm", overflow="fold", max_width=_NAME if folded else None)
-        columns = arm_columns(self.arms.values(), self.metric)
-        for column in columns:
-            table.add_column(column.heading, justify="right", no_wrap=True)
-        labels = labels_of(self.arms)
-        for name, arm in self.arms.items():
-            cells = (labels[name], *(column.text(arm) for column in columns))
-            table.add_row(*map(Text, cells))
-        return table
-
-    def _columns(self, names: Sequence[str], *, folded: bool = False) -> Table:
-        columns, labels = arm_columns(self.arms.values(), self.metric), labels_of(self.arms)
-        table = Table()
-        table.add_column("arm", no_wrap=True)
-        for name in names:
-            width = max(_NAME, *(len(column.text(self.arms[name])) for column in columns))
-            heading = Text(labels[name], overflow="fold")
-            table.add_column(heading, justify="right", max_width=width if folded else None)
-        for column in columns:
-            texts = [column.text(self.arms[name]) for name in names]
-            cells = (Text(text, no_wrap=True, overflow="ellipsis") for text in texts)
-            table.add_row(column.title, *cells)
-        return table

@@ -12,7 +12,7 @@ from rich.console import Console
 from picbench.metrics import arm_columns
 from picbench.store.reader import read_run
 from picbench.store.summary import ArmSummary
-from picbench.tables.table import ArmTable
+from picbench.tables.run import ArmTable
 
 LONG = "mepic:anchored=on:context=document"
 
