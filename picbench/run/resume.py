@@ -12,7 +12,7 @@ from picbench.files import is_held
 from picbench.run.arm import ArmServer
 from picbench.run.schedule import Rewrite, to_requests
 from picbench.store import provenance
-from picbench.store.manifest import FINAL, SCHEMA, Attempt
+from picbench.store.manifest import FINAL, Attempt
 from picbench.store.reader import Run, read_run
 from picbench.store.records import ArmBatch, SampleRow
 from picbench.store.writer import MANIFEST, StoredBatch, check_free, cut, read_batches
@@ -160,20 +160,14 @@ def find_unfinished(folder: Path, fingerprint: str) -> Path | None:
 
 def can_go_on(run: Run) -> bool:
     """Whether `take_up` takes a run: one that has not ended, begun here as things are now."""
-    unfinished = run.schema == SCHEMA and run.manifest["status"] not in FINAL
-    return unfinished and not changed(run, provenance.collect())
+    return run.manifest["status"] not in FINAL and not changed(run, provenance.collect())
 
 
 def take_up(run: Run) -> StoredRun:
     """What is there of an unfinished run; what was left over of a batch is removed.
 
-    Raises IncomparableRuns where it cannot go on: in another environment, or in an older schema.
+    Raises IncomparableRuns if it began in another environment.
     """
-    if run.schema != SCHEMA:
-        raise IncomparableRuns(
-            f"{run.path}: began in schema {run.schema}, whose runs cannot be resumed",
-            hint=_MEASURE_AGAIN,
-        )
     if differ := changed(run, provenance.collect()):
         raise IncomparableRuns(
             f"{run.path}: began with other {', '.join(differ)}", hint=_MEASURE_AGAIN

@@ -33,7 +33,6 @@ from picbench.store.manifest import (
     Attempt,
     Manifest,
     ModelDocument,
-    OriginDocument,
     Status,
     Summary,
     WorkloadDocument,
@@ -233,7 +232,6 @@ def _cache(job: Job) -> str:
 
 def _workload(job: Job) -> WorkloadDocument:
     workload = job.workload
-    origin = workload.origin
     return WorkloadDocument(
         **asdict(job.facts),
         metric=workload.metric,
@@ -241,7 +239,7 @@ def _workload(job: Job) -> WorkloadDocument:
         arrivals=_arrivals(workload.arrivals),
         preloaded_chunks=len(workload.preload),
         request_file=workload.requests,
-        origin=None if origin is None else OriginDocument(**asdict(origin)),
+        origin=workload.origin,
         chat=workload.chat,
         skipped_rows=len(workload.skipped),
         first_skipped=next(iter(workload.skipped), None),
