@@ -23,8 +23,7 @@ from picbench.engines.self_check import (
 )
 from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.launch import Launched, launch
-from picbench.engines.vllm.worker.compilations import compiled_kernels, watch_compilations
-from picbench.engines.vllm.worker.memory_use import measure_memory
+from picbench.engines.vllm.worker.probes import compiled_kernels, measure_memory, watch_compilations
 from picbench.engines.warm_up_requests import warm_up_requests
 from picbench.errors import ConfigError, EngineError
 

@@ -11,8 +11,7 @@ from importlib.metadata import EntryPoint
 from inspect import signature
 from typing import Any
 
-from picbench.engines.algorithms.base import Algorithm
-from picbench.engines.algorithms.number_range import NumberRange
+from picbench.engines.algorithms.base import Algorithm, NumberRange
 from picbench.errors import ConfigError, closest
 from picbench.plugins import installed, load_class
 

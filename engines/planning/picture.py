@@ -11,9 +11,8 @@ from enum import IntEnum, StrEnum
 from itertools import groupby
 from typing import NamedTuple, Self
 
-from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.layout import PlacedSegment, lay_out, place
 from picbench.engines.planning.pages import GAP, Page, PlacedChunk, SlotKind
-from picbench.engines.planning.placed_segments import PlacedSegment, place
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.planning.policy import LayoutConfig, PlanChunk, Segment
 

@@ -35,12 +35,12 @@ from picbench.engines.planning.pages import (
     Page,
     PlacedChunk,
     SlotKind,
+    TokenIds,
     kind_runs,
     names_of,
     page_runs,
 )
 from picbench.engines.planning.policy import Picks
-from picbench.engines.planning.token_ids import TokenIds
 
 
 class Canonical(NamedTuple):

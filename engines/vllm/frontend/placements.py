@@ -1,12 +1,49 @@
-"""Where the segments of a request are, what chunks leave to be filled, and what is recomputed."""
+"""The values of a request's arguments, which come from JSON: spans, positions, slots, documents."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral
 from operator import itemgetter
 from typing import Any
 
-from picbench.engines.vllm.frontend.lists import rows_of_integers
+from picbench.engines.planning.documents import ChunkContexts, pack_ids, preceding
 from picbench.errors import ConfigError
+
+
+def rows_of_integers(given: Any, name: str, width: int, hint: str) -> Iterator[tuple[int, ...]]:
+    """The rows of a list of lists of `width` integers, checked as they are read.
+
+    So a list that is too long for its prompt costs no more than one that fits. Raises ConfigError,
+    with `hint`, for anything else.
+    """
+    if not is_list(given):
+        raise ConfigError(f"{name} are {given!r}, not a list", hint=hint)
+    for index, row in enumerate(given):
+        if not is_list(row) or len(row) != width or not all(map(is_integer, row)):
+            raise ConfigError(f"{name}[{index}] is {row!r}", hint=hint)
+        yield tuple(map(int, row))
+
+
+def rows_of_flat(flat: Any, name: str, width: int, hint: str) -> list[tuple[Any, ...]]:
+    """A flat list as rows of `width`. Raises ConfigError, with `hint`, if it has no whole rows."""
+    if not is_list(flat) or len(flat) % width:
+        number = "an even number" if width == 2 else f"a multiple of {width}"
+        raise ConfigError(f"{name} needs {number} of integers", hint=hint)
+    return [tuple(flat[begin : begin + width]) for begin in range(0, len(flat), width)]
+
+
+def is_list(value: Any) -> bool:
+    """Whether a value is a list, not text."""
+    # Nearly all are one of these, and asking an abstract class takes far longer.
+    if type(value) in (list, tuple):
+        return True
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer, not a truth value."""
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+
 
 Span = tuple[int, int]
 
@@ -114,3 +151,75 @@ def read_slots(given: Any, spans: Sequence[Span]) -> tuple[SlotSpan, ...]:
         slots.append((chunk, start, end, length))
         at = end
     return tuple(slots)
+
+
+def read_documents(given: Any, spans: Sequence[Span], prompt: Sequence[int]) -> ChunkContexts:
+    """What stands before each span in its document.
+
+    Documents come from users as lists of token ids, from another process as `ChunkContexts`. Raises
+    ConfigError for values that are neither, for too many or too few documents, and for one that
+    does not contain its chunk.
+    """
+    if given is None:
+        return ChunkContexts()
+    if isinstance(given, Mapping):
+        found = ChunkContexts.sent(given, len(spans))
+        if found is None:
+            raise ConfigError("documents are a mapping", hint="send a list of token ids a span")
+        return found
+    if not is_list(given) or len(given) not in (0, len(spans)):
+        raise ConfigError(
+            f"documents has no entry for each of the {len(spans)} spans",
+            hint="one list of token ids a span, null for a chunk without a document",
+        )
+    pairs = enumerate(zip(given, spans, strict=False))
+    return ChunkContexts.of(
+        [_context(n, document, prompt[slice(*span)]) for n, (document, span) in pairs]
+    )
+
+
+def documents_of_flat(flat: Any, name: str) -> list[Any] | None:
+    """A flat list as documents, each after its length; None for None.
+
+    Raises ConfigError for lengths that do not add up to the list's.
+    """
+    if flat is None:
+        return None
+    documents: list[Any] = []
+    at = 0
+    while is_list(flat) and at < len(flat) and is_integer(flat[at]) and flat[at] >= 0:
+        length = int(flat[at])
+        documents.append(flat[at + 1 : at + 1 + length])
+        at += 1 + length
+    if not is_list(flat) or at != len(flat):
+        raise ConfigError(
+            f"{name} needs the length of each document and then its token ids",
+            hint="0 for a chunk without a document: 0, 3, 7, 8, 9, ...",
+        )
+    return documents
+
+
+def _context(index: int, given: Any, chunk: Sequence[int]) -> bytes:
+    if given is None:
+        return b""
+    document = pack_ids(given) if is_list(given) and _are_integers(given) else None
+    if document is None:
+        raise ConfigError(
+            f"documents[{index}] is no list of token ids",
+            hint="the token ids of the text that contains the chunk",
+        )
+    if not document:
+        return document
+    packed = pack_ids(chunk)
+    found = None if packed is None else preceding(document, packed)
+    if found is None:
+        raise ConfigError(
+            f"documents[{index}] does not contain its chunk, spans[{index}]",
+            hint="a document has the chunk's own token ids after those of the text before it",
+        )
+    return found
+
+
+def _are_integers(given: Sequence[Any]) -> bool:
+    # Documents are long and nearly always lists of int, which is seen fastest like this.
+    return set(map(type, given)) <= {int} or all(map(is_integer, given))

@@ -18,8 +18,7 @@ from picbench.engines.vllm.compat import (
     check_signature,
     check_version,
 )
-from picbench.engines.vllm.frontend.early_planning import plan_on_receipt
-from picbench.engines.vllm.frontend.hashing import defer_hashing
+from picbench.engines.vllm.frontend.engine_core import defer_hashing, plan_on_receipt
 from picbench.engines.vllm.frontend.reasons import tell_reasons
 from picbench.errors import ConfigError, PicBenchError
 from picbench.kernels.first_calls import settle_first_calls

@@ -32,17 +32,19 @@ from typing import Any
 from picbench.engines.algorithms import Algorithm, Registry
 from picbench.engines.planning.documents import ChunkContexts, Context
 from picbench.engines.planning.policy import Segment, Slot
-from picbench.engines.vllm.frontend.chunk_documents import documents_of_flat, read_documents
-from picbench.engines.vllm.frontend.lists import rows_of_flat, rows_of_integers
 from picbench.engines.vllm.frontend.placements import (
     Position,
     SlotSpan,
     Span,
+    documents_of_flat,
     ordered_spans,
     overlapping,
     read_dependent,
+    read_documents,
     read_positions,
     read_slots,
+    rows_of_flat,
+    rows_of_integers,
 )
 from picbench.errors import ConfigError, closest
 

@@ -29,11 +29,10 @@ from picbench.engines.planning.pages import SlotKind
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.request import Hits, TokenCounts
 from picbench.engines.vllm.faults import Faults
-from picbench.engines.vllm.frontend.hashing import hash_prompt
+from picbench.engines.vllm.frontend.engine_core import hash_prompt
 from picbench.engines.vllm.frontend.request_args import RequestArgs
 from picbench.engines.vllm.scheduler import rewrite
-from picbench.engines.vllm.scheduler.batch_barrier import BatchBarrier
-from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJob, ChunkJobs
+from picbench.engines.vllm.scheduler.chunk_jobs import BatchBarrier, ChunkJob, ChunkJobs
 from picbench.engines.vllm.scheduler.planner import RequestPlanner, has_plan
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.settings import PicSettings

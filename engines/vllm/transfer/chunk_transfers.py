@@ -1,8 +1,9 @@
 """Stores and loads of chunks, stage by stage: through the host's memory, and on to far tiers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,15 +11,74 @@ from torch import Tensor
 
 from picbench.engines.chunk_cache.arena import Arena, Extent, runs
 from picbench.engines.chunk_cache.tiers.backends.host import Host
-from picbench.engines.chunk_cache.tiers.background import BackgroundPool, Budget, Ticket
 from picbench.engines.chunk_cache.tiers.envelope import copy_bytes
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
-from picbench.engines.chunk_cache.tiers.stack import Fetched, TierStack
+from picbench.engines.chunk_cache.tiers.stack import (
+    BackgroundPool,
+    Budget,
+    Fetched,
+    Ticket,
+    TierStack,
+)
 from picbench.engines.chunk_cache.tiers.tier import Usage
 from picbench.engines.chunk_cache.transfers import ChunkLoad
 from picbench.engines.planning.keys import Key
-from picbench.engines.vllm.transfer.copies import CopyEngine
-from picbench.engines.vllm.transfer.transfer_task import Stages
+from picbench.engines.vllm.transfer.copies import Pending, PlainCopies
+
+T = TypeVar("T")
+
+
+#: Yields what has to end before it goes on, and returns its result.
+Stages = Generator[Pending, None, T]
+
+
+class TransferTask(Generic[T]):
+    """Runs the stages of a transfer one after the other, each once the one before has ended."""
+
+    def __init__(self, stages: Stages[T]) -> None:
+        self._stages = stages
+        self._pending: Pending | None = None
+        self._results: list[T] = []
+        self._error: Exception | None = None
+
+    def advance(self) -> bool:
+        """Go on without waiting; whether the transfer has ended, be it with an exception."""
+        while not self.ended:
+            try:
+                if self._waits():
+                    return False
+                self._pending = next(self._stages)
+            except StopIteration as end:
+                self._results.append(end.value)
+            except Exception as error:
+                self._error = error
+        return True
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to do."""
+        return bool(self._results) or self._error is not None
+
+    def result(self) -> T:
+        """What the stages returned; raises what they raised."""
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+    def _waits(self) -> bool:
+        """Whether what the transfer waits for goes on; the stages get what that raises."""
+        try:
+            return self._pending is not None and not self._pending.done()
+        except Exception as error:
+            self._pending = self._stages.throw(error)
+            return True
+
+
+def advance_all(tasks: Iterable[TransferTask[T]]) -> bool:
+    """Go on with all of them; whether all have ended."""
+    ended = [task.advance() for task in tasks]
+    return all(ended)
+
 
 #: Bytes on their way to far tiers that no host tier holds.
 _PASSING = 256 << 20
@@ -62,7 +122,7 @@ class ChunkTransfers:
 
     def __init__(
         self,
-        copies: CopyEngine,
+        copies: PlainCopies,
         stack: TierStack,
         row_bytes: int,
         capacity: int,

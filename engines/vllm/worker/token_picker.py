@@ -28,15 +28,15 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from picbench.engines.planning.policy import Deviation
 from picbench.engines.vllm.faults import Faults
-from picbench.engines.vllm.worker.arrangement import Arrangement, Pickable
-from picbench.engines.vllm.worker.first_layers import FirstLayers
-from picbench.engines.vllm.worker.model_pass import LayerKv, ModelPass
-from picbench.engines.vllm.worker.question_attention import (
+from picbench.engines.vllm.worker.model_pass import (
     CachedTokens,
+    FirstLayers,
+    LayerKv,
+    ModelPass,
     QuestionAttention,
     ReadKv,
 )
-from picbench.engines.vllm.worker.slot_map import SlotMap
+from picbench.engines.vllm.worker.slot_map import Arrangement, Pickable, SlotMap
 from picbench.kernels.paging import BLOCK_SIZE, flat_slots
 from picbench.kernels.rope import RopeTable, rotate
 

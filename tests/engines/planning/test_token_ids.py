@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from picbench.engines.planning.token_ids import TokenIds
+from picbench.engines.planning.pages import TokenIds
 
 
 def test_they_are_extended_and_read_as_a_list_is() -> None:

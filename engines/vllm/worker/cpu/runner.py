@@ -21,8 +21,8 @@ from picbench.engines.vllm.worker.cpu.backend import (
     backend_selected,
 )
 from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable, StepPositions
-from picbench.engines.vllm.worker.foreign_tokens import drop_foreign_tokens
-from picbench.engines.vllm.worker.key_check import check_keys
+from picbench.engines.vllm.worker.key_check import TOLERANCE as ROTARY
+from picbench.engines.vllm.worker.key_check import check_keys, rotary_error
 from picbench.engines.vllm.worker.model_pass import ModelPass
 from picbench.engines.vllm.worker.rotary import (
     KeyPositions,
@@ -30,9 +30,7 @@ from picbench.engines.vllm.worker.rotary import (
     replace_rotary,
     rope_table,
 )
-from picbench.engines.vllm.worker.rotary_check import TOLERANCE as ROTARY
-from picbench.engines.vllm.worker.rotary_check import rotary_error
-from picbench.engines.vllm.worker.slot_map import SlotMap
+from picbench.engines.vllm.worker.slot_map import SlotMap, drop_foreign_tokens
 from picbench.engines.vllm.worker.token_picker import TokenPicker, pickable
 from picbench.errors import EngineError
 from picbench.kernels.cpu.attention_check import TOLERANCE as ATTENTION

@@ -15,8 +15,7 @@ from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
 from picbench.engines.vllm.worker.cuda.metadata import Planner
-from picbench.engines.vllm.worker.cuda.plain_prefixes import PlainPrefixes
-from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.engines.vllm.worker.cuda.planned_requests import PlainPrefixes, PlannedRequests
 from picbench.engines.vllm.worker.key_check import check_keys
 from picbench.engines.vllm.worker.model_pass import ModelPass
 from picbench.engines.vllm.worker.rotary import QueryRotary, replace_rotary, rope_table

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.worker.arrangement import Arrangement, Tokens
-from picbench.engines.vllm.worker.slot_map import Positions
+from picbench.engines.vllm.worker.slot_map import Arrangement, Positions, Tokens
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.slot_runs import SlotRuns
 

@@ -15,13 +15,12 @@ from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-from picbench.engines.planning.token_ids import TokenIds
+from picbench.engines.planning.pages import TokenIds
 from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.worker.attention_layers import check_layers
 from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_backend
-from picbench.engines.vllm.worker.cuda.model_state import PicModelState
+from picbench.engines.vllm.worker.cuda.model_state import PicModelState, PlannedSampling
 from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch
-from picbench.engines.vllm.worker.cuda.planned_sampling import PlannedSampling
 from picbench.engines.vllm.worker.token_picker import TokenPicker
 from picbench.errors import ConfigError
 from picbench.kernels.rope import RopeTable

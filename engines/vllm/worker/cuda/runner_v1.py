@@ -15,7 +15,7 @@ from picbench.engines.vllm.worker.attention_layers import check_layers
 from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
 from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_backend
 from picbench.engines.vllm.worker.cuda.model_state import set_step, write_step
-from picbench.engines.vllm.worker.foreign_tokens import drop_foreign_tokens
+from picbench.engines.vllm.worker.slot_map import drop_foreign_tokens
 from picbench.engines.vllm.worker.token_picker import TokenPicker, pickable
 from picbench.kernels.rope import RopeTable
 

@@ -11,7 +11,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from picbench.engines.vllm.compat import check_config, check_signature, check_version
 from picbench.engines.vllm.settings import ASYNC_SCHEDULER, SCHEDULER, PicSettings
 from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
-from picbench.engines.vllm.worker.rotary_check import TOLERANCE, rotary_error
+from picbench.engines.vllm.worker.key_check import TOLERANCE, rotary_error
 from picbench.errors import ConfigError
 
 

@@ -19,9 +19,8 @@ from tier_faults import (
     Torn,
 )
 
-from picbench.engines.chunk_cache.tiers.call_limits import Backoff, Timebox
 from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, seal, unseal
-from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
+from picbench.engines.chunk_cache.tiers.guarded_tier import Backoff, GuardedTier, Timebox
 
 A, B = b"a" * 32, b"b" * 32
 ITEMS = [(A, seal(A, b"first")), (B, seal(B, b"second"))]

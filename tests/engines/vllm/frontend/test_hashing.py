@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm.frontend import hashing, plugin
-from picbench.engines.vllm.frontend.hashing import (
+from picbench.engines.vllm.frontend.engine_core import (
     DeferredHasher,
     defer_hashing,
     hash_lead,

@@ -1,6 +1,6 @@
 """The barrier between the compiles of a batch and its requests."""
 
-from picbench.engines.vllm.scheduler.batch_barrier import BatchBarrier
+from picbench.engines.vllm.scheduler.chunk_jobs import BatchBarrier
 
 A, B, C = b"a", b"b", b"c"
 

@@ -14,7 +14,7 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.planning.keys import is_canonical
 from picbench.engines.request import Chunk, Request, Text
-from picbench.engines.vllm.scheduler.chunk_tails import ChunkTails
+from picbench.engines.vllm.scheduler.cache_manager import ChunkTails
 from picbench.engines.vllm.scheduler.pool import key_of
 
 QUESTION = Text(tokens=(7, 8, 9, 10))

@@ -9,8 +9,8 @@ import torch
 from scheduler_bench import bench
 
 from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.vllm.scheduler.cache_manager import PromptHits
 from picbench.engines.vllm.scheduler.pool import Pool
-from picbench.engines.vllm.scheduler.prompt_hits import PromptHits
 
 BLOCKS = 6
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
-from picbench.engines.vllm.transfer.namespace import namespace
+from picbench.engines.vllm.transfer.worker_mixin import namespace
 
 ROWS, WIDTH, OUT = 3000, 96, 64
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from far_tiers import FarTiers
 
-from picbench.engines.chunk_cache.tiers.background import Ticket
+from picbench.engines.chunk_cache.tiers.stack import Ticket
 from picbench.engines.chunk_cache.transfers import (
     ChunkLoad,
     LoadCommand,

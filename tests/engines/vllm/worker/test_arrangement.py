@@ -16,8 +16,7 @@ from picbench.engines.planning.policy import (
     LayoutConfig,
     Segment,
 )
-from picbench.engines.vllm.worker.arrangement import Pickable
-from picbench.engines.vllm.worker.slot_map import SlotMap
+from picbench.engines.vllm.worker.slot_map import Pickable, SlotMap
 from picbench.errors import EngineError
 
 tokens = st.lists(st.integers(3, 900), min_size=1, max_size=40).map(tuple)

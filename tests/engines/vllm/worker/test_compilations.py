@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from picbench.engines.vllm.worker.compilations import (
+from picbench.engines.vllm.worker.probes import (
     CompilationLog,
     compiled_kernels,
     watch_compilations,

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from picbench.engines.vllm.worker.memory_use import measure_memory, resident_bytes  # noqa: E402
+from picbench.engines.vllm.worker.probes import measure_memory, resident_bytes  # noqa: E402
 
 
 def worker(**more: Any) -> Any:

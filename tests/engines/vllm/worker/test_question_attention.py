@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from picbench.engines.vllm.worker import question_attention
-from picbench.engines.vllm.worker.question_attention import CachedTokens, QuestionAttention
+from picbench.engines.vllm.worker.model_pass import CachedTokens, QuestionAttention
 from picbench.kernels.rope import RopeTable, rotate
 
 HEADS, KV_HEADS, SIZE, LAYERS = 4, 2, 8, 3

@@ -13,8 +13,7 @@ from picbench.engines.vllm.worker.cuda.kernel_planner import (
     _requests,
     rows_and_lengths,
 )
-from picbench.engines.vllm.worker.cuda.plain_prefixes import PlainPrefixes
-from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.engines.vllm.worker.cuda.planned_requests import PlainPrefixes, PlannedRequests
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts

@@ -5,7 +5,7 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.engines.vllm.worker.cuda.plain_prefixes import LEAST_SAVED, PlainPrefixes
+from picbench.engines.vllm.worker.cuda.planned_requests import LEAST_SAVED, PlainPrefixes
 
 CELL = 2
 

@@ -6,9 +6,9 @@ from torch import Tensor
 
 from picbench.engines.planning.pages import GAP
 from picbench.engines.planning.policy import Deviation, Picks
-from picbench.engines.vllm.worker.arrangement import Pickable
 from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.engines.vllm.worker.slot_map import Pickable
 from picbench.errors import EngineError
 from picbench.kernels.cuda.visible_blocks import CanonicalBlocks
 

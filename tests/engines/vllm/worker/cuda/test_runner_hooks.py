@@ -15,9 +15,8 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner as GPUModelRunnerV1
 
 from picbench.engines.planning.pages import GAP
 from picbench.engines.vllm.worker.cuda import runner, runner_v1, worker
-from picbench.engines.vllm.worker.cuda.model_state import PicModelState
+from picbench.engines.vllm.worker.cuda.model_state import PicModelState, PlannedSampling
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
-from picbench.engines.vllm.worker.cuda.planned_sampling import PlannedSampling
 from picbench.engines.vllm.worker.cuda.worker import PicGPUWorker
 from picbench.engines.vllm.worker.slot_map import SLOT_MAP, SlotMap
 

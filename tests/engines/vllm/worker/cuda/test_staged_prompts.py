@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from picbench.engines.planning.token_ids import TokenIds
+from picbench.engines.planning.pages import TokenIds
 
 
 @pytest.fixture
