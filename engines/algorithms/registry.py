@@ -147,27 +147,19 @@ def _setting(kind: type[Algorithm], spec: str, setting: str) -> tuple[str, Any]:
 def _value(option: Field[Any], spec: str, text: str) -> Any:
     choices = option.metadata["choices"]
     if isinstance(choices, NumberRange):
-        number = choices.parse(text)
-        if number is None:
-            raise _impossible(option, spec, text, str(choices))
-        return number
-    for choice in choices:
-        if text == str(choice):
-            return choice
-    raise _impossible(option, spec, text, ", ".join(map(str, choices)))
-
-
-def _impossible(option: Field[Any], spec: str, text: str, allowed: str) -> ConfigError:
-    return ConfigError(f"{spec!r}: {option.name}={text} is not possible", hint=f"use {allowed}")
+        found, allowed = choices.parse(text), str(choices)
+    else:
+        found = next((choice for choice in choices if text == str(choice)), None)
+        allowed = ", ".join(map(str, choices))
+    if found is None:
+        raise ConfigError(f"{spec!r}: {option.name}={text} is not possible", hint=f"use {allowed}")
+    return found
 
 
 def _options_text(kind: type[Algorithm]) -> str:
-    texts = [
-        f"{o.name}={_choices_text(o.metadata['choices'])} (default {o.default})"
-        for o in kind.options()
-    ]
+    texts = []
+    for option in kind.options():
+        choices = option.metadata["choices"]
+        values = choices if isinstance(choices, NumberRange) else "|".join(map(str, choices))
+        texts.append(f"{option.name}={values} (default {option.default})")
     return ", ".join(texts)
-
-
-def _choices_text(choices: tuple[Any, ...] | NumberRange) -> str:
-    return str(choices) if isinstance(choices, NumberRange) else "|".join(map(str, choices))

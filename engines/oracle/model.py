@@ -8,10 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from picbench.engines.oracle.asked import Asked
-from picbench.engines.oracle.blend import FULL_LAYERS, Blend, BlendedRows
-from picbench.engines.oracle.expand import ExpandedRow, GivenSegment, expand
-from picbench.engines.oracle.rule import Rule
+from picbench.engines.oracle.picked import FULL_LAYERS, Asked, Blend, BlendedRows
+from picbench.engines.oracle.rule import ExpandedRow, GivenSegment, Rule, expand
 
 
 def visible(rows: Sequence[ExpandedRow]) -> torch.Tensor:
@@ -57,15 +55,6 @@ class Oracle:
         """
         logits = self._next(segments, continuation[:-1], rule)
         return logits[-len(continuation) :].log_softmax(-1)
-
-    def greedy(
-        self, segments: Sequence[GivenSegment], rule: Rule | Blend | Asked, count: int
-    ) -> tuple[int, ...]:
-        """The `count` tokens that greedy decoding generates."""
-        tokens: tuple[int, ...] = ()
-        for _ in range(count):
-            tokens += (int(self._next(segments, tokens, rule)[-1].argmax()),)
-        return tokens
 
     def logits(
         self, rows: Sequence[ExpandedRow], later: Sequence[ExpandedRow] | None = None

@@ -190,13 +190,16 @@ def _block_means(attended: Tensor, blocks: Tensor) -> Tensor:
 
 
 def note_picks(worker: Any) -> None:
-    """Begin to note which tokens a worker picks, or begin again.
-
-    A function for `collective_rpc`, which calls it with each worker, where that is.
-    """
-    worker.model_runner.token_picker.noted = {}
+    """Begin to note which tokens a worker picks, or begin again. For `collective_rpc`."""
+    _picker_of(worker).noted = {}
 
 
 def noted_picks(worker: Any) -> list[tuple[int, ...]]:
     """Logical positions of the tokens picked since `note_picks`, request by request."""
-    return list((worker.model_runner.token_picker.noted or {}).values())
+    return list((_picker_of(worker).noted or {}).values())
+
+
+def _picker_of(worker: Any) -> TokenPicker:
+    runner = worker.model_runner
+    picker: TokenPicker = getattr(runner, "attention", runner).picker
+    return picker

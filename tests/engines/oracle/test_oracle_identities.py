@@ -149,8 +149,3 @@ def test_rope_scaling_reaches_the_oracle(llama3: Path, oracle3: Oracle, draw: An
     tokens = draw(300, 1)
     scaled = oracle3.logprobs([("text", tokens)], full(), [7])
     assert gap(scaled, plain(unscaled, list(tokens), 1)) > APART
-
-
-def test_greedy_follows_the_most_likely_token(oracle: Oracle, prompt: list[OracleSegment]) -> None:
-    tokens = oracle.greedy(prompt, mepic(), 4)
-    assert tuple(oracle.logprobs(prompt, mepic(), tokens).argmax(-1).tolist()) == tokens

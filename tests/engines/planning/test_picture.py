@@ -22,8 +22,7 @@ from picbench.engines.oracle import (
     naive,
     visible,
 )
-from picbench.engines.oracle.asked import Asked
-from picbench.engines.oracle.blend import Blend, BlendedRows
+from picbench.engines.oracle.picked import Asked, Blend, BlendedRows
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.picture import (
     PlannedToken,

@@ -72,7 +72,7 @@ class PicModelRunner(CPUModelRunner):
         model_pass = ModelPass(
             self.model, self.vllm_config, self._rope, bare=True, key_positions=self._keys
         )
-        self.token_picker = TokenPicker.of(model_pass, _read)
+        self.picker = TokenPicker.of(model_pass, _read)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         # Upstream gathers token ids and slots by physical positions, as it must. Later readers of
@@ -96,7 +96,7 @@ class PicModelRunner(CPUModelRunner):
         slot_maps = {key: SlotMap.sent(r.sampling_params) for key, r in self.requests.items()}
         computed = batch.num_computed_tokens_cpu[:count].tolist()
         unpicked = pickable(request_ids, slot_maps, computed)
-        for request_id, arrangement in self.token_picker.pick(unpicked, self._prompt):
+        for request_id, arrangement in self.picker.pick(unpicked, self._prompt):
             self._table.arrange(request_id, unpicked[request_id], arrangement)
         return self._table.step(
             request_ids, slot_maps, computed, num_scheduled_tokens[:count].tolist()

@@ -20,10 +20,9 @@ from picbench.engines.vllm.worker.cuda.backend import SplittingBuilder
 from picbench.engines.vllm.worker.cuda.metadata import PlannedStep, Planner
 from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch
 from picbench.engines.vllm.worker.slot_map import SlotMap
-from picbench.engines.vllm.worker.token_picker import TokenPicker, pickable
+from picbench.engines.vllm.worker.token_picker import pickable
 from picbench.errors import EngineError
 from picbench.kernels.cuda.device import overwrite
-from picbench.kernels.rope import RopeTable
 
 
 class PicModelState(DefaultModelState):
@@ -36,7 +35,7 @@ class PicModelState(DefaultModelState):
 
     def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: Any) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
-        self._attention = RunnerAttention.of(vllm_config, model, device)
+        self.attention = RunnerAttention.of(vllm_config, model, device)
         self._batch: PlannedBatch | None = None
         self._prompts: dict[str, tuple[list[int], list[int]]] = {}
         # Whether graphs are captured, and if so, for steps that share what they read.
@@ -48,8 +47,8 @@ class PicModelState(DefaultModelState):
         params = new_req_data.sampling_params
         if params is not None:
             prompt, blocks = len(new_req_data.prefill_token_ids), new_req_data.block_ids[0]
-            self._attention.requests.add(new_req_data.req_id, params, prompt, blocks)
-            if new_req_data.req_id in self._attention.requests.slot_maps:
+            self.attention.requests.add(new_req_data.req_id, params, prompt, blocks)
+            if new_req_data.req_id in self.attention.requests.slot_maps:
                 # The blocks of its prompt's copied slots are among the first that it has.
                 found = new_req_data.prefill_token_ids, blocks
                 self._prompts[new_req_data.req_id] = found
@@ -57,45 +56,16 @@ class PicModelState(DefaultModelState):
     def remove_request(self, req_id: str) -> None:
         """Remove a finished or preempted request."""
         super().remove_request(req_id)
-        self._attention.requests.remove(req_id)
+        self.attention.requests.remove(req_id)
         self._prompts.pop(req_id, None)
-
-    @property
-    def token_picker(self) -> TokenPicker:
-        """What picks the linked tokens of requests for which no plan knows them."""
-        return self._attention.picker
-
-    @property
-    def graphs(self) -> bool:
-        """Whether CUDA graphs may hold the attention of planned requests."""
-        return self._attention.planner.graphs
-
-    @property
-    def shares(self) -> bool:
-        """Whether steps with planned requests may share what they read."""
-        return self._attention.planner.shares
-
-    @property
-    def rope(self) -> RopeTable:
-        """How keys are re-rotated."""
-        return self._attention.rope
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Device memory that picbench's kernels hold beside the KV cache."""
-        return self._attention.planner.nbytes
-
-    def warm_up(self) -> None:
-        """Compile what steps with planned requests can need; layers must have their KV caches."""
-        self._attention.warm_up(self.model)
 
     def pickable(self, request_ids: Sequence[str], computed: Sequence[int]) -> dict[str, SlotMap]:
         """The requests of the next step whose linked tokens have to be picked before it."""
-        return pickable(request_ids, self._attention.requests.slot_maps, computed)
+        return pickable(request_ids, self.attention.requests.slot_maps, computed)
 
     def pick(self, slot_maps: Mapping[str, SlotMap]) -> None:
         """Pick their linked tokens; the blocks that they copy must be filled."""
-        self._attention.pick(slot_maps, self._prompts.__getitem__)
+        self.attention.pick(slot_maps, self._prompts.__getitem__)
 
     def begin_step(
         self, request_ids: Sequence[str], computed: Sequence[int], scheduled: Sequence[int]
@@ -105,7 +75,7 @@ class PicModelState(DefaultModelState):
         Request i computes `scheduled[i]` tokens after its `computed[i]` slots. A dummy step has no
         requests.
         """
-        self._batch = self._attention.requests.batch(request_ids, computed, scheduled)
+        self._batch = self.attention.requests.batch(request_ids, computed, scheduled)
         return self._batch
 
     @contextmanager
@@ -130,7 +100,7 @@ class PicModelState(DefaultModelState):
         """Build attention metadata for the planned requests and the others."""
         if self._capturing is not None:
             self._batch = PlannedBatch.dummy(input_batch.num_reqs, shares=self._capturing)
-        set_step(self._batch, self._attention.planner, attn_groups)
+        set_step(self._batch, self.attention.planner, attn_groups)
         return super().prepare_attn(
             input_batch, cudagraph_mode, block_tables, slot_mappings, attn_groups, *args, **kwargs
         )

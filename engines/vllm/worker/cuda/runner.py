@@ -18,12 +18,11 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from picbench.engines.planning.pages import TokenIds
 from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.worker.attention_layers import check_layers
+from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
 from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_backend
 from picbench.engines.vllm.worker.cuda.model_state import PicModelState, PlannedSampling
 from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch
-from picbench.engines.vllm.worker.token_picker import TokenPicker
 from picbench.errors import ConfigError
-from picbench.kernels.rope import RopeTable
 
 
 class PlannedGraphs(ModelCudaGraphManager):
@@ -81,7 +80,7 @@ class PicModelRunner(GPUModelRunner):
         if is_profiling:
             # Upstream lets go of these graphs to free what they hold before the pool is allocated.
             return
-        self._state.warm_up()
+        self.attention.warm_up(self.model)
         # vLLM zeroes blocks of few caches; here it is those that chunks end inside of.
         self._init_kv_zero_meta()
         stock = self.cudagraph_manager
@@ -95,19 +94,9 @@ class PicModelRunner(GPUModelRunner):
         )
 
     @property
-    def token_picker(self) -> TokenPicker:
-        """What picks the linked tokens of requests for which no plan knows them."""
-        return self._state.token_picker
-
-    @property
-    def rope(self) -> RopeTable:
-        """How keys are re-rotated."""
-        return self._state.rope
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Device memory that picbench's kernels hold beside the KV cache."""
-        return self._state.workspace_bytes
+    def attention(self) -> RunnerAttention:
+        """What planned requests need."""
+        return self._state.attention
 
     def capture_model(self, *, profile_only: bool = False) -> int:
         """Capture all sets of graphs; returns their size in bytes."""
@@ -118,11 +107,11 @@ class PicModelRunner(GPUModelRunner):
             return int(super().capture_model(profile_only=True))
         self.cudagraph_manager = self._stock_graphs
         size = int(super().capture_model())
-        if not self._state.graphs:
+        if not self.attention.planner.graphs:
             return size
         sets = [(self._planned_graphs, False), (self._sharing_graphs, True)]
         try:
-            for graphs, shares in sets[: 1 + self._state.shares]:
+            for graphs, shares in sets[: 1 + self.attention.planner.shares]:
                 self.cudagraph_manager = graphs
                 with self._state.capturing_planned(shares=shares):
                     size += int(super().capture_model())

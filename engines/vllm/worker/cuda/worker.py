@@ -49,13 +49,14 @@ class PicGPUWorker(ConnectorWorkerMixin, Worker):
         """
         model: Any = self.vllm_config.model_config
         runner: Any = self.model_runner
-        error = rotary_error(runner.get_model(), runner.rope, model.get_head_size(), model.dtype)
+        rope = runner.attention.rope
+        error = rotary_error(runner.get_model(), rope, model.get_head_size(), model.dtype)
         return [("rotary table", error, TOLERANCE[model.dtype])]
 
     def workspace_bytes(self) -> int:
         """Device memory that picbench's kernels and copies to tiers hold beside the KV cache."""
         runner: Any = self.model_runner
-        return int(runner.workspace_bytes) + self.tier_client.workspace_bytes
+        return int(runner.attention.planner.nbytes) + self.tier_client.workspace_bytes
 
     def namespace(self) -> bytes:
         """As on CPU, and whether keys are cached with RoPE."""

@@ -71,7 +71,7 @@ def test_planned_steps_use_the_graphs_between_attention_layers(
     own = PlannedGraphs(config(mode), CPU, mode, 1)
     made: Any = object.__new__(PicModelRunner)
     state = object.__new__(PicModelState)
-    vars(state)["_attention"] = SimpleNamespace(requests=requests)
+    vars(state)["attention"] = SimpleNamespace(requests=requests)
     vars(made).update(
         model_state=state,
         _stock_graphs=captured(ModelCudaGraphManager(config(mode), CPU, mode, 1)),

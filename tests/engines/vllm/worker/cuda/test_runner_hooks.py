@@ -115,9 +115,8 @@ def test_v1_keeps_no_row_for_a_preempted_request(monkeypatch: pytest.MonkeyPatch
     params = SimpleNamespace(extra_args={SLOT_MAP: moved}, max_tokens=5)
     asked = SimpleNamespace(sampling_params=params, num_prompt_tokens=20)
     planned = PlannedRequests(1, None)
-    made = bare(
-        runner_v1.PicModelRunnerV1, _attention=SimpleNamespace(requests=planned), _seen=set()
-    )
+    attention = SimpleNamespace(requests=planned)
+    made = bare(runner_v1.PicModelRunnerV1, attention=attention, _seen=set())
     for known, preempted, scheduled in (
         (["first"], None, ["first"]),
         (["first", "second"], {"first"}, ["second"]),
@@ -143,20 +142,21 @@ def test_kernels_are_compiled_once_there_is_a_cache(
         monkeypatch.setattr(upstream, "_init_kv_zero_meta", lambda self, n=name: zeroers.append(n))
     monkeypatch.setattr(GPUModelRunnerV1, "_zero_block_ids", lambda self, ids: zeroers.append(ids))
     graphs = SimpleNamespace(cudagraph_mode=None)
-    states = bare(PicModelState, _attention=Warmed(), model="model"), Warmed()
+    states = bare(PicModelState, attention=Warmed(), model="model"), Warmed()
     second = bare(
         runner.PicModelRunner,
+        model="model",
         model_state=states[0],
         cudagraph_manager=graphs,
         vllm_config=None,
         device=None,
         decode_query_len=1,
     )
-    first = bare(runner_v1.PicModelRunnerV1, _attention=states[1])
+    first = bare(runner_v1.PicModelRunnerV1, attention=states[1])
     for made in (second, first):
         made.initialize_kv_cache(None, is_profiling)
     expected = [] if is_profiling else [("model",)]
-    assert states[0]._attention.calls == states[1].calls == expected
+    assert states[0].attention.calls == states[1].calls == expected
     modules = [GPUModelRunner.__module__, GPUModelRunnerV1.__module__]
     assert zeroers == ([] if is_profiling else [*modules, [0]])
 
@@ -178,7 +178,7 @@ def test_each_set_of_graphs_is_captured_once(
     attention = SimpleNamespace(
         planner=SimpleNamespace(graphs=True, shares=shares), requests=PlannedRequests(2, None)
     )
-    state = bare(PicModelState, _attention=attention, _batch="of the last step", _capturing=None)
+    state = bare(PicModelState, attention=attention, _batch="of the last step", _capturing=None)
     made = bare(
         runner.PicModelRunner,
         model_state=state,
@@ -216,7 +216,7 @@ def test_graphs_that_memory_is_profiled_with_are_let_go(monkeypatch: pytest.Monk
     attention = SimpleNamespace(requests=PlannedRequests(2, None))
     made = bare(
         runner.PicModelRunner,
-        model_state=bare(PicModelState, _attention=attention),
+        model_state=bare(PicModelState, attention=attention),
         vllm_config=None,
         device=None,
         decode_query_len=1,
@@ -236,7 +236,7 @@ def test_what_v2_reads_of_positions_is_logical(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(DefaultModelState, "prepare_inputs", lambda *args: {})
     requests = PlannedRequests(2, None)
     requests.add("planned", send([*range(4), GAP, GAP, 4, 5], 6), 8)
-    state = bare(PicModelState, _attention=SimpleNamespace(requests=requests))
+    state = bare(PicModelState, attention=SimpleNamespace(requests=requests))
     state.begin_step(["planned", "plain"], [8, 30], [1, 1])
     positions, tokens = torch.tensor([8, 30, 0, 0]), torch.tensor([3, 4, 0, 0])
     inputs = SimpleNamespace(positions=positions, input_ids=tokens)
@@ -252,7 +252,9 @@ def test_the_worker_compares_rotations(monkeypatch: pytest.MonkeyPatch, error: f
     made = bare(
         PicGPUWorker,
         vllm_config=SimpleNamespace(model_config=model),
-        model_runner=SimpleNamespace(get_model=lambda: "model", rope="rope"),
+        model_runner=SimpleNamespace(
+            get_model=lambda: "model", attention=SimpleNamespace(rope="rope")
+        ),
     )
     [(name, found, tolerance)] = made.self_check()
     assert (name, found) == ("rotary table", error)
