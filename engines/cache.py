@@ -153,10 +153,7 @@ class ChunkCache:
     def digests(
         self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
     ) -> list[bytes | None]:
-        """A digest of each chunk's KV in the pool, None for one that is not there as a whole.
-
-        Loaded KV has the digest of the KV that was computed and stored.
-        """
+        """A digest of each chunk's KV, computed or loaded; None if it is not whole in the pool."""
         found = map(self._store.blocks_of, self._keys(chunks, prefix, salt))
         return [self._tier_client.digest(blocks) if blocks else None for blocks in found]
 

@@ -114,10 +114,7 @@ class RequestPreparer:
         return prepared
 
     def canonical(self, request: Request, running: Frontend) -> "Canonical | None":
-        """The first chunk of a request, as the engine's default algorithm compiles it.
-
-        None if that algorithm recomputes all of it: such a chunk has no KV of its own.
-        """
+        """The first chunk as the default algorithm compiles it; None if it recomputes all of it."""
         segments = [(segment, self._tokens(segment)) for segment in request.segments]
         tokens = [token for _, ids in segments for token in ids]
         settings = PicSettings.given(running.engine.vllm_config.additional_config)
@@ -136,19 +133,15 @@ class RequestPreparer:
         self, segments: _Tokenized, algorithm: Algorithm, tag: str | None = None
     ) -> RequestArgs:
         args = _args(segments, algorithm.spec, tag)
-        if not algorithm.documents:
-            return args
-        return replace(args, documents=self._documents(segments))
-
-    def _documents(self, segments: _Tokenized) -> ChunkContexts:
-        """What stands before each chunk in its document."""
         chunks = [(s, tokens) for s, tokens in segments if isinstance(s, Chunk) and tokens]
-        if all(chunk.document is None for chunk, _ in chunks):
-            return ChunkContexts()
+        if not algorithm.documents or all(chunk.document is None for chunk, _ in chunks):
+            return args
         pairs = enumerate(chunks, start=1)
-        return ChunkContexts.of([self._context(n, *chunk) for n, chunk in pairs])
+        contexts = ChunkContexts.of([self._context(n, *chunk) for n, chunk in pairs])
+        return replace(args, documents=contexts)
 
     def _context(self, number: int, chunk: Chunk, tokens: tuple[int, ...]) -> bytes:
+        """What stands before a chunk in its document, packed."""
         document, found = chunk.document, None
         if document is None:
             return b""
@@ -201,7 +194,7 @@ def make_result(
     completion: Any = output.outputs[0]
     cached = output.num_cached_tokens or 0
     rejected = completion.stop_reason == REJECTED
-    failed = completion.finish_reason == FAILED
+    failed, steps = completion.finish_reason == FAILED, completion.logprobs
     return Result(
         text=tokenizer.decode(completion.token_ids),
         tokens=tuple(completion.token_ids),
@@ -210,7 +203,7 @@ def make_result(
         counts=cost.tokens if cost else TokenCounts(len(prepared.prompt_token_ids), reused=cached),
         hits=cost.hits if cost else Hits(prefix=cached // BLOCK_SIZE),
         finish_reason="rejected" if rejected else completion.finish_reason,
-        logprobs=_logprobs(completion.logprobs),
+        logprobs=None if steps is None else tuple(map(_logprobs_of, steps)),
         error=str(completion.stop_reason or "no reason given") if failed else None,
     )
 
@@ -299,7 +292,5 @@ def _timings(output: "RequestOutput", generated: int, late: float) -> Timings:
     )
 
 
-def _logprobs(steps: Any) -> tuple[dict[int, float], ...] | None:
-    if steps is None:
-        return None
-    return tuple({token: entry.logprob for token, entry in step.items()} for step in steps)
+def _logprobs_of(step: Any) -> dict[int, float]:
+    return {token: entry.logprob for token, entry in step.items()}

@@ -16,10 +16,7 @@ from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, 
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """Numbers from `low` to `high`, both included; without `high` there is no upper bound.
-
-    They are whole numbers if `low` is an int, otherwise any.
-    """
+    """Numbers from `low` to `high` (None: unbounded) inclusive; whole ones if `low` is an int."""
 
     low: int | float
     high: int | float | None = None
@@ -103,10 +100,7 @@ class Algorithm(ABC):
         return ()
 
     def read_marks(self, tokens: Sequence[int], block_size: int) -> Marks:
-        """What the separators in a prompt mark. Raises ConfigError for misplaced ones.
-
-        It is asked for prompts of requests that name no chunks, if there are `separators`.
-        """
+        """What separators mark in a prompt without chunks. Raises ConfigError if misplaced."""
         return Marks()
 
     @property

@@ -41,10 +41,7 @@ class Registry:
         return [(name, *_described(point)) for name, point in self._points.items()]
 
     def parse(self, spec: str) -> Algorithm:
-        """The algorithm that ``name:option=value:...`` stands for.
-
-        Raises ConfigError, with a suggestion, for unknown names, options and values.
-        """
+        """The algorithm of ``name:option=value:...``. Raises ConfigError, with a suggestion."""
         found = self._parsed.get(spec)
         if found is None:
             found = self._parse(spec)

@@ -398,9 +398,13 @@ class ChunkStore:
             self.commands.stores.append(StoreCommand(record.key, blocks))
 
     def _remove(self, record: ChunkRecord) -> None:
-        unowned = self._disown(record)
+        pages = record.pages
+        for page in pages:
+            self._owners[page].discard(record.key)
+            if not self._owners[page]:
+                del self._owners[page]
         self._leave_pool(record)
-        self._pool.discard(unowned)
+        self._pool.discard([page for page in pages if page not in self._owners])
 
     def _leave_pool(self, record: ChunkRecord) -> None:
         del self._resident[record.key]
@@ -411,14 +415,6 @@ class ChunkStore:
         record.pages = tuple(pages)
         for page in record.pages:
             self._owners.setdefault(page, set()).add(record.key)
-
-    def _disown(self, record: ChunkRecord) -> Sequence[Key]:
-        """Remove a chunk from the owners of its pages; return the pages without owners."""
-        for page in record.pages:
-            self._owners[page].discard(record.key)
-            if not self._owners[page]:
-                del self._owners[page]
-        return [page for page in record.pages if page not in self._owners]
 
 
 def _names(canonical: Canonical) -> list[Key]:

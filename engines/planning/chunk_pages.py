@@ -2,7 +2,7 @@
 
 In every request they are the same up to a shift of positions. Hashing a chunk and marking what is
 linked in each page is most of the work of a plan, and the scheduler plans on the engine's critical
-path, so the results are kept. Nothing here imports torch or vllm.
+path, so the results are kept.
 """
 
 from collections import Counter, OrderedDict

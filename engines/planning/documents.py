@@ -1,4 +1,4 @@
-"""Where chunks stand in their documents. Nothing here imports torch or vllm.
+"""Where chunks stand in their documents.
 
 A request with many sections of long documents has far more document text than prompt, of which a
 plan needs lengths and hashes only. So that text is kept in bytes: token ids of four bytes each,

@@ -1,7 +1,7 @@
 """From a prompt's segments to a plan: one mechanism for all algorithms.
 
 An algorithm gives each chunk a `ChunkPolicy`; `lay_out` decides from those which slot holds which
-token, at which position, and which chunks must be compiled. Nothing here imports torch or vllm.
+token, at which position, and which chunks must be compiled.
 """
 
 from collections.abc import Iterator, Sequence
@@ -72,10 +72,7 @@ def leading_text(placed: Sequence[PlacedSegment]) -> tuple[int, ...]:
 
 
 def plain_tokens(placed: Sequence[PlacedSegment]) -> int:
-    """How many of the user's tokens the prompt starts with, all at the positions 0, 1, 2, ...
-
-    Their KV is that of the same prompt without a plan.
-    """
+    """The user's tokens that a prompt starts with at positions 0, 1, ...: KV as without a plan."""
     count = 0
     for segment, start in placed:
         if segment.chunk or segment.lead or start != count:

@@ -1,7 +1,4 @@
-"""Pages of computed tokens: packed in logical order, keyed by everything before them.
-
-Nothing here imports torch or vllm.
-"""
+"""Pages of computed tokens: packed in logical order, keyed by everything before them."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence

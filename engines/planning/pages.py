@@ -1,6 +1,6 @@
 """The blocks of a plan, slot by slot: single pages, and a chunk's pages as a request maps them.
 
-A page is the content of one KV block. Nothing here imports torch or vllm.
+A page is the content of one KV block.
 """
 
 from array import array

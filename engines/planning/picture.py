@@ -1,7 +1,7 @@
 """What a plan looks like: its blocks, and which token sees which.
 
 All of it is read from the plan: from the positions of its slots, and from those of the compiles of
-its chunks. So it holds for any algorithm. Nothing here imports torch or vllm.
+its chunks. So it holds for any algorithm.
 """
 
 from collections import Counter

@@ -19,7 +19,7 @@ cache, and a preempted request keeps its plan.
 
 Every slot has a logical position, or `GAP` if no query may see it. A key is visible to a query if
 its position is not larger. Computed pages are in logical order and canonical ones come before
-them, so no visible key has a larger compute index. Nothing here imports torch or vllm.
+them, so no visible key has a larger compute index.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -82,10 +82,7 @@ class Canonical(NamedTuple):
         return all(map(resident, self.keys))
 
     def compile_plan(self) -> "Plan":
-        """The plan of the request that compiles the chunk, alone or after its anchor.
-
-        It ends with the chunk's last token: what no query sees is not computed.
-        """
+        """The plan of the request that compiles the chunk after its anchor, to its last token."""
         *first, last = self.pages
         return self._plan((*self.anchor.pages(), *first, last.visible))
 

@@ -1,7 +1,4 @@
-"""What goes into a plan: the prompt's segments, the engine's layout, and a policy for each chunk.
-
-Nothing here imports torch or vllm.
-"""
+"""What goes into a plan: the prompt's segments, the engine's layout, a policy for each chunk."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence

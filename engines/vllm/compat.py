@@ -60,12 +60,12 @@ def check_plug_in() -> None:
         )
 
 
-def check_signature(method: Callable[..., Any], parameters: tuple[str, ...]) -> None:
-    """Raise ConfigError unless an upstream method takes exactly these parameters."""
-    found = tuple(inspect.signature(method).parameters)
+def check_signature(method: Callable[..., Any], parameters: str) -> None:
+    """Raise ConfigError unless an upstream method takes exactly these: ``"self, request"``."""
+    found = ", ".join(inspect.signature(method).parameters)
     if found != parameters:
         raise ConfigError(
-            f"{method.__qualname__} takes {found}, picbench was written for {parameters}",
+            f"{method.__qualname__} takes ({found}), picbench was written for ({parameters})",
             hint=f"install vLLM {VLLM}",
         )
 
@@ -158,12 +158,10 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     yield "pipeline parallelism", parallel.pipeline_parallel_size > 1
     yield "watermarking", config.watermark_config is not None
     yield "returned expert choices", bool(config.aux_output_config.enabled)
-    yield "async scheduling with this scheduler", _unsupported_async(config.scheduler_config)
+    scheduler = config.scheduler_config
+    ahead = bool(scheduler.async_scheduling) and scheduler.scheduler_cls != ASYNC_SCHEDULER
+    yield "async scheduling with this scheduler", ahead
     yield "a quantised KV cache", cache.cache_dtype not in ("auto", "bfloat16", "float16")
-
-
-def _unsupported_async(scheduler: Any) -> bool:
-    return bool(scheduler.async_scheduling) and scheduler.scheduler_cls != ASYNC_SCHEDULER
 
 
 def _installed() -> str | None:

@@ -263,7 +263,10 @@ class GuardedTier:
         except Exception as error:
             self._fail(breaker, f"{type(error).__name__}: {error}", errors=1)
         else:
-            self._succeed(breaker)
+            if breaker.succeed():
+                writes = breaker is self._writes
+                again = "can be written to again" if writes else "answers again"
+                _LOG.info("tier %s %s", self.name, again)
             return answer
         return unknown
 
@@ -285,11 +288,6 @@ class GuardedTier:
             self.name,
             reason,
         )
-
-    def _succeed(self, breaker: Breaker) -> None:
-        if breaker.succeed():
-            again = "can be written to again" if breaker is self._writes else "answers again"
-            _LOG.info("tier %s %s", self.name, again)
 
     def _note_unread(self, keys: Sequence[Key]) -> None:
         with self._lock:

@@ -87,10 +87,7 @@ class BackgroundPool:
         return Ticket(size, nothing, [self._submit(group, work, after) for group in groups])
 
     def drain(self, timeout: float) -> bool:
-        """Take no more work, wait for what is pending, then drop what has not begun.
-
-        Returns whether everything ended in time.
-        """
+        """Take no more work, wait for what is pending, drop the rest; whether all has ended."""
         with self._lock:
             self._closed = True
             pending = set(self._pending)
@@ -114,10 +111,7 @@ class BackgroundPool:
 
 
 class Budget:
-    """A number of bytes that may be in flight; `take` never waits.
-
-    What is larger than all of it is in flight alone.
-    """
+    """A number of bytes that may be in flight; what is larger than all of it is in flight alone."""
 
     def __init__(self, limit: int) -> None:
         self._lock = Lock()
@@ -265,10 +259,7 @@ class TierStack:
         return {tier.name: tier.usage() for tier in self._tiers}
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Take no more work, finish what is pending within `timeout` seconds, close the tiers.
-
-        What has not begun by then is dropped. Returns whether everything was finished.
-        """
+        """Finish or drop what is pending in `timeout` s, close the tiers; whether all ended."""
         end = time.monotonic() + timeout
         pools = (self._lookups, self._fetches, self._stores)  # fetches hand work to stores
         drained = [pool.drain(max(0.0, end - time.monotonic())) for pool in pools]

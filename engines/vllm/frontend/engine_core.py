@@ -45,15 +45,12 @@ class DeferredHasher:
 
 
 def defer_hashing() -> None:
-    """Patch the engine cores of this process to use `DeferredHasher`.
-
-    Raises ConfigError if the upstream signature differs.
-    """
+    """Have engine cores use `DeferredHasher`. Raises ConfigError if the upstream one differs."""
     core: Any = import_module("vllm.v1.engine.core")
     upstream = core.get_request_block_hasher
     if getattr(upstream, "defers", False):
         return
-    check_signature(upstream, ("hash_block_size", "caching_hash_fn"))
+    check_signature(upstream, "hash_block_size, caching_hash_fn")
 
     @wraps(upstream)
     def get_request_block_hasher(*args: Any, **kwargs: Any) -> DeferredHasher:
@@ -85,16 +82,13 @@ def hash_lead(request: "Request", tokens: int) -> list[Key]:
 
 
 def plan_on_receipt() -> None:
-    """Patch the engine cores of this process to have the scheduler plan requests on receipt.
-
-    Raises ConfigError if the upstream method differs.
-    """
+    """Have engine cores plan on receipt. Raises ConfigError if the upstream method differs."""
     from vllm.v1.engine.core import EngineCore
 
     upstream = EngineCore.preprocess_add_request
     if getattr(upstream, "plans", False):
         return
-    check_signature(upstream, ("self", "request"))
+    check_signature(upstream, "self, request")
 
     @wraps(upstream)
     def preprocess_add_request(self: Any, request: Any) -> Any:

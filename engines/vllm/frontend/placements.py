@@ -202,7 +202,9 @@ def documents_of_flat(flat: Any, name: str) -> list[Any] | None:
 def _context(index: int, given: Any, chunk: Sequence[int]) -> bytes:
     if given is None:
         return b""
-    document = pack_ids(given) if is_list(given) and _are_integers(given) else None
+    # Documents are long and nearly always lists of int, which is seen fastest like this.
+    integers = is_list(given) and (set(map(type, given)) <= {int} or all(map(is_integer, given)))
+    document = pack_ids(given) if integers else None
     if document is None:
         raise ConfigError(
             f"documents[{index}] is no list of token ids",
@@ -218,8 +220,3 @@ def _context(index: int, given: Any, chunk: Sequence[int]) -> bytes:
             hint="a document has the chunk's own token ids after those of the text before it",
         )
     return found
-
-
-def _are_integers(given: Sequence[Any]) -> bool:
-    # Documents are long and nearly always lists of int, which is seen fastest like this.
-    return set(map(type, given)) <= {int} or all(map(is_integer, given))

@@ -26,25 +26,14 @@ from picbench.kernels.first_calls import settle_first_calls
 #: Upstream `InputProcessor.process_inputs` (vllm/v1/engine/input_processor.py:373), which offline
 #: and online requests share and which is the first to have a prompt's tokens.
 _PARAMETERS = (
-    "self",
-    "request_id",
-    "prompt",
-    "params",
-    "supported_tasks",
-    "arrival_time",
-    "lora_request",
-    "tokenization_kwargs",
-    "trace_headers",
-    "priority",
-    "data_parallel_rank",
-    "resumable",
-    "session_id",
-    "kv_hints",
+    "self, request_id, prompt, params, supported_tasks, arrival_time, lora_request, "
+    "tokenization_kwargs, trace_headers, priority, data_parallel_rank, resumable, session_id, "
+    "kv_hints"
 )
 
 #: Upstream `InputProcessor.__init__` (vllm/v1/engine/input_processor.py:42), which offline and
 #: online engines call before they start an engine core.
-_OF_PROCESSOR = ("self", "vllm_config", "renderer", "mm_registry")
+_OF_PROCESSOR = "self, vllm_config, renderer, mm_registry"
 
 
 def register() -> None:

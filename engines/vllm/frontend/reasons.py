@@ -21,24 +21,13 @@ from picbench.engines.vllm.settings import REJECTED
 
 #: Upstream `AsyncLLM.generate` (vllm/v1/engine/async_llm.py:698).
 _PARAMETERS = (
-    "self",
-    "prompt",
-    "sampling_params",
-    "request_id",
-    "prompt_text",
-    "lora_request",
-    "tokenization_kwargs",
-    "trace_headers",
-    "priority",
-    "data_parallel_rank",
-    "session_id",
-    "kv_hints",
-    "reasoning_ended",
-    "reasoning_parser_kwargs",
+    "self, prompt, sampling_params, request_id, prompt_text, lora_request, tokenization_kwargs, "
+    "trace_headers, priority, data_parallel_rank, session_id, kv_hints, reasoning_ended, "
+    "reasoning_parser_kwargs"
 )
 
 #: Upstream `ParentRequest.get_outputs` (vllm/v1/engine/parallel_sampling.py:102).
-_OF_SAMPLES = ("self", "child_request_id", "completion_output")
+_OF_SAMPLES = "self, child_request_id, completion_output"
 
 
 def tell_reasons() -> None:

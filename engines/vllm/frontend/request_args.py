@@ -83,10 +83,7 @@ class RequestArgs:
 
 
 def request_args(request: Any, registry: Registry) -> RequestArgs | None:
-    """A request's PIC arguments, parsed if they have not been; None if it has none.
-
-    `request` has vLLM's `sampling_params` and `prompt_token_ids`. Raises what `read_args` does.
-    """
+    """A request's arguments, parsed once; None if it has none. Raises what `read_args` does."""
     params, prompt = request.sampling_params, request.prompt_token_ids
     if params is None or prompt is None:
         return None
@@ -157,7 +154,9 @@ def read_args(
             raise ConfigError(f"the {name} is {value!r}, not a string")
     if algorithm:
         registry.parse(algorithm)
-    spans = _spans(given.get("spans", ()), len(prompt))
+    hint = "each span is [start, end] in prompt tokens"
+    rows = rows_of_integers(given.get("spans", ()), "spans", 2, hint)
+    spans = ordered_spans(rows, "spans", len(prompt))
     return RequestArgs(
         spans,
         algorithm or None,
@@ -247,19 +246,13 @@ def _with_dependent(
     # Both ascend: slots that end before a token have moved it.
     moved, left = 0, deque(slots)
     for first, last in dependent:
-        for token in range(*_common(span, (first, last))):
+        for token in range(max(span[0], first), min(span[1], last)):
             while left and left[0][2] <= token:
                 _, start, end, length = left.popleft()
                 moved += length - (end - start)
             if not (left and left[0][1] <= token):
                 indices.append(token - span[0] + moved)
-    if not indices:
-        return chunk
-    return replace(chunk, dependent=tuple(indices))
-
-
-def _common(one: Span, other: Span) -> Span:
-    return max(one[0], other[0]), min(one[1], other[1])
+    return replace(chunk, dependent=tuple(indices)) if indices else chunk
 
 
 def _keep(request: Any, found: RequestArgs) -> None:
@@ -296,8 +289,3 @@ def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
         "documents": documents_of_flat(flat.get(FLAT_DOCUMENTS), FLAT_DOCUMENTS),
         "dependent": rows_of_flat(dependent, FLAT_DEPENDENT, 2, "start, end, start, end, ..."),
     }
-
-
-def _spans(given: Any, prompt_tokens: int) -> tuple[Span, ...]:
-    rows = rows_of_integers(given, "spans", 2, "each span is [start, end] in prompt tokens")
-    return ordered_spans(rows, "spans", prompt_tokens)

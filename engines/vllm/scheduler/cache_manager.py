@@ -36,17 +36,14 @@ class PromptHits:
 
     def __init__(self, manager: KVCacheManager, pool: Pool, block_size: int) -> None:
         for name in ("get_computed_blocks", "estimate_cached_tokens"):
-            check_signature(getattr(KVCacheManager, name), ("self", "request"))
-        check_signature(KVCacheManager.record_prefix_cache_stats, ("self", "request", "num_hits"))
+            check_signature(getattr(KVCacheManager, name), "self, request")
+        check_signature(KVCacheManager.record_prefix_cache_stats, "self, request, num_hits")
         self._manager = manager
         self._pool = pool
         self._block_size = block_size
 
     def find(self, request: "Request") -> tuple[KVCacheBlocks, int, int, bool]:
-        """What `Scheduler._get_local_prefix_cache_hit` answers by `get_computed_blocks`.
-
-        As there, the prompt's last token is computed in any case.
-        """
+        """As `_get_local_prefix_cache_hit` answers: the prompt's last token is computed anyway."""
         manager = self._manager
         if not manager.prefix_cache_lookup_enabled(request):
             return manager.empty_kv_cache_blocks, 0, 0, False
@@ -82,7 +79,7 @@ class ChunkTails:
 
     def __init__(self, coordinator: KVCacheCoordinator, jobs: ChunkJobs, block_size: int) -> None:
         upstream = type(coordinator).cache_blocks
-        check_signature(upstream, ("self", "request", "num_computed_tokens"))
+        check_signature(upstream, "self, request, num_computed_tokens")
         self._cache_blocks = coordinator.cache_blocks
         self._jobs = jobs
         self._block_size = block_size

@@ -54,10 +54,7 @@ class RequestPlanner:
         return self._limits.block_size
 
     def read(self, request: "Request") -> "tuple[RequestArgs, Algorithm] | None":
-        """A request's arguments and algorithm; None for a request without any.
-
-        Raises ConfigError if they are wrong.
-        """
+        """A request's arguments and algorithm, if it has any. Raises ConfigError for wrong ones."""
         args = request_args(request, self._registry)
         if args is None:
             return None

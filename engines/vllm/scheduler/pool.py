@@ -80,7 +80,8 @@ class Pool:
     def discard(self, keys: Iterable[Key]) -> None:
         """Forget the content of idle blocks, and make them the first to be reused."""
         for block in map(self._find, keys):
-            if block is not None and not block.ref_cnt and _queued(block):
+            # A block that was just popped for an allocation is in no queue and has no references.
+            if block and not block.ref_cnt and block.prev_free_block is not None:
                 self._pool.free_block_queue.remove(block)
                 self._pool._maybe_evict_cached_block(block)
                 self._pool.free_block_queue.prepend_n([block])
@@ -110,11 +111,6 @@ class Pool:
     def _find(self, key: Key) -> "KVCacheBlock | None":
         found = self._pool.get_cached_block(key, [0])  # type: ignore[arg-type]
         return found[0] if found else None
-
-
-def _queued(block: "KVCacheBlock") -> bool:
-    # A block that was just popped for an allocation is in no queue and has no references yet.
-    return block.prev_free_block is not None
 
 
 def key_of(block: "KVCacheBlock") -> Key | None:

@@ -365,10 +365,7 @@ class PicScheduler(Scheduler):
         self._answers.clear()
 
     def _queue_ahead(self, request: Request, parent: Request | None) -> None:
-        """Queue a request of the linker's right ahead of a waiting one, moving it if need be.
-
-        Without a `parent` it is queued like any new request.
-        """
+        """Queue the linker's own request ahead of a waiting one; without `parent` as any other."""
         new = request.request_id not in self.requests
         if new:
             if parent is not None:
@@ -419,7 +416,7 @@ def _checked(vllm_config: Any) -> PicSettings:
     check_registered()
     for name, parameters in _UPSTREAM.items():
         check_signature(getattr(Scheduler, name), parameters)
-    check_signature(StructuredOutputManager._get_reasoner, ("self", "request"))
+    check_signature(StructuredOutputManager._get_reasoner, "self, request")
     settings = PicSettings.read(vllm_config.additional_config)
     if settings is None:
         raise ConfigError("the scheduler is picbench's, but additional_config has no 'pic'")
@@ -433,22 +430,16 @@ def _checked(vllm_config: Any) -> PicSettings:
 
 
 _UPSTREAM = {
-    "add_request": ("self", "request"),
-    "schedule": ("self", "throttle_prefills"),
-    "update_from_output": ("self", "scheduler_output", "model_runner_output"),
-    "finish_requests": ("self", "request_ids", "finished_status"),
-    "reset_prefix_cache": ("self", "reset_running_requests", "reset_connector"),
-    "_preempt_request": ("self", "request", "timestamp", "drop_stale_output"),
-    "_handle_blocked_waiting_request": ("self", "request"),
-    "_get_local_prefix_cache_hit": ("self", "request"),
-    "make_stats": (
-        "self",
-        "spec_decoding_stats",
-        "kv_connector_stats",
-        "cudagraph_stats",
-        "perf_stats",
-        "ec_connector_stats",
-    ),
-    "_free_request": ("self", "request", "delay_free_blocks"),
-    "_free_request_blocks": ("self", "request"),
+    "add_request": "self, request",
+    "schedule": "self, throttle_prefills",
+    "update_from_output": "self, scheduler_output, model_runner_output",
+    "finish_requests": "self, request_ids, finished_status",
+    "reset_prefix_cache": "self, reset_running_requests, reset_connector",
+    "_preempt_request": "self, request, timestamp, drop_stale_output",
+    "_handle_blocked_waiting_request": "self, request",
+    "_get_local_prefix_cache_hit": "self, request",
+    "make_stats": "self, spec_decoding_stats, kv_connector_stats, cudagraph_stats, perf_stats, "
+    "ec_connector_stats",
+    "_free_request": "self, request, delay_free_blocks",
+    "_free_request_blocks": "self, request",
 }

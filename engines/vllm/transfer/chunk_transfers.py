@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from picbench.engines.chunk_cache.arena import Arena, Extent, runs
@@ -106,7 +105,7 @@ class _Room:
     def parts(self) -> list[memoryview]:
         """The rows' bytes, runs of consecutive rows as one."""
         found = (self.memory[first : first + count] for first, _, count in runs(self.rows))
-        return [_bytes_of(part).data for part in found]
+        return [part.numpy().reshape(-1).view(np.uint8).data for part in found]
 
 
 class ChunkTransfers:
@@ -183,8 +182,7 @@ class ChunkTransfers:
             return False
         try:
             yield from self._read(blocks, room)
-            if room.extent is not None:
-                self._commit(room.extent)
+            if self._commit(room):
                 stored()
             if len(self._stack):
                 ticket = self._stack.store([(name, room.parts())], copy=False)
@@ -205,7 +203,7 @@ class ChunkTransfers:
         stages = [self._from_far(*each, ticket, index) for index, each in enumerate(far)]
         for name, chunk in chunks:
             # Rows that are found are held from now on.
-            if (extent := self._find(name, len(chunk.pages))) is not None:
+            if self.arena and (extent := self.arena.find(name, len(chunk.pages))) is not None:
                 stages.append(self._from_host(extent, chunk))
         return stages
 
@@ -225,17 +223,14 @@ class ChunkTransfers:
         fetched = ticket.result()[index]
         if fetched is None:
             return chunk, None
-        room = self._room(name, chunk.size)
-        if room is None:
-            room = self._passing_room(chunk.size)
+        room = self._room(name, chunk.size) or self._passing_room(chunk.size)
         try:
             parts = room.parts()
             filled = self._background.run(1, False, [[0]], lambda _: [_fill(parts, fetched.data)])
             yield filled
             if not filled.result()[0]:
                 return chunk, None
-            if room.extent is not None:
-                self._commit(room.extent)
+            self._commit(room)
             yield from self._write(room, chunk)
             return chunk, fetched.tier
         finally:
@@ -261,9 +256,6 @@ class ChunkTransfers:
             self._copies.finish()
             raise
 
-    def _find(self, name: Key, pages: int) -> Extent | None:
-        return None if self.arena is None else self.arena.find(name, pages)
-
     def _room(self, name: Key, rows: int, *, passing: bool = False) -> _Room | None:
         """Rows of the host tier, else with `passing` memory to pass through, if little is in it."""
         if self.arena is not None and name not in self.arena and not self.arena.is_filling(name):
@@ -279,13 +271,14 @@ class ChunkTransfers:
     def _passing_room(self, rows: int, budget: int = 0) -> _Room:
         return _Room(self._copies.passing_memory(rows), range(rows), None, budget)
 
-    def _commit(self, extent: Extent) -> None:
-        assert self.arena is not None
-        self.arena.commit(extent)
+    def _commit(self, room: _Room) -> bool:
+        """Rows were filled; whether they are the host tier's."""
+        if self.arena is not None and room.extent is not None:
+            self.arena.commit(room.extent)
+        return room.extent is not None
 
     def _leave(self, room: _Room) -> None:
-        if room.extent is not None:
-            assert self.arena is not None
+        if self.arena is not None and room.extent is not None:
             self.arena.release(room.extent)
         self._passing.give(room.budget)
 
@@ -296,7 +289,3 @@ def _fill(parts: Sequence[memoryview], value: memoryview) -> bool:
         copy_bytes(part, value[begin : begin + part.nbytes])
         begin += part.nbytes
     return True
-
-
-def _bytes_of(rows: Tensor) -> NDArray[np.uint8]:
-    return rows.numpy().reshape(-1).view(np.uint8)

@@ -9,6 +9,7 @@ of an 8B model.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -170,14 +171,14 @@ class StreamCopies(PlainCopies):
 
     def store(self, blocks: Sequence[int], memory: Tensor, rows: Sequence[int]) -> Pending:
         """Gather blocks in the steps' stream, and copy them over the link in another."""
-        queue, steps = self._streams, self._streams.steps()
+        queue, steps, pool = self._streams, self._streams.steps(), self._pool
         for begin, end in self._parts(len(blocks)):
             buffer = next(self._next_store)
             queue.wait(steps, buffer.free)
-            queue.run(steps, self._gathering(blocks[begin:end], buffer))
+            queue.run(steps, partial(self._move, pool.gather, blocks[begin:end], buffer))
             queue.record(buffer.filled, steps)
             queue.wait(buffer.stream, buffer.filled)
-            queue.run(buffer.stream, _copying(buffer.rows, memory, rows[begin:end], out=True))
+            queue.run(buffer.stream, partial(_cross, buffer.rows, memory, rows[begin:end], True))
             queue.record(buffer.free, buffer.stream)
         return self._recorded([self._link])
 
@@ -188,8 +189,9 @@ class StreamCopies(PlainCopies):
             buffer = next(self._next_load)
             used[id(buffer)] = buffer.stream
             queue.wait(buffer.stream, self._marked)
-            queue.run(buffer.stream, _copying(buffer.rows, memory, rows[begin:end], out=False))
-            queue.run(buffer.stream, self._scattering(blocks[begin:end], buffer))
+            queue.run(buffer.stream, partial(_cross, buffer.rows, memory, rows[begin:end], False))
+            scatter = partial(self._move, self._pool.scatter, blocks[begin:end], buffer)
+            queue.run(buffer.stream, scatter)
         return self._recorded(used.values())
 
     def mark(self) -> None:
@@ -222,13 +224,11 @@ class StreamCopies(PlainCopies):
         size = self._size
         return ((begin, min(begin + size, rows)) for begin in range(0, rows, size))
 
-    def _gathering(self, blocks: Sequence[int], buffer: _Buffer) -> Callable[[], None]:
-        pool, staged = self._pool, buffer.rows[: len(blocks)]
-        return lambda: pool.gather(pool.ids(blocks), staged)
-
-    def _scattering(self, blocks: Sequence[int], buffer: _Buffer) -> Callable[[], None]:
-        pool, staged = self._pool, buffer.rows[: len(blocks)]
-        return lambda: pool.scatter(pool.ids(blocks), staged)
+    def _move(
+        self, move: Callable[[Tensor, Tensor], None], blocks: Sequence[int], buffer: _Buffer
+    ) -> None:
+        """Gather blocks in a buffer, or scatter them from it."""
+        move(self._pool.ids(blocks), buffer.rows[: len(blocks)])
 
     def _recorded(self, streams: Iterable[Any]) -> _Recorded:
         """An event after what is queued now, in each of the streams."""
@@ -239,15 +239,9 @@ class StreamCopies(PlainCopies):
         return _Recorded(self._streams, events)
 
 
-def _copying(
-    staged: Tensor, memory: Tensor, rows: Sequence[int], *, out: bool
-) -> Callable[[], None]:
+def _cross(staged: Tensor, memory: Tensor, rows: Sequence[int], out: bool) -> None:
     """Copies over the link, one a run of rows: `out` of the staging buffer, or into it."""
-
-    def copy() -> None:
-        for first, at, count in runs(rows):
-            near, far = staged[at : at + count], memory[first : first + count]
-            target, source = (far, near) if out else (near, far)
-            target.copy_(source, non_blocking=True)
-
-    return copy
+    for first, at, count in runs(rows):
+        near, far = staged[at : at + count], memory[first : first + count]
+        target, source = (far, near) if out else (near, far)
+        target.copy_(source, non_blocking=True)

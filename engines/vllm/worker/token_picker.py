@@ -137,10 +137,7 @@ class TokenPicker:
     def _replace_first_layers(
         self, prompt: Tensor, cached: CachedTokens, deviation: Deviation
     ) -> Tensor:
-        """Write the first layers' KV of `prompt` [tokens] for cached tokens, and compare it.
-
-        Returns deviations [cached].
-        """
+        """Write the first layers' KV of `prompt` [tokens] for cached ones; deviations [cached]."""
         attentions = self._first_layers.attentions
         fresh = [self._as_cached(kv, cached) for kv in self._first_layers.run(prompt)]
         before = LayerKv(*self._read(attentions[1].kv_cache, cached.slots))

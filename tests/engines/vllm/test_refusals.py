@@ -161,7 +161,7 @@ def test_another_signature_is_refused():
     def upstream(self: Any, request: Any, more: Any) -> None: ...
 
     with pytest.raises(ConfigError, match="upstream takes"):
-        compat.check_signature(upstream, ("self", "request"))
+        compat.check_signature(upstream, "self, request")
 
 
 @pytest.mark.parametrize(

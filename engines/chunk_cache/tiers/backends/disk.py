@@ -69,10 +69,7 @@ class Disk(Tier):
         return self._index.contains(keys)
 
     def put(self, items: Sequence[tuple[Key, Buffer]]) -> list[bool]:
-        """Write values, each flushed to the disk before it counts; False when there is no room.
-
-        Raises the error of a full disk if it has room for none of them.
-        """
+        """Write and flush values; False without room. Raises the disk's error if all are False."""
         kept, full = list[bool](), None
         for key, value in items:
             try:
@@ -107,22 +104,17 @@ class Disk(Tier):
         self._index.close()
 
     def _put(self, key: Key, value: memoryview) -> bool:
-        kept = False
+        kept, evicted = False, 0
         try:
-            kept = self._reserve(key, value.nbytes) and self._write(key, value)
+            if value.nbytes <= self._capacity:
+                room = key, value.nbytes, self._capacity
+                evicted = self._index.reserve(*room, self._files.remove)
+                kept = self._write(key, value)
         finally:
-            if not kept:
-                with self._lock:
-                    self._refused += 1
+            with self._lock:
+                self._evictions += evicted
+                self._refused += not kept
         return kept
-
-    def _reserve(self, key: Key, nbytes: int) -> bool:
-        if nbytes > self._capacity:
-            return False
-        evicted = self._index.reserve(key, nbytes, self._capacity, self._files.remove)
-        with self._lock:
-            self._evictions += evicted
-        return True
 
     def _write(self, key: Key, value: memoryview) -> bool:
         """Whether the value is in place; it is not if another process evicted it meanwhile."""
@@ -165,7 +157,9 @@ class ValueFiles:
         handle, partial = self._begin()
         try:
             with os.fdopen(handle, "wb", buffering=0) as file:
-                _write_all(file.fileno(), value)
+                left = value.cast("B") if value.nbytes else value
+                while left.nbytes:
+                    left = left[os.write(file.fileno(), left) :]
                 os.fsync(file.fileno())
                 Path(partial).replace(path)
         except BaseException:
@@ -222,12 +216,6 @@ def _is_full(error: OSError | sqlite3.OperationalError) -> bool:
     if isinstance(error, OSError):
         return error.errno in _FULL
     return error.sqlite_errorcode == sqlite3.SQLITE_FULL
-
-
-def _write_all(descriptor: int, value: memoryview) -> None:
-    left = value.cast("B") if value.nbytes else value
-    while left.nbytes:
-        left = left[os.write(descriptor, left) :]
 
 
 def _key(path: Path) -> Key | None:
@@ -290,14 +278,12 @@ class DiskIndex:
 
     def contains(self, keys: Sequence[Key]) -> list[bool]:
         """Whether values are there, per key."""
+        sql = "SELECT 1 FROM value WHERE key = ? AND ready"
         with self._transaction("BEGIN") as run:
-            return [_is_ready(run, key) for key in keys]
+            return [run.execute(sql, (key,)).fetchone() is not None for key in keys]
 
     def use(self, keys: Sequence[Key]) -> list[bool]:
-        """Mark values as used now; returns whether they are there, per key.
-
-        Where nothing can be written, on a full disk or a read-only one, nothing is marked.
-        """
+        """Mark values as used, if anything can be written; returns whether they are there."""
         sql = "UPDATE value SET used = ? WHERE key = ? AND ready"
         try:
             with self._transaction() as run:
@@ -314,7 +300,8 @@ class DiskIndex:
         evicted = 0
         with self._transaction() as run:
             run.execute("DELETE FROM value WHERE key = ?", (key,))
-            while _total_bytes(run) + nbytes > capacity:
+            total = "SELECT bytes FROM total"
+            while run.execute(total).fetchone()[0] + nbytes > capacity:
                 sql = "SELECT key FROM value ORDER BY used LIMIT 1"
                 (victim,) = run.execute(sql).fetchone()
                 run.execute("DELETE FROM value WHERE key = ?", (victim,))
@@ -395,13 +382,3 @@ def _open(path: Path) -> sqlite3.Connection:
 def _tick(run: sqlite3.Connection) -> int:
     (clock,) = run.execute("UPDATE total SET clock = clock + 1 RETURNING clock").fetchone()
     return int(clock)
-
-
-def _is_ready(run: sqlite3.Connection, key: Key) -> bool:
-    sql = "SELECT 1 FROM value WHERE key = ? AND ready"
-    return run.execute(sql, (key,)).fetchone() is not None
-
-
-def _total_bytes(run: sqlite3.Connection) -> int:
-    (nbytes,) = run.execute("SELECT bytes FROM total").fetchone()
-    return int(nbytes)

@@ -200,16 +200,14 @@ class Redis(Tier):
                 else:
                     pipeline.set(_VALUES + key, value, px=self._expiry)
             replies = pipeline.execute(raise_on_error=False)
-        kept = [self._is_kept(reply) for reply in replies]
+        refused = [reply for reply in replies if isinstance(reply, Exception)]
+        for error in refused:
+            if not _is_full(error):
+                raise error
         if self._bound:
             with self._lock:
                 self._evictions += sum(n for n in replies if isinstance(n, int))
-        return kept
-
-    def _is_kept(self, reply: object) -> bool:
-        if isinstance(reply, Exception) and not _is_full(reply):
-            raise reply
-        return not isinstance(reply, Exception)
+        return [not isinstance(reply, Exception) for reply in replies]
 
     def _touch(self, keys: Sequence[Key]) -> None:
         """Note the use of values, which takes memory that the server may not have."""

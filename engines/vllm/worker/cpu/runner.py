@@ -48,10 +48,10 @@ class PicModelRunner(CPUModelRunner):
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         check_signature(
-            GPUModelRunner._prepare_inputs, ("self", "scheduler_output", "num_scheduled_tokens")
+            GPUModelRunner._prepare_inputs, "self, scheduler_output, num_scheduled_tokens"
         )
-        check_signature(CPUModelRunner.load_model, ("self", "load_dummy_weights"))
-        check_signature(GPUModelRunner._sample, ("self", "logits", "spec_decode_metadata"))
+        check_signature(CPUModelRunner.load_model, "self, load_dummy_weights")
+        check_signature(GPUModelRunner._sample, "self, logits, spec_decode_metadata")
         check_signature(GPUModelRunner._bookkeeping_sync, _BOOKKEEPING)
         super().__init__(vllm_config, device)
         settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
@@ -157,11 +157,4 @@ def _read(kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     return keys[where], values[where]
 
 
-_BOOKKEEPING = (
-    "self",
-    "scheduler_output",
-    "sampler_output",
-    "logits",
-    "hidden_states",
-    "num_scheduled_tokens",
-)
+_BOOKKEEPING = "self, scheduler_output, sampler_output, logits, hidden_states, num_scheduled_tokens"

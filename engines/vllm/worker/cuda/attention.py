@@ -37,10 +37,7 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunnerAttention:
-    """The planned requests of one model runner, the planner of its steps, and their RoPE.
-
-    `picker` picks the linked tokens of those for which no plan knows them.
-    """
+    """A runner's planned requests, planner of their steps, RoPE, and picker of linked tokens."""
 
     requests: PlannedRequests
     planner: Planner

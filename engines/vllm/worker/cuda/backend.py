@@ -170,10 +170,7 @@ class PicTritonBackend(PluginBackend, TritonAttentionBackend):
 
 
 def select_backend(vllm_config: Any) -> type[PicFlashBackend] | type[PicTritonBackend]:
-    """Register the backend that serves an engine's model under vLLM's name for plug-ins.
-
-    Raises ConfigError if none does.
-    """
+    """Register the backend of an engine's model as a plug-in. Raises ConfigError if none is."""
     model = vllm_config.model_config
     flash = is_flash_attn_varlen_func_available() and get_flash_attn_version() == 3
     backend = choose_backend(model.dtype, model.get_head_size(), flash=flash)

@@ -37,10 +37,7 @@ class AttentionCalls:
 
 
 class Planner(Protocol):
-    """Prepares the attention of a step's planned requests.
-
-    `graphs` says whether CUDA graphs may hold the attention of decoding steps.
-    """
+    """Prepares attention of planned requests; with `graphs` CUDA graphs may hold decoding ones."""
 
     graphs: bool
 

@@ -115,10 +115,7 @@ class PicModelState(DefaultModelState):
 def set_step(
     batch: PlannedBatch | None, planner: Planner, attn_groups: Iterable[Iterable[Any]]
 ) -> None:
-    """Give the metadata builders of all layers the planned requests of the next step.
-
-    Raises EngineError if a builder is not picbench's.
-    """
+    """Give metadata builders the next step's requests. Raises EngineError for others' builders."""
     step = None if batch is None else PlannedStep(batch, planner)
     for builder in (
         b for groups in attn_groups for group in groups for b in group.metadata_builders

@@ -62,7 +62,9 @@ class PlainPrefixes:
         """Those that share a cell and were not taken yet; none unless it pays."""
         if self._saved < LEAST_SAVED * self._total or not self._waiting:
             return frozenset()
-        return frozenset(name for name in self._waiting if self._shares(name))
+        first = slice(self._cell_blocks)
+        cells = ((name, self._requests[name].blocks[first]) for name in self._waiting)
+        return frozenset(name for name, cell in cells if self._readers[cell] > 1)
 
     def add(self, request_id: str, prompt: int, max_tokens: int, blocks: Sequence[int]) -> None:
         """A new or resumed request; `blocks` are the first of its blocks."""
@@ -97,9 +99,6 @@ class PlainPrefixes:
             return None
         self._waiting.remove(request_id)
         return request
-
-    def _shares(self, request_id: str) -> bool:
-        return self._readers[self._requests[request_id].blocks[: self._cell_blocks]] > 1
 
     def _cells(self, request: PlainRequest) -> list[tuple[int, ...]]:
         size, blocks = self._cell_blocks, request.blocks
@@ -183,8 +182,10 @@ class PlannedRequests:
         request = PlannedRequest(self._free[-1], runs, slot_map.end, self._keys_without_rope)
         if slot_map.picks is not None:
             self.slot_maps[request_id] = slot_map
-        elif self._runs_as_plain(request, params):
-            return
+        else:
+            continues = request.end == request.planned or params.max_tokens == 1
+            if not self._keys_without_rope and continues and request.ordinary:
+                return  # It runs as a plain one.
         self._known[request_id] = request
         self._slots[request_id] = request.planned + params.max_tokens
         # A copy, as the list of a running request grows.
@@ -222,10 +223,6 @@ class PlannedRequests:
             self._slots[request_id] = plain.prompt + plain.max_tokens
             self._canonical[request_id] = plain.blocks, runs
             self._unwritten.add(request_id)
-
-    def _runs_as_plain(self, request: PlannedRequest, params: Any) -> bool:
-        continues = request.end == request.planned or params.max_tokens == 1
-        return not self._keys_without_rope and continues and request.ordinary
 
     def _write(self, request_id: str) -> None:
         self._unwritten.discard(request_id)

@@ -172,37 +172,27 @@ def _start_transfers(scheduler_output: Any) -> None:
 
 
 #: What is extended here, and with which parameters.
-UPSTREAM: tuple[tuple[type, str, tuple[str, ...]], ...] = (
-    (GPUModelRunner, "update_requests", ("self", "scheduler_output")),
-    (GPUModelRunner, "gather_batch_req_state", ("self", "scheduler_output", "dummy_run")),
-    (GPUModelRunner, "capture_model", ("self", "profile_only")),
-    (GPUModelRunner, "_init_kv_zero_meta", ("self",)),
+UPSTREAM: tuple[tuple[type, str, str], ...] = (
+    (GPUModelRunner, "update_requests", "self, scheduler_output"),
+    (GPUModelRunner, "gather_batch_req_state", "self, scheduler_output, dummy_run"),
+    (GPUModelRunner, "capture_model", "self, profile_only"),
+    (GPUModelRunner, "_init_kv_zero_meta", "self"),
     (
         GPUModelRunner,
         "initialize_kv_cache",
-        ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
+        "self, kv_cache_config, is_profiling, kv_cache_allocation_context",
     ),
-    (Sampler, "add_request", ("self", "req_idx", "sampling_params")),
-    (Sampler, "apply_staged_writes", ("self",)),
-    (PenaltiesState, "apply_staged_writes", ("self",)),
-    (LogitBiasState, "add_request", ("self", "req_idx", "sampling_params")),
-    (DefaultModelState, "add_request", ("self", "req_index", "new_req_data")),
-    (DefaultModelState, "remove_request", ("self", "req_id")),
-    (DefaultModelState, "prepare_inputs", ("self", "input_batch", "req_states")),
+    (Sampler, "add_request", "self, req_idx, sampling_params"),
+    (Sampler, "apply_staged_writes", "self"),
+    (PenaltiesState, "apply_staged_writes", "self"),
+    (LogitBiasState, "add_request", "self, req_idx, sampling_params"),
+    (DefaultModelState, "add_request", "self, req_index, new_req_data"),
+    (DefaultModelState, "remove_request", "self, req_id"),
+    (DefaultModelState, "prepare_inputs", "self, input_batch, req_states"),
     (
         DefaultModelState,
         "prepare_attn",
-        (
-            "self",
-            "input_batch",
-            "cudagraph_mode",
-            "block_tables",
-            "slot_mappings",
-            "attn_groups",
-            "kv_cache_config",
-            "for_capture",
-            "ubatch_idx",
-            "model_specific_attn_metadata",
-        ),
+        "self, input_batch, cudagraph_mode, block_tables, slot_mappings, attn_groups, "
+        "kv_cache_config, for_capture, ubatch_idx, model_specific_attn_metadata",
     ),
 )

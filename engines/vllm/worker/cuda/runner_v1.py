@@ -24,16 +24,16 @@ class PicModelRunnerV1(GPUModelRunner):
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         check_signature(
-            GPUModelRunner._prepare_inputs, ("self", "scheduler_output", "num_scheduled_tokens")
+            GPUModelRunner._prepare_inputs, "self, scheduler_output, num_scheduled_tokens"
         )
         check_signature(
             GPUModelRunner.initialize_kv_cache,
-            ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
+            "self, kv_cache_config, is_profiling, kv_cache_allocation_context",
         )
-        check_signature(GPUModelRunner._update_states, ("self", "scheduler_output"))
-        check_signature(GPUModelRunner._init_kv_zero_meta, ("self",))
-        check_signature(GPUModelRunner.load_model, ("self", "load_dummy_weights", "model"))
-        check_signature(GPUModelRunner._sample, ("self", "logits", "spec_decode_metadata"))
+        check_signature(GPUModelRunner._update_states, "self, scheduler_output")
+        check_signature(GPUModelRunner._init_kv_zero_meta, "self")
+        check_signature(GPUModelRunner.load_model, "self, load_dummy_weights, model")
+        check_signature(GPUModelRunner._sample, "self, logits, spec_decode_metadata")
         super().__init__(vllm_config, device)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ class PicGPUWorker(ConnectorWorkerMixin, Worker):
     def init_device(self) -> None:
         """Check versions and settings before anything is loaded."""
         check_version()
-        check_signature(Worker._make_model_runner, ("self",))
+        check_signature(Worker._make_model_runner, "self")
         scheduler = self.vllm_config.scheduler_config.scheduler_cls
         self._settings = PicSettings.read(self.vllm_config.additional_config)
         if self._settings is None or scheduler not in (SCHEDULER, ASYNC_SCHEDULER):

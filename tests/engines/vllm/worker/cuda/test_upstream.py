@@ -15,13 +15,11 @@ from picbench.engines.vllm.worker.cuda.worker import PicGPUWorker
 def test_methods_that_are_extended_are_those_of_the_pinned_release() -> None:
     for owner, name, parameters in UPSTREAM:
         check_signature(getattr(owner, name), parameters)
-    check_signature(Worker._make_model_runner, ("self",))
-    check_signature(
-        GPUModelRunner._prepare_inputs, ("self", "scheduler_output", "num_scheduled_tokens")
-    )
+    check_signature(Worker._make_model_runner, "self")
+    check_signature(GPUModelRunner._prepare_inputs, "self, scheduler_output, num_scheduled_tokens")
     check_signature(
         GPUModelRunner.initialize_kv_cache,
-        ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
+        "self, kv_cache_config, is_profiling, kv_cache_allocation_context",
     )
 
 
