@@ -31,7 +31,7 @@ from picbench.engines.request import Hits, TokenCounts
 from picbench.engines.vllm.faults import Faults
 from picbench.engines.vllm.frontend.engine_core import hash_prompt
 from picbench.engines.vllm.scheduler import rewrite
-from picbench.engines.vllm.scheduler.chunk_jobs import BatchBarrier, ChunkJobs
+from picbench.engines.vllm.scheduler.chunk_jobs import BatchBarrier, ChunkJob, ChunkJobs
 from picbench.engines.vllm.scheduler.planner import RequestPlanner, has_plan
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.settings import PicSettings
