@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from picbench.engines.request import (
     Timings,
     TokenCounts,
 )
-from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.frontend.limits import check_request
 from picbench.engines.vllm.frontend.placements import (
     Position,
@@ -45,6 +45,50 @@ if TYPE_CHECKING:
     from picbench.engines.vllm.scheduler.linker import PromptCost
 
 
+class ModelTokenizer:
+    """Text to token ids and back, by the tokenizer of a model folder or hub id."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a segment, without special tokens. Raises ConfigError without tokenizer."""
+        if self._loaded is None:
+            raise ConfigError(
+                f"model {self._model!r} has no tokenizer", hint="give segments as token ids"
+            )
+        return tuple(self._loaded.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of generated tokens, without special ones; empty for a model without tokenizer."""
+        if self._loaded is None:
+            return ""
+        return str(self._loaded.decode(list(tokens), skip_special_tokens=True))
+
+    @cached_property
+    def stops(self) -> list[int]:
+        """Tokens that end a generation, from the model's generation settings."""
+        from transformers import AutoConfig, GenerationConfig
+
+        try:
+            config: Any = GenerationConfig.from_pretrained(self._model)
+        except OSError:
+            config = AutoConfig.from_pretrained(self._model)
+        stops = config.eos_token_id
+        if stops is None:
+            return []
+        return list(stops) if isinstance(stops, list) else [int(stops)]
+
+    @cached_property
+    def _loaded(self) -> Any:
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(self._model)
+        except (OSError, ValueError):
+            return None
+
+
 #: What users of an `Engine` can do about a pool that is too small.
 _MORE_BLOCKS = "raise `kv_blocks`"
 
@@ -63,10 +107,7 @@ class PreparedRequest:
 
 
 class RequestPreparer:
-    """Tokenizes and checks the requests of one engine.
-
-    Raises ConfigError for an algorithm that is unknown, or that a stock engine cannot serve.
-    """
+    """Tokenizes and checks requests. Raises ConfigError if the engine's algorithm is wrong."""
 
     def __init__(self, config: EngineConfig, tokenizer: ModelTokenizer) -> None:
         self._config = config

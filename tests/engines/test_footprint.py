@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig, planned_capacity
+from picbench.engines.engine import warm_up_requests
 from picbench.engines.footprint import LINK_WORKSPACE, SHARED_PARTS, GpuFootprint, parameters
 from picbench.engines.model_config import check_ranks, head_size, read_model_config
 from picbench.engines.request import Chunk, Request
 from picbench.engines.vllm.launch import _context
-from picbench.engines.warm_up_requests import warm_up_requests
 from picbench.errors import ConfigError
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape

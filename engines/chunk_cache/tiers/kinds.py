@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint
 
 from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, pageable
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, TierSpec, pageable
 from picbench.errors import ConfigError, closest
 from picbench.plugins import installed, load_class
 

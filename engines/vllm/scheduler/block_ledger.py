@@ -18,8 +18,7 @@ from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.planning.keys import is_canonical
 from picbench.engines.planning.plan import Plan
 from picbench.engines.vllm.scheduler.attribution import Attribution, Codes, Ids
-from picbench.engines.vllm.scheduler.evictions import listen
-from picbench.engines.vllm.scheduler.pool import key_of
+from picbench.engines.vllm.scheduler.pool import key_of, listen
 from picbench.errors import EngineError
 
 _CODE = {kind: code for code, kind in enumerate(KINDS)}

@@ -38,11 +38,10 @@ from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.frontend.plugin import check_registered
 from picbench.engines.vllm.scheduler.cache_manager import ChunkTails, PromptHits
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
-from picbench.engines.vllm.scheduler.evictions import ChunkEvictions, listen
 from picbench.engines.vllm.scheduler.isolation import IsolatedLinker
 from picbench.engines.vllm.scheduler.linker import Linker
 from picbench.engines.vllm.scheduler.planner import RequestPlanner
-from picbench.engines.vllm.scheduler.pool import Pool
+from picbench.engines.vllm.scheduler.pool import ChunkEvictions, Pool, listen
 from picbench.engines.vllm.settings import REJECTED, WORKERS, PicSettings
 from picbench.engines.vllm.transfer.connector import PicConnector
 from picbench.errors import ConfigError, EngineError

@@ -13,8 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import ClassVar, Self
 
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, Usage
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
 
 #: What a full disk, quota or file-size limit says.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

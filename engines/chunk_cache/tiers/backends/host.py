@@ -11,12 +11,12 @@ from threading import Lock
 from typing import ClassVar, Self
 
 from picbench.engines.chunk_cache.tiers.envelope import copy_bytes
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
 from picbench.engines.chunk_cache.tiers.tier import (
     Allocate,
     Buffer,
     Key,
     Tier,
+    TierSpec,
     Usage,
     pageable,
 )

@@ -5,8 +5,7 @@ from threading import Lock
 from typing import Any, ClassVar, NoReturn, Self
 from urllib.parse import urlsplit
 
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, Usage
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
 
 #: Servers close the connection on longer strings (proto-max-bulk-len's default).
 LARGEST_VALUE = 512 << 20

@@ -109,7 +109,7 @@ def _table(
     bare = settings.keys_without_rope
     if settings.shared_decode != "off":
         if serves_groups(shape):
-            costs = SharingCosts.none() if settings.shared_decode == "always" else SharingCosts()
+            costs = SharingCosts.always() if settings.shared_decode == "always" else SharingCosts()
             return SharedRequestTable(
                 *(rows, blocks, device, shape),
                 unrotated=bare,
