@@ -264,7 +264,7 @@ class Engine:
         return self._running.ledger.evictions
 
     def reset(self, *, tiers: bool = True) -> None:
-        """Drop KV in the pool and, with `tiers`, in these. Raises EngineError while requests run."""
+        """Drop KV in the pool and, with `tiers`, in them. Raises EngineError if requests run."""
         if self._running.engine.has_unfinished_requests():
             raise EngineError("the cache cannot be dropped while requests run")
         self.drain()

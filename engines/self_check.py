@@ -16,7 +16,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
@@ -39,18 +38,8 @@ _CANDIDATES = 8
 _SHARE = 0.25
 
 
-class Generate(Protocol):
-    """`Engine.generate`."""
-
-    def __call__(
-        self,
-        requests: Sequence[Request],
-        *,
-        max_tokens: int,
-        logprobs: int,
-        ignore_eos: bool,
-    ) -> list[Result]:
-        """Serve requests."""
+#: `Engine.generate`.
+Generate = Callable[..., list[Result]]
 
 
 @dataclass(frozen=True, slots=True)

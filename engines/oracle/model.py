@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from picbench.engines.oracle.picked import FULL_LAYERS, Asked, Blend, BlendedRows
 from picbench.engines.oracle.rule import ExpandedRow, GivenSegment, Rule, expand
@@ -39,7 +39,10 @@ class Oracle:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )
-        if _has_window(self.model.config):
+        config = self.model.config
+        kinds = getattr(config, "layer_types", None)
+        windows = [kind for kind in kinds or () if kind != "full_attention"]
+        if windows or (kinds is None and getattr(config, "sliding_window", None) is not None):
             raise ValueError(f"{folder}: the oracle does not know sliding windows")
 
     def logprobs(
@@ -132,14 +135,6 @@ def _bias(rows: Sequence[ExpandedRow]) -> torch.Tensor:
     """What is added to the scores of attention, [1, 1, queries, keys]."""
     bias = torch.zeros(len(rows), len(rows)).masked_fill(~visible(rows), float("-inf"))
     return bias[None, None]
-
-
-def _has_window(config: PreTrainedConfig) -> bool:
-    """Whether a layer sees the last tokens only."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return any(kind != "full_attention" for kind in kinds)
-    return getattr(config, "sliding_window", None) is not None
 
 
 def distance(expected: torch.Tensor, reported: Sequence[Mapping[int, float]]) -> float:

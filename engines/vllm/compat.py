@@ -7,6 +7,7 @@ release is refused at start and does not give wrong answers.
 import inspect
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -33,7 +34,10 @@ _GROUP, _NAME = "vllm.general_plugins", "picbench"
 
 def check_version() -> None:
     """Raise ConfigError unless the installed vLLM is the pinned release."""
-    found = _installed()
+    found = None
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found = found or version(name)
     if found is None or found.split("+")[0] != VLLM:
         raise ConfigError(
             f"picbench needs vLLM {VLLM}, found {found or 'none'}",
@@ -162,12 +166,3 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     ahead = bool(scheduler.async_scheduling) and scheduler.scheduler_cls != ASYNC_SCHEDULER
     yield "async scheduling with this scheduler", ahead
     yield "a quantised KV cache", cache.cache_dtype not in ("auto", "bfloat16", "float16")
-
-
-def _installed() -> str | None:
-    for name in PACKAGES:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None

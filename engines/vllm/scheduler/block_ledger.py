@@ -67,6 +67,7 @@ class BlockLedger:
         self._watched: dict[str, _Watched] = {}
         #: Preemptions since the engine started.
         self.preemptions = 0
+        self._snapshots: deque[Snapshot]
         self._evictions = {"chunk": 0, "prefix": 0}
         self.forget()
         listen(self._pool, self)
@@ -83,7 +84,7 @@ class BlockLedger:
 
         An engine that serves for days would keep gigabytes of steps that are not asked for.
         """
-        self._snapshots: deque[Snapshot] = deque(maxlen=LATEST)
+        self._snapshots = deque(maxlen=LATEST)
         self._steps = 0
         self._began = time.monotonic()
 

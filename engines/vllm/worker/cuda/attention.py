@@ -66,7 +66,9 @@ class RunnerAttention:
             logger.warning_once("picbench: %s; PyTorch attends, which is slow", error.message)
             requests = PlannedRequests(most, None, keys_without_rope=bare)
             return cls(requests, DensePlanner(rope), rope, picker)
-        planner = _kernels(vllm_config, rope, shape, device, settings)
+        blocks = -(-config.max_model_len // BLOCK_SIZE) + 1
+        table = _table(settings, most + 1, blocks, device, shape)
+        planner = KernelPlanner(table, most, rope, shape, CudaWorkspace(LINK_WORKSPACE, device))
         kernels = describe(shape, rope, planner.table)
         logger.info_once("picbench: %s (%d MiB)", kernels, planner.nbytes >> 20)
         shared = isinstance(planner.table, SharedRequestTable)
@@ -88,19 +90,6 @@ class RunnerAttention:
 def _read(kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     keys, values = kv_cache[slots // BLOCK_SIZE, :, slots % BLOCK_SIZE].chunk(2, dim=-1)
     return keys, values
-
-
-def _kernels(
-    vllm_config: Any,
-    rope: RopeTable,
-    shape: HeadShape,
-    device: torch.device,
-    settings: PicSettings,
-) -> KernelPlanner:
-    most = vllm_config.scheduler_config.max_num_seqs
-    blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE) + 1
-    table = _table(settings, most + 1, blocks, device, shape)
-    return KernelPlanner(table, most, rope, shape, CudaWorkspace(LINK_WORKSPACE, device))
 
 
 def _table(
