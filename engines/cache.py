@@ -137,10 +137,10 @@ class ChunkCache:
         salt: str | None = None,
         pin: bool = False,
     ) -> None:
-        """Compile chunks, or fetch them, and wait until the tiers have them.
+        """Compile or fetch chunks, and wait until the tiers have them.
 
-        With `pin` they are not evicted until they are unpinned, or until a request comes that
-        could never run otherwise.
+        With `pin` they stay until they are unpinned, or a request comes that could never run
+        otherwise.
         """
         self._serve([_request(chunk, prefix, salt) for chunk in chunks])
         self._drain()

@@ -200,8 +200,8 @@ class Engine:
     def self_check(self, known: CheckedPrompts | None = None) -> SelfCheck:
         """Compare ways to the same answers, and drop their KV. Only where no request runs.
 
-        `known` are the answers of another engine with the same model, by default this one's own to
-        plain requests.
+        `known` are answers of another engine with the model, by default this one's to plain
+        requests.
         """
         running = self._running
         dtype = str(running.engine.vllm_config.model_config.dtype).removeprefix("torch.")
@@ -438,8 +438,8 @@ class Engine:
     def _ahead(self, pace: Pace[PreparedRequest]) -> Iterator[Submission[PreparedRequest]]:
         """Requests to submit before the next step: one, and more while they do not fill it.
 
-        Planning takes milliseconds, during which the device computes the step before. Of many long
-        prompts that arrive at once the first ones start while the others are planned.
+        Planning takes milliseconds, in which the device computes: of many long prompts the first
+        ones start while others are planned.
         """
         config = self._running.engine.vllm_config.scheduler_config
         room = config.max_num_batched_tokens

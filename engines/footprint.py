@@ -72,8 +72,7 @@ class GpuFootprint:
     def of(cls, config: EngineConfig, model: Mapping[str, Any]) -> Self | None:
         """The footprint of an engine for a model with this configuration.
 
-        None where the configuration does not tell it: quantised weights, and models whose
-        configuration does not have the usual fields.
+        None where that does not tell it: quantised weights, and fields that are missing.
         """
         if model.get("quantization_config"):
             return None

@@ -87,11 +87,7 @@ class Algorithm(ABC):
         return segments
 
     def added(self, chunks: int) -> int:
-        """Tokens that `arrange` adds at least to a prompt of so many chunks.
-
-        Requests name options: those that would add more than an engine has room for are refused
-        before `arrange` makes them.
-        """
+        """Tokens that `arrange` adds at least for so many chunks; too many are refused before."""
         return 0
 
     @property
@@ -160,8 +156,8 @@ class ChunkAlgorithm(Algorithm):
 class CopyingAlgorithm(ChunkAlgorithm):
     """A chunk algorithm that was published with a copy of chunk KV for every request.
 
-    ``copy=private`` is that form: chunk KV is kept in a tier outside the KV pool, and every request
-    gets blocks of its own. With ``copy=shared`` requests share blocks, and nothing else differs.
+    ``copy=private`` is that form: chunk KV is kept in a tier, and requests get blocks of their own.
+    With ``copy=shared`` requests share blocks, and nothing else differs.
     """
 
     copy: str = option(

@@ -22,10 +22,9 @@ _REMEMBERED = 256
 
 
 class Registry:
-    """The algorithms that are installed at its first use.
+    """The algorithms that are installed at its first use; any thread may call it.
 
-    Searching the installed packages takes milliseconds, so keep one to parse for every request.
-    Any thread may call it.
+    Searching the packages takes milliseconds, so keep one to parse for every request.
     """
 
     def __init__(self) -> None:

@@ -32,8 +32,7 @@ class Extent:
 class Arena:
     """Rows of `row_bytes` in `capacity` bytes, least recently used chunk out first.
 
-    Callers hold what `find` and `reserve` return until they `release` it. Not thread-safe: one
-    thread keeps the books, others may copy.
+    Callers `release` what `find` and `reserve` return. One thread keeps the books, others may copy.
     """
 
     def __init__(self, capacity: int, row_bytes: int) -> None:

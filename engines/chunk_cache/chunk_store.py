@@ -244,8 +244,7 @@ class ChunkStore:
     def evict(self, page: Key) -> None:
         """The pool reuses a page's block: evict every chunk that is not whole without it.
 
-        A chunk in use keeps the blocks that are referenced; it only loses a page that no request
-        maps.
+        A chunk in use keeps referenced blocks; it only loses a page that no request maps.
         """
         for key in tuple(self._owners.get(page, ())):
             record = self._resident[key]
@@ -282,8 +281,7 @@ class ChunkStore:
     def reset_pool(self) -> None:
         """The pool was emptied: what steps have not read of it by now is not stored.
 
-        Nothing says what its blocks hold when the next step runs. vLLM may have slept meanwhile, or
-        have loaded other weights.
+        vLLM may have slept, or have loaded other weights, before the next step runs.
         """
         self._owners.clear()
         stores, self.commands.stores = self.commands.stores, []

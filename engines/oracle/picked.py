@@ -22,8 +22,8 @@ FULL_LAYERS = 2
 class Blend:
     """CacheBlend: a `share` of all chunk tokens, rounded down, by the `deviation` of K or V.
 
-    `compiled` says how chunks are compiled. `picked`, in positions of the prompt, are
-    the tokens that an engine picked; None picks them here.
+    Chunks are `compiled` by a rule; `picked` are positions that an engine picked, None: picked
+    here.
     """
 
     share: float
@@ -99,8 +99,8 @@ class BlendedRows:
 class Asked:
     """As many tokens as the first `blocks` of every chunk have, by the question's attention.
 
-    `compiled` says how chunks are compiled. `picked`, in positions of the prompt, are the tokens
-    that an engine picked; None picks them here.
+    Chunks are `compiled` by a rule; `picked` are positions that an engine picked, None: picked
+    here.
     """
 
     blocks: int = 1

@@ -75,8 +75,7 @@ _Name = tuple[object, ...]
 class PageCache:
     """Pages of chunks, up to a number of tokens; the least recently used go first.
 
-    `name` makes of token ids what is hashed and compared in their place, one of each: bytes are
-    compared at once, numbers one by one.
+    `name` makes of token ids what is hashed in their place: bytes are compared at once.
     """
 
     def __init__(self, tokens: int = 1 << 21, name: Callable[[Numbers], Hashable] = tuple) -> None:

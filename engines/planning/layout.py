@@ -45,8 +45,7 @@ class PlacedSegment(NamedTuple):
 def place(segments: Sequence[Segment], layout: LayoutConfig) -> list[PlacedSegment]:
     """The segments that have tokens, padded as the layout says, at their positions.
 
-    Raises ConfigError if one has a position before the end of the last one, and for positions
-    together with visible pads, which move them.
+    Raises ConfigError for positions that overlap, or that come with visible pads, which move them.
     """
     segments = [segment for segment in segments if segment.tokens]
     if layout.pad is Pad.PAPER:

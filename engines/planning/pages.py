@@ -61,8 +61,7 @@ class SlotKind(StrEnum):
 class Page(NamedTuple):
     """One block of a plan, in slots; only the last page of a plan may be short.
 
-    `key` names the content (None: private, never shared). `copy_of` names the canonical block
-    that a private page is copied from.
+    `key` names the content (None: never shared), `copy_of` the block that it is copied from.
     """
 
     tokens: tuple[int, ...]

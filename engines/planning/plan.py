@@ -190,8 +190,8 @@ class Plan:
     def kind_runs(self) -> tuple[tuple[SlotKind, int], ...]:
         """Runs of slots of one kind, in compute order: the kind and how many.
 
-        The worker hides one canonical slot for each token that it picks. The counts are right, and
-        the first ones stand for those that it hides.
+        For each token that a worker picks it hides a canonical slot; here the first ones stand for
+        those.
         """
         placed = chain.from_iterable(view.kinds for view, _ in self.placed)
         runs = (*placed, *kind_runs(self.computed))

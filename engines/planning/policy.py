@@ -227,8 +227,7 @@ class ChunkPolicy:
 class Marks:
     """What separators in a prompt mark, as ``[start, end)`` spans of prompt tokens, in order.
 
-    `spans` are chunks. `dependent` tokens see the whole logical prefix: text, and inside chunks
-    those that are recomputed.
+    `spans` are chunks; `dependent` tokens, in them or between, see the whole logical prefix.
     """
 
     spans: tuple[tuple[int, int], ...] = ()

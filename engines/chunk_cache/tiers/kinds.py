@@ -46,8 +46,7 @@ def open_tiers(
 ) -> TierStack:
     """Open the tiers of specs; `allocate` makes the memory of host tiers (pinned, for a GPU).
 
-    `taken` are names of tiers that are open already. Raises ConfigError for specs that a
-    kind does not take and for a tier that is listed twice.
+    Raises ConfigError for what a kind does not take, and tiers listed twice or already `taken`.
     """
     opened: list[GuardedTier] = []
     try:

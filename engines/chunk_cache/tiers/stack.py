@@ -209,8 +209,7 @@ class TierStack:
     def fetch(self, wanted: Sequence[tuple[Key, int]]) -> Ticket[Fetched | None]:
         """Payloads by key and length in bytes, each from the nearest tier that has it intact.
 
-        None for what no tier has in that length. What a farther tier had is then copied into the
-        nearest one.
+        None for what is nowhere. What a farther tier had is then copied into the nearest one.
         """
         sizes = [HEADER_BYTES + length for _, length in wanted]
         asked = range(len(wanted)) if self._tiers else ()

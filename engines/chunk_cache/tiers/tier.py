@@ -207,8 +207,7 @@ class Tier(ABC):
     def get(self, keys: Sequence[Key]) -> list[Buffer | None]:
         """The values, None per key that is not there; counts as use.
 
-        Values stay valid while the caller holds them, whatever the tier evicts, and must not be
-        written to: a host tier returns views of its own memory.
+        They stay valid while the caller holds them, and must not be written to: they may be views.
         """
 
     @abstractmethod

@@ -59,8 +59,8 @@ class Limits:
     def check(self, footprint: Footprint, max_tokens: int) -> int:
         """Blocks that a request needs to finish, compiles included.
 
-        Raises ConfigError if the pool or the context is too small for it, or the model has no check
-        layer that it needs.
+        Raises ConfigError if pool or context are too small for it, or the model lacks a check
+        layer.
         """
         if footprint.compares and self.layers < 2:
             raise ConfigError(

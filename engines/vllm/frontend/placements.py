@@ -11,10 +11,9 @@ from picbench.errors import ConfigError
 
 
 def rows_of_integers(given: Any, name: str, width: int, hint: str) -> Iterator[tuple[int, ...]]:
-    """The rows of a list of lists of `width` integers, checked as they are read.
+    """Rows of `width` integers, checked as they are read, so that too long a list costs no more.
 
-    So a list that is too long for its prompt costs no more than one that fits. Raises ConfigError,
-    with `hint`, for anything else.
+    Raises ConfigError, with `hint`, for anything else.
     """
     if not is_list(given):
         raise ConfigError(f"{name} are {given!r}, not a list", hint=hint)
@@ -83,10 +82,7 @@ def overlapping(spans: Sequence[Span], start: int, end: int) -> Sequence[Span]:
 
 
 def read_dependent(given: Any, spans: Sequence[Span], prompt_tokens: int) -> tuple[Span, ...]:
-    """Parse the spans of tokens that see the whole prompt before them.
-
-    Raises ConfigError as `ordered_spans`, and if one is partly inside a chunk.
-    """
+    """Parse spans that see all before them. Raises ConfigError also if partly in a chunk."""
     rows = rows_of_integers(given, "dependent", 2, "each is [start, end] in prompt tokens")
     dependent = ordered_spans(rows, "dependent", prompt_tokens)
     for index, (start, end) in enumerate(dependent):
@@ -101,11 +97,7 @@ def read_dependent(given: Any, spans: Sequence[Span], prompt_tokens: int) -> tup
 
 
 def read_positions(given: Any, spans: Sequence[Span], prompt_tokens: int) -> tuple[Position, ...]:
-    """Parse a request's positions.
-
-    Raises ConfigError if they are not in the prompt's order, leave the prompt, or are of tokens
-    inside chunks.
-    """
+    """Parse positions. Raises ConfigError if they are not in order, or inside chunks, or beyond."""
     rows = rows_of_integers(given, "positions", 2, "each is [prompt token, its position]")
     positions: list[Position] = []
     for index, (token, position) in enumerate(rows):
@@ -127,11 +119,7 @@ def read_positions(given: Any, spans: Sequence[Span], prompt_tokens: int) -> tup
 
 
 def read_slots(given: Any, spans: Sequence[Span]) -> tuple[SlotSpan, ...]:
-    """Parse the slots of a request's chunks.
-
-    Raises ConfigError if they overlap, if one is not in a chunk, or if it has fewer positions than
-    tokens.
-    """
+    """Parse slots. Raises ConfigError if they overlap, leave their chunk, or are too short."""
     rows = rows_of_integers(given, "slots", 4, "each is [chunk, start, end, positions that it has]")
     slots: list[SlotSpan] = []
     at = 0
@@ -179,10 +167,7 @@ def read_documents(given: Any, spans: Sequence[Span], prompt: Sequence[int]) -> 
 
 
 def documents_of_flat(flat: Any, name: str) -> list[Any] | None:
-    """A flat list as documents, each after its length; None for None.
-
-    Raises ConfigError for lengths that do not add up to the list's.
-    """
+    """Documents of a flat list, each after its length. Raises ConfigError if these are wrong."""
     if flat is None:
         return None
     documents: list[Any] = []

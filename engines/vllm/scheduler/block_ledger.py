@@ -51,8 +51,7 @@ class _Watched:
 class BlockLedger:
     """Takes snapshots of one scheduler's blocks, and counts its preemptions and evictions.
 
-    As an eviction listener it is told when a cached block is reused, so that a snapshot takes time
-    in proportion to what changed, not to the size of the pool.
+    It listens to evictions, so that a snapshot takes time in proportion to what changed.
     """
 
     def __init__(self, scheduler: Any) -> None:

@@ -105,10 +105,9 @@ class ChunkJobs:
         head: bool,
         shared: bool,
     ) -> None:
-        """Compile or fetch a missing chunk that a request waits for.
+        """Compile or fetch a missing chunk that a request waits for, ahead of a waiting one.
 
-        It is queued ahead of a waiting request, or at the end. With `head`, a job that is under way
-        is moved ahead of `parent`.
+        Without one it is last. With `head`, a job that is under way is moved ahead of `parent`.
         """
         job = self.find(self.store.get(canonical.key).owner)
         if job is None:

@@ -77,8 +77,7 @@ class PromptCost:
 class Linker:
     """Plans the requests of one scheduler and has their missing chunks compiled or fetched.
 
-    The scheduler and its connector call the hooks, in the order in which they are defined, by way
-    of `IsolatedLinker`: a hook that raises ends the request that it was called for.
+    Its hooks are called by way of `IsolatedLinker`, in the order in which they are defined.
     """
 
     def __init__(

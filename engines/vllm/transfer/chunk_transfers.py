@@ -171,8 +171,7 @@ class ChunkTransfers:
     def store(self, name: Key, blocks: Sequence[int], stored: Callable[[], None]) -> Stages[bool]:
         """Store the rows of `blocks`, read when the first stage is run; whether a tier has them.
 
-        `stored` is called as soon as one does. Far tiers go on afterwards; what is returned holds
-        when they have ended.
+        `stored` is called as soon as one does; the answer comes once far tiers have ended.
         """
         if self.arena is not None and self.arena.touch(name):
             stored()

@@ -41,11 +41,7 @@ class PlainCopies:
         self._pool = pool
 
     def lasting_memory(self, rows: int) -> Tensor:
-        """Memory for the whole life of the engine [rows, layers, words]; called once.
-
-        Raises ConfigError if there is not so much. The system gives a page when it is first
-        written.
-        """
+        """Lasting memory [rows, layers, words]. Raises ConfigError if there is not so much."""
         return self._pool.empty(rows)
 
     def passing_memory(self, rows: int) -> Tensor:

@@ -77,8 +77,7 @@ class TierClient:
     def register_kv_caches(self, layers: Sequence[Tensor]) -> None:
         """Set the pool's tensors, one per layer, [blocks, kv_heads, slots, 2 * head_size] each.
 
-        Allocates the host tier, for which a GPU's driver needs seconds. Raises ConfigError if there
-        is not so much memory.
+        Allocates the host tier, for seconds on a GPU. Raises ConfigError without so much memory.
         """
         self._pool = PoolRows(layers)
         self._copies = self._copy_engine()

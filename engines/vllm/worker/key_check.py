@@ -38,8 +38,7 @@ class _Seen(Exception):  # noqa: N818
 def check_keys(model: nn.Module, rope: RopeTable, hidden_size: int, dtype: torch.dtype) -> None:
     """Raise ConfigError unless keys of every attention block can be re-rotated by `rope`.
 
-    The model is loaded, and its rotary modules are its own. `hidden_size` is that of what its
-    blocks take, `dtype` their type.
+    The model's rotary modules are its own; its blocks take `hidden_size` numbers of `dtype`.
     """
     device = rope.cos_sin_cache.device
     last = len(rope.cos_sin_cache) - 1

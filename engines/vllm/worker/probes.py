@@ -15,10 +15,9 @@ from picbench.engines.ledger import MemoryUse
 
 
 def measure_memory(worker: Any) -> MemoryUse:
-    """Weights, KV pool and picbench's workspaces of a worker, and what holds them.
+    """Weights, KV pool and workspaces of a worker, and what holds them.
 
-    On a GPU that is torch's allocator, and the driver's count for this process where nvidia-ml-py
-    is installed; on a CPU the resident memory of the process.
+    On a GPU that is torch's allocator, and the driver by nvidia-ml-py; on a CPU resident memory.
     """
     import torch
 

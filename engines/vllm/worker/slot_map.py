@@ -143,8 +143,8 @@ class Arrangement:
 class Pickable:
     """A request before its linked tokens are picked.
 
-    `positions` [slots] and `cached_at` [slots] are those of its slot map. `prompt` [tokens] has the
-    user's token ids, and visible pads, in logical order.
+    `positions` and `cached_at` [slots] are its slot map's; `prompt` [tokens] has ids in logical
+    order.
     """
 
     picks: Picks

@@ -81,8 +81,7 @@ class TokenPicker:
     ) -> Iterator[tuple[str, Arrangement]]:
         """Pick for the requests with these slot maps, which compute their first tokens now.
 
-        A request for which that fails is ended by the scheduler; what it computes until then is of
-        no use.
+        One for which that fails is ended by the scheduler.
         """
         for request_id, slot_map in slot_maps.items():
             connector: Any = get_kv_transfer_group()
@@ -160,10 +159,9 @@ class TokenPicker:
 def pickable(
     request_ids: Sequence[str], slot_maps: Mapping[str, SlotMap | None], computed: Sequence[int]
 ) -> dict[str, SlotMap]:
-    """The requests of a step whose linked tokens have to be picked before it, and their slot maps.
+    """Slot maps of a step's requests whose linked tokens have to be picked before it.
 
-    Request i computes tokens after its `computed[i]` slots. `slot_maps` may leave out requests
-    without a plan.
+    Request i has `computed[i]` slots. `slot_maps` may leave out requests without a plan.
     """
     found: dict[str, SlotMap] = {}
     for request_id, slots in zip(request_ids, computed, strict=True):

@@ -148,8 +148,7 @@ class ValueFiles:
     def write(self, key: Key, value: memoryview) -> None:
         """Write a value; raises OSError, and leaves no file, if that fails.
 
-        The file is flushed before it gets its name. The folder is not: a crash may lose a value
-        that was just renamed, which is a miss.
+        The file is flushed, its folder is not: a crash may lose a renamed value, which is a miss.
         """
         path = self._path(key)
         path.parent.mkdir(exist_ok=True)
@@ -293,8 +292,7 @@ class DiskIndex:
     def reserve(self, key: Key, nbytes: int, capacity: int, remove: Callable[[Key], None]) -> int:
         """Make room for a value, listed once `publish` is called; returns how many were evicted.
 
-        `remove` removes an evicted value's file, before its room counts as free. `nbytes` must not
-        exceed `capacity`.
+        `remove` removes a file, before its room counts. `nbytes` must not exceed `capacity`.
         """
         evicted = 0
         with self._transaction() as run:

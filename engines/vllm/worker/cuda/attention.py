@@ -46,10 +46,9 @@ class RunnerAttention:
 
     @classmethod
     def of(cls, vllm_config: Any, model: nn.Module, device: torch.device) -> "RunnerAttention":
-        """The attention of an engine whose model is loaded.
+        """The attention of an engine whose model is loaded; bare keys replace its rotary modules.
 
-        With keys cached without RoPE, the model's rotary modules are replaced. Raises ConfigError
-        if keys cannot be re-rotated.
+        Raises ConfigError if keys cannot be re-rotated.
         """
         settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
         bare = settings.keys_without_rope

@@ -65,11 +65,7 @@ class Planner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SplitMetadata:
-    """A step with planned requests.
-
-    `stock` is the metadata of vLLM's attention, in which planned requests have no keys; None if
-    vLLM's attention is not run.
-    """
+    """A step with planned requests, which have no keys in `stock`; None: vLLM does not attend."""
 
     stock: Any
     planned: PlannedAttention

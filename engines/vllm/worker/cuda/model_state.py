@@ -70,10 +70,9 @@ class PicModelState(DefaultModelState):
     def begin_step(
         self, request_ids: Sequence[str], computed: Sequence[int], scheduled: Sequence[int]
     ) -> PlannedBatch | None:
-        """Set the requests of the next step; None if none of them is planned.
+        """Set the requests of the next step, none for a dummy one; None if none of them is planned.
 
-        Request i computes `scheduled[i]` tokens after its `computed[i]` slots. A dummy step has no
-        requests.
+        Request i computes `scheduled[i]` tokens after its `computed[i]` slots.
         """
         self._batch = self.attention.requests.batch(request_ids, computed, scheduled)
         return self._batch
