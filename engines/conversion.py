@@ -128,12 +128,14 @@ class RequestPreparer:
         ignore_eos: bool,
     ) -> PreparedRequest:
         """Raises ConfigError for a request that the engine can never serve."""
-        segments = [(segment, self._tokens(segment)) for segment in request.segments]
-        tokens = [token for _, ids in segments for token in ids]
+        segments, tokens = self._tokenized(request)
         limit = request.max_tokens or max_tokens
         _check_fits(len(tokens), limit, running)
         _check_ids(tokens, running)
-        _check_logprobs(logprobs, running)
+        most = running.engine.vllm_config.model_config.max_logprobs
+        if logprobs is not None and (logprobs < 0 or 0 <= most < logprobs):
+            message = f"`logprobs` {logprobs}: an engine gives 0 to {most}"
+            raise ConfigError(message, hint="ask for fewer")
         params = self._params(limit, logprobs, ignore_eos)
         tag = f"request-{next(self._numbers)}"
         algorithm = self._registry.parse(request.algorithm or self._config.algorithm)
@@ -156,8 +158,7 @@ class RequestPreparer:
 
     def canonical(self, request: Request, running: Frontend) -> "Canonical | None":
         """The first chunk as the default algorithm compiles it; None if it recomputes all of it."""
-        segments = [(segment, self._tokens(segment)) for segment in request.segments]
-        tokens = [token for _, ids in segments for token in ids]
+        segments, tokens = self._tokenized(request)
         settings = PicSettings.given(running.engine.vllm_config.additional_config)
         assert settings is not None
         layout = settings.layout(self._algorithm, request.salt, BLOCK_SIZE)
@@ -165,10 +166,12 @@ class RequestPreparer:
         planned = self._algorithm.arrange(given, layout)
         return next(iter(lay_out(planned, self._algorithm.plan_chunk, layout).canonicals), None)
 
-    def _tokens(self, segment: PromptSegment) -> tuple[int, ...]:
-        if segment.tokens is not None:
-            return segment.tokens
-        return self._tokenizer.encode(segment.text or "")
+    def _tokenized(self, request: Request) -> tuple[_Tokenized, list[int]]:
+        encode = self._tokenizer.encode
+        segments = [
+            (s, encode(s.text or "") if s.tokens is None else s.tokens) for s in request.segments
+        ]
+        return segments, [token for _, ids in segments for token in ids]
 
     def _args(
         self, segments: _Tokenized, algorithm: Algorithm, tag: str | None = None
@@ -279,12 +282,6 @@ def _check_ids(tokens: Sequence[int], running: Frontend) -> None:
             f"token id {wrong} is not in the vocabulary of {size}",
             hint="tokenize with the model's own tokenizer",
         )
-
-
-def _check_logprobs(count: int | None, running: Frontend) -> None:
-    most = running.engine.vllm_config.model_config.max_logprobs
-    if count is not None and (count < 0 or 0 <= most < count):
-        raise ConfigError(f"`logprobs` {count}: an engine gives 0 to {most}", hint="ask for fewer")
 
 
 def _args(segments: _Tokenized, algorithm: str, tag: str | None) -> RequestArgs:

@@ -2,10 +2,9 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from picbench.engines.chunk_cache.tiers.kinds import without_credentials
 from picbench.engines.chunk_cache.transfers import StepTimes
@@ -72,7 +71,7 @@ def warm_up_requests(longest: int, device: str, *, chunks: bool) -> Iterator[Req
 _STEPS_AHEAD = 4
 
 
-class Engine:
+class Engine(AbstractContextManager["Engine"]):
     """vLLM with picbench in it (or, with `EngineConfig.stock`, without), in this process.
 
     Raises ConfigError for settings and requests that cannot work, before anything is computed, and
@@ -100,15 +99,7 @@ class Engine:
                 raise
             self._running.ledger.forget()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def generate(

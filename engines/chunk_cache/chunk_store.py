@@ -197,7 +197,12 @@ class ChunkStore:
             record = self._record(key)
             record.losses, record.lost_at = record.losses + 1, self.clock()
         found = results.present | results.stored
-        banned = {key for key in found if self._is_banned(key)}
+        banned = set[Key]()
+        for record in map(self._record, found):
+            if self.clock() - record.lost_at > _BAN_S:
+                record.losses = 0
+            if record.losses >= _MAX_LOSSES:
+                banned.add(record.key)
         self._learn(found - banned, ChunkState.REMOTE)
         self._learn(results.absent | results.lost | banned, ChunkState.MISSING)
         for key in results.stored | results.refused:
@@ -337,12 +342,6 @@ class ChunkStore:
     def _forget_tiers(self, record: ChunkRecord) -> None:
         record.tiers, record.losses = ChunkState.UNKNOWN, 0
         self._settle(record)
-
-    def _is_banned(self, key: Key) -> bool:
-        record = self._record(key)
-        if self.clock() - record.lost_at > _BAN_S:
-            record.losses = 0
-        return record.losses >= _MAX_LOSSES
 
     def _complete_store(self, key: Key) -> None:
         """A chunk compiled for copies leaves the pool if a tier took it, else it is resident."""

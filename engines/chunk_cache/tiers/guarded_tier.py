@@ -194,7 +194,10 @@ class GuardedTier:
         """Intact sealed values, None per key that has none."""
         nothing: list[Buffer | None] = [None] * len(keys)
         found = self._ask_each(lambda: self._tier.get(keys), nothing)
-        values = [_intact(key, value) for key, value in zip(keys, found, strict=True)]
+        values = [
+            None if v is None or unseal(k, v) is None else memoryview(v).toreadonly().cast("B")
+            for k, v in zip(keys, found, strict=True)
+        ]
         sizes = [value.nbytes for value in values if value is not None]
         self._count(hits=len(sizes), misses=len(keys) - len(sizes), bytes_read=sum(sizes))
         self._note_unread([k for k, value in zip(keys, values, strict=True) if value is None])
@@ -301,9 +304,3 @@ class GuardedTier:
         with self._lock:
             for name, amount in amounts.items():
                 self._counts[name] += amount
-
-
-def _intact(key: Key, sealed: Buffer | None) -> memoryview | None:
-    if sealed is None or unseal(key, sealed) is None:
-        return None
-    return memoryview(sealed).toreadonly().cast("B")

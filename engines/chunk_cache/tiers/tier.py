@@ -91,7 +91,7 @@ class TierSpec:
         """An option's value in seconds, None if it is not given."""
         if name not in self.options:
             return None
-        seconds = _parse_seconds(self.options[name])
+        seconds = _parse(self.options[name], _SECONDS)
         if not seconds:
             problem = f"{name}={self.options[name]} is not a duration"
             self.reject(problem, "write 500ms, 2s, 10m or 1h")
@@ -114,17 +114,15 @@ class TierSpec:
 
 def parse_size(text: str) -> int | None:
     """Bytes in ``4GiB``, ``1.5GB``, ``512B``; None for anything else, a bare number included."""
-    match = _QUANTITY.fullmatch(text)
-    unit = _UNITS.get(match[2].upper()) if match else None
-    size = float(match[1]) * unit if match and unit else inf
-    return int(size) if size < inf else None
+    size = _parse(text.upper(), _UNITS)
+    return None if size is None else int(size)
 
 
-def _parse_seconds(text: str) -> float | None:
+def _parse(text: str, units: Mapping[str, float]) -> float | None:
     match = _QUANTITY.fullmatch(text)
-    unit = _SECONDS.get(match[2]) if match else None
-    seconds = float(match[1]) * unit if match and unit else inf
-    return seconds if seconds < inf else None
+    unit = units.get(match[2]) if match else None
+    number = float(match[1]) * unit if match and unit else inf
+    return number if number < inf else None
 
 
 Key: TypeAlias = bytes

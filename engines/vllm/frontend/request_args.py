@@ -49,16 +49,22 @@ from picbench.engines.vllm.frontend.placements import (
 from picbench.errors import ConfigError, closest
 
 ARGS = "pic"
-FLAT_SPANS = "pic_spans"
-FLAT_ALGORITHM = "pic_algorithm"
-FLAT_POSITIONS = "pic_positions"
-FLAT_SLOTS = "pic_slots"
-FLAT_DOCUMENTS = "pic_documents"
-FLAT_DEPENDENT = "pic_dependent"
-_FLAT = (FLAT_SPANS, FLAT_ALGORITHM, FLAT_POSITIONS, FLAT_SLOTS, FLAT_DOCUMENTS, FLAT_DEPENDENT)
 
 #: What flat arguments begin with; vLLM's other plug-ins have arguments, too.
 _PREFIX = "pic_"
+
+_FLAT = tuple(
+    _PREFIX + name
+    for name in ("spans", "algorithm", "positions", "slots", "documents", "dependent")
+)
+
+#: Flat lists of rows: how many integers each has, and which.
+_ROWS = {
+    "spans": (2, "start, end, start, end, ..."),
+    "positions": (2, "token, position, token, ..."),
+    "slots": (4, "chunk, start, end, length, chunk, ..."),
+    "dependent": (2, "start, end, start, end, ..."),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +181,7 @@ def describes_chunks(extra_args: Mapping[str, Any] | None) -> bool:
     if (parsed := _parsed(extra_args)) is not None:
         return bool(parsed.spans)
     given = extra_args.get(ARGS)
-    spans = given.get("spans") if isinstance(given, Mapping) else extra_args.get(FLAT_SPANS)
+    spans = given.get("spans") if isinstance(given, Mapping) else extra_args.get("pic_spans")
     return bool(spans)
 
 
@@ -277,15 +283,9 @@ def _check_names(given: Iterable[Any], known: Collection[str], where: str = "") 
 
 def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Flat arguments under the names that they have in a mapping."""
-    spans = rows_of_flat(flat.get(FLAT_SPANS, ()), FLAT_SPANS, 2, "start, end, start, end, ...")
-    positions = flat.get(FLAT_POSITIONS, ())
-    slots = flat.get(FLAT_SLOTS, ())
-    dependent = flat.get(FLAT_DEPENDENT, ())
-    return {
-        "spans": spans,
-        "algorithm": flat.get(FLAT_ALGORITHM),
-        "positions": rows_of_flat(positions, FLAT_POSITIONS, 2, "token, position, token, ..."),
-        "slots": rows_of_flat(slots, FLAT_SLOTS, 4, "chunk, start, end, length, chunk, ..."),
-        "documents": documents_of_flat(flat.get(FLAT_DOCUMENTS), FLAT_DOCUMENTS),
-        "dependent": rows_of_flat(dependent, FLAT_DEPENDENT, 2, "start, end, start, end, ..."),
+    found: dict[str, Any] = {
+        name: rows_of_flat(flat.get(_PREFIX + name, ()), _PREFIX + name, *columns)
+        for name, columns in _ROWS.items()
     }
+    documents = documents_of_flat(flat.get("pic_documents"), "pic_documents")
+    return {**found, "algorithm": flat.get("pic_algorithm"), "documents": documents}

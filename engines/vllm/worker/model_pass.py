@@ -9,6 +9,7 @@ Upstream: vllm/forward_context.py and vllm/compilation/decorators.py of vLLM 0.3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +42,18 @@ class LayerKv:
         stop = start + len(keys)
         self.keys[start:stop] = keys.view(stop - start, *self.keys.shape[1:])
         self.values[start:stop] = values.view(stop - start, *self.values.shape[1:])
+
+
+#: What takes the place of a layer's attention: from query (rotated), key and value to its output.
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class _StandIn(nn.Module):
+    """A module, as which layers have their attention."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.forward = attend
 
 
 class PassEnded(Exception):  # noqa: N818 - this is no error
@@ -79,7 +92,7 @@ class ModelPass:
         """vLLM's attention of all layers."""
         return [layer.attn for layer in self._layers]
 
-    def run(self, tokens: Tensor, positions: Tensor, stand_ins: Sequence[nn.Module]) -> None:
+    def run(self, tokens: Tensor, positions: Tensor, stand_ins: Sequence[Attend]) -> None:
         """Run the model over `tokens` [n] at `positions` [n], in int64.
 
         `stand_ins` are called in the place of the first layers' attention, with its arguments; one
@@ -102,12 +115,12 @@ class ModelPass:
             pass
 
     @contextmanager
-    def _replaced(self, stand_ins: Sequence[nn.Module]) -> Iterator[None]:
+    def _replaced(self, stand_ins: Sequence[Attend]) -> Iterator[None]:
         """Replace the attention of the first layers for one pass."""
         kept = self.attentions
         try:
             for layer, stand_in in zip(self._layers, stand_ins, strict=False):
-                layer.attn = stand_in
+                layer.attn = _StandIn(stand_in)
             yield
         finally:
             for layer, attention in zip(self._layers, kept, strict=True):
@@ -136,63 +149,47 @@ class FirstLayers:
         Keys are rotated by the tokens' positions, from 0 on, or not at all if the model leaves them
         without RoPE.
         """
-        attentions, rope = self.attentions, self._pass.rope
+        attentions = self.attentions
         first, second = (LayerKv.empty(len(prompt), attention) for attention in attentions)
         rotated = first.keys
         if self._pass.bare:
             rotated = LayerKv.empty(len(prompt), attentions[0]).keys
+
+        def record(start: int, _: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            second.write(start, key, value)
+            raise PassEnded
+
         for start in range(0, len(prompt), self._pass.tokens):
             part = prompt[start : start + self._pass.tokens]
             positions = torch.arange(start, start + len(part), device=prompt.device)
-            attend = _Attend(attentions[0], first, rotated, rope, positions)
-            self._pass.run(part, positions, [attend, _Record(second, start)])
+            attend = partial(self._attend, attentions[0], first, rotated, positions, start)
+            self._pass.run(part, positions, [attend, partial(record, start)])
         return [first, second]
 
+    def _attend(
+        self,
+        attention: Any,
+        kv: LayerKv,
+        rotated: Tensor,
+        positions: Tensor,
+        start: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+    ) -> Tensor:
+        """The first layer's attention for the tokens from `start` on: causal, over all so far.
 
-class _Attend(nn.Module):
-    """Takes the place of the first layer's attention: causal, over all tokens so far.
-
-    `kv` gets the keys as they come, `rotated` with RoPE; it may be the same tensor.
-    """
-
-    def __init__(
-        self, attention: Any, kv: LayerKv, rotated: Tensor, rope: RopeTable, positions: Tensor
-    ) -> None:
-        super().__init__()
-        self._shape = (attention.num_heads, attention.head_size)
-        self._scale = attention.impl.scale
-        self._kv, self._rotated, self._rope = kv, rotated, rope
-        self._positions = positions
-        self._start = int(positions[0])
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention of `query` [tokens, heads * head_size], rotated."""
-        start, stop = self._start, self._start + len(query)
-        self._kv.write(start, key, value)
-        if self._rotated is not self._kv.keys:
-            rows = self._rope.shift_rows(self._positions)
-            keys = self._kv.keys[start:stop]
-            self._rotated[start:stop] = rotate(keys, rows, is_neox=self._rope.is_neox)
-        attended = _causal(
-            query.view(-1, *self._shape),
-            self._rotated[:stop],
-            self._kv.values[:stop],
-            float(self._scale),
-        )
+        `kv` gets the keys as they come, `rotated` with RoPE; it may be the same tensor.
+        """
+        stop, rope = start + len(query), self._pass.rope
+        kv.write(start, key, value)
+        if rotated is not kv.keys:
+            rows = rope.shift_rows(positions)
+            rotated[start:stop] = rotate(kv.keys[start:stop], rows, is_neox=rope.is_neox)
+        queries = query.view(-1, attention.num_heads, attention.head_size)
+        scale = float(attention.impl.scale)
+        attended = _causal(queries, rotated[:stop], kv.values[:stop], scale)
         return attended.reshape(query.shape)
-
-
-class _Record(nn.Module):
-    """Takes the place of the second layer's attention: notes its keys and values."""
-
-    def __init__(self, kv: LayerKv, start: int) -> None:
-        super().__init__()
-        self._kv, self._start = kv, start
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Write `key` and `value` and end the pass."""
-        self._kv.write(self._start, key, value)
-        raise PassEnded
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -258,71 +255,54 @@ class QuestionAttention:
             part = slice(start, start + self._pass.tokens)
             seen = positions[: part.stop]
             stand_ins = [
-                _MeasuredAttention(self, attention, kv, cached, seen, start, question, mass)
+                partial(self._attend, attention, kv, cached, seen, start, question, mass)
                 for attention, kv in zip(attentions, own, strict=True)
             ]
             self._pass.run(tokens[part], positions[part], stand_ins)
         return mass
 
-    def canonical(self, attention: Any, cached: CachedTokens) -> LayerKv:
-        """The KV of cached tokens in one layer, keys rotated to their positions."""
-        keys, values = self._read(attention.kv_cache, cached.slots)
-        shifts = cached.positions if self._pass.bare else cached.positions - cached.cached_at
-        return LayerKv(self._rotate(keys, shifts), values)
-
-    def rotated(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """Computed keys with RoPE, as the model left them without or with it."""
-        return self._rotate(keys, positions) if self._pass.bare else keys
-
-    def _rotate(self, keys: Tensor, shifts: Tensor) -> Tensor:
-        rope = self._pass.rope
-        return rotate(keys, rope.shift_rows(shifts), is_neox=rope.is_neox)
-
-
-class _MeasuredAttention(nn.Module):
-    """Takes the place of a layer's attention for the tokens from `start` on.
-
-    `positions` are those of all tokens so far, `own` has the layer's KV of the ones before and gets
-    that of the others, with RoPE. What the question attends to is added to `mass` [cached].
-    """
-
-    def __init__(
+    def _attend(
         self,
-        parent: QuestionAttention,
-        attention: Any,
+        layer: Any,
         own: LayerKv,
         cached: CachedTokens,
         positions: Tensor,
         start: int,
         question: int,
         mass: Tensor,
-    ) -> None:
-        super().__init__()
-        self._parent, self._attention, self._own = parent, attention, own
-        self._cached, self._positions, self._start = cached, positions, start
-        self._question, self._mass = question, mass
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+    ) -> Tensor:
+        """A layer's attention for the tokens from `start` on.
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention of `query` [tokens, heads * head_size], rotated."""
-        start, stop, layer = self._start, self._start + len(query), self._attention
-        self._own.write(start, key, value)
-        fresh = self._parent.rotated(self._own.keys[start:stop], self._positions[start:stop])
-        self._own.keys[start:stop] = fresh
-        canonical = self._parent.canonical(layer, self._cached)
-        keys = torch.cat([canonical.keys, self._own.keys[:stop]]).float()
-        values = torch.cat([canonical.values, self._own.values[:stop]]).float()
-        at = torch.cat([self._cached.positions, self._positions[:stop]])
+        `positions` are those of all tokens so far, `own` has the layer's KV of the ones before and
+        gets that of the others, with RoPE. What the question attends to is added to `mass`.
+        """
+        stop = start + len(query)
+        own.write(start, key, value)
+        if self._pass.bare:
+            own.keys[start:stop] = self._rotate(own.keys[start:stop], positions[start:stop])
+        cached_keys, cached_values = self._read(layer.kv_cache, cached.slots)
+        shifts = cached.positions if self._pass.bare else cached.positions - cached.cached_at
+        keys = torch.cat([self._rotate(cached_keys, shifts), own.keys[:stop]]).float()
+        values = torch.cat([cached_values, own.values[:stop]]).float()
+        at = torch.cat([cached.positions, positions[:stop]])
         groups = layer.num_heads // layer.num_kv_heads
         queries = query.view(-1, layer.num_kv_heads, groups, layer.head_size).float()
         attended = torch.empty_like(queries)
         rows = max(1, SCORES // (layer.num_heads * len(keys)))
         for begin in range(0, len(query), rows):
             part = slice(begin, begin + rows)
-            where = self._positions[start:stop][part]
+            where = positions[start:stop][part]
             scores = torch.einsum("qhgd,khd->hgqk", queries[part], keys) * layer.impl.scale
             scores.masked_fill_(at > where.unsqueeze(1), float("-inf"))
             weights = scores.softmax(-1)
-            asking = weights[:, :, where >= self._question, : len(self._mass)]
-            self._mass += asking.sum(dim=(0, 1, 2))
+            asking = weights[:, :, where >= question, : len(mass)]
+            mass += asking.sum(dim=(0, 1, 2))
             attended[part] = torch.einsum("hgqk,khd->qhgd", weights, values)
         return attended.to(query.dtype).reshape(query.shape)
+
+    def _rotate(self, keys: Tensor, shifts: Tensor) -> Tensor:
+        rope = self._pass.rope
+        return rotate(keys, rope.shift_rows(shifts), is_neox=rope.is_neox)

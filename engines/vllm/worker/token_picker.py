@@ -140,7 +140,10 @@ class TokenPicker:
         attentions = self._first_layers.attentions
         fresh = [self._as_cached(kv, cached) for kv in self._first_layers.run(prompt)]
         before = LayerKv(*self._read(attentions[1].kv_cache, cached.slots))
-        found = _deviation(fresh[1], before, deviation)
+        # Keys are rotated alike in both.
+        kind = "keys" if deviation is Deviation.KEYS else "values"
+        pair = (getattr(kv, kind).float() for kv in (fresh[1], before))
+        found = torch.sub(*pair).square().sum(dim=(1, 2))
         for attention, kv in zip(attentions, fresh, strict=True):
             attention.impl.do_kv_cache_update(
                 attention, kv.keys, kv.values, attention.kv_cache, cached.slots
@@ -169,12 +172,6 @@ def pickable(
         if slot_map is not None and slot_map.picks and slot_map.first_computed == slots:
             found[request_id] = slot_map
     return found
-
-
-def _deviation(fresh: LayerKv, before: LayerKv, of: Deviation) -> Tensor:
-    """Squared differences by token [n], in float32; keys are rotated alike in both."""
-    pair = (fresh.keys, before.keys) if of is Deviation.KEYS else (fresh.values, before.values)
-    return (pair[0].float() - pair[1].float()).square().sum(dim=(1, 2))
 
 
 def _block_means(attended: Tensor, blocks: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 from torch import Tensor
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
@@ -80,7 +79,7 @@ class PlannedStep:
 
     def without(self, common: CommonAttentionMetadata) -> CommonAttentionMetadata:
         """The step for vLLM's attention, in which planned requests have no keys."""
-        planned = upload(np.array(self.batch.planned), common.seq_lens.device)
+        planned = upload(self.batch.known.planned, common.seq_lens.device)
         return common.replace(seq_lens=common.seq_lens.masked_fill(planned, 0))
 
     def attention(self, common: CommonAttentionMetadata) -> PlannedAttention:

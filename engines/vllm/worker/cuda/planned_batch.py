@@ -174,11 +174,6 @@ class PlannedBatch:
         ends &= self.computed + 1 >= self.known.slots
         return ends
 
-    @property
-    def planned(self) -> list[bool]:
-        """Whether each request is planned."""
-        return [request is not None for request in self.requests]
-
     @cached_property
     def stock(self) -> bool:
         """Whether vLLM's attention serves the requests without a plan.

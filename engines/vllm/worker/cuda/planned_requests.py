@@ -262,7 +262,11 @@ class PlannedRequests:
         None if no request in it is planned.
         """
         self._join_plain(request_ids, computed, scheduled)
-        known = self._step_requests(request_ids)
+        # They are kept until a step has others or one of them has changed.
+        if self._step is None or self._step[0] != request_ids:
+            known = StepRequests(tuple(map(self._known.get, request_ids)))
+            self._step = list(request_ids), known
+        known = self._step[1]
         if not known.planned.any():
             return None
         shares = self._table is not None and self._table.shares
@@ -275,10 +279,3 @@ class PlannedRequests:
                 self._write(request_id)
         shares = self._table is not None and self._table.shares
         return replace(batch, shares=shares)
-
-    def _step_requests(self, request_ids: Sequence[str]) -> StepRequests:
-        """The requests of a step, kept until it has others or one of them has changed."""
-        if self._step is None or self._step[0] != request_ids:
-            known = StepRequests(tuple(map(self._known.get, request_ids)))
-            self._step = list(request_ids), known
-        return self._step[1]

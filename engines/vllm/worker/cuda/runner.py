@@ -138,7 +138,12 @@ class PicModelRunner(GPUModelRunner):
         """
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
         batch = self._begin_step(scheduler_output, state)
-        graphs = self.cudagraph_manager = self._graphs_for(batch)
+        graphs = self._stock_graphs
+        if batch is not None:
+            planned = self._sharing_graphs if batch.shares else self._planned_graphs
+            # Upstream finds no graph at all in a set without full ones: it captures nothing of it.
+            graphs = planned if planned.graphs else graphs
+        self.cudagraph_manager = graphs
         if batch is not None and (graphs is self._stock_graphs or not batch.decodes):
             uniform = None
         return state, uniform
@@ -151,13 +156,6 @@ class PicModelRunner(GPUModelRunner):
             _start_transfers(scheduler_output)
             self._state.pick(unpicked)
         return self._state.begin_step(state.req_ids, computed, state.num_scheduled_tokens)
-
-    def _graphs_for(self, batch: PlannedBatch | None) -> ModelCudaGraphManager | None:
-        if batch is None:
-            return self._stock_graphs
-        planned = self._sharing_graphs if batch.shares else self._planned_graphs
-        # Upstream finds no graph at all in a set without full ones, as it captures nothing of it.
-        return planned if planned.graphs else self._stock_graphs
 
     @property
     def _state(self) -> PicModelState:

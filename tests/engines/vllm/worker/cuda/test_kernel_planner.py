@@ -136,7 +136,7 @@ def test_plain_requests_that_begin_alike_decode_as_planned_ones(send: Any) -> No
     assert requests.batch(step, [69, 64, 69], [1, 6, 1]) is None
     batch = requests.batch(step, [70, 70, 70], [1, 1, 1])
     assert batch is not None
-    assert batch.planned == [True, True, False]
+    assert batch.known.planned.tolist() == [True, True, False]
     assert batch.decodes
     assert batch.positions().tolist() == [70, 70, 70]
     assert {shift for *_, shift in groups.covered()} == {0}
@@ -144,7 +144,7 @@ def test_plain_requests_that_begin_alike_decode_as_planned_ones(send: Any) -> No
     requests.remove("one")
     batch = requests.batch(["two", "other"], [71, 71], [1, 1])
     assert batch is not None
-    assert batch.planned == [True, False]
+    assert batch.known.planned.tolist() == [True, False]
     assert groups.covered() == []
     requests.remove("two")
     assert requests.batch(["other"], [72], [1]) is None
@@ -158,7 +158,7 @@ def test_no_more_of_them_are_planned_than_there_are_rows(send: Any) -> None:
         requests.add(name, send(None), 70, [1, 2, 3, 4])
     batch = requests.batch(["a", "b"], [70, 70], [1, 1])
     assert batch is not None
-    assert batch.planned == [True, False]
+    assert batch.known.planned.tolist() == [True, False]
     requests.remove("a")
     assert requests.batch(["b"], [71], [1]) is None
 

@@ -88,7 +88,7 @@ def test_plain_steps_have_no_batch(requests: PlannedRequests) -> None:
 
 def test_positions_of_a_mixed_step(requests: PlannedRequests) -> None:
     batch = step(requests, ("plain", 4, 1), ("planned", 2, 6))
-    assert batch.planned == [False, True]
+    assert batch.known.planned.tolist() == [False, True]
     assert batch.positions().tolist() == [4, 6, 7, 0, 1, 2, 8]
     assert batch.logical(1).tolist() == [6, 7, 0, 1, 2, 8]
 
