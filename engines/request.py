@@ -1,7 +1,4 @@
-"""The input and output of an engine: segments, requests, results.
-
-Nothing here imports torch or vllm.
-"""
+"""The input and output of an engine: segments, requests, results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

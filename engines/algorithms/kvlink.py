@@ -4,8 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from picbench.engines.algorithms.base import ChunkAlgorithm, option
-from picbench.engines.algorithms.number_range import NumberRange
+from picbench.engines.algorithms.base import ChunkAlgorithm, NumberRange, option
 from picbench.engines.planning.policy import ChunkPolicy, LayoutConfig, Segment
 
 

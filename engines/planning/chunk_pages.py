@@ -2,7 +2,7 @@
 
 In every request they are the same up to a shift of positions. Hashing a chunk and marking what is
 linked in each page is most of the work of a plan, and the scheduler plans on the engine's critical
-path, so the results are kept. Nothing here imports torch or vllm.
+path, so the results are kept.
 """
 
 from collections import Counter, OrderedDict
@@ -75,8 +75,7 @@ _Name = tuple[object, ...]
 class PageCache:
     """Pages of chunks, up to a number of tokens; the least recently used go first.
 
-    `name` makes of token ids what is hashed and compared in their place, one of each: bytes are
-    compared at once, numbers one by one.
+    `name` makes of token ids what is hashed in their place: bytes are compared at once.
     """
 
     def __init__(self, tokens: int = 1 << 21, name: Callable[[Numbers], Hashable] = tuple) -> None:

@@ -1,7 +1,4 @@
-"""What goes into a plan: the prompt's segments, the engine's layout, and a policy for each chunk.
-
-Nothing here imports torch or vllm.
-"""
+"""What goes into a plan: the prompt's segments, the engine's layout, a policy for each chunk."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
@@ -230,8 +227,7 @@ class ChunkPolicy:
 class Marks:
     """What separators in a prompt mark, as ``[start, end)`` spans of prompt tokens, in order.
 
-    `spans` are chunks. `dependent` tokens see the whole logical prefix: text, and inside chunks
-    those that are recomputed.
+    `spans` are chunks; `dependent` tokens, in them or between, see the whole logical prefix.
     """
 
     spans: tuple[tuple[int, int], ...] = ()

@@ -34,8 +34,7 @@ class Faults:
     def attempt(self, doing: str, blamed: Blamed, call: Callable[[], T], otherwise: T) -> T:
         """Return what `call` returns; if it raises, blame the request and return `otherwise`.
 
-        `blamed` is the request's id, or finds it after a fault. With None no request is to blame,
-        and the exception is only logged.
+        `blamed` is its id, or finds it after a fault; without one the exception is only logged.
         """
         try:
             return call()

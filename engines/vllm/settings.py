@@ -106,19 +106,9 @@ class PicSettings:
                 raise ConfigError(f"`{name}` is {getattr(self, name)!r}", hint=f"use {what}")
         check_served(parse(self.algorithm))
         parse_tiers(self.tiers or "")
-        words = (
-            ("on_pressure", PRESSURE),
-            ("compile_order", COMPILE_ORDERS),
-            ("shared_decode", SHARED_DECODE),
-        )
-        for name, choices in words:
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"`{name}` is {getattr(self, name)!r}", hint=f"use {' or '.join(choices)}"
-                )
 
     def _kinds(self) -> Iterator[tuple[str, bool, str]]:
-        """Fields, whether each has a value of its type, and which that is; JSON gives any."""
+        """Yield (field, whether its value is possible, what is); JSON gives values of any type."""
         links = isinstance(self.link_tokens, list | tuple) and all(map(_is_id, self.link_tokens))
         positions = self.positions
         yield "algorithm", isinstance(self.algorithm, str), "a name, such as mepic"
@@ -128,6 +118,9 @@ class PicSettings:
         yield "link_tokens", links, "a list of token ids"
         yield "keys_without_rope", isinstance(self.keys_without_rope, bool), "true or false"
         yield "positions", positions is None or _is_id(positions), "a number of positions"
+        yield "on_pressure", self.on_pressure in PRESSURE, " or ".join(PRESSURE)
+        yield "compile_order", self.compile_order in COMPILE_ORDERS, " or ".join(COMPILE_ORDERS)
+        yield "shared_decode", self.shared_decode in SHARED_DECODE, " or ".join(SHARED_DECODE)
 
     @property
     def shares_tiers(self) -> bool:

@@ -21,9 +21,8 @@ from time import perf_counter
 from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
-from picbench.engines.conversion import RequestPreparer
+from picbench.engines.conversion import ModelTokenizer, RequestPreparer
 from picbench.engines.request import Chunk, Request, Text
-from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.launch import launch_apart
 from picbench.errors import EngineError, InvalidRun
 from picbench.experiments.engines import random_tokens, started_engines

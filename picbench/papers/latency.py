@@ -14,11 +14,11 @@ from picbench.engines.algorithms import Algorithm, Registry
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.planning.layout import lay_out
-from picbench.engines.planning.picture import example_picks, planned_tokens
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import ConfigError
 from picbench.experiments.engines import ArmFigures, random_tokens, run_interleaved
+from picbench.figures.picture import example_picks, planned_tokens
 from picbench.files import write_json
 from picbench.papers.budget import QUESTION, START, TimeBudget, expected_latency
 from picbench.papers.data import ExperimentData, PointArm, PointData

@@ -103,7 +103,7 @@ class DensePlanner:
         """See `Planner.plan`."""
         requests, start = [], 0
         for i, count in enumerate(batch.scheduled.tolist()):
-            if batch.planned[i] or not batch.stock:
+            if batch.requests[i] is not None or not batch.stock:
                 queries = slice(start, start + count)
                 requests.append(self._request(batch, i, queries, block_table[i]))
             start += count

@@ -102,17 +102,14 @@ class KernelPlanner:
         if batch.decoded:
             # A graph is replayed for as many requests as it was captured with.
             padded = len(block_table) if batch.decodes else batch.decoded
-            calls.append(self._decode_call(batch, block_table[:padded]))
+            decode = self._shared if batch.shares and self._shared is not None else self._decode
+            step = rows_and_lengths(batch, padded, self._plain_row)
+            decode.fill_from_host(block_table[:padded], step)
+            calls.append(DecodeCall(decode, padded))
         for group in self._groups(batch, batch.leading):
             linked = LinkBatch.build(group, block_table, self._rope, self._shape, self._workspace)
             calls.append(LinkCall(linked))
         return AttentionCalls(tuple(calls))
-
-    def _decode_call(self, batch: PlannedBatch, block_table: Tensor) -> DecodeCall:
-        step = rows_and_lengths(batch, len(block_table), self._plain_row)
-        decode = self._shared if batch.shares and self._shared is not None else self._decode
-        decode.fill_from_host(block_table, step)
-        return DecodeCall(decode, len(block_table))
 
     def _groups(self, batch: PlannedBatch, first: int) -> Iterator[list[LinkRequest]]:
         """Adjacent requests whose keys fit the workspace together, or one that does not."""

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.worker.arrangement import Arrangement, Tokens
-from picbench.engines.vllm.worker.slot_map import Positions
+from picbench.engines.vllm.worker.slot_map import Arrangement, Positions, Tokens
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.slot_runs import SlotRuns
 
@@ -174,11 +173,6 @@ class PlannedBatch:
         ends: NDArray[np.bool_] = self.scheduled == 1
         ends &= self.computed + 1 >= self.known.slots
         return ends
-
-    @property
-    def planned(self) -> list[bool]:
-        """Whether each request is planned."""
-        return [request is not None for request in self.requests]
 
     @cached_property
     def stock(self) -> bool:

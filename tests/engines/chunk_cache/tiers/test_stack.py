@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 from tier_faults import Dead, Far, Flipping, Full, Lying, Stuck, Torn
 
 from picbench.engines.chunk_cache.tiers.backends.host import Host
-from picbench.engines.chunk_cache.tiers.background import Budget, group_by_size
 from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, seal
 from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
-from picbench.engines.chunk_cache.tiers.stack import Fetched, StackLimits, TierStack
+from picbench.engines.chunk_cache.tiers.stack import (
+    Budget,
+    Fetched,
+    StackLimits,
+    TierStack,
+    group_by_size,
+)
 from picbench.engines.chunk_cache.tiers.tier import Key
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32

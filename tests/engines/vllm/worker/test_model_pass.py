@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from picbench.engines.vllm.worker import question_attention
-from picbench.engines.vllm.worker.question_attention import CachedTokens, QuestionAttention
+from picbench.engines.vllm.worker import model_pass
+from picbench.engines.vllm.worker.model_pass import CachedTokens, QuestionAttention
 from picbench.kernels.rope import RopeTable, rotate
 
 HEADS, KV_HEADS, SIZE, LAYERS = 4, 2, 8, 3
@@ -93,7 +93,7 @@ def test_the_question_is_summed_over_tokens_heads_and_layers(
     rope: RopeTable, monkeypatch: pytest.MonkeyPatch, bare: bool, tokens: int, scores: int
 ) -> None:
     """Whatever is computed at a time, and whether keys are cached with RoPE."""
-    monkeypatch.setattr(question_attention, "SCORES", scores)
+    monkeypatch.setattr(model_pass, "SCORES", scores)
     model = FakePass(rope, tokens, bare=bare)
     question = QuestionAttention(model, read)  # type: ignore[arg-type]
     before = [attention.kv_cache.clone() for attention in model.attentions]

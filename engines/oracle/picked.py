@@ -12,8 +12,7 @@ from typing import Literal, Self
 
 import torch
 
-from picbench.engines.oracle.expand import ExpandedRow, GivenSegment, expand
-from picbench.engines.oracle.rule import Rule, full, naive
+from picbench.engines.oracle.rule import BLOCK, ExpandedRow, GivenSegment, Rule, expand, full, naive
 
 #: Layers that are computed in full: the first, and the one in which KV is compared.
 FULL_LAYERS = 2
@@ -23,8 +22,8 @@ FULL_LAYERS = 2
 class Blend:
     """CacheBlend: a `share` of all chunk tokens, rounded down, by the `deviation` of K or V.
 
-    `compiled` says how chunks are compiled. `picked`, in positions of the prompt, are
-    the tokens that an engine picked; None picks them here.
+    Chunks are `compiled` by a rule; `picked` are positions that an engine picked, None: picked
+    here.
     """
 
     share: float
@@ -94,3 +93,68 @@ class BlendedRows:
                 rows[compiled] = replace(rows[compiled], reused=True)
                 rows[fresh] = replace(rows[fresh], reused=False)
         return rows
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """As many tokens as the first `blocks` of every chunk have, by the question's attention.
+
+    Chunks are `compiled` by a rule; `picked` are positions that an engine picked, None: picked
+    here.
+    """
+
+    blocks: int = 1
+    compiled: Rule = field(default_factory=naive)
+    picked: Collection[int] | None = None
+
+    def replay(self, picked: Collection[int]) -> Self:
+        """The same with the tokens that an engine picked."""
+        return replace(self, picked=picked)
+
+    def rows(self, segments: Sequence[GivenSegment]) -> list[ExpandedRow]:
+        """The rows of a request in which nothing is linked."""
+        return expand(segments, (), self.compiled)
+
+    def pick(
+        self, segments: Sequence[GivenSegment], attentions: Sequence[torch.Tensor]
+    ) -> set[int]:
+        """The tokens to link, as positions of the prompt.
+
+        `attentions` [1, heads, rows, rows] are those of each layer over `rows`.
+        """
+        rows = self.rows(segments)
+        every = expand(segments, (), replace(self.compiled, links=full().links))
+        first = min(row.position for row in every if row.compiled is None)
+        seen = [i for i, row in enumerate(rows) if row.compiled is not None and row.reused]
+        last = max(rows[i].position for i in seen)
+        asking = [i for i, r in enumerate(rows) if r.compiled is None and r.position > last]
+        total = torch.stack([layer[0][:, asking] for layer in attentions]).sum((0, 1, 2))
+        blocks: dict[tuple[int, int], list[int]] = {}
+        spans = chunk_spans(segments)
+        for i in seen:
+            chunk, position = rows[i].compiled, rows[i].position - first
+            assert chunk is not None
+            blocks.setdefault((chunk, (position - spans[chunk][0]) // BLOCK), []).append(i)
+        ranked = sorted(blocks.values(), key=lambda block: -float(total[block].mean()))
+        count = sum(min(self.blocks * BLOCK, length) for _, length in spans)
+        return {rows[i].position - first for i in [i for block in ranked for i in block][:count]}
+
+    def rule(self, segments: Sequence[GivenSegment], picked: Collection[int]) -> Rule:
+        """The rule that links the tokens `picked`."""
+        starts = [start for start, _ in chunk_spans(segments)]
+        links = [{p - start for p in picked} for start in starts]
+        return replace(
+            self.compiled,
+            links=lambda index, length: {i for i in links[index] if 0 <= i < length},
+        )
+
+
+def chunk_spans(segments: Sequence[GivenSegment]) -> list[tuple[int, int]]:
+    """Where each chunk begins in its prompt, and its length."""
+    spans, start = [], 0
+    for segment in segments:
+        kind, length = segment[0], len(segment[1])
+        if kind == "chunk" and length:
+            spans.append((start, length))
+        start += length
+    return spans

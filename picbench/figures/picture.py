@@ -1,7 +1,7 @@
 """What a plan looks like: its blocks, and which token sees which.
 
 All of it is read from the plan: from the positions of its slots, and from those of the compiles of
-its chunks. So it holds for any algorithm. Nothing here imports torch or vllm.
+its chunks. So it holds for any algorithm.
 """
 
 from collections import Counter
@@ -11,9 +11,8 @@ from enum import IntEnum, StrEnum
 from itertools import groupby
 from typing import NamedTuple, Self
 
-from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.layout import PlacedSegment, lay_out, place
 from picbench.engines.planning.pages import GAP, Page, PlacedChunk, SlotKind
-from picbench.engines.planning.placed_segments import PlacedSegment, place
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.planning.policy import LayoutConfig, PlanChunk, Segment
 

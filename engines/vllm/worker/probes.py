@@ -1,8 +1,13 @@
-"""What a worker's process holds in memory, stock vLLM's as well; sent to workers to be called."""
+"""What a worker tells of its process: memory, compiled kernels. For `collective_rpc`.
+
+A kernel that is compiled while requests are served delays all of them by seconds. vLLM warns of it
+(vllm/utils/jit_monitor.py of vLLM 0.32.0); here they are counted, in the worker's process.
+"""
 
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +15,9 @@ from picbench.engines.ledger import MemoryUse
 
 
 def measure_memory(worker: Any) -> MemoryUse:
-    """Weights, KV pool and picbench's workspaces of a worker, and what holds them.
+    """Weights, KV pool and workspaces of a worker, and what holds them.
 
-    On a GPU that is torch's allocator, and the driver's count for this process where nvidia-ml-py
-    is installed; on a CPU the resident memory of the process.
+    On a GPU that is torch's allocator, and the driver by nvidia-ml-py; on a CPU resident memory.
     """
     import torch
 
@@ -68,3 +72,45 @@ def _driver_bytes(uuid: str) -> int | None:
     # In a container the driver counts for other process ids, and may not say how much.
     own = [process.usedGpuMemory for process in found if process.pid == os.getpid()]
     return own[0] if own else None
+
+
+class CompilationLog:
+    """Takes the place of Triton's hook after compilations, and calls the one that was there.
+
+    Upstream: `jit_post_compile_hook` in triton/knobs.py of Triton 3.6 to 3.9. It is called for a
+    kernel whose arguments differ from all before in what may be assumed of them, even if a binary
+    is found in Triton's cache on disk. `kernels` are their dotted names, in order.
+    """
+
+    def __init__(self, before: Any) -> None:
+        self.before = before
+        self.kernels: list[str] = []
+
+    def __call__(self, **event: Any) -> Any:
+        """A kernel was compiled."""
+        function = event["fn"]
+        self.kernels.append(f"{function.module}.{function.name}")
+        return None if self.before is None else self.before(**event)
+
+
+def watch_compilations(worker: Any) -> None:
+    """Begin to note the compilations of a worker's process, or begin again."""
+    del worker
+    if find_spec("triton") is None:
+        return
+    from triton import knobs
+
+    hook = knobs.runtime.jit_post_compile_hook
+    before = hook.before if isinstance(hook, CompilationLog) else hook
+    knobs.runtime.jit_post_compile_hook = CompilationLog(before)
+
+
+def compiled_kernels(worker: Any) -> list[str]:
+    """The kernels that were compiled since `watch_compilations`; none before it."""
+    del worker
+    if find_spec("triton") is None:
+        return []
+    from triton import knobs
+
+    hook = knobs.runtime.jit_post_compile_hook
+    return list(hook.kernels) if isinstance(hook, CompilationLog) else []

@@ -22,17 +22,16 @@ from picbench.engines.oracle import (
     naive,
     visible,
 )
-from picbench.engines.oracle.asked import Asked
-from picbench.engines.oracle.blend import Blend, BlendedRows
+from picbench.engines.oracle.picked import Asked, Blend, BlendedRows
 from picbench.engines.planning.layout import lay_out
-from picbench.engines.planning.picture import (
+from picbench.engines.planning.policy import LayoutConfig, Segment, Slot
+from picbench.figures.picture import (
     PlannedToken,
     PlanPicture,
     TokenRole,
     example_picks,
     planned_tokens,
 )
-from picbench.engines.planning.policy import LayoutConfig, Segment, Slot
 
 BOS, PAD = 1, 0
 RULES: dict[str, Rule] = {

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Text
-from picbench.engines.vllm.frontend import hashing, plugin
-from picbench.engines.vllm.frontend.hashing import (
+from picbench.engines.vllm.frontend import engine_core, plugin
+from picbench.engines.vllm.frontend.engine_core import (
     DeferredHasher,
     defer_hashing,
     hash_lead,
@@ -85,7 +85,7 @@ def test_registering_twice_defers_once(monkeypatch: pytest.MonkeyPatch) -> None:
     defer_hashing()
     assert vars(core)["get_request_block_hasher"] is before
     other = SimpleNamespace(get_request_block_hasher=lambda size: None)
-    monkeypatch.setattr(hashing, "import_module", lambda name: other)
+    monkeypatch.setattr(engine_core, "import_module", lambda name: other)
     with pytest.raises(ConfigError, match="picbench was written for"):
         defer_hashing()
 

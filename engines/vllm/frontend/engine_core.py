@@ -1,4 +1,4 @@
-"""Deferred hashing of prompts with chunks.
+"""What engine cores do with requests before the scheduler: deferred hashing, early planning.
 
 vLLM hashes every full block of a prompt on arrival. A request whose chunks are linked has block
 keys of its own and needs vLLM's only for the text before its first chunk. For a prompt of 32k
@@ -6,6 +6,9 @@ tokens that saves hashing two thousand blocks, a fifth of the host's time to the
 
 Upstream: vllm/v1/engine/core.py of vLLM 0.32.0. `EngineCore.__init__` gets the hasher that
 `Request.__init__` calls from `get_request_block_hasher` (vllm/v1/core/kv_cache_utils.py).
+`EngineCore.preprocess_add_request` makes a `Request` of what was received, in the thread that
+receives it while steps run in another (`EngineCoreProc.process_input_sockets`), or right before it
+is added where the engine core is in the caller's process.
 """
 
 import copy
@@ -21,6 +24,7 @@ from picbench.engines.vllm.frontend.request_args import describes_chunks
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
 
 #: From a request to the keys of its full blocks that have none yet.
 Hasher = Callable[[Any], list[Any]]
@@ -41,15 +45,12 @@ class DeferredHasher:
 
 
 def defer_hashing() -> None:
-    """Patch the engine cores of this process to use `DeferredHasher`.
-
-    Raises ConfigError if the upstream signature differs.
-    """
+    """Have engine cores use `DeferredHasher`. Raises ConfigError if the upstream one differs."""
     core: Any = import_module("vllm.v1.engine.core")
     upstream = core.get_request_block_hasher
     if getattr(upstream, "defers", False):
         return
-    check_signature(upstream, ("hash_block_size", "caching_hash_fn"))
+    check_signature(upstream, "hash_block_size, caching_hash_fn")
 
     @wraps(upstream)
     def get_request_block_hasher(*args: Any, **kwargs: Any) -> DeferredHasher:
@@ -78,3 +79,24 @@ def hash_lead(request: "Request", tokens: int) -> list[Key]:
     hasher = request._block_hasher
     stock = hasher.stock if isinstance(hasher, DeferredHasher) else hasher
     return list(stock(lead)) if stock is not None else []
+
+
+def plan_on_receipt() -> None:
+    """Have engine cores plan on receipt. Raises ConfigError if the upstream method differs."""
+    from vllm.v1.engine.core import EngineCore
+
+    upstream = EngineCore.preprocess_add_request
+    if getattr(upstream, "plans", False):
+        return
+    check_signature(upstream, "self, request")
+
+    @wraps(upstream)
+    def preprocess_add_request(self: Any, request: Any) -> Any:
+        received = upstream(self, request)
+        plan_early = getattr(self.scheduler, "plan_early", None)
+        if plan_early is not None:
+            plan_early(received[0])
+        return received
+
+    preprocess_add_request.plans = True  # type: ignore[attr-defined]
+    EngineCore.preprocess_add_request = preprocess_add_request  # type: ignore[method-assign]
