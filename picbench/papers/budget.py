@@ -1,9 +1,8 @@
 """How long a reproduction may take, and what its parts are expected to."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp
-from time import monotonic
 from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE
@@ -59,48 +58,6 @@ START: Mapping[str, float] = {"cpu": 25, "cuda": 100}
 
 #: Tokens of the question of a single request.
 QUESTION = 32
-
-#: How far expectations may be off before they are no longer corrected by what was measured.
-_LEAST, _MOST = 0.2, 5.0
-
-
-class TimeBudget:
-    """Seconds that may be spent (0: no limit), against what work is expected to take.
-
-    Expectations are corrected by how long earlier work took. `clock` gives seconds.
-    """
-
-    def __init__(self, seconds: float, clock: Callable[[], float] = monotonic) -> None:
-        self._seconds = seconds
-        self._clock = clock
-        self._began = clock()
-        self._expected = self._took = 0.0
-        self.stopped = False
-
-    @property
-    def spent(self) -> float:
-        """Seconds since the beginning."""
-        return self._clock() - self._began
-
-    @property
-    def factor(self) -> float:
-        """By how much work took longer than expected."""
-        if not self._expected:
-            return 1.0
-        return min(_MOST, max(_LEAST, self._took / self._expected))
-
-    def allows(self, expected: float, start: float = 0.0) -> bool:
-        """Whether there is time for work of this many seconds, after engines have started."""
-        if not self._seconds:
-            return True
-        enough = self.spent + start + expected * self.factor <= self._seconds
-        self.stopped = self.stopped or not enough
-        return enough and not self.stopped
-
-    def note(self, expected: float, took: float) -> None:
-        """Correct expectations."""
-        self._expected += expected
-        self._took += took
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.request import Chunk, Request, Text
 from picbench.errors import ConfigError
 from picbench.experiments.engines import ArmFigures, random_tokens, run_interleaved
+from picbench.experiments.runner import TimeBudget
 from picbench.figures.picture import example_picks, planned_tokens
 from picbench.files import write_json
-from picbench.papers.budget import QUESTION, START, TimeBudget, expected_latency
+from picbench.papers.budget import QUESTION, START, expected_latency
 from picbench.papers.data import ExperimentData, PointArm, PointData
 from picbench.papers.settings import (
     AttentionExperiment,

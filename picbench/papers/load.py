@@ -12,7 +12,8 @@ import numpy as np
 
 from picbench.engines.config import EngineConfig
 from picbench.errors import ConfigError, InvalidRun
-from picbench.papers.budget import START, TimeBudget, expected_load
+from picbench.experiments.runner import TimeBudget
+from picbench.papers.budget import START, expected_load
 from picbench.papers.data import (
     OccupancySeries,
     PointArm,

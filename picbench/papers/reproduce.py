@@ -8,12 +8,12 @@ from tempfile import TemporaryDirectory
 
 from picbench.experiments import serve_arms
 from picbench.experiments.arm_scores import ARMS_OF
+from picbench.experiments.runner import TimeBudget
 from picbench.files import locked
 from picbench.papers.budget import (
     QUESTION,
     START,
     Room,
-    TimeBudget,
     expected_arm,
     expected_attention,
     expected_load,

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from picbench.papers.budget import Room, TimeBudget, expected_arm
+from picbench.experiments.runner import TimeBudget
+from picbench.papers.budget import Room, expected_arm
 from picbench.papers.data import ExperimentData
 from picbench.papers.settings import points, read_settings
 from picbench.workloads.traffic.traffic_facts import TrafficFacts
