@@ -73,7 +73,7 @@ class DensePlanner:
         """See `Planner.plan`."""
         requests, start = [], 0
         for i, count in enumerate(batch.scheduled.tolist()):
-            if batch.requests[i] is not None or not batch.stock:
+            if batch.known.requests[i] is not None or not batch.stock:
                 queries = slice(start, start + count)
                 requests.append(self._request(batch, i, queries, block_table[i]))
             start += count
@@ -83,7 +83,7 @@ class DensePlanner:
         self, batch: PlannedBatch, index: int, queries: slice, blocks: Tensor
     ) -> DenseRequest:
         stop = int(batch.computed[index] + batch.scheduled[index])
-        request = batch.requests[index]
+        request = batch.known.requests[index]
         kpos, shifts = np.arange(stop, dtype=np.int32), np.zeros(stop, dtype=np.int32)
         if request is not None:
             kpos, shifts = request.positions(0, stop), request.rope_shifts(stop)

@@ -41,11 +41,9 @@ class PlainPrefixes:
 
     vLLM maps a common prefix, such as a system prompt, to the same blocks, and its attention reads
     these once for each request. If enough of what they read is shared, requests decode as planned
-    ones instead, whose kernels read it once for all.
-
-    Prefixes are compared by cells of `cell_blocks` blocks, as their kernels read them: two requests
-    share the cells up to the first one that differs. Adding and removing a request takes time in
-    proportion to its own cells.
+    ones instead, whose kernels read it once for all. Prefixes are compared by cells of
+    `cell_blocks` blocks: two requests share the cells up to the first that differs. Adding and
+    removing a request takes time in proportion to its own cells.
     """
 
     def __init__(self, cell_blocks: int) -> None:
@@ -140,9 +138,8 @@ class PlannedRequests:
     def add(self, request_id: str, params: Any, prompt: int, blocks: Sequence[int] = ()) -> None:
         """Add a new or resumed request of `prompt` slots, if it has a plan.
 
-        `params` are its sampling parameters, in which the scheduler sends a `SlotMap`, `blocks` the
-        first of its blocks, if they stay the same for as long as it is known here. Raises
-        EngineError if there are more requests than rows.
+        `params` have the scheduler's `SlotMap`, `blocks` are its first, if they stay the same.
+        Raises EngineError if there are more requests than rows.
         """
         self.remove(request_id)
         self._step = None
