@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from picbench.engines.chunk_cache.tiers.kinds import without_credentials
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
     from picbench.engines.cache import ChunkCache
-    from picbench.engines.planning.plan import Canonical
     from picbench.engines.vllm.scheduler.linker import Linker, PromptCost
     from picbench.engines.vllm.transfer.tier_client import TierClient
 
@@ -285,7 +285,8 @@ class Engine(AbstractContextManager["Engine"]):
                 hint="use `tensor_parallel=1`",
             )
         store = self._running.scheduler.chunk_store
-        return ChunkCache(store, tier_client, self.generate, self._canonical, self.drain)
+        locate = partial(self._preparer.canonical, running=self._running)
+        return ChunkCache(store, tier_client, self.generate, locate, self.drain)
 
     @property
     def drained(self) -> bool:
@@ -375,9 +376,6 @@ class Engine(AbstractContextManager["Engine"]):
         self, request: Request, max_tokens: int, logprobs: int | None, ignore_eos: bool
     ) -> PreparedRequest:
         return self._preparer.prepare(request, self._running, max_tokens, logprobs, ignore_eos)
-
-    def _canonical(self, request: Request) -> "Canonical | None":
-        return self._preparer.canonical(request, self._running)
 
     @property
     def _device(self) -> str:

@@ -46,9 +46,8 @@ _TILE = 4
 class GpuFootprint:
     """Bytes that an engine takes on each of its GPUs.
 
-    `weights` and `block`, a KV block of 16 slots, are exact but for rounding, `workspace` (memory
-    of picbench's own kernels) at most what is allocated. `activations` of the largest step,
-    `graphs` and `runtime` are estimates from above.
+    `weights` and `block`, a KV block of 16 slots, are exact but for rounding, `workspace` of
+    picbench's kernels at most that; `activations`, `graphs` and `runtime` are estimates from above.
     """
 
     weights: int

@@ -35,10 +35,6 @@ class Registry:
         """Names of all algorithms, in alphabetical order: picbench's own, then others."""
         return tuple(self._points)
 
-    def describe(self) -> list[tuple[str, str, str]]:
-        """(name, summary, options) of every algorithm; of one that is unusable, why."""
-        return [(name, *_described(point)) for name, point in self._points.items()]
-
     def parse(self, spec: str) -> Algorithm:
         """The algorithm of ``name:option=value:...``. Raises ConfigError, with a suggestion."""
         found = self._parsed.get(spec)
@@ -75,8 +71,8 @@ def names() -> tuple[str, ...]:
 
 
 def describe() -> list[tuple[str, str, str]]:
-    """(name, summary, options) of every installed algorithm."""
-    return Registry().describe()
+    """(name, summary, options) of every installed algorithm; of one that is unusable, why."""
+    return [(name, *_described(point)) for name, point in Registry()._points.items()]
 
 
 def parse(spec: str) -> Algorithm:

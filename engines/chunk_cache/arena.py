@@ -18,8 +18,7 @@ from picbench.engines.planning.keys import Key
 class Extent:
     """The rows of one chunk, in the order of its pages; `users` of them copy now.
 
-    An extent that is not `filled` is not found. One that is not `listed` any more was evicted
-    or cleared, and its rows are free as soon as it has no users.
+    Only `filled` ones are found. The rows of one that is no longer `listed` are free without users.
     """
 
     name: Key

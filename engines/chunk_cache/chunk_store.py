@@ -144,8 +144,8 @@ class ChunkStore:
     ) -> None:
         """The owner's request ended; `blocks` are those of the anchor and the chunk.
 
-        The chunk is resident if it is `shared`. Otherwise it was compiled for copies: it is
-        resident only if no tier takes it. Done again after an exception, it does no harm.
+        The chunk is resident if it is `shared`, or else if no tier takes it. Again, this does no
+        harm.
         """
         record = self._record(canonical.key)
         if record.owner is not None:

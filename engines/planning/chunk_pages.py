@@ -58,15 +58,13 @@ class ChunkPages:
         if found is None:
             if len(self._views) >= _VIEWS:
                 self._views.clear()
-            view = self._make_view(frozenset(linked), private)
+            hidden = frozenset(linked)
+            used = used_pages(self.tokens, hidden, self.size)
+            mapped = (_map(self.pages[i], i * self.size, hidden, private) for i in used)
+            view = ChunkView.of(used, tuple(mapped), self.pages[0].positions[0])
             found = NamedView(view, *names_of(self.pages, view.used))
             self._views[linked, private] = found
         return found
-
-    def _make_view(self, linked: frozenset[int], private: bool) -> ChunkView:
-        used = used_pages(self.tokens, linked, self.size)
-        mapped = (_map(self.pages[i], i * self.size, linked, private) for i in used)
-        return ChunkView.of(used, tuple(mapped), self.pages[0].positions[0])
 
 
 _Name = tuple[object, ...]

@@ -131,11 +131,10 @@ class Footprint:
     """What a plan needs: `slots` of the KV pool, `spare` blocks besides, and positions up to `end`.
 
     Spare are the blocks that its largest compile adds and, for private copies, the canonical blocks
-    that they are copied from: without a tier all of these must be resident at once. `end` is the
-    logical position of the first generated token; visible pads have positions, too. The largest
-    compile needs `compile_slots` and positions up to `compile_end`: its chunk's document may be
-    longer than the prompt. `compares` says that a worker picks tokens by their deviation, for which
-    the model needs a check layer.
+    that they are copied from: without a tier all must be resident at once. `end` is the position of
+    the first generated token; visible pads have positions, too. The largest compile needs
+    `compile_slots` and positions up to `compile_end`. `compares` says that a worker picks tokens by
+    their deviation, for which the model needs a check layer.
     """
 
     slots: int

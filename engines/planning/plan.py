@@ -47,9 +47,8 @@ class Canonical(NamedTuple):
     """A chunk's canonical KV: compiled, looked up and evicted as a whole.
 
     `key` is that of its last page, which covers all of its tokens. `anchor` is in view while it is
-    compiled and does not belong to it. `used` are the indices of the pages that a request maps or
-    copies, `keys` those of the blocks that it needs resident, and `unused` those of the others, of
-    which all tokens are linked.
+    compiled. `used` are the indices of the pages that a request maps or copies, `keys` those of the
+    blocks that it needs resident, `unused` those of the others, whose tokens are all linked.
     """
 
     key: Key

@@ -256,15 +256,13 @@ def answered(plan_chunk: PlanChunk) -> PlanChunk:
             raise ValueError(f"{call} returned {policy!r}, which is no ChunkPolicy")
         linked = policy.linked
         # Most algorithms link a range, and this is asked for each chunk of each request.
-        if not (isinstance(linked, range) or _whole(linked)):
+        if not isinstance(linked, range) and not (
+            isinstance(linked, Collection) and all(isinstance(i, SupportsIndex) for i in linked)
+        ):
             raise ValueError(f"{call} links {linked!r}, which is no sequence of whole numbers")
         return policy
 
     return ask
-
-
-def _whole(linked: object) -> bool:
-    return isinstance(linked, Collection) and all(isinstance(i, SupportsIndex) for i in linked)
 
 
 @dataclass(frozen=True, slots=True)

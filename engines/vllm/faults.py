@@ -13,10 +13,6 @@ Blamed = str | Callable[[], str | None] | None
 _LOG = logging.getLogger(__name__)
 
 
-def _itself(request_id: str) -> Iterable[str]:
-    return (request_id,)
-
-
 @dataclass(slots=True)
 class Faults:
     """The requests that faults are going to end, with the line that their users get.
@@ -25,7 +21,7 @@ class Faults:
     end requests ends those of `take`. `concerned` names the requests that end with a request.
     """
 
-    concerned: Callable[[str], Iterable[str]] = _itself
+    concerned: Callable[[str], Iterable[str]] = lambda request_id: (request_id,)
     _reasons: dict[str, str] = field(default_factory=dict)
 
     def __contains__(self, request_id: str) -> bool:

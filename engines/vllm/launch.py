@@ -92,10 +92,7 @@ def launch(config: EngineConfig) -> Launched:
 
 
 def launch_apart(config: EngineConfig) -> Frontend:
-    """Start an engine whose core has a process of its own, as served ones have.
-
-    Nothing of the core can be called from here. Raises ConfigError as `launch`.
-    """
+    """Start an engine whose core has a process of its own. Raises ConfigError as `launch`."""
     return _launch(config, apart=True)
 
 

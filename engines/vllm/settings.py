@@ -38,17 +38,15 @@ REJECTED = "rejected: the KV pool is short of blocks"
 
 @dataclass(frozen=True, slots=True)
 class PicSettings:
-    """Settings of a PIC engine.
+    """Settings of a PIC engine; `algorithm` is the default of requests that name none.
 
-    `algorithm` is the default of requests that name none. `pad_token` fills visible pads
-    (``pad=paper``); `bos_token` (None: the model has none) fills the anchors of ``epic:k=0``;
-    `link_tokens` are those that the model was trained to link chunks with (``kvlink``). With
-    `keys_without_rope` every key is cached without RoPE, as MEPIC and MiniPIC describe it; by
-    default only those of chunks are (results/cpu/attention.md has what that saves). `tiers`,
-    `on_pressure`, `compile_order` and `shared_decode` are those of `EngineConfig`; `on` gives
-    engines of a device its default tiers.
+    `pad_token` fills visible pads (``pad=paper``), `bos_token` (None: the model has none) the
+    anchors of ``epic:k=0``; `link_tokens` are those that the model was trained to link chunks with
+    (``kvlink``). With `keys_without_rope` every key is cached without RoPE, as MEPIC and MiniPIC
+    describe it; by default only those of chunks are (results/cpu/attention.md has what that saves).
     `positions` are those that the model has, where a request has room for more slots (None:
-    max_model_len).
+    max_model_len). The others are those of `EngineConfig`; `on` gives engines of a device its
+    default tiers.
     """
 
     algorithm: str = "mepic"

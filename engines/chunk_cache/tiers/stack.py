@@ -54,11 +54,6 @@ class Ticket(Generic[T]):
                     answers[index] = answer
         return answers
 
-    def cancel(self) -> None:
-        """Drop what has not begun; what has begun goes on."""
-        for group in self._groups:
-            group.future.cancel()
-
 
 class BackgroundPool:
     """A thread pool for one kind of work, which can be drained.
@@ -116,14 +111,12 @@ class Budget:
     def __init__(self, limit: int) -> None:
         self._lock = Lock()
         self._limit = self._left = limit
-        self.refusals = 0
 
     def take(self, nbytes: int) -> bool:
-        """Take `nbytes` if so many are left; False and one more of `refusals` otherwise."""
+        """Take `nbytes` if so many are left; False otherwise."""
         with self._lock:
             enough = nbytes <= self._left or self._left == self._limit
             self._left -= nbytes if enough else 0
-            self.refusals += not enough
             return enough
 
     def give(self, nbytes: int) -> None:
@@ -243,11 +236,6 @@ class TierStack:
         """Delete values from every tier; an unfinished store of the same key may undo it."""
         groups = [range(len(keys))] if keys and self._tiers else []
         return self._stores.run(len(keys), None, groups, lambda _: self._delete(keys))
-
-    @property
-    def refused(self) -> int:
-        """Values that were not stored or copied upwards because too much was in flight."""
-        return self._budget.refusals
 
     def counters(self) -> dict[str, Counters]:
         """What each tier has done, by name; makes no call."""

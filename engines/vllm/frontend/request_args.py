@@ -69,13 +69,12 @@ _ROWS = {
 
 @dataclass(frozen=True, slots=True)
 class RequestArgs:
-    """A request's chunks as ``[start, end)`` spans of prompt tokens, and its algorithm.
+    """A request's chunks as ``[start, end)`` spans of prompt tokens, and its algorithm, a spec.
 
-    `algorithm` is a valid spec; None means the engine's default. `tag` comes back with the
-    request's cost. `positions` and `slots` say where tokens stand, if not one after the other.
-    `documents` has what stands before the chunks in their documents. `dependent` spans of chunks
-    are recomputed under any algorithm. `checked` requests were checked already by who sends them,
-    in the same process; no arguments that a client sends can say so.
+    `tag` comes back with the request's cost. `positions` and `slots` say where tokens stand, if not
+    one after the other, `documents` what stands before the chunks in theirs. `dependent` spans are
+    recomputed under any algorithm. `checked` requests were checked by who sends them, in the same
+    process; clients cannot say so.
     """
 
     spans: tuple[Span, ...]

@@ -33,10 +33,10 @@ LATEST = 10_000
 class _Watched:
     """A request's blocks at the last snapshot.
 
-    `blocks` is vLLM's list of them, which only grows; a request that lost its blocks (preempted, or
-    a load failed) gets another list. `planned` [slots] are the kinds of the prompt's slots. The
-    first `full` of `ids` are filled and attributed for good; `codes` [others, slots of a block] are
-    the kinds of the others' slots. The first `cached` blocks have a key.
+    `blocks` is vLLM's list of them, which only grows, but for a request that lost its blocks.
+    `planned` [slots] are the kinds of the prompt's slots. The first `full` of `ids` are filled and
+    attributed for good; `codes` [others, slots of a block] are those of the others. The first
+    `cached` have a key.
     """
 
     blocks: list[Any]

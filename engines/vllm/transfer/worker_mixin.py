@@ -143,7 +143,10 @@ def _weights(model: nn.Module) -> Iterator[tuple[str, bytes]]:
     for name, parameter in sorted(model.named_parameters()):
         yield name, _sums(parameter.detach())
     for name, module in sorted(model.named_modules()):
-        if _is_packed(module):
+        # A linear layer whose weights vLLM has packed: `dispatch_cpu_unquantized_gemm` in
+        # vllm/model_executor/layers/utils.py of vLLM 0.32.0.
+        weight = getattr(module, "weight", None)
+        if hasattr(module, "cpu_linear") and isinstance(weight, Tensor) and not weight.numel():
             yield name, _columns(module)
 
 
@@ -158,15 +161,6 @@ def _sums(parameter: Tensor) -> bytes:
     whole = content.numel() // _SUMMED * _SUMMED
     words = content[:whole].view(torch.int64).view(-1, _SUMMED // torch.int64.itemsize)
     return _bytes(words.sum(1)) + _bytes(content[whole:])
-
-
-def _is_packed(module: nn.Module) -> bool:
-    """Whether a linear layer has its weights elsewhere than in its parameters.
-
-    Upstream: `dispatch_cpu_unquantized_gemm` in vllm/model_executor/layers/utils.py of vLLM 0.32.0.
-    """
-    weight = getattr(module, "weight", None)
-    return hasattr(module, "cpu_linear") and isinstance(weight, Tensor) and not weight.numel()
 
 
 def _columns(module: Any) -> bytes:

@@ -155,8 +155,8 @@ def rows_and_lengths(batch: PlannedBatch, count: int, plain_row: int) -> Ints:
 def _requests(batch: PlannedBatch, first: int) -> Iterator[LinkRequest | None]:
     """The requests from `first` on, None for one that vLLM's attention serves."""
     start = int(batch.scheduled[:first].sum())
-    for i in range(first, len(batch.requests)):
-        request, stop = batch.requests[i], start + int(batch.scheduled[i])
+    for i in range(first, len(batch.known.requests)):
+        request, stop = batch.known.requests[i], start + int(batch.scheduled[i])
         if request is None and batch.stock:
             yield None
         else:

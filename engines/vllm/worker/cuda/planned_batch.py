@@ -158,14 +158,9 @@ class PlannedBatch:
         return cls(StepRequests((request,) * count), zeros, zeros + 1, shares)
 
     @property
-    def requests(self) -> tuple[PlannedRequest | None, ...]:
-        """The requests in batch order; None for one without a plan."""
-        return self.known.requests
-
-    @property
     def decodes(self) -> bool:
         """Whether every request computes one token that sees all slots before it."""
-        return self.leading == len(self.requests)
+        return self.leading == len(self.known.requests)
 
     @cached_property
     def at_end(self) -> NDArray[np.bool_]:
@@ -205,7 +200,7 @@ class PlannedBatch:
 
     def positions(self) -> NDArray[np.int64]:
         """Logical positions of the step's tokens [tokens], 0 for pads, whose output is not used."""
-        others = [self.logical(i) for i in range(self.leading, len(self.requests))]
+        others = [self.logical(i) for i in range(self.leading, len(self.known.requests))]
         if not self.leading:
             return seen_or_zero(np.concatenate(others)).astype(np.int64)
         some, known = slice(self.leading), self.known
@@ -222,7 +217,7 @@ class PlannedBatch:
             return
         start = 0
         for request, computed, count in zip(
-            self.requests, self.computed.tolist(), self.scheduled.tolist(), strict=True
+            self.known.requests, self.computed.tolist(), self.scheduled.tolist(), strict=True
         ):
             if request is not None and request.arrangement is not None:
                 begin, tokens = request.arrangement.fresh(computed, computed + count)
@@ -234,7 +229,7 @@ class PlannedBatch:
         """Logical positions of one request's tokens, GAP for pads."""
         if (known := self._logical.get(index)) is not None:
             return known
-        start, request = int(self.computed[index]), self.requests[index]
+        start, request = int(self.computed[index]), self.known.requests[index]
         stop = start + int(self.scheduled[index])
         if request is None:
             found = np.arange(start, stop, dtype=np.int32)

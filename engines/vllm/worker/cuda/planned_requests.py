@@ -3,11 +3,10 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.pages import GAP
@@ -18,6 +17,7 @@ from picbench.engines.vllm.worker.cuda.planned_batch import (
 )
 from picbench.engines.vllm.worker.slot_map import Arrangement, SlotMap
 from picbench.errors import EngineError
+from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.visible_blocks import CanonicalBlocks
 from picbench.kernels.slot_runs import SlotRuns
 
@@ -41,11 +41,9 @@ class PlainPrefixes:
 
     vLLM maps a common prefix, such as a system prompt, to the same blocks, and its attention reads
     these once for each request. If enough of what they read is shared, requests decode as planned
-    ones instead, whose kernels read it once for all.
-
-    Prefixes are compared by cells of `cell_blocks` blocks, as their kernels read them: two requests
-    share the cells up to the first one that differs. Adding and removing a request takes time in
-    proportion to its own cells.
+    ones instead, whose kernels read it once for all. Prefixes are compared by cells of
+    `cell_blocks` blocks: two requests share the cells up to the first that differs. Adding and
+    removing a request takes time in proportion to its own cells.
     """
 
     def __init__(self, cell_blocks: int) -> None:
@@ -105,28 +103,6 @@ class PlainPrefixes:
         return [blocks[i : i + size] for i in range(0, len(blocks) - size + 1, size)]
 
 
-class DeviceTable(Protocol):
-    """One row a request (`picbench.kernels.cuda.decode.request_table.RequestTable`)."""
-
-    def put(
-        self, row: int, kpos: Tensor, rope_shift: Tensor, canonical: CanonicalBlocks | None
-    ) -> None:
-        """Write logical positions and RoPE shifts of the planned slots, both [slots] int32.
-
-        `canonical` are the first blocks, which other requests may see as well, where known.
-        """
-        ...
-
-    def clear(self, row: int) -> None:
-        """The request in a row has ended; the row may not have been written for it."""
-        ...
-
-    @property
-    def shares(self) -> bool:
-        """Whether a step is faster if requests that decode read blocks together."""
-        ...
-
-
 class PlannedRequests:
     """All planned requests of a model runner, by id.
 
@@ -143,7 +119,7 @@ class PlannedRequests:
     def __init__(
         self,
         most: int,
-        table: DeviceTable | None,
+        table: RequestTable | None,
         *,
         keys_without_rope: bool = False,
         prefixes: PlainPrefixes | None = None,
@@ -162,9 +138,8 @@ class PlannedRequests:
     def add(self, request_id: str, params: Any, prompt: int, blocks: Sequence[int] = ()) -> None:
         """Add a new or resumed request of `prompt` slots, if it has a plan.
 
-        `params` are its sampling parameters, in which the scheduler sends a `SlotMap`, `blocks` the
-        first of its blocks, if they stay the same for as long as it is known here. Raises
-        EngineError if there are more requests than rows.
+        `params` have the scheduler's `SlotMap`, `blocks` are its first, if they stay the same.
+        Raises EngineError if there are more requests than rows.
         """
         self.remove(request_id)
         self._step = None

@@ -90,7 +90,7 @@ def check_workers(sent: SlotMap) -> None:
     else:
         assert batch.logical(0).tolist() == positions
         assert batch.positions().tolist() == seen
-        (request,) = batch.requests
+        (request,) = batch.known.requests
         assert request is not None
         shifts = request.rope_shifts(count).tolist()
     for position, at, shift in zip(positions, cached_at, shifts, strict=True):

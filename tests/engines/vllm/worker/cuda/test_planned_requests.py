@@ -102,7 +102,7 @@ def test_pads_get_position_zero(requests: PlannedRequests) -> None:
 def test_generated_tokens_continue_at_the_end(requests: PlannedRequests) -> None:
     batch = step(requests, ("planned", 7, 3))
     assert batch.positions().tolist() == [8, 9, 10]
-    request = batch.requests[0]
+    request = batch.known.requests[0]
     assert request is not None
     assert request.rope_shifts(10).tolist() == [0, 0, 4, 4, 0, 0, 0, 0, 0, 0]
 
