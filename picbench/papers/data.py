@@ -12,10 +12,13 @@ import numpy as np
 
 from picbench.errors import ConfigError, DataError
 from picbench.files import write_json
+from picbench.papers.settings import Point
 from picbench.tables.table import Column, Shown, Table, Value
 
 if TYPE_CHECKING:
     pass
+
+from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 
 def mean_value(mean: float, deviation: float | None = None, digits: int = 2) -> Shown:
@@ -42,6 +45,38 @@ def _shown(value: Value) -> Value:
     if isinstance(value, float):
         return Shown(f"{value:,.0f}" if value.is_integer() else f"{value:,.2f}", value)
     return Shown(str(value), value) if isinstance(value, int) else value
+
+
+#: Prompt tokens a second: of requests that run together, and of one at a time. CPU: two cores of an
+#: AMD EPYC, testbed model; CUDA: H200, shapes of 7 and 8 billion weights (results/papers).
+COMPUTED: Mapping[str, float] = {"cpu": 3_400, "cuda": 41_000}
+ALONE: Mapping[str, float] = {"cpu": 2_700, "cuda": 38_000}
+
+#: What a token of a cached chunk takes of the time of one that is computed.
+_REUSED = 0.2
+
+#: Arms that compute what the same text does not precede.
+_PREFIX_ONLY = ("full", "prefix")
+
+#: Seconds until engines answer that start together: start, compilation, graphs, first requests.
+START: Mapping[str, float] = {"cpu": 25, "cuda": 100}
+
+#: Tokens of the question of a single request.
+QUESTION = 32
+
+
+def expected_load(point: Point, facts: TrafficFacts) -> float:
+    """About how many seconds a load takes: each arm until all have arrived and are served."""
+    return sum(expected_arm(arm, facts, point.device) for arm in point.arms)
+
+
+def expected_arm(arm: str, facts: TrafficFacts, device: str) -> float:
+    """About how many seconds an arm takes; what was measured corrects it (`TimeBudget`)."""
+    tokens = facts.mean_tokens
+    if arm.partition(":")[0] not in _PREFIX_ONLY:
+        tokens = facts.fresh_tokens + _REUSED * (facts.mean_tokens - facts.fresh_tokens)
+    arriving = facts.requests / facts.rate if facts.rate else 0.0
+    return max(facts.requests * tokens / COMPUTED[device], arriving)
 
 
 SCHEMA = 1
