@@ -16,7 +16,7 @@ from PIL import Image
 from picbench.cli import main
 from picbench.engines.ledger import KINDS
 from picbench.figures.run import longest_steps, peaks, write_run_files
-from picbench.metrics import arm_columns
+from picbench.metrics import metrics_shown
 from picbench.store.reader import Run, read_run
 from picbench.store.writer import SAMPLES
 from picbench.tables.run import (
@@ -81,14 +81,14 @@ def test_markdown_has_the_printed_columns_without_ornaments(run: Run) -> None:
     assert title.startswith("fake, 3 requests an arm, model shape:fake (random weights), pool of")
     assert note == "Random or dummy weights: accuracy is not meaningful.\n"
     head, rule, *lines = [line.strip("| ").split(" | ") for line in table.splitlines()]
-    columns = arm_columns(run.summary.values(), "f1")
-    assert head == ["arm", *(column.title for column in columns)]
+    metrics = metrics_shown(run.summary.values())
+    assert head == ["arm", *(metric.title for metric in metrics)]
     assert rule[:2] == ["---", "---:"]
     for line, (name, arm) in zip(lines, run.summary.items(), strict=True):
         assert line[0] == name
-        for cell, column in zip(line[1:], columns, strict=True):
-            value = column.value(arm)
-            half = 0.5 * 10**-column.digits
+        for cell, metric in zip(line[1:], metrics, strict=True):
+            value = metric.value(arm)
+            half = 0.5 * 10**-metric.digits
             assert value is not None
             assert float(cell) == pytest.approx(value, abs=half * 1.001)
 

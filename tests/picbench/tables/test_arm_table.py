@@ -9,10 +9,10 @@ import pytest
 from harness_fakes import Harness, make_sample, run_fakes
 from rich.console import Console
 
-from picbench.metrics import arm_columns
+from picbench.metrics import metrics_shown
 from picbench.store.reader import read_run
 from picbench.store.summary import ArmSummary
-from picbench.tables.run import ArmTable
+from picbench.tables.run import run_table
 
 LONG = "mepic:anchored=on:context=document"
 
@@ -27,7 +27,7 @@ def arms(tmp_path: Path) -> dict[str, ArmSummary]:
 
 def printed(arms: dict[str, ArmSummary], width: int) -> str:
     stream = io.StringIO()
-    Console(file=stream, width=width, highlight=False).print(ArmTable(arms, "f1"))
+    Console(file=stream, width=width, highlight=False).print(run_table(arms))
     assert all(len(line) <= width for line in stream.getvalue().splitlines())
     return stream.getvalue()
 
@@ -39,9 +39,9 @@ def test_names_and_numbers_are_whole_in_lines_of_any_length(
     text = printed(arms, width)
     assert "…" not in text
     cells = [cell.strip() for cell in re.split("[│┃\\n]", text)]
-    for column in arm_columns(arms.values(), "f1"):
+    for metric in metrics_shown(arms.values()):
         for arm in arms.values():
-            assert column.text(arm) in cells
+            assert metric.text(arm) in cells
     for name in ("full", "epic:k=16"):
         assert name in cells
 

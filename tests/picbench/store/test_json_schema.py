@@ -13,7 +13,7 @@ from picbench.store.manifest import SCHEMA
 from picbench.store.schema import json_schemas, schema_name
 from picbench.store.writer import LEDGER, RunDirectory
 
-PUBLISHED = Path(__file__).parents[4] / "docs" / "schema"
+PUBLISHED = Path(__file__).parents[3] / "docs" / "schema"
 GOLDEN = Path(__file__).parent / "golden" / str(SCHEMA)
 FILES = tuple(json_schemas())
 
