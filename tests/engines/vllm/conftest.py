@@ -9,7 +9,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from picbench.engines.config import EngineConfig
+from small_engine import small_config
+
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Text
 
@@ -31,25 +32,14 @@ def start(request: pytest.FixtureRequest) -> "Start":
 
 @pytest.fixture(scope="module")
 def engine(llama: Path, start: "Start") -> Iterator[Engine]:
-    config = EngineConfig(
-        tiers="", model=str(llama), dtype="float32", kv_blocks=POOL, context=2048, batch_tokens=128
-    )
-    with start(config) as engine:
+    with start(small_config(llama, POOL, 2048, tiers="", batch_tokens=128)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def starved(llama: Path, start: "Start") -> Iterator[Engine]:
     """An engine for short prompts, with blocks for a few of them."""
-    config = EngineConfig(
-        model=str(llama),
-        dtype="float32",
-        kv_blocks=90,
-        context=512,
-        batch_tokens=64,
-        max_requests=8,
-    )
-    with start(config) as engine:
+    with start(small_config(llama, 90, 512, batch_tokens=64, max_requests=8)) as engine:
         yield engine
 
 

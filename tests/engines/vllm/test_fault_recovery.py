@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from ahead_engine import Start
+from small_engine import small_config
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.transfers import TransferResults
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.vllm.scheduler.linker import Linker
@@ -20,17 +20,7 @@ from picbench.errors import EngineError
 
 
 def engine_with(model: Path, tiers: str, start: Start) -> Engine:
-    return start(
-        EngineConfig(
-            model=str(model),
-            dtype="float32",
-            kv_blocks=60,
-            context=256,
-            batch_tokens=128,
-            max_requests=4,
-            tiers=tiers,
-        )
-    )
+    return start(small_config(model, 60, 256, batch_tokens=128, max_requests=4, tiers=tiers))
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from ahead_engine import Start
+from small_engine import small_config
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.transfers import TransferCommands
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.pace import Submission
 from picbench.engines.request import Chunk, Request, Result, Text
@@ -72,16 +72,9 @@ ALGORITHMS = ["mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "prefix"]
 @pytest.fixture(scope="module")
 def engine(pebble: Path, start: Start) -> Iterator[Engine]:
     """A pool that is too small for the requests that run at a time, and a tier for its chunks."""
-    config = EngineConfig(
-        model=str(pebble),
-        dtype="float32",
-        kv_blocks=40,
-        context=256,
-        batch_tokens=128,
-        max_requests=8,
-        tiers="host:1MiB",
-    )
-    with start(config) as engine:
+    with start(
+        small_config(pebble, 40, 256, batch_tokens=128, max_requests=8, tiers="host:1MiB")
+    ) as engine:
         yield engine
 
 

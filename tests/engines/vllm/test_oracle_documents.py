@@ -6,6 +6,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from small_engine import small_config
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
@@ -35,10 +36,7 @@ RULES: dict[str, Rule] = {
 
 @pytest.fixture(scope="module")
 def engine(llama: Path) -> Iterator[Engine]:
-    config = EngineConfig(
-        model=str(llama), dtype="float32", kv_blocks=600, context=CONTEXT, batch_tokens=64
-    )
-    with Engine(config) as engine:
+    with Engine(small_config(llama, 600, CONTEXT, batch_tokens=64)) as engine:
         yield engine
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from small_engine import small_config
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import Oracle, epic, full, mepic, minipic, naive
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
@@ -22,15 +22,7 @@ TOKENS = "minipic:ssep=1:pdep=2"
 
 @pytest.fixture(scope="module")
 def engine(llama: Path) -> Iterator[Engine]:
-    config = EngineConfig(
-        model=str(llama),
-        algorithm=TOKENS,
-        dtype="float32",
-        kv_blocks=600,
-        context=512,
-        batch_tokens=64,
-    )
-    with Engine(config) as engine:
+    with Engine(small_config(llama, 600, 512, algorithm=TOKENS, batch_tokens=64)) as engine:
         yield engine
 
 

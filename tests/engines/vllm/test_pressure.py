@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from small_engine import small_config
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.ledger import KINDS
 from picbench.engines.request import Chunk, Request, Result, Text
@@ -40,16 +40,7 @@ def workload(draw) -> list[Request]:
 
 
 def serve(model: Path, kv_blocks: int, requests: Sequence[Request]) -> tuple[Engine, list[Result]]:
-    engine = Engine(
-        EngineConfig(
-            model=str(model),
-            dtype="float32",
-            kv_blocks=kv_blocks,
-            context=256,
-            batch_tokens=192,
-            max_requests=16,
-        )
-    )
+    engine = Engine(small_config(model, kv_blocks, 256, batch_tokens=192, max_requests=16))
     return engine, engine.generate(requests, max_tokens=8, ignore_eos=True, concurrency=24)
 
 
