@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import pytest
 
@@ -76,6 +77,13 @@ def chunks(draw: Any) -> list[Chunk]:
 @pytest.fixture
 def question(draw: Any) -> Text:
     return Text(tokens=draw(19, 800))
+
+
+@pytest.fixture
+def tokens(draw: Any, request: pytest.FixtureRequest) -> Any:
+    """(count, key) -> tokens that no other test has cached."""
+    seed = crc32(request.node.nodeid.encode())
+    return lambda count, key=0: draw(count, hash((seed, key)))
 
 
 @pytest.fixture

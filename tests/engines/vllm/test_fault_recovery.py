@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from ahead_engine import Start
-from small_engine import small_config
+from small_engine import check_drained, small_config
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.transfers import TransferResults
@@ -43,13 +43,6 @@ def serve(engine: Engine, *requests: Request) -> list[Result]:
     results = engine.generate(requests, max_tokens=4, ignore_eos=True)
     engine.drain()
     return results
-
-
-def check_drained(engine: Engine) -> None:
-    scheduler = engine._running.scheduler
-    assert scheduler.linker.idle
-    assert not scheduler.requests
-    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == engine._running.pool
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "mepic"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from ahead_engine import Start
-from small_engine import small_config
+from small_engine import check_drained, small_config
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
@@ -113,10 +113,7 @@ def expected(engine: Engine, requests: list[Request]) -> list[Result]:
 
 def check_sound(engine: Engine) -> None:
     """Nothing is left of the requests, and every block was accounted for at every step."""
-    scheduler = engine._running.scheduler
-    assert scheduler.linker.idle
-    assert not scheduler.requests
-    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == engine._running.pool
+    check_drained(engine)
     assert all(sum(s.blocks.values()) == s.pool for s in engine.memory)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 from small_engine import small_config
@@ -38,13 +37,6 @@ RULES: dict[str, Rule] = {
 def engine(llama: Path) -> Iterator[Engine]:
     with Engine(small_config(llama, 600, CONTEXT, batch_tokens=64)) as engine:
         yield engine
-
-
-@pytest.fixture
-def tokens(draw: Any, request: pytest.FixtureRequest) -> Any:
-    """(count, key) -> tokens that no other test has cached."""
-    seed = crc32(request.node.nodeid.encode())
-    return lambda count, key=0: draw(count, hash((seed, key)))
 
 
 def before(chunk: Chunk) -> tuple[int, ...]:

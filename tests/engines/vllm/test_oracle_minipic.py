@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 from small_engine import small_config
@@ -24,13 +23,6 @@ TOKENS = "minipic:ssep=1:pdep=2"
 def engine(llama: Path) -> Iterator[Engine]:
     with Engine(small_config(llama, 600, 512, algorithm=TOKENS, batch_tokens=64)) as engine:
         yield engine
-
-
-@pytest.fixture
-def tokens(draw: Any, request: pytest.FixtureRequest) -> Any:
-    """(count, key) -> tokens that no other test has cached."""
-    seed = crc32(request.node.nodeid.encode())
-    return lambda count, key=0: draw(count, hash((seed, key)))
 
 
 def run(engine: Engine, segments: Sequence[PromptSegment], algorithm: str | None = None) -> Result:
