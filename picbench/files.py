@@ -4,7 +4,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from errno import EDQUOT, EINVAL, ENOLCK, ENOSPC, ENOTDIR, ENOTSUP
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -83,18 +83,24 @@ def write_json(
         file.write(text.encode() + b"\n")
 
 
-@contextmanager
-def locked(path: Path, timeout: float = -1) -> Iterator[None]:
-    """Hold a file that is read, changed and replaced, or a folder, against processes and threads.
+def locked(path: Path) -> AbstractContextManager[None]:
+    """Wait until no other process or thread holds a file, and hold it.
 
-    Waits until it is free, at most `timeout` seconds (-1: for ever); raises TimeoutError then. The
-    lock is a file beside it, or in the folder, because a replaced one is another file. It ends with
-    the process, and the file is removed with it unless that is killed. File systems without locks
-    hold nothing.
+    For what is read, changed and replaced. The lock is a file beside it, because a replaced one is
+    another file.
+    """
+    return _locked(path.with_name(f".{path.name}{LOCK}"), timeout=-1)
+
+
+@contextmanager
+def _locked(place: Path, timeout: float) -> Iterator[None]:
+    """Hold the lock file `place`; raises TimeoutError after `timeout` seconds (-1: never).
+
+    The lock ends with the process, and the file is removed with it unless that is killed. File
+    systems without locks hold nothing.
     """
     from filelock import FileLock
 
-    place = path / LOCK if path.is_dir() else path.with_name(f".{path.name}{LOCK}")
     lock = FileLock(place)
     try:
         lock.acquire(timeout=timeout)
@@ -130,7 +136,7 @@ def hold(folder: Path) -> Iterator[None]:
     """Hold a folder; raises ConfigError where another process, or this one already, does."""
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(folder, timeout=0))
+            stack.enter_context(_locked(folder / LOCK, timeout=0))
         except TimeoutError as error:
             raise ConfigError(
                 f"`output` {folder}: another process is writing this run",
