@@ -19,9 +19,8 @@ from typing import Any
 from pydantic import Field
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
-from picbench.engines.conversion import RequestPreparer
+from picbench.engines.conversion import ModelTokenizer, RequestPreparer
 from picbench.engines.request import Chunk, Request, Text
-from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.launch import launch_apart
 from picbench.errors import EngineError, InvalidRun
 from picbench.experiments.host_cores import busy_cores

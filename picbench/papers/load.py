@@ -13,13 +13,14 @@ import numpy as np
 from picbench.engines.config import EngineConfig
 from picbench.errors import ConfigError, InvalidRun
 from picbench.experiments.runner import TimeBudget
-from picbench.papers.budget import START, expected_load
 from picbench.papers.data import (
+    START,
     OccupancySeries,
     PointArm,
     PointData,
     PointStore,
     StoredPoint,
+    expected_load,
     short,
 )
 from picbench.papers.settings import Point
