@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from harness_fakes import Harness, make_sample, no_gpu
 
 from picbench.engines.request import Hits, TokenCounts
-from picbench.errors import ConfigError
+from picbench.errors import ConfigError, InvalidRun
 from picbench.run.job import prepare
 from picbench.run.progress import PlainProgress
 from picbench.run.session import execute
@@ -134,3 +135,53 @@ def test_a_line_that_is_no_row_is_named(directory: RunDirectory) -> None:
         file.write("garbage\n")
     with pytest.raises(ConfigError, match=r"samples\.jsonl: cannot be read: line 2 is no JSON"):
         read_run(directory.path).rows  # noqa: B018
+
+
+GOLDEN = Path(__file__).parent / "golden" / str(SCHEMA)
+
+#: What the golden run measured: (arm, sample, error, tokens reused, score).
+ROWS = [
+    ("full", "s0", None, 0, 1.0),
+    ("mepic", "s0", None, 16, 1.0),
+    ("mepic", "s1", "a chunk is too long (`context`)", 0, None),
+    ("full", "s1", "a chunk is too long (`context`)", 0, None),
+    ("full", "s2", None, 0, 1.0),
+    ("mepic", "s2", None, 16, 1.0),
+]
+
+
+def test_golden_rows() -> None:
+    run = read_run(GOLDEN)
+    found = [(r.arm, r.sample, r.error, r.tokens.reused, r.score) for r in run.rows]
+    assert found == ROWS
+    assert [row.outcome for row in run.rows if row.error] == ["error"] * 2
+    assert [row.cluster for row in run.rows] == ["s0", "s0", "s1", "s1", "s2", "s2"]
+    assert [segment.text for segment in run.workload["s2"].segments] == ["t", "c", "d", "q"]
+
+
+def test_golden_summary_and_manifest() -> None:
+    run = read_run(GOLDEN)
+    assert list(run.summary) == ["full", "mepic"]
+    mepic = run.summary["mepic"]
+    assert (mepic.requests, mepic.failed, mepic.score.mean) == (3, 1, 1.0)
+    assert (mepic.tokens.reused, mepic.blocks.peak_referenced) == (32, 20)
+    assert mepic.ttft_vs_full is not None
+    assert mepic.ttft_vs_full.geomean == pytest.approx(0.25)
+    counts = {"answered": 2, "abstained": 0, "unparsed": 0, "error": 1}
+    assert run.summary["full"].outcomes == counts
+    assert (run.manifest["schema"], run.manifest["status"]) == (SCHEMA, "partial")
+    assert [attempt["status"] for attempt in run.manifest["attempts"]] == ["partial"]
+    assert run.manifest["model"]["restates"] is False
+
+
+@pytest.mark.parametrize("version", [SCHEMA - 1, SCHEMA + 1])
+@pytest.mark.parametrize("file", [MANIFEST, SUMMARY])
+def test_an_unknown_schema_is_refused_with_advice(tmp_path: Path, file: str, version: int) -> None:
+    copy = Path(shutil.copytree(GOLDEN, tmp_path / "run"))
+    document = json.loads((copy / file).read_text()) | {"schema": version}
+    (copy / file).write_text(json.dumps(document))
+    refused = f"schema {version}; this picbench reads {SCHEMA}"
+    with pytest.raises(InvalidRun, match=refused) as caught:
+        read_run(copy).summary  # noqa: B018
+    assert "repeat the run" in caught.value.hint
+    assert caught.value.exit_code == 3

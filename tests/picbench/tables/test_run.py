@@ -1,4 +1,4 @@
-"""Frames, tables and figures of a run of fake engines."""
+"""Frames, tables and figures of a run of fake engines, and the lines below its table."""
 
 import io
 import json
@@ -14,10 +14,12 @@ from harness_fakes import POOL, Harness, make_sample, run_fakes
 from PIL import Image
 
 from picbench.cli import main
-from picbench.engines.ledger import KINDS
+from picbench.engines.ledger import KINDS, MemoryUse, Occupancy
+from picbench.engines.request import Hits, TokenCounts
 from picbench.figures.run import longest_steps, peaks, write_run_files
-from picbench.metrics import metrics_shown
+from picbench.metrics import METRICS, metrics_shown
 from picbench.store.reader import Run, read_run
+from picbench.store.summary import ArmSummary, MemorySummary, Ratio, ScoreSummary, summarise_memory
 from picbench.store.writer import SAMPLES
 from picbench.tables.run import (
     arms_frame,
@@ -25,8 +27,10 @@ from picbench.tables.run import (
     as_latex,
     as_markdown,
     ledger_frame,
+    memory_lines,
     of_runs,
     samples_frame,
+    verdict,
 )
 
 ARMS = ["full", "mepic"]
@@ -211,3 +215,144 @@ def test_thinned_steps_keep_the_peaks() -> None:
     assert shown["referenced"].max() == steps["referenced"].max()
     assert shown["time"].is_monotonic_increasing
     assert peaks(steps, points=1000) is steps
+
+
+GIB = 1 << 30
+
+
+def test_what_is_held_beside_known_tensors_is_the_residual() -> None:
+    cpu = MemoryUse("cpu", 4, 3, 2, process_bytes=10)
+    assert (cpu.known_bytes, cpu.held_bytes, cpu.residual_bytes) == (9, 10, 1)
+    gpu = MemoryUse("cuda", 4, 3, 2, process_bytes=99, allocated_bytes=12, reserved_bytes=16)
+    assert (gpu.held_bytes, gpu.residual_bytes) == (12, 3)
+    assert MemoryUse("cpu", 4, 3, 2).residual_bytes is None
+
+
+def test_blocks_become_bytes() -> None:
+    blocks = Occupancy(100, 20.0, 7.5, 60.0, 31.25)
+    found = summarise_memory(blocks, 1000, [MemoryUse("cpu", 4, 3, 2, process_bytes=10)])
+    assert found.peak_referenced_bytes == 20_000
+    assert found.mean_referenced_bytes == 7_500
+    assert (found.peak_resident_bytes, found.mean_resident_bytes) == (60_000, 31_250)
+    assert found.residual_bytes == (1,)
+    unknown = summarise_memory(blocks, None, ())
+    assert unknown == MemorySummary(None, None, None, None, None)
+
+
+def test_a_run_says_bytes_beside_blocks(tmp_path: Path) -> None:
+    run_fakes(Harness([make_sample(0)]), tmp_path, "full", "mepic")
+    run = read_run(tmp_path)
+    memory = run.summary["mepic"].memory
+    assert memory is not None
+    assert memory.peak_referenced_bytes == 20 << 20
+    assert memory.residual_bytes == (3 << 20,)
+    assert METRICS["peak_gib"] in metrics_shown(run.summary.values())
+    assert METRICS["peak_gib"].value(run.summary["mepic"]) == pytest.approx(20 / 1024)
+    lines = list(memory_lines(run.summary))
+    assert "a block has 1,048,576 bytes" in lines[0]
+    assert lines[2] == (
+        "mepic: weights 0.004, KV pool 0.002, workspaces 0.001, residual 0.003: "
+        "0.010 GiB resident on the CPU"
+    )
+
+
+def test_an_arm_that_is_gone_has_no_workers(tmp_path: Path) -> None:
+    harness = Harness([make_sample(n) for n in range(3)], dies_at={"mepic": 1})
+    run_fakes(harness, tmp_path, "full", "mepic", concurrency=1)
+    memory = read_run(tmp_path).summary["mepic"].memory
+    assert memory is not None
+    assert memory.workers == ()
+    assert memory.block_bytes == 1 << 20
+
+
+def test_a_gpu_is_told_by_its_allocator_and_its_driver(tmp_path: Path) -> None:
+    run_fakes(Harness([make_sample(0)]), tmp_path, "full")
+    arm = read_run(tmp_path).summary["full"]
+    use = MemoryUse("cuda", 4 * GIB, 2 * GIB, GIB, GIB, 8 * GIB, 9 * GIB, 10 * GIB)
+    found = replace(arm, memory=summarise_memory(arm.blocks, 1 << 20, [use]))
+    assert list(memory_lines({"full": found}))[1] == (
+        "full: weights 4.000, KV pool 2.000, workspaces 1.000, residual 1.000: "
+        "8.000 GiB of torch's allocator, 10.000 GiB by the driver's count"
+    )
+
+
+def summary(score: float | None, ttft: float, blocks: float, metric: str = "f1") -> ArmSummary:
+    return ArmSummary(
+        requests=60,
+        failed=0,
+        ttft_ms=None,
+        prefill_ms=None,
+        e2e_ms=None,
+        tpot_ms=None,
+        throughput_tok_s=None,
+        output_tok_s=None,
+        busy_s=1.0,
+        ttft_vs_full=Ratio(ttft, 60),
+        score=ScoreSummary(metric, score, meaningful=True),
+        blocks=Occupancy(1000, blocks, blocks, blocks, blocks),
+        tokens=TokenCounts(),
+        computed_tokens=0,
+        output_tokens=0,
+        hits=Hits(),
+    )
+
+
+FULL = summary(0.98, 1.0, 400)
+NAIVE = summary(0.61, 0.31, 160)
+MEPIC = summary(0.93, 0.52, 164)
+
+
+def test_it_says_what_reuse_gains_and_loses() -> None:
+    [line] = verdict({"full": FULL, "mepic": MEPIC}, ["mepic"])
+    assert line == (
+        "mepic against full: first token in 0.52x the time, 0.41x the blocks at peak, f1 -0.05 "
+        "(n=60)"
+    )
+
+
+def test_it_sets_naive_reuse_beside_the_loss() -> None:
+    [line] = verdict({"full": FULL, "naive": NAIVE, "mepic": MEPIC}, ["naive", "mepic"])
+    assert line.endswith("f1 -0.05 (naive -0.37) (n=60)")
+
+
+def test_losses_in_time_and_blocks_and_gains_in_score_are_said_as_well() -> None:
+    [line] = verdict({"full": FULL, "mepic": summary(0.995, 1.3, 500)}, ["mepic"])
+    assert "1.30x the time, 1.25x the blocks at peak, f1 +0.02" in line
+
+
+def test_equal_scores_have_no_negative_zero() -> None:
+    [line] = verdict({"full": FULL, "mepic": replace(FULL)}, ["mepic"])
+    assert "f1 +0.00" in line
+
+
+@pytest.mark.parametrize(
+    ("reusing", "subject"),
+    [
+        (["mepic:pad=paper", "naive"], "mepic:pad=paper"),
+        (["naive", "epic:k=16"], "epic:k=16"),
+        (["naive"], "naive"),
+    ],
+)
+def test_it_is_about_mepic_or_the_last_arm(reusing: list[str], subject: str) -> None:
+    [line] = verdict({"full": FULL, "prefix": FULL} | dict.fromkeys(reusing, MEPIC), reusing)
+    assert line.startswith(f"{subject} against full: ")
+
+
+def test_there_is_none_without_both_arms() -> None:
+    assert not list(verdict({}, ["mepic"]))
+    assert not list(verdict({"mepic": MEPIC}, ["mepic"]))
+    assert not list(verdict({"full": FULL, "prefix": MEPIC}, []))
+    assert not list(verdict({"full": FULL, "mepic": replace(MEPIC, ttft_vs_full=None)}, ["mepic"]))
+
+
+def test_scores_that_mean_nothing_are_left_out() -> None:
+    random = replace(MEPIC, score=ScoreSummary("f1", 0.1, meaningful=False))
+    lost = replace(MEPIC, failed=1)
+    for arm in (random, lost, summary(None, 0.52, 164)):
+        [line] = verdict({"full": FULL, "naive": NAIVE, "mepic": arm}, ["naive", "mepic"])
+        assert line.endswith("0.41x the blocks at peak (n=60)")
+
+
+def test_arms_whose_blocks_were_not_counted_say_nothing_of_them() -> None:
+    [line] = verdict({"full": summary(0.98, 1.0, 0), "mepic": MEPIC}, ["mepic"])
+    assert "blocks" not in line

@@ -1,7 +1,10 @@
-"""No line is too short for the numbers of a run."""
+"""Tables in Markdown and on a terminal; no line is too short for the numbers of a run."""
 
 import io
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +12,42 @@ import pytest
 from harness_fakes import Harness, make_sample, run_fakes
 from rich.console import Console
 
+from picbench.cli.guard import PIPE_CLOSED
 from picbench.metrics import metrics_shown
+from picbench.run.result import print_all
 from picbench.store.reader import read_run
 from picbench.store.summary import ArmSummary
 from picbench.tables.run import run_table
+from picbench.tables.table import table
+
+
+@pytest.mark.parametrize(
+    ("right", "rule"),
+    [(None, "| --- | --- |"), (0, "| ---: | ---: |"), (1, "| --- | ---: |")],
+)
+def test_a_row_is_a_line_and_numbers_are_to_the_right(right: int | None, rule: str) -> None:
+    page = table(("arm", "ms"), [["mepic", "1.0"], ["full", "2.0"]], right=right)
+    assert page.splitlines() == ["| arm | ms |", rule, "| mepic | 1.0 |", "| full | 2.0 |"]
+
+
+def test_a_reader_that_goes_away_is_an_error_and_no_exit() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w")
+    with pytest.raises(BrokenPipeError):
+        print_all(stream, "a line")
+    with pytest.raises(BrokenPipeError):
+        stream.close()
+
+
+def test_a_command_whose_reader_went_away_is_no_regression() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as stream:
+        command = [sys.executable, "-P", "-m", "picbench", "explain", "mepic"]
+        ended = subprocess.run(command, stdout=stream, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (PIPE_CLOSED, b"")
+
 
 LONG = "mepic:anchored=on:context=document"
 
