@@ -136,7 +136,7 @@ def _kept(blocks: Tensor, length: int, linked: int) -> Tensor:
 
 
 #: Every cell with two readers is shared, whatever it costs.
-FORCED = SharingCosts.none()
+FORCED = SharingCosts.always()
 
 
 @dataclass(frozen=True, slots=True)

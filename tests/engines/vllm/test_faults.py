@@ -14,7 +14,7 @@ from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.transfers import TransferCommands
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.pace import Departure
+from picbench.engines.pace import Submission
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.scheduler.linker import Linker
@@ -287,7 +287,7 @@ def test_an_abort_whose_orphans_are_not_found_leaks_nothing(
 
     engine.reset()
     prepared = engine._prepare(requests[0], 4, None, True)
-    engine._submit(Departure(prepared, time.time(), 0.0))
+    engine._submit(Submission(prepared, time.time(), 0.0))
     engine._running.engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(Linker, "orphans", orphans)

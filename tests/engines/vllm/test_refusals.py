@@ -13,7 +13,7 @@ from vllm import SamplingParams
 from picbench.engines.algorithms.kvlink import KVLink
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.pace import Departure
+from picbench.engines.pace import Submission
 from picbench.engines.planning.layout import Footprint
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm import compat
@@ -161,7 +161,7 @@ def test_another_signature_is_refused():
     def upstream(self: Any, request: Any, more: Any) -> None: ...
 
     with pytest.raises(ConfigError, match="upstream takes"):
-        compat.check_signature(upstream, ("self", "request"))
+        compat.check_signature(upstream, "self, request")
 
 
 @pytest.mark.parametrize(
@@ -428,13 +428,13 @@ class TestGuard:
             prepared = engine._prepare(Request([Text(tokens=draw(20, 1))]), 2, None, True)
             prepared.sampling_params.extra_args = {"pic": {"spans": [[0, 10]]}}
             with pytest.raises(ValueError, match="started without picbench"):
-                engine._submit(Departure(prepared, time.time(), 0.0))
+                engine._submit(Submission(prepared, time.time(), 0.0))
 
     def test_a_pic_engine_refuses_bad_spans(self, engine, draw):
         prepared = engine._prepare(Request([Text(tokens=draw(20, 1))]), 2, None, True)
         prepared.sampling_params.extra_args = {"pic": {"spans": [[4, 2]]}}
         with pytest.raises(ValueError, match=r"spans\[0\]"):
-            engine._submit(Departure(prepared, time.time(), 0.0))
+            engine._submit(Submission(prepared, time.time(), 0.0))
 
     def test_a_request_is_checked_once(self, engine, draw, monkeypatch):
         measured: list[Any] = []

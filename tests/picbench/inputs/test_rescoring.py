@@ -16,7 +16,7 @@ from picbench.store.reader import read_run
 from picbench.store.records import Grader
 from picbench.store.writer import MANIFEST, SAMPLES, SUMMARY
 
-GOLDEN = Path(__file__).parents[1] / "output" / "store" / "golden"
+GOLDEN = Path(__file__).parents[1] / "store" / "golden"
 
 #: The right answer is "Ada Lovelace"; replies of `mepic` by sample.
 REPLIES = ("Ada Lovelace", "ada", "The passages do not mention it.", "", "unused")

@@ -62,8 +62,8 @@ class PicAttentionBackend(AttentionBackend):
 class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
     """Prepares a step for all layers.
 
-    The model runner sets `rope` and `step` before each step, because vLLM's common metadata has
-    neither logical positions nor request ids; and `copies` once, because it knows the pool's size.
+    The model runner sets `rope` and `step` before each, and `copies` once: vLLM's metadata has
+    neither.
     """
 
     rope: RopeTable

@@ -21,7 +21,7 @@ from picbench.kernels.shape import HeadShape
 ON_GPU = torch.cuda.is_available()
 UNTOUCHED = 7.0
 #: Two readers are enough.
-EAGER = SharingCosts.none()
+EAGER = SharingCosts.always()
 
 #: A chunk that ends inside a block, one of several cells, one of a block, one of two blocks.
 LENGTHS = [40, 150, 16, 23]

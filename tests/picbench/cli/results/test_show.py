@@ -10,7 +10,7 @@ from harness_fakes import Harness, make_sample, run_fakes
 from picbench.cli import main
 from picbench.store.writer import BATCHES, MANIFEST, SUMMARY
 
-GOLDEN = Path(__file__).parents[2] / "output" / "store" / "golden"
+GOLDEN = Path(__file__).parents[2] / "store" / "golden"
 
 
 def show(folder: Path, *flags: str) -> Result:
