@@ -2,9 +2,8 @@
 
 import pytest
 
-from picbench.profile.costs import RequestSize
-from picbench.profile.pool_simulation import RequestReuse
-from picbench.profile.profile import ClosedLoop, serve_loop
+from picbench.profile.profile import ClosedLoop, RequestSize, serve_loop
+from picbench.profile.reuse import RequestReuse
 
 
 def size(computed: float = 100, output: float = 4, prompt: float = 100) -> RequestSize:

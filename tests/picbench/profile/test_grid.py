@@ -1,4 +1,4 @@
-"""Grids as files."""
+"""Grids as files, and which CUDA graphs their engines had."""
 
 import json
 from dataclasses import replace
@@ -111,3 +111,60 @@ def test_errors_name_what_was_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`grid` nowhere") as caught:
         choose_grid("nowhere")
     assert "cpu-testbed" in str(caught.value.hint)
+
+
+STOCK, LINKED = ("full", "prefix", "reorder"), ("mepic", "naive")
+CPU = GridFacts("a host", {"driver": "none"}, "m", "float32", 1024, 100, 4, "")
+UNKNOWN = replace(CPU, hardware="a GPU", versions={"driver": "580"})
+
+
+def facts(stock: int, linked: int) -> GridFacts:
+    sizes = dict.fromkeys(STOCK, stock) | dict.fromkeys(LINKED, linked)
+    return replace(UNKNOWN, graph_tokens=sizes)
+
+
+@pytest.mark.parametrize(
+    ("grid", "sizes", "said"),
+    [
+        (facts(512, 1024), (512, 1024), "512 (full, prefix, reorder) and 1,024 (mepic, naive)"),
+        (facts(128, 128), (128, 128), "CUDA graphs of up to 128 tokens"),
+        (facts(0, 0), (0, 0), "no CUDA graphs"),
+        (UNKNOWN, (128, 128), "does not say"),
+        (CPU, (0, 0), "no CUDA graphs"),
+    ],
+    ids=["of either kind", "the same", "eager", "not recorded", "CPU"],
+)
+def test_each_kind_of_arms_has_graphs_of_its_own(
+    grid: GridFacts, sizes: tuple[int, int], said: str
+) -> None:
+    assert (grid.captured(linked=False), grid.captured(linked=True)) == sizes
+    assert said in grid.graphs()
+
+
+@pytest.mark.parametrize(
+    ("measured", "grid", "same"),
+    [
+        (facts(512, 1024), facts(512, 1024), True),
+        (facts(512, 1024), replace(UNKNOWN, graph_tokens={"mepic": 1024}), True),
+        (facts(512, 1024), facts(512, 512), False),
+        (facts(512, 1024), UNKNOWN, False),
+        (UNKNOWN, UNKNOWN, True),
+        (CPU, replace(CPU, graph_tokens={"mepic": 0}), True),
+    ],
+    ids=["same", "arms in common", "other", "one not recorded", "neither recorded", "CPU"],
+)
+def test_other_graphs_are_warned_of(measured: GridFacts, grid: GridFacts, same: bool) -> None:
+    assert measured.same_graphs(grid) is grid.same_graphs(measured) is same
+    said = measured.graph_warning(grid, "--calibration")
+    assert (said is None) is same
+    if said:
+        assert said.startswith("--calibration: CUDA graphs")
+        assert "--grid: CUDA graphs" in said
+        assert "\n" not in said
+
+
+def test_the_packages_grids_say_what_they_had() -> None:
+    grids = {name: read_grid(path).facts for name, path in packaged_grids().items()}
+    assert grids["h200-llama-3.1-8b"].captured(linked=True) >= 128
+    assert grids["cpu-testbed"].captured(linked=True) == 0
+    assert all(each.graph_tokens for each in grids.values())

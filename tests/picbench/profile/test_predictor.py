@@ -1,14 +1,17 @@
-"""Predictions from a grid whose times follow known costs."""
+"""Costs that are fitted to a grid, how they scatter, and predictions from them."""
 
 from dataclasses import replace
 from itertools import product
 from math import inf
+from random import Random
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from picbench.engines.algorithms import parse
 from picbench.errors import ConfigError
-from picbench.profile.costs import RequestSize, RequestSizes
 from picbench.profile.grid import (
     ALONE,
     BURST,
@@ -20,9 +23,215 @@ from picbench.profile.grid import (
     packaged_grids,
     read_grid,
 )
-from picbench.profile.pool_simulation import ReuseTotals
-from picbench.profile.predictor import GridPredictor
-from picbench.profile.profile import ArmProfile, TraceProfile, TrafficSums, serve_loop
+from picbench.profile.predictor import (
+    CellSpread,
+    GridPredictor,
+    Observation,
+    alike,
+    deviations,
+    fit,
+    leave_one_out,
+    scattered_median,
+)
+from picbench.profile.profile import (
+    ArmProfile,
+    RequestSize,
+    RequestSizes,
+    TraceProfile,
+    TrafficSums,
+    serve_loop,
+)
+from picbench.profile.reuse import ReuseTotals
+
+COSTS = (0.02, 0.025, 0.001, 0.0, 0.0005, 0.004)
+
+
+def observed(count: int, noise: float = 0.0) -> list[Observation]:
+    source = Random(4)
+    found = []
+    for number in range(count):
+        prompt = source.uniform(500, 20_000)
+        computed = prompt * source.random()
+        chunks = source.randint(1, 40)
+        compiled = computed * source.random()
+        size = RequestSize(prompt, computed, compiled, chunks, prompt / chunks, 4)
+        counts = size.prefill()
+        value = sum(cost * x for cost, x in zip(COSTS, counts, strict=True))
+        value *= 1 + source.gauss(0, noise)
+        found.append(Observation(number, counts, value, (prompt, computed, chunks)))
+    return found
+
+
+def test_known_costs_are_found() -> None:
+    model = fit(observed(30))
+    assert model is not None
+    assert model.costs == pytest.approx(COSTS, abs=1e-6)
+    assert model.covers((5000, 3000, 10))
+    assert not model.covers((50_000, 3000, 10))
+    assert not model.covers((5000, 3000, 100))
+
+
+def test_cells_that_were_disturbed_count_little() -> None:
+    points = observed(40, 0.02)
+    disturbed = [replace(p, value=p.value * (4 if n % 8 == 0 else 1)) for n, p in enumerate(points)]
+    clean, found = fit(points), fit(disturbed)
+    assert clean is not None
+    assert found is not None
+    for point in points:
+        assert found.predict(point.counts) == pytest.approx(clean.predict(point.counts), rel=0.08)
+
+
+def test_errors_of_points_that_are_left_out() -> None:
+    exact, noisy = leave_one_out([observed(30)]), leave_one_out([observed(30, 0.1)])
+    assert exact is not None
+    assert noisy is not None
+    assert exact.p90 < 1e-6
+    assert 0.02 < noisy.median < 0.2
+    assert noisy.points == 30
+    assert "30 points" in str(noisy)
+
+
+def test_too_few_points_predict_nothing() -> None:
+    assert fit(observed(7)) is None
+    assert leave_one_out([observed(8)]) is None
+    assert fit([]) is None
+
+
+def test_costs_that_nothing_pays_need_no_points() -> None:
+    without = [replace(p, counts=(*p.counts[:4], 0.0, 0.0), value=p.value) for p in observed(6)]
+    model = fit(without)
+    assert model is not None
+    assert model.costs[4:] == (0.0, 0.0)
+
+
+def test_repeats_of_one_point_are_left_out_together() -> None:
+    points = observed(20)
+    wrong = [replace(point, group="same", value=point.value * 3) for point in points[:2]]
+    found = leave_one_out([[*points, *wrong]])
+    assert found is not None
+    # Of 22 observations the two wrong ones make one group, which is not within 15 %.
+    assert found.points == 21
+    assert found.within <= 20 / 22
+
+
+def test_few_cells_have_no_spread() -> None:
+    assert CellSpread.of((100.0, 1.0) for _ in range(19)) is None
+    assert CellSpread.of(()) is None
+
+
+def test_small_requests_have_the_spread_of_small_ones() -> None:
+    small = [(48.0, ratio) for ratio in np.linspace(0.5, 2.0, 100)]
+    large = [(4096.0, ratio) for ratio in np.linspace(0.99, 1.01, 200)]
+    found = CellSpread.of(small + large)
+    assert found is not None
+    assert found.around(10.0, 60) == pytest.approx((5.75, 19.25))
+    low, high = found.around(10.0, 3000)
+    assert 9.9 < low < 9.92
+    assert 10.08 < high < 10.1
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1e5), st.floats(0.1, 10)), min_size=20, max_size=80),
+    st.floats(0, 1e6),
+    st.floats(1e-3, 1e3),
+)
+def test_a_range_is_within_what_was_measured(
+    cells: list[tuple[float, float]], computed: float, value: float
+) -> None:
+    found = CellSpread.of(cells)
+    assert found is not None
+    low, high = found.around(value, computed)
+    ratios = [ratio for _, ratio in cells]
+    assert min(ratios) * value * (1 - 1e-9) <= low <= high <= max(ratios) * value * (1 + 1e-9)
+
+
+def test_nine_of_ten_new_measurements_are_in_the_range() -> None:
+    random = np.random.default_rng(3)
+    sizes = 10 ** random.uniform(1, 4, 600)
+
+    def ratios() -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        # The spread falls with the size, as on a GPU.
+        return np.exp(random.standard_normal(600) * 0.4 / np.log(sizes))
+
+    found = CellSpread.of(zip(sizes, ratios(), strict=True))
+    assert found is not None
+    inside = 0
+    for size, ratio in zip(sizes, ratios(), strict=True):
+        low, high = found.around(1.0, size)
+        inside += low <= ratio <= high
+    assert 0.85 <= inside / 600 <= 0.95
+
+
+def test_a_median_may_be_that_of_the_next_size() -> None:
+    spread = CellSpread.of((100.0, 1.0) for _ in range(20))
+    assert spread is not None
+    few = [1.0] * 5 + [2.0] * 4
+    assert spread.around_median(few, [100.0] * 9) == pytest.approx((1.0, 2.0))
+    many = [1.0] * 6000 + [2.0] * 4000
+    assert spread.around_median(many, [100.0] * 10_000) == pytest.approx((1.0, 1.0))
+    assert spread.around_median([3.0], [100.0]) == pytest.approx((3.0, 3.0))
+
+
+def test_the_quickest_of_the_slow_requests_are_in_the_middle() -> None:
+    """As measured: 26 requests take 15 ms and 38 take 20, give or take an eighth."""
+    usual = [0.015] * 26 + [0.020] * 38
+    rng = np.random.default_rng(0)
+    drawn = np.array(usual) * np.exp(0.12 * rng.standard_normal((4000, len(usual))))
+    measured = float(np.median(drawn, axis=1).mean())
+    found = scattered_median(usual, np.full(len(usual), 0.12))
+    assert found == pytest.approx(measured, rel=0.01)
+    assert found < 0.95 * float(np.median(usual))
+
+
+def test_one_slow_request_is_enough_where_half_are_of_the_next_size() -> None:
+    usual = [0.037] * 33 + [0.048] * 31
+    found = scattered_median(usual, np.full(len(usual), 0.03))
+    assert 0.038 < found < 0.042
+
+
+@given(
+    st.lists(st.floats(1e-3, 10.0), min_size=1, max_size=40),
+    st.floats(0.0, 0.5),
+    st.floats(0.1, 10.0),
+)
+def test_it_is_between_the_extremes_and_scales(
+    usual: list[float], deviation: float, factor: float
+) -> None:
+    scatter = np.full(len(usual), deviation)
+    found = scattered_median(usual, scatter)
+    assert min(usual) * (1 - 1e-5) <= found <= max(usual) * (1 + 1e-5)
+    again = scattered_median([factor * time for time in usual], scatter)
+    assert again == pytest.approx(factor * found, rel=1e-4)
+
+
+def test_without_scatter_it_is_the_median() -> None:
+    usual = [3.0, 1.0, 2.0, 10.0]
+    assert scattered_median(usual, np.zeros(4)) == 2.5
+    assert scattered_median([0.0, 0.0], np.full(2, 0.1)) == 0.0
+
+
+def test_scatter_is_that_of_cells_about_as_large() -> None:
+    def cells(computed: float, deviation: float) -> list[tuple[float, float]]:
+        return [(computed + i, float(np.exp(1.6449 * deviation))) for i in range(20)]
+
+    tails = CellSpread.of(cells(100.0, 0.10) + cells(3000.0, 0.02))
+    found = deviations(tails, [50.0, 5000.0, 50.0, 0.0])
+    assert found == pytest.approx([0.10, 0.02, 0.10, 0.10], rel=1e-3)
+
+
+def test_few_cells_say_nothing_and_quick_ones_do_not_scatter() -> None:
+    assert not deviations(CellSpread.of((100.0, 1.5) for _ in range(19)), [100.0, 1.0]).any()
+    # Of two requests the 95th percentile may be below a rounded median.
+    assert not deviations(CellSpread.of((100.0, 0.99) for _ in range(20)), [100.0]).any()
+
+
+@pytest.mark.parametrize(
+    ("computed", "middle", "same"),
+    [(100.0, 102.0, True), (100.0, 108.0, False), (1.0, 3.0, True), (4000.0, 3930.0, True)],
+)
+def test_cells_of_like_requests_tell(computed: float, middle: float, same: bool) -> None:
+    assert alike(computed, middle) is same
+
 
 RUNNING, OUTPUT = 4, 8
 
@@ -113,7 +322,7 @@ def served(
     loop = serve_loop(sizes, RUNNING, 8192)
     totals = ReuseTotals(requests=len(sizes))
     first = None if last is None else 0.0
-    arm = ArmProfile(parse(spec), totals, None, 512, RequestSizes.of(sizes), loop)
+    arm = ArmProfile(parse(spec), totals, None, 512, RequestSizes(sizes), loop)
     traffic = TrafficSums(requests=len(sizes), chunks=5 * len(sizes), first=first, last=last)
     return TraceProfile("t", "plain", False, None, RUNNING, traffic, (arm,)), arm
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from mixed_traffic import Mixes, ids
 
@@ -14,8 +14,8 @@ from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.errors import ConfigError
-from picbench.profile.engine_simulation import ArmSimulation
-from picbench.profile.pool_simulation import BlockKeys, ComputedSlice
+from picbench.profile.blocks import BlockKeys, ComputedSlice
+from picbench.profile.reuse import ArmSimulation
 from picbench.profile.traces import TracedRequest, TraceSegment
 
 ARMS = (

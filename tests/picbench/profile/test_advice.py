@@ -4,9 +4,9 @@ import pytest
 
 from picbench.engines.algorithms import parse
 from picbench.profile.advice import Worth, advise
-from picbench.profile.pool_simulation import ReuseTotals
 from picbench.profile.predictor import ArmPrediction
 from picbench.profile.profile import ArmProfile, TraceProfile, TrafficSums
+from picbench.profile.reuse import ReuseTotals
 
 
 def arm(spec: str, computed: int, limited: int | None = None) -> ArmProfile:
