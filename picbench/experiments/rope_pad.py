@@ -24,7 +24,7 @@ from picbench.store import provenance
 from picbench.tables import table as markdown
 from picbench.workloads import models
 from picbench.workloads.testbed import DATASETS, answer, model_path
-from picbench.workloads.testbed.testbed_prompt import dataset
+from picbench.workloads.testbed.prompt import dataset
 
 #: The engines: keys cached as the device serves them fastest, or all of them without RoPE.
 DEFAULT, FUSED = "default", "fused"

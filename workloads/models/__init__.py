@@ -137,7 +137,7 @@ def _testbed(spec: str) -> ModelSpec:
                 f"`model` {spec}: no such variant of the testbed", hint=closest(spec, _VARIANTS)
             )
         with engine_packages():
-            from picbench.workloads.testbed.variants import build_variant
+            from picbench.workloads.testbed.model_files import build_variant
 
             folder = build_variant(folder, spec.partition(":")[2])
     return replace(_local(spec, folder), restates=True)

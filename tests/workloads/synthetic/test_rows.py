@@ -14,8 +14,7 @@ from picbench.workloads.synthetic.rows.needle_rows import DEPTHS, LENGTHS
 from picbench.workloads.synthetic.world.invented_names import SPLITS, Split, split_of
 from picbench.workloads.synthetic.world.passages import CONTINUATIONS
 from picbench.workloads.testbed import DATASETS, MAX_TOKENS, answer, model_path, rows
-from picbench.workloads.testbed.testbed_prompt import prompt
-from picbench.workloads.testbed.testbed_tokenizer import Coder
+from picbench.workloads.testbed.prompt import Coder, prompt
 
 QA = ("musique", "2wikimqa", "hotpotqa")
 FINGERPRINTS = json.loads(Path(__file__).with_name("fingerprints.json").read_text("utf-8"))

@@ -3,11 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenization import VOCABULARY, train
 from tokenizers import Tokenizer
 
 from picbench.workloads.synthetic.world import invented_names
 from picbench.workloads.testbed import model_path
-from picbench.workloads.testbed.testbed_tokenizer import BOS, SPECIAL, VOCABULARY, ids_of, train
+from picbench.workloads.testbed.prompt import BOS, SPECIAL, ids_of
 
 TOKENIZER = Tokenizer.from_file(str(model_path() / "tokenizer.json"))
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from picbench.workloads.synthetic.generate import DATASETS, rows
 from picbench.workloads.synthetic.reply import MAX_TOKENS, answer
-from picbench.workloads.testbed.lm.llama import Cache, Llama
-from picbench.workloads.testbed.lm.pic import (
+from picbench.workloads.testbed.llama import Cache, Llama
+from picbench.workloads.testbed.pic import (
     PaddedBatch,
     PromptTokens,
     ReuseArm,
@@ -21,8 +21,7 @@ from picbench.workloads.testbed.lm.pic import (
     expand,
     visible,
 )
-from picbench.workloads.testbed.testbed_prompt import dataset, prompt
-from picbench.workloads.testbed.testbed_tokenizer import Coder
+from picbench.workloads.testbed.prompt import Coder, dataset, prompt
 
 #: Rows of a batch on a GPU and elsewhere: masks take memory with the square of the length.
 _AT_ONCE = {"cuda": 200, "cpu": 4}

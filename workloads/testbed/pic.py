@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from picbench.workloads.testbed.lm.recipes import LINKS_EACH
+from picbench.workloads.testbed.prompt import LINKS_EACH
 
 #: Groups of tokens outside of chunks.
 HEAD, TAIL = 0, -1

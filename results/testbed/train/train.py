@@ -1,30 +1,40 @@
 """Train the testbed model, or one of its tuned variants, on one GPU.
 
-    python -m picbench.workloads.testbed.train base --out DIR
-    python -m picbench.workloads.testbed.train block --out DIR
-    python -m picbench.workloads.testbed.train link --out DIR
+    python results/testbed/train/train.py base --out DIR
+    python results/testbed/train/train.py block --out DIR
+    python results/testbed/train/train.py link --out DIR
 
 `base` trains a tokenizer, unless DIR has one, and writes a model folder; the others read that
 folder and add a delta. The same command resumes from the last checkpoint. Progress is
-logged to DIR/<variant>.log.jsonl, the budget to DIR/training.json; `evaluate` adds the scores.
+logged to DIR/<variant>.log.jsonl, the budget to DIR/training.json;
+`picbench.workloads.testbed.evaluate` adds the scores.
 """
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import tokenization
 import torch
+from lowrank import adapt, deltas
+from recipes import RECIPES, Recipe
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.utils.data import DataLoader
+from trainer import Batches, Trainer
 
-from picbench.workloads.testbed import testbed_tokenizer as tokenization
-from picbench.workloads.testbed.lm.files import LINK_ROWS, load, save_model, save_training
-from picbench.workloads.testbed.lm.llama import Llama, LlamaShape
-from picbench.workloads.testbed.lm.lowrank import adapt, deltas
-from picbench.workloads.testbed.lm.recipes import LINKS_EACH, RECIPES, Recipe
-from picbench.workloads.testbed.lm.trainer import Batches, Trainer
+from picbench.workloads.testbed.llama import Llama, LlamaShape
+from picbench.workloads.testbed.model_files import (
+    LINK_ROWS,
+    device_name,
+    load,
+    save_weights,
+    write_json,
+)
+from picbench.workloads.testbed.prompt import BOS, EOS, LINKS, LINKS_EACH, PAD, ids_of
 
 
 def train(
@@ -50,7 +60,7 @@ def train(
     pin = device.type == "cuda"
     trainer.run(DataLoader(batches, batch_size=None, num_workers=workers, pin_memory=pin))
     _save(variant, model, tokenizer, out)
-    save_training(out, variant, trainer.step, trainer.tokens, trainer.seconds, device)
+    _save_training(out, variant, trainer.step, trainer.tokens, trainer.seconds, device)
     return trainer
 
 
@@ -96,19 +106,71 @@ def _train_rows(weight: Tensor, trained: slice) -> None:
 
 
 def _link_rows(tokenizer: Tokenizer) -> slice:
-    start = tokenization.ids_of(tokenizer, tokenization.LINKS)[0]
+    start = ids_of(tokenizer, LINKS)[0]
     return slice(start, start + LINKS_EACH)
 
 
 def _save(variant: str, model: Llama, tokenizer: Tokenizer, out: Path) -> None:
     if variant == "base":
-        save_model(model, tokenizer, out)
+        _save_model(model, tokenizer, out)
         return
     found: dict[str, Tensor] = deltas(model)
     if variant == "link":
         rows = model.model.embed_tokens.weight[_link_rows(tokenizer)]
         found[LINK_ROWS] = rows.detach().bfloat16().contiguous()
     save_file(found, out / f"{variant}.delta")
+
+
+def _save_model(model: Llama, tokenizer: Tokenizer, folder: Path) -> None:
+    """Save weights in bfloat16 and the configuration; the tokenizer's files are there already."""
+    save_weights(model.state_dict(), folder)
+    bos, eos, pad = ids_of(tokenizer, (BOS, EOS, PAD))
+    write_json(folder / "config.json", _config(model.shape, bos, eos, pad))
+    generation = {"bos_token_id": bos, "eos_token_id": eos, "pad_token_id": pad, "do_sample": False}
+    write_json(folder / "generation_config.json", generation)
+
+
+def _config(shape: LlamaShape, bos: int, eos: int, pad: int) -> dict[str, Any]:
+    """The model's ``config.json`` for Hugging Face."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.width,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_size,
+        "intermediate_size": shape.inner,
+        "max_position_embeddings": shape.context,
+        "rope_theta": shape.theta,
+        "rope_parameters": {"rope_theta": shape.theta, "rope_type": "default"},
+        "rms_norm_eps": shape.epsilon,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "bos_token_id": bos,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+        "dtype": "bfloat16",
+    }
+
+
+def _save_training(
+    folder: Path, variant: str, steps: int, tokens: int, seconds: float, device: torch.device
+) -> None:
+    """Record the cost of training a variant in ``training.json``."""
+    file = folder / "training.json"
+    known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    known[variant] = {
+        "steps": steps,
+        "tokens": tokens,
+        "seconds": round(seconds, 1),
+        "device": device_name(device),
+        "torch": torch.__version__,
+    }
+    write_json(file, known)
 
 
 if __name__ == "__main__":

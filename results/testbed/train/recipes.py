@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from picbench.workloads.testbed.lm.packing import USUAL, Shares, Stage
+from packing import USUAL, Shares, Stage
+
+from picbench.workloads.testbed.prompt import LINKS_EACH
 
 _WARM_UP = 100
 _FLOOR = 0.02
@@ -42,10 +44,6 @@ class Schedule:
         """The factor of the learning rates."""
         left = (1 - step / self.steps) / (1 - self.decay)
         return min(1.0, (step + 1) / _WARM_UP, max(_FLOOR, left))
-
-
-#: Link tokens after every chunk of the link-tuned variant (KVLink's best setting).
-LINKS_EACH = 5
 
 
 @dataclass(frozen=True, slots=True)

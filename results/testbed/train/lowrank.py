@@ -4,9 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from picbench.workloads.testbed.lm.llama import Llama
+from picbench.workloads.testbed.llama import Llama
+from picbench.workloads.testbed.model_files import SCALE
 
-_SCALE = ".scale"
 _LARGEST = 127
 
 
@@ -41,19 +41,8 @@ def deltas(model: Llama) -> dict[str, Tensor]:
     for name, tensor in model.state_dict().items():
         if name.endswith((".up", ".down")):
             along = 0 if name.endswith(".up") else 1
-            found[name], found[name + _SCALE] = _pack(tensor, along)
+            found[name], found[name + SCALE] = _pack(tensor, along)
     return found
-
-
-def merge(weights: dict[str, Tensor], delta: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights with the products of `delta` added; its other tensors are left alone."""
-    merged = dict(weights)
-    for name in delta:
-        if name.endswith(".up"):
-            target = name.removesuffix(".up") + ".weight"
-            product = _unpack(delta, name) @ _unpack(delta, name.removesuffix("up") + "down")
-            merged[target] = (weights[target].float() + product).to(weights[target].dtype)
-    return merged
 
 
 def _pack(factor: Tensor, along: int) -> tuple[Tensor, Tensor]:
@@ -61,7 +50,3 @@ def _pack(factor: Tensor, along: int) -> tuple[Tensor, Tensor]:
     largest = factor.detach().abs().amax(along, keepdim=True)
     scale = largest.clamp(min=torch.finfo(torch.float32).tiny).float() / _LARGEST
     return (factor / scale).round().to(torch.int8).contiguous(), scale.contiguous()
-
-
-def _unpack(delta: dict[str, Tensor], name: str) -> Tensor:
-    return delta[name].float() * delta[name + _SCALE]

@@ -49,32 +49,6 @@ class LlamaShape:
             epsilon=config["rms_norm_eps"],
         )
 
-    def config(self, bos: int, eos: int, pad: int) -> dict[str, Any]:
-        """The model's ``config.json`` for Hugging Face."""
-        return {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": self.vocabulary,
-            "hidden_size": self.width,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_size,
-            "intermediate_size": self.inner,
-            "max_position_embeddings": self.context,
-            "rope_theta": self.theta,
-            "rope_parameters": {"rope_theta": self.theta, "rope_type": "default"},
-            "rms_norm_eps": self.epsilon,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "mlp_bias": False,
-            "tie_word_embeddings": True,
-            "bos_token_id": bos,
-            "eos_token_id": eos,
-            "pad_token_id": pad,
-            "dtype": "bfloat16",
-        }
-
 
 class LlamaRMSNorm(nn.Module):
     """Root-mean-square norm."""

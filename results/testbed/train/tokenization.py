@@ -1,11 +1,7 @@
-"""The testbed's tokenizer: byte-level BPE, trained on the text of the invented world.
-
-Run ``python -m picbench.workloads.testbed.testbed_tokenizer DIR`` to train it again.
-"""
+"""The testbed's tokenizer: byte-level BPE, trained on the text of the invented world."""
 
 import json
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -13,14 +9,18 @@ from tokenizers.trainers import BpeTrainer
 
 from picbench.workloads.synthetic.example import Level
 from picbench.workloads.synthetic.generate import DATASETS, example
-from picbench.workloads.testbed.testbed_prompt import prompt
+from picbench.workloads.testbed.prompt import (
+    BOS,
+    EOS,
+    LINKS,
+    PAD,
+    PDEP,
+    SPECIAL,
+    SSEP,
+    ids_of,
+    prompt,
+)
 
-BOS, EOS, PAD = "<s>", "</s>", "<pad>"
-#: MiniPIC's marks: the start of a span, and a block that depends on the prompt before it.
-SSEP, PDEP = "<ssep>", "<pdep>"
-#: Tokens whose embeddings the link-tuned variant trains.
-LINKS = tuple(f"<link_{i}>" for i in range(8))
-SPECIAL = (BOS, EOS, PAD, SSEP, PDEP, *LINKS)
 VOCABULARY = 4992
 CONTEXT = 4096
 
@@ -47,12 +47,6 @@ def train(size: int = VOCABULARY, examples: int = _EXAMPLES) -> Tokenizer:
         single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, bos)]
     )
     return tokenizer
-
-
-def ids_of(tokenizer: Tokenizer, tokens: Iterable[str]) -> list[int]:
-    """The ids of tokens that the vocabulary must have."""
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    return [vocabulary[token] for token in tokens]
 
 
 def save(tokenizer: Tokenizer, folder: Path) -> None:
@@ -84,28 +78,3 @@ def _texts(examples: int) -> Iterator[str]:
 
 def _count_words(texts: Sequence[str]) -> list[int]:
     return [len(text.split()) for text in texts]
-
-
-if __name__ == "__main__":
-    save(train(), Path(sys.argv[1]))
-
-
-class Coder:
-    """A tokenizer that encodes every segment of a prompt alone, as a run does."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self.bos, self.eos, *self.links = ids_of(tokenizer, (BOS, EOS, *LINKS))
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Encode each text, without special tokens."""
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
-
-    def count(self, texts: Sequence[str]) -> list[int]:
-        """The number of tokens of each text."""
-        return [len(ids) for ids in self.encode(texts)]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of a sequence, without special tokens."""
-        return self._tokenizer.decode(list(ids))
