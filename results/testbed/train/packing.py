@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from picbench.workloads.synthetic.example import Example, Level
 from picbench.workloads.synthetic.generate import DATASETS, example
-from picbench.workloads.synthetic.world.passages import Manner
+from picbench.workloads.synthetic.passages import Manner
 from picbench.workloads.testbed.prompt import Coder, prompt
 
 #: Tokens of the largest context of each data set.

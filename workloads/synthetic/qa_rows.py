@@ -7,18 +7,17 @@ from itertools import accumulate
 from random import Random
 
 from picbench.workloads.synthetic.example import Example, Exchange, Level
-from picbench.workloads.synthetic.world.entities import StatedFacts
-from picbench.workloads.synthetic.world.invented_names import Split
-from picbench.workloads.synthetic.world.passage_plan import PassagePlan
-from picbench.workloads.synthetic.world.passages import Passage, accounts, numbered
-from picbench.workloads.synthetic.world.plant import (
+from picbench.workloads.synthetic.names import Split
+from picbench.workloads.synthetic.passage_plan import (
+    PassagePlan,
     plant_bridge_comparison,
     plant_chain,
     plant_comparison,
     plant_kinship,
     plant_same,
 )
-from picbench.workloads.synthetic.world.questions import (
+from picbench.workloads.synthetic.passages import Passage, accounts, numbered
+from picbench.workloads.synthetic.questions import (
     Question,
     bridge_comparison,
     chain,
@@ -26,6 +25,7 @@ from picbench.workloads.synthetic.world.questions import (
     kinship,
     same,
 )
+from picbench.workloads.synthetic.world import StatedFacts
 
 # Multiples of the golden ratio spread evenly over the unit interval.
 _GOLDEN = 0.618033988749895

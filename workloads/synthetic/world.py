@@ -1,32 +1,42 @@
-"""A small consistent world: entities and the facts between them.
+"""A small consistent world: entities, relations, and the facts between them.
 
 Every row has a new world, so that no fact can be memorised. Facts are functional (one object for
 a subject and a relation) and consistent: marriage is symmetric, a capital is in its country,
 parents and teachers are older than children and pupils.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from random import Random
 from types import MappingProxyType
+from typing import Any, Literal
 
-from picbench.workloads.synthetic.world import invented_names
-from picbench.workloads.synthetic.world.entities import (
-    ORGANISATION,
-    PERSON,
-    WORK,
-    Entity,
-    Fact,
-    Form,
-)
-from picbench.workloads.synthetic.world.invented_names import Split, words
-from picbench.workloads.synthetic.world.relations import RELATIONS
+from picbench.workloads.synthetic import names
+from picbench.workloads.synthetic.names import Split
+from picbench.workloads.yaml_data import read_data
 
-TRADES = words(
-    "painter surgeon baker carpenter lawyer teacher sculptor gardener chemist printer sailor "
-    "tailor banker journalist geologist farmer pilot librarian dentist violinist watchmaker "
-    "blacksmith photographer mathematician"
-)
-COINS = words("crown florin dinar thaler mark peso guilder rupee shilling lira krone ducat")
+Form = Literal[
+    "woman",
+    "man",
+    "town",
+    "country",
+    "film",
+    "novel",
+    "opera",
+    "company",
+    "university",
+    "studio",
+    "river",
+    "tongue",
+    "trade",
+    "coin",
+    "year",
+]
+
+PERSON: tuple[Form, ...] = ("woman", "man")
+WORK: tuple[Form, ...] = ("film", "novel", "opera")
+ORGANISATION: tuple[Form, ...] = ("company", "university", "studio")
 
 _YEARS = MappingProxyType(
     {
@@ -40,6 +50,99 @@ _FRESH = 1000
 
 #: The probability that a fact's object is an entity that exists already.
 _KNOWN = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A relation between things, and its wordings.
+
+    `noun` completes "the ... of"; `elder` is the least number of years by which the object is
+    older than the subject; `statements` state the fact in a passage, `phrases` name the object
+    inside a longer question, `questions` ask for the object.
+    """
+
+    noun: str
+    subjects: tuple[Form, ...]
+    objects: tuple[Form, ...]
+    statements: tuple[str, ...]
+    phrases: tuple[str, ...]
+    questions: tuple[str, ...]
+    elder: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entity:
+    """A thing with a name; `year` is that of its birth, foundation or release."""
+
+    name: str
+    form: Form
+    year: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """`relation` of `subject` is `object`."""
+
+    subject: Entity
+    relation: str
+    object: Entity
+
+    def __str__(self) -> str:
+        return f"{self.relation} of {self.subject.name} is {self.object.name}"
+
+
+class StatedFacts:
+    """Facts, found by subject, by relation, or by both."""
+
+    def __init__(self, facts: Iterable[Fact]) -> None:
+        self.facts = tuple(facts)
+        self._about: dict[Entity, list[Fact]] = {}
+        self._of: dict[str, list[Fact]] = {}
+        self._by_key: dict[tuple[Entity, str], Fact] = {}
+        for fact in self.facts:
+            self._about.setdefault(fact.subject, []).append(fact)
+            self._of.setdefault(fact.relation, []).append(fact)
+            self._by_key[fact.subject, fact.relation] = fact
+
+    def about(self, subject: Entity) -> Sequence[Fact]:
+        """The facts about `subject`."""
+        return self._about.get(subject, ())
+
+    def of(self, relation: str) -> Sequence[Fact]:
+        """The facts with this relation."""
+        return self._of.get(relation, ())
+
+    def find(self, subject: Entity, relation: str) -> Fact | None:
+        """The fact about the `relation` of `subject`, if it is stated."""
+        return self._by_key.get((subject, relation))
+
+
+@cache
+def relations() -> Mapping[str, Relation]:
+    """Every relation by its noun."""
+    found = read_data("synthetic", "relations")["relations"]
+    return MappingProxyType({noun: _relation(noun, values) for noun, values in found.items()})
+
+
+@cache
+def relations_of() -> Mapping[Form, Sequence[str]]:
+    """The nouns of the relations that a thing of each form has."""
+    found: dict[Form, list[str]] = {}
+    for relation in relations().values():
+        for form in relation.subjects:
+            found.setdefault(form, []).append(relation.noun)
+    return MappingProxyType(found)
+
+
+def kinship() -> Mapping[str, tuple[str, str]]:
+    """Kinship that two facts imply: the name of the relative, then the two steps to it."""
+    found: Mapping[str, tuple[str, str]] = read_data("synthetic", "relations")["kinship"]
+    return found
+
+
+def _relation(noun: str, values: Mapping[str, Any]) -> Relation:
+    lists = {name: tuple(value) for name, value in values.items() if name != "elder"}
+    return Relation(noun, **lists, elder=values.get("elder"))
 
 
 class World:
@@ -90,22 +193,22 @@ class World:
         make = _MAKERS[form]
         for attempt in range(_FRESH):
             name = make(self._rng, form, like if attempt < 3 else None)
-            if name not in self._taken and invented_names.split_of(name) == self._split:
+            if name not in self._taken and names.split_of(name) == self._split:
                 self._taken.add(name)
                 return name
         raise RuntimeError(f"no name is left for a {form}")
 
     def _object(self, subject: Entity, relation: str, known: float = _KNOWN) -> Entity:
         """An object, with the probability `known` an entity that exists already, if one fits."""
-        forms = RELATIONS[relation].objects
+        forms = relations()[relation].objects
         if forms == ("year",):
             return Entity(str(subject.year), "year")
         if forms == ("trade",):
-            return Entity(self._rng.choice(TRADES), "trade")
+            return Entity(self._rng.choice(read_data("synthetic", "words")["trades"]), "trade")
         if forms == ("coin",):
-            return Entity(self._rng.choice(COINS), "coin")
+            return Entity(self._rng.choice(read_data("synthetic", "words")["coins"]), "coin")
         if forms == ("tongue",):
-            return Entity(self._rng.choice(invented_names.LANGUAGES), "tongue")
+            return Entity(self._rng.choice(names.words("languages")), "tongue")
         if self._rng.random() < known:
             fitting = self._fitting(subject, relation)
             if fitting:
@@ -113,7 +216,7 @@ class World:
         return self.add(self._rng.choice(forms), self._year_for(subject, relation))
 
     def _fitting(self, subject: Entity, relation: str) -> list[Entity]:
-        wanted = RELATIONS[relation]
+        wanted = relations()[relation]
         latest = 9999 if wanted.elder is None else subject.year - wanted.elder
         return [
             entity
@@ -132,7 +235,7 @@ class World:
         )
 
     def _year_for(self, subject: Entity, relation: str) -> int | None:
-        elder = RELATIONS[relation].elder
+        elder = relations()[relation].elder
         return None if elder is None else subject.year - elder - self._rng.randrange(15)
 
 
@@ -145,11 +248,11 @@ def _plain(make: Callable[[Random], str]) -> _Maker:
 
 _MAKERS: MappingProxyType[Form, _Maker] = MappingProxyType(
     {
-        **dict.fromkeys(PERSON, invented_names.person_name),
-        **dict.fromkeys(WORK, _plain(invented_names.title)),
-        **dict.fromkeys(ORGANISATION, invented_names.organisation_name),
-        "town": _plain(invented_names.town_name),
-        "country": _plain(invented_names.country_name),
-        "river": _plain(lambda rng: rng.choice(invented_names.RIVERS)),
+        **dict.fromkeys(PERSON, names.person_name),
+        **dict.fromkeys(WORK, _plain(names.title)),
+        **dict.fromkeys(ORGANISATION, names.organisation_name),
+        "town": _plain(names.town_name),
+        "country": _plain(names.country_name),
+        "river": _plain(lambda rng: rng.choice(names.words("rivers"))),
     }
 )

@@ -1,20 +1,33 @@
-"""Plan the passages of a context: the entities they are about, and the facts they state."""
+"""Plan the passages of a context: the entities they are about, and the facts they state.
+
+A question is planted in a plan, with the facts that it needs.
+"""
 
 from random import Random
 
-from picbench.workloads.synthetic.world.entities import (
+from picbench.workloads.synthetic.names import Split
+from picbench.workloads.synthetic.passages import Manner, Passage, mention, write, write_on
+from picbench.workloads.synthetic.questions import (
+    Question,
+    bridge_comparison,
+    comparison,
+    follow,
+    kinship,
+    same,
+)
+from picbench.workloads.synthetic.world import (
+    ORGANISATION,
     PERSON,
     WORK,
     Entity,
     Fact,
     Form,
     StatedFacts,
+    World,
+    relations,
+    relations_of,
 )
-from picbench.workloads.synthetic.world.invented_names import Split
-from picbench.workloads.synthetic.world.passages import Manner, Passage, mention, write, write_on
-from picbench.workloads.synthetic.world.questions import Question
-from picbench.workloads.synthetic.world.relations import RELATIONS_OF
-from picbench.workloads.synthetic.world.world import World
+from picbench.workloads.synthetic.world import kinship as kinships
 
 _FORMS: tuple[Form, ...] = (*PERSON * 3, *WORK, "town", "town", "company", "university", "studio")
 # Probabilities that a new entity is one that facts mention, or else resembles an entity with a
@@ -22,6 +35,31 @@ _FORMS: tuple[Form, ...] = (*PERSON * 3, *WORK, "town", "town", "company", "univ
 _MENTIONED, _LOOKALIKE, _ECHO, _LATE = 0.5, 0.6, 0.25, 0.75
 #: Relations that passages about things of one form are about, and facts of one account.
 _PALETTE, _FACTS = 4, (2, 4)
+
+_STARTS: tuple[Form, ...] = (*PERSON, *WORK, "town", "company", "university", "studio")
+_MAKERS: tuple[tuple[Form, str], ...] = (
+    ("film", "director"),
+    ("film", "composer"),
+    ("novel", "author"),
+    ("opera", "composer"),
+)
+_YEARS: tuple[tuple[tuple[Form, ...], str], ...] = (
+    (PERSON, "birth year"),
+    (WORK, "release year"),
+    (ORGANISATION, "founding year"),
+)
+_SHARED: tuple[tuple[Form, str], ...] = (
+    ("man", "birthplace"),
+    ("woman", "trade"),
+    ("woman", "employer"),
+    ("man", "home"),
+    ("town", "country"),
+    ("film", "director"),
+    ("novel", "author"),
+    ("opera", "composer"),
+    ("film", "setting"),
+    ("company", "headquarters"),
+)
 
 
 class PassagePlan:
@@ -81,9 +119,9 @@ class PassagePlan:
         if form not in self._palette:
             kind = PERSON if form in PERSON else (form,)
             stated = {fact.relation for fact in self.stated.facts if fact.subject.form in kind}
-            others = [noun for noun in RELATIONS_OF[form] if noun not in stated]
+            others = [noun for noun in relations_of()[form] if noun not in stated]
             self._rng.shuffle(others)
-            nouns = [noun for noun in RELATIONS_OF[form] if noun in stated] + others
+            nouns = [noun for noun in relations_of()[form] if noun in stated] + others
             self._palette |= dict.fromkeys(kind, nouns[: max(_PALETTE, len(stated))])
         return self._palette[form]
 
@@ -106,7 +144,7 @@ class PassagePlan:
         found = [
             fact.object
             for fact in self.stated.facts
-            if fact.object.form in RELATIONS_OF and fact.object not in self._plan
+            if fact.object.form in relations_of() and fact.object not in self._plan
         ]
         return self._rng.choice(found) if found and self._flip(_MENTIONED) else None
 
@@ -121,3 +159,78 @@ class PassagePlan:
 
     def _flip(self, probability: float) -> bool:
         return self._rng.random() < probability
+
+
+def plant_chain(rng: Random, plan: PassagePlan, hops: int) -> Question:
+    """A chain of `hops` facts, each about the object of the one before."""
+    subject = plan.world.add(rng.choice(_STARTS))
+    facts: list[Fact] = []
+    for step in range(hops):
+        facts.append(_onward(rng, plan, subject, last=step == hops - 1))
+        subject = facts[-1].object
+    return follow(facts, rng, f"{hops}-hop")
+
+
+def plant_kinship(rng: Random, plan: PassagePlan) -> Question:
+    """A relative two steps away."""
+    first, second = rng.choice(tuple(kinships().values()))
+    person = plan.world.add(rng.choice(PERSON))
+    plan.state(plan.state(person, first).object, second)
+    return _asked(kinship(rng, plan.stated))
+
+
+def plant_comparison(rng: Random, plan: PassagePlan) -> Question:
+    """Two things of a kind with different years."""
+    forms, relation = rng.choice(_YEARS)
+    first = plan.world.add(rng.choice(forms))
+    second = plan.world.add(first.form if forms is ORGANISATION else rng.choice(forms))
+    while second.year == first.year:
+        second = plan.world.add(second.form)
+    for entity in (first, second):
+        plan.state(entity, relation)
+    return _asked(comparison(rng, plan.stated))
+
+
+def plant_bridge_comparison(rng: Random, plan: PassagePlan) -> Question:
+    """Two works whose makers were born in different years."""
+    form, maker = rng.choice(_MAKERS)
+    found = None
+    while found is None:
+        for _ in range(2):
+            work = plan.world.add(form)
+            plan.state(plan.state(work, maker).object, "birth year")
+        found = bridge_comparison(rng, plan.stated)
+    return found
+
+
+def plant_same(rng: Random, plan: PassagePlan) -> Question:
+    """Two things that share an object or not, equally likely."""
+    form, relation = rng.choice(_SHARED)
+    first = plan.world.add(form)
+    second, third = (plan.world.add(form, year=first.year) for _ in range(2))
+    shared = plan.state(first, relation).object
+    plan.world.add_fact(second, relation, shared)
+    plan.state(second, relation)
+    while plan.state(third, relation).object.name == shared.name:
+        third = plan.world.add(form)
+    return _asked(same(rng, plan.stated, rng.random() < 0.5))
+
+
+def _onward(rng: Random, plan: PassagePlan, subject: Entity, last: bool) -> Fact:
+    """State a fact about `subject` whose object is new and, unless `last`, has facts itself."""
+    noun = rng.choice(
+        [
+            noun
+            for noun in relations_of()[subject.form]
+            if not plan.world.has_fact(subject, noun)
+            and (last or all(form in relations_of() for form in relations()[noun].objects))
+        ]
+    )
+    plan.world.new_fact(subject, noun)
+    return plan.state(subject, noun)
+
+
+def _asked(question: Question | None) -> Question:
+    if question is None:
+        raise RuntimeError("the planted facts do not make a question")
+    return question

@@ -1,60 +1,40 @@
-"""Passages about one entity each, in the manner of an encyclopaedia."""
+"""Passages about one entity each, in the manner of an encyclopaedia.
 
-from collections.abc import Sequence
+Between the facts stand fillers, sentences that carry none: the hay around the needles.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from random import Random
+from string import Formatter
 from types import MappingProxyType
+from typing import Any
 
-from picbench.workloads.synthetic.world.entities import PERSON, WORK, Entity, Fact, Form
-from picbench.workloads.synthetic.world.fillers import aside, remark
-from picbench.workloads.synthetic.world.relations import RELATIONS
+from picbench.workloads.synthetic.world import (
+    ORGANISATION,
+    PERSON,
+    WORK,
+    Entity,
+    Fact,
+    Form,
+    relations,
+)
+from picbench.workloads.yaml_data import read_data
 
 #: Fewest and most words of a body, which makes 60 to 200 tokens with the title.
 WORDS = (46, 95)
 
-_PRONOUNS: MappingProxyType[Form, tuple[tuple[str, str], ...]] = MappingProxyType(
+#: What fillers about a subject of each form are called; others have none.
+_FILLERS: Mapping[Form, str] = MappingProxyType(
     {
-        "woman": (("She", "Her"),),
-        "man": (("He", "His"),),
-        "town": (("It", "Its"), ("The town", "The town's")),
-        "country": (("It", "Its"), ("The country", "The country's")),
-        "film": (("It", "Its"), ("The film", "The film's")),
-        "novel": (("It", "Its"), ("The novel", "The novel's")),
-        "opera": (("It", "Its"), ("The opera", "The opera's")),
-        "company": (("It", "Its"), ("The company", "The company's")),
-        "university": (("It", "Its"), ("The university", "The university's")),
-        "studio": (("It", "Its"), ("The studio", "The studio's")),
+        **dict.fromkeys(PERSON, "person"),
+        **dict.fromkeys(WORK, "work"),
+        **dict.fromkeys(ORGANISATION, "organisation"),
+        **dict.fromkeys(("town", "country"), "place"),
     }
 )
-_OPENINGS: MappingProxyType[Form, tuple[str, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            PERSON,
-            (
-                "{name} is remembered in several local histories.",
-                "{name} has been the subject of two short biographies.",
-                "{name} was a person of many talents.",
-            ),
-        ),
-        **dict.fromkeys(
-            WORK,
-            (
-                "{name} divided its critics.",
-                "{name} is a widely known {form} in three parts.",
-                "{name} is a widely discussed {form}.",
-            ),
-        ),
-        "town": ("{name} is a place of some charm.", "{name} is an old settlement."),
-        "country": ("{name} is a country of hills and lakes.", "{name} is a small country."),
-        "company": ("{name} is a company.", "{name} is a family company."),
-        "university": ("{name} is a place of learning.", "{name} is a university."),
-        "studio": ("{name} is a studio.", "{name} is a house for books and films."),
-    }
-)
-
-#: Titles of passages that continue the one before.
-CONTINUATIONS = ("Continued", "Second part", "More of the same", "The same, continued")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +68,9 @@ _AIMLESS = 0.3
 
 def write(rng: Random, subject: Entity, facts: Sequence[Fact], manner: Manner) -> Passage:
     """Write a passage about `subject` that states `facts` in a random order."""
-    opening = rng.choice(_OPENINGS[subject.form]).format(name=subject.name, form=subject.form)
+    opening = rng.choice(_said("openings")[subject.form]).format(
+        name=subject.name, form=subject.form
+    )
     said = [_state(rng, fact, manner) for fact in facts]
     said += _fillers(rng, subject, manner, [opening, *said])
     rng.shuffle(said)
@@ -105,12 +87,12 @@ def write_on(rng: Random, subject: Entity, facts: Sequence[Fact]) -> Passage:
     said += _fillers(rng, subject, _NAMELESS, said)
     if rng.random() < _AIMLESS:
         rng.shuffle(said)
-    return Passage(rng.choice(CONTINUATIONS), " ".join(said), tuple(facts), continues=True)
+    return Passage(rng.choice(continuations()), " ".join(said), tuple(facts), continues=True)
 
 
 def mention(rng: Random, passage: Passage, fact: Fact) -> Passage:
     """Add a sentence with a fact about another entity to the end of a passage."""
-    template = rng.choice(RELATIONS[fact.relation].statements)
+    template = rng.choice(relations()[fact.relation].statements)
     said = template.replace("{s}", fact.subject.name).replace("{o}", fact.object.name)
     return replace(passage, body=f"{passage.body} {said}", facts=(*passage.facts, fact))
 
@@ -128,9 +110,20 @@ def numbered(passages: Sequence[Passage]) -> str:
     )
 
 
+def aside(rng: Random) -> str:
+    """A sentence without a subject of the world."""
+    return _fill(rng, rng.choice(_said("fillers")["anything"]))
+
+
+def continuations() -> Sequence[str]:
+    """Titles of passages that continue the one before."""
+    titles: Sequence[str] = _said("continuations")
+    return titles
+
+
 def _state(rng: Random, fact: Fact, manner: Manner) -> str:
     """Say a fact about the subject of a passage."""
-    statements = RELATIONS[fact.relation].statements
+    statements = relations()[fact.relation].statements
     if not manner.named:
         statements = tuple(filter(_begins_with_subject, statements))
     elif rng.random() < manner.literal:
@@ -150,7 +143,7 @@ def _fillers(rng: Random, subject: Entity, manner: Manner, said: Sequence[str]) 
 
 
 def _filler(rng: Random, subject: Entity, manner: Manner) -> str:
-    template = remark(rng, subject.form) if rng.random() < 0.5 else ""
+    template = _remark(rng, subject.form) if rng.random() < 0.5 else ""
     if not template or not (manner.named or _begins_with_subject(template)):
         return aside(rng)
     return _name(rng, template, subject, manner)
@@ -163,8 +156,42 @@ def _begins_with_subject(template: str) -> bool:
 def _name(rng: Random, template: str, subject: Entity, manner: Manner) -> str:
     """Put the name of the subject into a template, or a pronoun at its beginning."""
     if _begins_with_subject(template) and rng.random() >= manner.named:
-        subjective, possessive = rng.choice(_PRONOUNS[subject.form])
+        subjective, possessive = rng.choice(_said("pronouns")[subject.form])
         if template.startswith("{s}'s"):
             return possessive + template[5:]
         template = subjective + template[3:]
     return template.replace("{s}", subject.name)
+
+
+def _remark(rng: Random, form: Form) -> str:
+    """A sentence about a subject of this form, with `{s}` left in for its name."""
+    return _fill(rng, rng.choice(_said("fillers")[_FILLERS[form]]))
+
+
+def _fill(rng: Random, template: str) -> str:
+    text, fields = _compiled(template)
+    return text % tuple(rng.choice(_filler_words()[field]) for field in fields)
+
+
+@cache
+def _compiled(template: str) -> tuple[str, tuple[str, ...]]:
+    """The template with `%s` for the fields that are drawn, and the names of these."""
+    parsed = [(literal, field or "") for literal, field, _, _ in Formatter().parse(template)]
+    drawn = tuple(field for _, field in parsed if field in _filler_words())
+    kept = (literal + _placeholder(field) for literal, field in parsed)
+    return "".join(kept), drawn
+
+
+def _placeholder(field: str) -> str:
+    if field in _filler_words():
+        return "%s"
+    return f"{{{field}}}" if field else ""
+
+
+def _filler_words() -> Mapping[str, Sequence[str]]:
+    words: Mapping[str, Sequence[str]] = read_data("synthetic", "words")["filler"]
+    return words
+
+
+def _said(what: str) -> Any:
+    return read_data("synthetic", "passages")[what]

@@ -2,40 +2,19 @@
 
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
+from picbench.workloads.synthetic import names
 from picbench.workloads.synthetic.example import Example, Exchange, Level
+from picbench.workloads.synthetic.names import Split
+from picbench.workloads.synthetic.passages import Manner, aside
 from picbench.workloads.synthetic.reply import compose
-from picbench.workloads.synthetic.world import invented_names
-from picbench.workloads.synthetic.world.fillers import aside
-from picbench.workloads.synthetic.world.invented_names import Split
-from picbench.workloads.synthetic.world.passages import Manner
+from picbench.workloads.yaml_data import read_data
 
 #: The grid: lengths in words (a word has about 1.5 tokens), and depths.
 LENGTHS = (550, 800, 1050, 1300, 1600, 1850, 2100, 2350)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
-_SECRETS = (
-    "lucky number",
-    "locker number",
-    "room number",
-    "password",
-    "first horse",
-    "secret garden",
-    "favourite dog",
-)
-_NAMED = (
-    "The {secret} of {person} is {value}.",
-    "{person}'s {secret} is {value}.",
-    "Remember that the {secret} of {person} is {value}.",
-    "By the way, {value} is the {secret} of {person}.",
-)
-_UNNAMED = (
-    "The {secret} here is {value}.",
-    "And the {secret} is {value}.",
-    "Remember that the {secret} is {value}.",
-    "By the way, {value} is the {secret}.",
-)
-_QUESTIONS = ("What is the {secret} of {person}?", "What is {person}'s {secret}?")
 #: Sentences of a paragraph, about how many words these are, and paragraphs of a section.
 _SENTENCES, _WORDS, _PARAGRAPHS = 5, 43, (9, 14)
 _SECRETS_EACH = 2
@@ -49,11 +28,11 @@ class _Secret:
     value: str
 
     def remark(self, rng: Random, unnamed: float) -> str:
-        template = rng.choice(_UNNAMED if rng.random() < unnamed else _NAMED)
+        template: str = rng.choice(_said("unnamed" if rng.random() < unnamed else "named"))
         return template.format(secret=self.name, person=self.person, value=self.value)
 
     def exchange(self, rng: Random) -> Exchange:
-        question = rng.choice(_QUESTIONS).format(secret=self.name, person=self.person)
+        question = rng.choice(_said("questions")).format(secret=self.name, person=self.person)
         return Exchange(question, compose([f"{self.name} of {self.person} is {self.value}"]))
 
 
@@ -105,7 +84,7 @@ def make(rng: Random, split: Split, index: int, level: Level) -> Example:
 def _sections(rng: Random, split: Split, paragraphs: int) -> list[_Section]:
     sections: list[_Section] = []
     people: list[str] = []
-    kinds = rng.sample(_SECRETS, _SECRETS_EACH)
+    kinds = rng.sample(_said("secrets"), _SECRETS_EACH)
     while paragraphs > 0:
         people.append(_newcomer(rng, split, people))
         size = min(paragraphs, rng.randint(*_PARAGRAPHS))
@@ -120,8 +99,8 @@ def _newcomer(rng: Random, split: Split, people: list[str]) -> str:
     """A new person, who may share a family name with another."""
     while True:
         like = rng.choice(people) if people and rng.random() < _RELATED else None
-        person = invented_names.person_name(rng, rng.choice(("woman", "man")), like)
-        if invented_names.split_of(person) == split and person not in people:
+        person = names.person_name(rng, rng.choice(("woman", "man")), like)
+        if names.split_of(person) == split and person not in people:
             return person
 
 
@@ -132,4 +111,8 @@ def _secrets(rng: Random, person: str, kinds: list[str]) -> list[_Secret]:
 def _value(rng: Random, kind: str) -> str:
     if kind.endswith("number"):
         return str(rng.randrange(100, 1000))
-    return rng.choice(invented_names.RIVERS)
+    return rng.choice(names.words("rivers"))
+
+
+def _said(what: str) -> Any:
+    return read_data("synthetic", "needle")[what]

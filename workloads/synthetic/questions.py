@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from random import Random
-from types import MappingProxyType
-from typing import NamedTuple
 
 from picbench.workloads.synthetic.reply import compose
-from picbench.workloads.synthetic.world.entities import PERSON, WORK, Entity, Fact, StatedFacts
-from picbench.workloads.synthetic.world.relations import KINSHIP, RELATIONS
+from picbench.workloads.synthetic.world import PERSON, WORK, Entity, Fact, StatedFacts, relations
+from picbench.workloads.synthetic.world import kinship as kinships
+from picbench.workloads.yaml_data import read_data
 
 _TRIES = 60
 _KINDS = (PERSON, WORK, ("town",), ("company",), ("university",), ("studio",))
@@ -26,52 +25,6 @@ class Question:
     kind: str
 
 
-class _YearComparison(NamedTuple):
-    """A comparison of years: the relation, and the questions for each outcome."""
-
-    year: str
-    asks: Mapping[str, tuple[str, ...]]
-
-
-_BORN = _YearComparison(
-    "birth year",
-    {
-        "earlier": ("Who was born earlier, {a} or {b}?", "Who is older, {a} or {b}?"),
-        "later": ("Who was born later, {a} or {b}?", "Who is younger, {a} or {b}?"),
-    },
-)
-_RELEASED = _YearComparison(
-    "release year",
-    {
-        "earlier": ("Which came out earlier, {a} or {b}?", "Which came out first, {a} or {b}?"),
-        "later": ("Which came out later, {a} or {b}?", "Which is more recent, {a} or {b}?"),
-    },
-)
-_FOUNDED = _YearComparison(
-    "founding year",
-    {
-        "earlier": ("Which was founded earlier, {a} or {b}?", "Which is older, {a} or {b}?"),
-        "later": ("Which was founded later, {a} or {b}?", "Which is younger, {a} or {b}?"),
-    },
-)
-_COMPARISONS = (_BORN, _RELEASED, _FOUNDED)
-
-_SAME = MappingProxyType(
-    {
-        "birthplace": ("Were {a} and {b} born in the same town?",),
-        "trade": ("Did {a} and {b} have the same trade?",),
-        "employer": ("Did {a} and {b} work for the same organisation?",),
-        "home": ("Do {a} and {b} live in the same town?",),
-        "country": ("Are {a} and {b} in the same country?",),
-        "director": ("Were {a} and {b} directed by the same person?",),
-        "author": ("Were {a} and {b} written by the same person?",),
-        "composer": ("Were {a} and {b} composed by the same person?",),
-        "setting": ("Are {a} and {b} set in the same town?",),
-        "headquarters": ("Are {a} and {b} based in the same town?",),
-    }
-)
-
-
 def chain(rng: Random, stated: StatedFacts, hops: int) -> Question | None:
     """A question over `hops` facts, each about the object of the one before."""
     return _attempt(lambda: _chain(rng, stated, hops))
@@ -79,7 +32,16 @@ def chain(rng: Random, stated: StatedFacts, hops: int) -> Question | None:
 
 def kinship(rng: Random, stated: StatedFacts) -> Question | None:
     """A question for a relative that two facts imply (2WikiMultihopQA's inference)."""
-    return _kinship(rng, stated)
+    found = [
+        (name, (fact, onward))
+        for name, (first, second) in kinships().items()
+        for fact in stated.of(first)
+        if (onward := stated.find(fact.object, second))
+    ]
+    if not found:
+        return None
+    name, facts = rng.choice(found)
+    return _derived(f"Who is the {name} of {facts[0].subject.name}?", facts, "inference")
 
 
 def comparison(rng: Random, stated: StatedFacts) -> Question | None:
@@ -94,15 +56,28 @@ def bridge_comparison(rng: Random, stated: StatedFacts) -> Question | None:
 
 def same(rng: Random, stated: StatedFacts, wanted: bool) -> Question | None:
     """Whether two things have the same home, country, maker, ...: yes if `wanted`, else no."""
-    return _same(rng, stated, wanted)
+    wordings = read_data("synthetic", "questions")["same"]
+    relation = rng.choice([noun for noun in wordings if stated.of(noun)] or ["home"])
+    pairs = [
+        (first, second)
+        for first, second in permutations(stated.of(relation), 2)
+        if (first.object.name == second.object.name) == wanted and _alike(first, second)
+    ]
+    if not pairs:
+        return None
+    pair = rng.choice(pairs)
+    answer = "yes" if wanted else "no"
+    text = rng.choice(wordings[relation]).format(a=pair[0].subject.name, b=pair[1].subject.name)
+    reply = compose([*map(str, pair), f"same is {answer}"])
+    return Question(text, reply, answer, pair, "yes-no")
 
 
 def follow(facts: Sequence[Fact], rng: Random, kind: str) -> Question:
     """The chain question over these facts."""
     inner = facts[0].subject.name
     for fact in facts[:-1]:
-        inner = rng.choice(RELATIONS[fact.relation].phrases).format(x=inner)
-    text = rng.choice(RELATIONS[facts[-1].relation].questions).format(x=inner)
+        inner = rng.choice(relations()[fact.relation].phrases).format(x=inner)
+    text = rng.choice(relations()[facts[-1].relation].questions).format(x=inner)
     return _derived(text, facts, kind)
 
 
@@ -127,26 +102,13 @@ def _chain(rng: Random, stated: StatedFacts, hops: int) -> Question | None:
     return follow(facts, rng, f"{hops}-hop")
 
 
-def _kinship(rng: Random, stated: StatedFacts) -> Question | None:
-    found = [
-        (name, (fact, onward))
-        for name, (first, second) in KINSHIP.items()
-        for fact in stated.of(first)
-        if (onward := stated.find(fact.object, second))
-    ]
-    if not found:
-        return None
-    name, facts = rng.choice(found)
-    return _derived(f"Who is the {name} of {facts[0].subject.name}?", facts, "inference")
-
-
 def _comparison(rng: Random, stated: StatedFacts) -> Question | None:
-    compared = rng.choice(_COMPARISONS)
-    pair = _pair(rng, stated, compared.year)
+    year, asks = rng.choice(tuple(read_data("synthetic", "questions")["comparisons"].items()))
+    pair = _pair(rng, stated, year)
     if pair is None or pair[0].object.name == pair[1].object.name:
         return None
     subjects = (pair[0].subject, pair[1].subject)
-    return _year_question(rng, compared, subjects, pair, pair, "comparison")
+    return _year_question(rng, asks, subjects, pair, pair, "comparison")
 
 
 def _bridge_comparison(rng: Random, stated: StatedFacts) -> Question | None:
@@ -163,13 +125,12 @@ def _bridge_comparison(rng: Random, stated: StatedFacts) -> Question | None:
     }
     subjects = (pair[0].subject, pair[1].subject)
     steps = (pair[0], first, pair[1], second)
-    compared = _YearComparison("birth year", asks)
-    return _year_question(rng, compared, subjects, (first, second), steps, "bridge-comparison")
+    return _year_question(rng, asks, subjects, (first, second), steps, "bridge-comparison")
 
 
 def _year_question(
     rng: Random,
-    compared: _YearComparison,
+    asks: Mapping[str, Sequence[str]],
     subjects: tuple[Entity, Entity],
     years: tuple[Fact, Fact],
     facts: Sequence[Fact],
@@ -177,7 +138,7 @@ def _year_question(
 ) -> Question:
     outcome = rng.choice(("earlier", "later"))
     # Stating the year before the name splits a comparison into two steps that are easy to learn.
-    text = rng.choice(compared.asks[outcome]).format(a=subjects[0].name, b=subjects[1].name)
+    text = rng.choice(asks[outcome]).format(a=subjects[0].name, b=subjects[1].name)
     end, pick = ("first", min) if outcome == "earlier" else ("last", max)
     limit = pick(fact.object.name for fact in years)
     winner = 0 if years[0].object.name == limit else 1
@@ -187,22 +148,6 @@ def _year_question(
         steps.append(f"{outcome} maker is {years[winner].subject.name}")
     reply = compose([*steps, f"{outcome} is {answer}"])
     return Question(text, reply, answer, tuple(facts), kind)
-
-
-def _same(rng: Random, stated: StatedFacts, wanted: bool) -> Question | None:
-    relation = rng.choice([noun for noun in _SAME if stated.of(noun)] or ["home"])
-    pairs = [
-        (first, second)
-        for first, second in permutations(stated.of(relation), 2)
-        if (first.object.name == second.object.name) == wanted and _alike(first, second)
-    ]
-    if not pairs:
-        return None
-    pair = rng.choice(pairs)
-    answer = "yes" if wanted else "no"
-    text = rng.choice(_SAME[relation]).format(a=pair[0].subject.name, b=pair[1].subject.name)
-    reply = compose([*map(str, pair), f"same is {answer}"])
-    return Question(text, reply, answer, pair, "yes-no")
 
 
 def _pair(rng: Random, stated: StatedFacts, relation: str) -> tuple[Fact, Fact] | None:
