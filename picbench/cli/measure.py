@@ -514,7 +514,7 @@ def kernels(device: str, output: Path, threads: int | None, seconds: float, **op
     On a GPU that is FlashAttention-3, on a CPU vLLM's own attention. A kernel whose output is wrong
     is not timed: the command ends with exit code 3. Prints a table.
     """
-    from picbench.workloads.models.extras import engine_packages
+    from picbench.workloads.models import engine_packages
 
     with engine_packages():
         from picbench.engines.vllm.device import CUDA, find
@@ -549,7 +549,7 @@ def shared_decode(output: Path, **options: Any) -> None:
     """
     if options["device"] == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    from picbench.workloads.models.extras import engine_packages
+    from picbench.workloads.models import engine_packages
 
     with engine_packages():
         from picbench.experiments import shared_kernels as measuring
