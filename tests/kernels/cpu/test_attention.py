@@ -16,8 +16,7 @@ from paged_cases import (
 from torch import Tensor
 
 from picbench.kernels.cpu import kernel_calls
-from picbench.kernels.cpu.attention import attend
-from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu.attention import AttentionBatch, attend
 from picbench.kernels.cpu.reference import attend_reference
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.shape import HeadShape

@@ -1,6 +1,6 @@
 """Decode on Hopper: which heads it serves, and that it compiles; outputs are in device/test_decode.
 
-Gluon has no interpreter. `split_kv.decode_rotating_query`, which reads the same tables, runs in
+Gluon has no interpreter. `split_kv.decode_tiles`, which reads the same tables, runs in
 Triton's.
 """
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hopper import compiled
 
-from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch
 from picbench.kernels.cuda.decode.shared.group_rows import FEW_ROWS, GroupRows
+from picbench.kernels.cuda.decode.shared.shared_decode import GroupLaunch
 from picbench.kernels.shape import HeadShape
 
 #: Of a multiprocessor, what a program may have.

@@ -10,9 +10,8 @@ from hopper import compiled
 
 from picbench.experiments.kernel_cases import rope_table
 from picbench.kernels.cuda import device
-from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch, covers
 from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
-from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
+from picbench.kernels.cuda.decode.shared.shared_decode import GroupLaunch, SharedDecodeBatch, covers
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.support import describe
 from picbench.kernels.shape import HeadShape

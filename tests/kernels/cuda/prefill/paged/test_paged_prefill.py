@@ -9,6 +9,7 @@ from hopper import compiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_prefill_cases import expected, paged_prefill_of, tiles_of
+from references import paged_reference
 
 from picbench.experiments.kernel_cases import (
     Slots,
@@ -24,7 +25,6 @@ from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.cuda.prefill.paged import hopper_prefill, paged_prefill
 from picbench.kernels.cuda.prefill.paged.key_tiles import KEYS, LOOSE, KeyTiles
-from picbench.kernels.cuda.prefill.paged.paged_reference import paged_reference
 from picbench.kernels.cuda.prefill.paged.tile_schedule import (
     START,
     TileSchedule,

@@ -1,14 +1,38 @@
-"""What `hopper_prefill` must compute, split by split, in float64 and plain torch, on any device."""
+"""What kernels of link and prefill must compute, step by step, in plain torch on any device."""
 
 import torch
 from torch import Tensor
 
 from picbench.kernels.cuda.layout import key_value
-from picbench.kernels.cuda.merge import merge_reference
 from picbench.kernels.cuda.prefill.paged.paged_prefill import PagedPrefill
 from picbench.kernels.cuda.prefill.query_tile import tokens_of
 from picbench.kernels.float64_attention import rotate_reference
 from picbench.kernels.paging import BLOCK_SIZE
+from picbench.kernels.rope import RopeTable, rotate
+
+
+def gather_reference(
+    kv_cache: Tensor, slots: Tensor, rope_shift: Tensor, rope: RopeTable
+) -> tuple[Tensor, Tensor]:
+    """`gather` in plain torch: keys and values [n, kv_heads, head_size] of slots >= 0."""
+    key_cache, value_cache = key_value(kv_cache)
+    block, offset = slots // BLOCK_SIZE, slots % BLOCK_SIZE
+    rows = rope.shift_rows(rope_shift)
+    key = rotate(key_cache[block, offset], rows, is_neox=rope.is_neox)
+    return key, value_cache[block, offset]
+
+
+def merge_reference(partial: Tensor, lse: Tensor) -> Tensor:
+    """The output [heads, head_size] of all splits.
+
+    `partial` [splits, heads, head_size] and `lse` [splits, heads] are those of each. A split whose
+    log-sum-exp is -inf saw nothing and may hold anything; if all did, the output is 0.
+    """
+    peak = lse.max(0).values.nan_to_num(neginf=0.0)
+    weight = (lse - peak).exp().unsqueeze(-1)
+    total = weight.sum(0)
+    joint = torch.where(weight > 0, partial * weight, 0).sum(0)
+    return joint / total.where(total > 0, 1)
 
 
 def paged_reference(query: Tensor, kv_cache: Tensor, step: PagedPrefill, scale: float) -> Tensor:
