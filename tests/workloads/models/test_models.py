@@ -1,4 +1,3 @@
-import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -193,14 +192,6 @@ def test_transformers_reads_the_config(shape: Shape, tmp_path: Path) -> None:
     assert config.rope_parameters["rope_type"] == ("llama3" if shape.scaling else "default")
 
 
-def test_published_dimensions() -> None:
-    assert LLAMA_8B.scaling is not None
-    assert LLAMA_8B.scaling.original_max_position_embeddings == 8192
-    assert (LLAMA_8B.ffn, MISTRAL_7B.ffn, YI_CODER_9B.ffn) == (14_336, 14_336, 11_008)
-    assert (LLAMA_8B.vocabulary, MISTRAL_7B.vocabulary) == (128_256, 32_768)
-    assert (YI_CODER_9B.layers, YI_CODER_9B.kv_heads, YI_CODER_9B.vocabulary) == (48, 4, 64_000)
-
-
 def test_tiny_replies_depend_on_the_prompt(tiny_model: ModelSpec) -> None:
     import torch
     from transformers import AutoModelForCausalLM
@@ -240,8 +231,3 @@ def test_any_text_survives_a_round_trip(tiny_tokenizer: Tokenizer, text: str) ->
 def test_the_tokenizer_prepends_bos_when_asked(tiny_tokenizer: Tokenizer) -> None:
     ids = tiny_tokenizer(["word"], add_special_tokens=True)["input_ids"][0]
     assert ids[0] == tiny_tokenizer.bos_token_id == BOS
-
-
-def test_config_is_json_with_a_mark(tiny_model: ModelSpec) -> None:
-    config = json.loads((Path(tiny_model.path) / "config.json").read_bytes())
-    assert config["picbench_weights"] == "random"
