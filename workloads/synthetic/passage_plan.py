@@ -26,8 +26,8 @@ from picbench.workloads.synthetic.world import (
     World,
     relations,
     relations_of,
+    relatives,
 )
-from picbench.workloads.synthetic.world import kinship as kinships
 
 _FORMS: tuple[Form, ...] = (*PERSON * 3, *WORK, "town", "town", "company", "university", "studio")
 # Probabilities that a new entity is one that facts mention, or else resembles an entity with a
@@ -173,7 +173,7 @@ def plant_chain(rng: Random, plan: PassagePlan, hops: int) -> Question:
 
 def plant_kinship(rng: Random, plan: PassagePlan) -> Question:
     """A relative two steps away."""
-    first, second = rng.choice(tuple(kinships().values()))
+    first, second = rng.choice(tuple(relatives().values()))
     person = plan.world.add(rng.choice(PERSON))
     plan.state(plan.state(person, first).object, second)
     return _asked(kinship(rng, plan.stated))

@@ -156,7 +156,8 @@ def _begins_with_subject(template: str) -> bool:
 def _name(rng: Random, template: str, subject: Entity, manner: Manner) -> str:
     """Put the name of the subject into a template, or a pronoun at its beginning."""
     if _begins_with_subject(template) and rng.random() >= manner.named:
-        subjective, possessive = rng.choice(_said("pronouns")[subject.form])
+        pronouns: tuple[str, str] = rng.choice(_said("pronouns")[subject.form])
+        subjective, possessive = pronouns
         if template.startswith("{s}'s"):
             return possessive + template[5:]
         template = subjective + template[3:]

@@ -6,8 +6,15 @@ from itertools import permutations
 from random import Random
 
 from picbench.workloads.synthetic.reply import compose
-from picbench.workloads.synthetic.world import PERSON, WORK, Entity, Fact, StatedFacts, relations
-from picbench.workloads.synthetic.world import kinship as kinships
+from picbench.workloads.synthetic.world import (
+    PERSON,
+    WORK,
+    Entity,
+    Fact,
+    StatedFacts,
+    relations,
+    relatives,
+)
 from picbench.workloads.yaml_data import read_data
 
 _TRIES = 60
@@ -34,7 +41,7 @@ def kinship(rng: Random, stated: StatedFacts) -> Question | None:
     """A question for a relative that two facts imply (2WikiMultihopQA's inference)."""
     found = [
         (name, (fact, onward))
-        for name, (first, second) in kinships().items()
+        for name, (first, second) in relatives().items()
         for fact in stated.of(first)
         if (onward := stated.find(fact.object, second))
     ]

@@ -30,7 +30,8 @@ class _Outcome:
     what: str
 
     def told(self, style: int) -> str:
-        return _said("styles")[style][self.sort].format(a=self.who, b=self.other, x=self.what)
+        wording: str = _said("styles")[style][self.sort]
+        return wording.format(a=self.who, b=self.other, x=self.what)
 
 
 _Line = tuple[str, str]

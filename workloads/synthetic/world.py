@@ -134,7 +134,7 @@ def relations_of() -> Mapping[Form, Sequence[str]]:
     return MappingProxyType(found)
 
 
-def kinship() -> Mapping[str, tuple[str, str]]:
+def relatives() -> Mapping[str, tuple[str, str]]:
     """Kinship that two facts imply: the name of the relative, then the two steps to it."""
     found: Mapping[str, tuple[str, str]] = read_data("synthetic", "relations")["kinship"]
     return found

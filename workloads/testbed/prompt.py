@@ -5,12 +5,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from picbench.workloads.datasets.base import Dataset
-from picbench.workloads.datasets.hotpotqa import HotpotQA
 from picbench.workloads.datasets.multi_news import MultiNews
-from picbench.workloads.datasets.musique import MuSiQue
 from picbench.workloads.datasets.needle import Needle
+from picbench.workloads.datasets.qa import HotpotQA, MuSiQue, WikiMQA
 from picbench.workloads.datasets.samsum import SAMSum
-from picbench.workloads.datasets.wikimqa import WikiMQA
 from picbench.workloads.prompts.segmentation import Counter
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 
 from picbench.workloads.synthetic.generate import example
 from picbench.workloads.synthetic.passages import continuations
-from picbench.workloads.synthetic.world import kinship, relations
+from picbench.workloads.synthetic.world import relations, relatives
 
 QA = ("musique", "2wikimqa", "hotpotqa")
 PRONOUN = re.compile(r"(?:She|He|It|Her|His|Its|The [a-z]+(?:'s)?)$")
@@ -138,9 +138,9 @@ def split_pair(names: str, noun: str, facts: Facts) -> tuple[str, str]:
 
 def kin(question: str, facts: Facts) -> set[str] | None:
     asked = re.fullmatch(r"Who is the (.+) of ([^ ]+ [^ ]+)\?", question)
-    if not asked or asked[1] not in kinship():
+    if not asked or asked[1] not in relatives():
         return None
-    first, second = kinship()[asked[1]]
+    first, second = relatives()[asked[1]]
     return {facts[facts[asked[2], first], second]}
 
 
