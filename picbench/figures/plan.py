@@ -14,7 +14,10 @@ from rich.text import Text
 
 from picbench.engines.algorithms import Algorithm, Reuse
 from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.planning.picture import (
+from picbench.engines.planning.policy import LayoutConfig, Segment
+from picbench.errors import ConfigError
+from picbench.figures.canvas import COLUMN, drawing
+from picbench.figures.picture import (
     PicturedBlock,
     PicturedToken,
     PlanPicture,
@@ -22,9 +25,6 @@ from picbench.engines.planning.picture import (
     TokenGroup,
     TokenRole,
 )
-from picbench.engines.planning.policy import LayoutConfig, Segment
-from picbench.errors import ConfigError
-from picbench.figures.canvas import COLUMN, drawing
 from picbench.files import write_whole
 
 #: From Okabe and Ito's palette; apart for any kind of colour vision.

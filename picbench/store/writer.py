@@ -28,7 +28,7 @@ from pydantic import TypeAdapter
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.errors import ConfigError
-from picbench.files import check_place, naming, parse_line, whole_file, write_json
+from picbench.files import LOCK, check_place, naming, parse_line, whole_file, write_json
 from picbench.store.manifest import SCHEMA
 from picbench.store.records import ArmBatch, GroupResult, SampleRow, ServerCounts
 from picbench.workloads.facts import ChunkSet, chunk_id
@@ -341,7 +341,7 @@ MEMORY = "memory.parquet"
 SUMMARY = "summary.json"
 
 #: What a run writes before its manifest.
-_EARLY = ("logs", WORKLOAD)
+_EARLY = ("logs", WORKLOAD, LOCK)
 _EARLY_DRAFTS = re.compile(rf"\.({re.escape(WORKLOAD)}|{re.escape(MANIFEST)})\.(\d+\.)?tmp")
 
 

@@ -121,9 +121,10 @@ class Table:
     def markdown(self, *, right: int | None = None, plain: bool = False) -> str:
         """The table in Markdown, without title and notes, values as shown or `plain`.
 
-        See `table` for `right`.
+        A value may have bars in it. See `table` for `right`.
         """
-        return table(self.head, self.plain() if plain else self.texts(), right)
+        rows = self.plain() if plain else self.texts()
+        return table(self.head, [[text.replace("|", "\\|") for text in row] for row in rows], right)
 
     def section(self, level: int = 3) -> str:
         """The table in Markdown under its title, with its notes, a line each."""
