@@ -150,6 +150,9 @@ def write(
     text = (textwrap.fill(note, width) if width else note).replace("$", r"\$")
     style = {"fontsize": letters, "x": 0.012, "ha": "left", "va": "bottom", "color": "#444444"}
     figure.supxlabel(text, wrap=not width, **style)
+    # Formats differ in their dots an inch, and the layout in nothing.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     base.parent.mkdir(parents=True, exist_ok=True)
     metadata: dict[str, dict[str, Any]] = {
         "png": {"Description": note},

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 from printed_figure import check_printed
 
 from picbench.figures.canvas import Panel
@@ -13,7 +12,6 @@ from picbench.figures.panels import (
     draw_dots,
     draw_lines,
     draw_scatter,
-    draw_spots,
     draw_time,
     percent_floor,
 )
@@ -89,15 +87,6 @@ def test_names_of_ticks_that_would_touch_are_left_out(tmp_path: Path) -> None:
     draw_lines(PANEL, lines, ticks, tmp_path / "lines")
     text = check_printed(tmp_path / "lines")
     assert [name for name in ticks.values() if f">{name}<" in text] == ["2k", "101k"]
-
-
-def test_bars_at_one_place_are_beside_each_other() -> None:
-    axis = Figure().subplots()
-    for shift in (-3.0, 3.0):
-        draw_spots(axis, spots(10), "black", "o", shift=shift)
-    at = [line.get_transform().transform((1.0, 10.0)) for line in axis.lines[::3]]
-    assert at[1][0] - at[0][0] == pytest.approx(6.0 * axis.figure.dpi / 72)
-    assert axis.dataLim.intervalx.tolist() == [1.0, 1.0]
 
 
 def test_an_axis_of_percents_begins_below_all_bars() -> None:

@@ -56,12 +56,6 @@ def batch(*outcomes: Result | Failure) -> ArmBatch:
     return ArmBatch(0, "mepic", samples, GroupResult(outcomes, busy=1.0))
 
 
-def test_hits_by_tier_are_kept() -> None:
-    (row,) = to_rows(batch(result()), RIGHT, SETS)
-    assert row.error is None
-    assert row.hits == Hits(copied=2, tiers={"host": 2})
-
-
 def test_rows_name_what_they_share_documents_with() -> None:
     rows = to_rows(batch(result(), Failure("gone")), RIGHT, SETS)
     assert [(row.documents, row.cluster) for row in rows] == [("d", "0"), ("d", "0")]
@@ -131,14 +125,15 @@ def test_a_step_out_of_proportion_is_a_stall() -> None:
     assert find_stalls(stuck) == Stalls(1, allowed_s=FACTOR * 0.5, longest_s=30.0)
 
 
-def test_a_long_prompt_among_steps_of_decoding_is_none() -> None:
-    found = find_stalls(StepSeconds((3.0,) * ENOUGH, (0.001,) * 10_000))
-    assert found is not None
-    assert found.steps == 0
-
-
-def test_pauses_of_less_than_a_second_are_none() -> None:
-    found = find_stalls(StepSeconds((0.001,) * ENOUGH, (0.9,)))
+@pytest.mark.parametrize(
+    "steps",
+    [
+        StepSeconds((3.0,) * ENOUGH, (0.001,) * 10_000),  # A long prompt among steps of decoding.
+        StepSeconds((0.001,) * ENOUGH, (0.9,)),  # A pause of less than a second.
+    ],
+)
+def test_what_an_engine_does_often_or_in_a_second_is_no_stall(steps: StepSeconds) -> None:
+    found = find_stalls(steps)
     assert found is not None
     assert found.steps == 0
 

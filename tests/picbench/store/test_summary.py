@@ -54,12 +54,8 @@ def test_percentiles_interpolate_between_neighbours() -> None:
     found = percentiles([10.0, 20.0, 30.0, 40.0, 50.0])
     assert found is not None
     assert astuple(found) == pytest.approx((30.0, 46.0, 48.0, 49.6))
-
-
-def test_missing_values_are_no_zeros() -> None:
-    assert mean([None, 2.0, 4.0]) == 3.0
-    assert mean([None]) is None
     assert percentiles([]) is None
+    assert (mean([None, 2.0, 4.0]), mean([None])) == (3.0, None)
 
 
 def test_ratio_is_geometric_and_paired() -> None:
@@ -69,9 +65,6 @@ def test_ratio_is_geometric_and_paired() -> None:
     assert ratio is not None
     assert astuple(ratio) == pytest.approx((1.0, 2))
     assert ttft_ratio(arm, [row("x")]) is None
-
-
-def test_untimed_baselines_do_not_pair() -> None:
     assert ttft_ratio([row("a")], [row("a", timed=False)]) is None
 
 
@@ -131,16 +124,6 @@ def test_rounds_are_joined_without_the_time_of_other_arms() -> None:
     tally.add([], GroupResult((), busy=1.0, snapshots=second))
     assert [(s.step, s.time) for s in tally.snapshots] == [(0, 0.0), (1, 1.0), (2, 3.0)]
     assert tally.busy == 4.0
-
-
-@given(st.lists(TIMES, min_size=1))
-def test_percentiles_are_ordered_and_within_range(values: list[float]) -> None:
-    found = percentiles(values)
-    assert found is not None
-    low, high = min(values), max(values)
-    assert low * (1 - 1e-9) <= found.p50 <= found.p90 * (1 + 1e-9)
-    assert found.p90 <= found.p95 * (1 + 1e-9)
-    assert found.p95 <= found.p99 * (1 + 1e-9) <= high * (1 + 1e-8)
 
 
 @given(st.lists(TIMES, min_size=1, max_size=20), st.floats(0.1, 10))

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tracemalloc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +33,6 @@ from picbench.store.writer import (
     cut,
     read_batches,
     read_workload,
-    write_rows,
     write_workload,
 )
 from picbench.workloads.facts import chunk_id, chunk_sets
@@ -44,21 +42,6 @@ from picbench.workloads.sample import Sample, SampleSegment
 @pytest.fixture
 def directory(tmp_path: Path) -> RunDirectory:
     return RunDirectory.create(tmp_path / "run")
-
-
-def test_rows_are_appended_as_lines_of_json(directory: RunDirectory) -> None:
-    row = SampleRow(arm="mepic", sample="a", round=0, timed=True, prompt_sha256="0", text="a\nb")
-    directory.append([row])
-    directory.append([replace(row, sample="b")])
-    rows = [json.loads(line) for line in (directory.path / SAMPLES).read_text().splitlines()]
-    assert [(r["sample"], r["text"]) for r in rows] == [("a", "a\nb"), ("b", "a\nb")]
-    assert rows[0]["tokens"] == {
-        "prompt": 0,
-        "reused": 0,
-        "compiled": 0,
-        "linked": 0,
-        "padded": 0,
-    }
 
 
 def test_memory_has_a_column_for_every_kind(directory: RunDirectory) -> None:
@@ -78,28 +61,24 @@ def test_memory_is_replaced_whole_or_not_at_all(directory: RunDirectory) -> None
     assert (only["arm"], only["prompt"]) == ("full", 3)
 
 
-@pytest.mark.parametrize("name", [MANIFEST, MEMORY, SUMMARY, WORKLOAD])
+@pytest.mark.parametrize("name", [MANIFEST, MEMORY, SUMMARY, WORKLOAD, SAMPLES])
 def test_a_file_that_does_not_fit_is_named_and_leaves_nothing(
     directory: RunDirectory, name: str
 ) -> None:
     samples = [make_sample(n) for n in range(9)]
+    row = SampleRow(arm="a", sample="b", round=0, timed=True, prompt_sha256="0", text="c" * 1000)
     write = {
         MANIFEST: lambda: directory.write_manifest({"a": "b" * 1000}),
         MEMORY: lambda: directory.write_memory({"full": [make_snapshot(0, 0.0, 3)]}),
         SUMMARY: lambda: directory.write_summary({"a": "b" * 1000}),
         WORKLOAD: lambda: directory.write_workload(samples, chunk_sets(samples)),
+        SAMPLES: lambda: directory.append([row]),
     }[name]
     with largest_file(500), pytest.raises(OSError, match="too large") as caught:
         write()
     assert caught.value.filename == str(directory.path / name)
-    assert [path.name for path in directory.path.iterdir()] == ["logs"]
-
-
-def test_rows_that_do_not_fit_name_their_file(directory: RunDirectory) -> None:
-    row = SampleRow(arm="mepic", sample="a", round=0, timed=True, prompt_sha256="0", text="a")
-    with largest_file(100), pytest.raises(OSError, match="too large") as caught:
-        directory.append([row])
-    assert caught.value.filename == str(directory.path / SAMPLES)
+    kept = {"logs"} if name != SAMPLES else {"logs", SAMPLES}
+    assert {path.name for path in directory.path.iterdir()} == kept
 
 
 @pytest.mark.parametrize("draft", [".workload.jsonl.4711.tmp", ".manifest.json.tmp"])
@@ -107,47 +86,20 @@ def test_drafts_of_a_killed_run_are_in_no_way(tmp_path: Path, draft: str) -> Non
     (tmp_path / draft).write_text("half")
     RunDirectory.create(tmp_path)
     (tmp_path / ".other.tmp").write_text("of the user")
-    with pytest.raises(ConfigError, match="exists and is not empty"):
-        RunDirectory.create(tmp_path)
-
-
-def test_a_long_ledger_is_not_held_twice(directory: RunDirectory) -> None:
-    """A step takes some 700 bytes; to write it, a number for each of its columns is enough."""
-    steps = 5000
-    ledgers = {arm: [make_snapshot(n, 0.1 * n, 3) for n in range(steps)] for arm in "ab"}
-    tracemalloc.start()
-    try:
-        directory.write_memory(ledgers)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak / (2 * steps) < 200
-    assert pq.read_metadata(directory.path / "memory.parquet").num_rows == 2 * steps
+    for taken in (tmp_path, tmp_path / ".other.tmp"):
+        with pytest.raises(ConfigError, match="exists and is not empty"):
+            RunDirectory.create(taken)
 
 
 def test_discarding_removes_the_folders_that_were_made(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     directory = RunDirectory.create(tmp_path / "here" / "a" / "b")
-    directory.log("epic:k=16").write_text("x")
+    log = directory.log("epic:k=16/x")
+    assert log.name == "epic_k=16_x.log"
+    log.write_text("x")
+    (tmp_path / "here" / "other").mkdir()
     directory.discard()
-    assert [path.name for path in tmp_path.rglob("*")] == ["here"]
-
-
-def test_discarding_spares_what_others_put_beside(tmp_path: Path) -> None:
-    directory = RunDirectory.create(tmp_path / "runs" / "one")
-    (tmp_path / "runs" / "two").mkdir()
-    directory.discard()
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["two"]
-
-
-def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("")
-    with pytest.raises(ConfigError, match="exists and is not empty"):
-        RunDirectory.create(tmp_path / "run")
-
-
-def test_logs_have_names_that_every_file_system_takes(directory: RunDirectory) -> None:
-    assert directory.log("epic:k=16/x").name == "epic_k=16_x.log"
+    assert [path.name for path in tmp_path.rglob("*")] == ["here", "other"]
 
 
 def test_a_ledger_is_kept_in_a_folder_of_any_name(tmp_path: Path) -> None:
@@ -240,15 +192,6 @@ def test_files_are_flushed_once_a_second(tmp_path: Path, monkeypatch: pytest.Mon
         log.append(batch(number), rows_of(batch(number)))
         counts.append(len(flushed))
     assert counts == [0, 0, 3, 3, 6]
-
-
-def test_rows_are_replaced_whole(tmp_path: Path) -> None:
-    write(tmp_path, 2)
-    rows = rows_of(batch(0, 2))
-    write_rows(tmp_path / SAMPLES, rows[:1])
-    write_rows(tmp_path / SAMPLES, rows[1:])
-    assert (tmp_path / SAMPLES).read_bytes().count(b"\n") == 1
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 TEXTS = st.text(st.characters(codec=None), max_size=5)
