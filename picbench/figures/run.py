@@ -19,9 +19,10 @@ from picbench.figures.style import (
     log_steps,
     write,
 )
+from picbench.figures.trend import draw_trend
 from picbench.files import FULL_DISK, write_whole
 from picbench.store.reader import Run, Series, read_run
-from picbench.store.summary import ArmSummary
+from picbench.store.summary import BASELINE, ArmSummary
 from picbench.tables.run import (
     as_csv,
     as_markdown,
@@ -254,7 +255,7 @@ def write_run_files(path: Path) -> Iterator[str]:
     Yields a line for each that could not be made: the run is complete without any of them. Raises
     OSError for a disk that is full: with room, the same command makes them all.
     """
-    found = _RunFrames(read_run(path))
+    found = _RunFrames(read_run(path), path)
     for name, make in _WRITERS.items():
         try:
             make(found)
@@ -266,11 +267,19 @@ def write_run_files(path: Path) -> Iterator[str]:
             yield f"{name} was not made: {type(error).__name__}: {reason}"
 
 
-class _RunFrames:
-    """A run, and the frame of its samples, which two figures need."""
+def draw_run(run: Run, name: str, folder: Path) -> None:
+    """Draw one figure of a run into a folder: ``ttft``, ``memory``, ``accuracy`` or ``trend``.
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    Of what a run has none of nothing is drawn. Raises ConfigError for a file that is missing.
+    """
+    _WRITERS[name](_RunFrames(run, folder))
+
+
+class _RunFrames:
+    """A run, and the frame of its samples, which three figures need; files go into `folder`."""
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        self.run, self._folder = run, folder
 
     @cached_property
     def samples(self) -> pd.DataFrame:
@@ -290,7 +299,7 @@ class _RunFrames:
         return frame.assign(arm=frame["arm"].replace(figure_labels(self.run.summary)))
 
     def file(self, name: str) -> Path:
-        return self.run.path / name
+        return self._folder / name
 
     @property
     def caption(self) -> str:
@@ -315,6 +324,11 @@ def _scores(found: _RunFrames) -> None:
     draw_scores(found.samples, found.arms, found.caption, found.file("accuracy"))
 
 
+def _trend(found: _RunFrames) -> None:
+    full = figure_labels(found.run.summary).get(BASELINE)
+    draw_trend(found.samples, found.caption, found.file("trend"), full)
+
+
 _WRITERS: Mapping[str, Callable[[_RunFrames], None]] = MappingProxyType(
-    {"table": _table, "ttft": _ttft, "memory": _memory, "accuracy": _scores}
+    {"table": _table, "ttft": _ttft, "memory": _memory, "accuracy": _scores, "trend": _trend}
 )

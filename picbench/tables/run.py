@@ -11,12 +11,11 @@ from typing import Any
 
 import pandas as pd
 
-from picbench.engines.ledger import IDLE, MemoryUse
+from picbench.engines.ledger import MemoryUse
 from picbench.metrics import Metric, metrics_shown
 from picbench.store.reader import Run
 from picbench.store.records import ServerCounts
 from picbench.store.summary import BASELINE, ArmSummary, CacheSummary, DecayWindow, labels_of
-from picbench.store.writer import MEMORY
 from picbench.tables.table import NOTHING, Column, Shown, Table
 
 
@@ -30,9 +29,13 @@ def ledger_frame(run: Run) -> pd.DataFrame:
 
     `referenced` has the blocks that running requests hold.
     """
-    frame = pd.read_parquet(run.path / MEMORY)
-    frame["referenced"] = frame["pool"] - frame[list(IDLE)].sum(axis=1)
-    return frame
+    frames = [
+        pd.DataFrame(
+            {"arm": arm, "step": range(len(of.time)), "time": of.time, "pool": of.pool}
+        ).assign(**of.blocks, referenced=of.referenced)
+        for arm, of in run.ledger.items()
+    ]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["arm"])
 
 
 def arms_frame(run: Run) -> pd.DataFrame:
