@@ -8,7 +8,6 @@ from click.testing import CliRunner, Result
 
 from picbench.cli import main
 from picbench.experiments import algorithms_page, serve_arms, warm_chunks
-from picbench.experiments import serve_arms as alone
 from picbench.experiments.serve_arms import ServeSettings
 from picbench.workloads.testbed import DATASETS
 
@@ -44,7 +43,7 @@ def test_all_data_sets_are_served_unless_some_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(alone, "measure", lambda *given: asked.append(given))
+    monkeypatch.setattr(serve_arms, "measure_alone", lambda *given: asked.append(given))
     assert invoke("alone", "--requests", "9", "--output", str(tmp_path)).exit_code == 0
     settings = ServeSettings("testbed", tuple(DATASETS), dtype="float32")
     assert asked == [(settings, 9, None, tmp_path)]
@@ -53,8 +52,8 @@ def test_all_data_sets_are_served_unless_some_are_named(
 def test_parts_and_other_files_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file in the folder of the parts is read as one."""
     written: list[Path] = []
-    for module in (serve_arms, alone):
-        monkeypatch.setattr(module, "measure", lambda *given: written.append(given[-1]) or True)
+    for name in ("measure", "measure_alone"):
+        monkeypatch.setattr(serve_arms, name, lambda *given: written.append(given[-1]) or True)
     assert [invoke(name).exit_code for name in ("serve", "alone")] == [0, 0]
     assert written == [Path("results/testbed/algorithms"), Path("results/gpu")]
 
