@@ -270,7 +270,7 @@ def rope_pad_ablation(settings: RopePadAblation) -> Outcome:
 
 def kernels(settings: Kernels) -> Outcome:
     """See `Kernels`."""
-    from picbench.workloads.models.extras import engine_packages
+    from picbench.workloads.models import engine_packages
 
     with engine_packages():
         from picbench.engines.vllm.device import CUDA, find
@@ -294,7 +294,7 @@ def shared_decode(settings: SharedDecode) -> Outcome:
     """See `SharedDecode`."""
     if settings.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    from picbench.workloads.models.extras import engine_packages
+    from picbench.workloads.models import engine_packages
 
     with engine_packages():
         from picbench.experiments import shared_kernels
