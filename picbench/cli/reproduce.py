@@ -272,7 +272,7 @@ def _accuracy(
 
 
 def _print_accuracy(plan: "AccuracyRun") -> int:
-    from picbench.papers.budget import START
+    from picbench.papers.data import START
 
     rows = [
         (one.model, f"{one.left} of {one.total} rows", one.tokens, one.seconds)

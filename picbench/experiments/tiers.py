@@ -16,8 +16,8 @@ from typing import TypeVar
 import numpy as np
 
 from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
-from picbench.engines.chunk_cache.tiers.spec import TierSpec, parse_size
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
+from picbench.engines.chunk_cache.tiers.tier import TierSpec, parse_size
 from picbench.errors import ConfigError, InvalidRun
 from picbench.files import write_json
 from picbench.store import provenance

@@ -12,13 +12,15 @@ import numpy as np
 
 from picbench.engines.config import EngineConfig
 from picbench.errors import ConfigError, InvalidRun
-from picbench.papers.budget import START, TimeBudget, expected_load
+from picbench.experiments.runner import TimeBudget
 from picbench.papers.data import (
+    START,
     OccupancySeries,
     PointArm,
     PointData,
     PointStore,
     StoredPoint,
+    expected_load,
     short,
 )
 from picbench.papers.settings import Point

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from picbench.errors import ConfigError, IncomparableRuns
 from picbench.files import is_held
 from picbench.store import provenance
-from picbench.store.manifest import FINAL, SCHEMA, Attempt
+from picbench.store.manifest import FINAL, Attempt
 from picbench.store.reader import Run, read_run
 from picbench.store.writer import MANIFEST, StoredBatch, check_free, cut, read_batches
 
@@ -80,20 +80,14 @@ def find_unfinished(folder: Path, fingerprint: str) -> Path | None:
 
 def can_resume(run: Run) -> bool:
     """Whether `load_progress` takes a run: one that has not ended, begun here as things are now."""
-    unfinished = run.schema == SCHEMA and run.manifest["status"] not in FINAL
-    return unfinished and not changed(run, provenance.collect())
+    return run.manifest["status"] not in FINAL and not changed(run, provenance.collect())
 
 
 def load_progress(run: Run) -> StoredRun:
     """What is there of an unfinished run; what was left over of a batch is removed.
 
-    Raises IncomparableRuns where it cannot go on: in another environment, or in an older schema.
+    Raises IncomparableRuns if it began in another environment.
     """
-    if run.schema != SCHEMA:
-        raise IncomparableRuns(
-            f"{run.path}: began in schema {run.schema}, whose runs cannot be resumed",
-            hint=_MEASURE_AGAIN,
-        )
     if differ := changed(run, provenance.collect()):
         raise IncomparableRuns(
             f"{run.path}: began with other {', '.join(differ)}", hint=_MEASURE_AGAIN

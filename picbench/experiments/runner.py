@@ -1,0 +1,713 @@
+"""Runs experiments: cells of arms in rounds, interleaved, kept round by round, within a time.
+
+An experiment has engines, which are up at once, each in a process of its own, and cells. A round
+serves a cell: all of its arms in turn, another one first in each round. What was found is kept in a
+record after each round; a record in a file is continued by the next call, and several processes may
+add to it.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from operator import methodcaller
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from picbench.engines.config import EngineConfig
+from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Text
+from picbench.errors import PicBenchError
+from picbench.experiments.page import (
+    DrawnTable,
+    FigureRatio,
+    filled,
+    page,
+    ratio_figures,
+    save,
+    update_summary,
+    write_page,
+)
+from picbench.files import locked, write_json
+from picbench.run.server import Server, launch
+from picbench.store import provenance
+from picbench.workloads import models
+
+T = TypeVar("T")
+
+#: Starts the process of an engine: its name, its settings, its log.
+Launcher = Callable[[str, EngineConfig, Path], Server]
+
+#: Engines that are up, by name, and what each is.
+Engines = Mapping[str, Server]
+Described = Mapping[str, Mapping[str, object]]
+
+#: From an engine and a name that no other round has to figures by name. It runs in the engine's
+#: process, so it must be a function of a module.
+Measure = Callable[[Engine, str], Mapping[str, float]]
+
+#: Figures by arm and name, round by round.
+ArmFigures = dict[str, dict[str, list[float]]]
+
+#: Shows a line.
+Say = Callable[[str], object]
+
+#: Rounds that all cells get before any cell gets more: the fewest that show a spread.
+FEW = 3
+
+#: The model that is served on a GPU where none is named.
+LLAMA = "shape:llama-3.1-8b"
+
+
+@contextmanager
+def started_engines(
+    configs: Mapping[str, EngineConfig], launcher: Launcher | None = None
+) -> Iterator[tuple[Engines, Described]]:
+    """Start engines; yield them and each one's `describe()`. They end when the context does.
+
+    Raises the error of an engine that cannot start.
+    """
+    engines: dict[str, Server] = {}
+    end = "kill"
+    with TemporaryDirectory(prefix="picbench-") as logs:
+        try:
+            for name, config in configs.items():
+                engines[name] = (launcher or launch)(name, config, Path(logs) / f"{name}.log")
+            yield engines, {name: engine.ready() for name, engine in engines.items()}
+            end = "close"
+        finally:
+            # Each takes seconds to end.
+            with ThreadPoolExecutor() as threads:
+                list(threads.map(methodcaller(end), engines.values()))
+
+
+def call(engine: Server, measure: Measure, name: str) -> Mapping[str, Any]:
+    """Measure in an engine's process. Raises the error of the measure, or of the engine."""
+    figures: Mapping[str, Any] = engine.call(partial(_apply, measure, name))
+    return figures
+
+
+def _apply(measure: Measure, name: str, engine: Engine) -> Mapping[str, float]:
+    return measure(engine, name)
+
+
+def random_tokens(count: int, name: str, vocabulary: int = 1000) -> tuple[int, ...]:
+    """`count` tokens that belong to `name`.
+
+    The first 16 of the vocabulary, which are often special, are left out.
+    """
+    source = Random(name)
+    return tuple(source.randrange(16, vocabulary) for _ in range(count))
+
+
+def random_text(count: int, name: str) -> Text:
+    """A text of random tokens that belong to `name`."""
+    return Text(tokens=random_tokens(count, name))
+
+
+def random_chunks(count: int, length: int, name: str) -> list[Chunk]:
+    """Chunks of `length` random tokens each, which belong to `name`."""
+    return [Chunk(tokens=random_tokens(length, f"{name} {i}")) for i in range(count)]
+
+
+def share(items: Sequence[T], part: tuple[int, int]) -> Sequence[T]:
+    """The k-th of n shares of equal size, `part` being (k, n) and k counted from 1."""
+    return items[part[0] - 1 :: part[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServedArm:
+    """The engine that serves an arm, and what is measured there.
+
+    `warm_up` is called before the first round of each process, and its figures are dropped.
+    """
+
+    engine: str
+    measure: Measure
+    warm_up: Measure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What is served in a round.
+
+    `seconds` is about what a round takes, for as long as none was measured. Cells of a lower `rank`
+    come first. `most` is how many rounds are enough, if not all of the plan's. A cell that is
+    served in another way overrides `serve`.
+    """
+
+    name: str
+    arms: Mapping[str, ServedArm] = field(default_factory=dict)
+    seconds: float = 1.0
+    rank: int = 0
+    most: int | None = None
+
+    def warm_up(self, engines: Engines) -> None:
+        """Prepare for the first round that this process serves."""
+        for arm in self.arms.values():
+            if arm.warm_up is not None:
+                call(engines[arm.engine], arm.warm_up, f"{self.name} 0")
+
+    def serve(self, engines: Engines, number: int) -> Mapping[str, Mapping[str, Any]]:
+        """Serve a round, whose numbers begin at 1: figures by arm and name."""
+        names = list(self.arms)
+        first = number % len(names)
+        found = {}
+        for name in (*names[first:], *names[:first]):
+            arm = self.arms[name]
+            found[name] = call(engines[arm.engine], arm.measure, f"{self.name} {number}")
+        return {name: found[name] for name in names}
+
+
+class TimeBudget:
+    """Seconds that may be spent (0: no limit), against what work is expected to take.
+
+    Expectations are corrected by how long earlier work took. `clock` gives seconds.
+    """
+
+    def __init__(self, seconds: float = 0.0, clock: Callable[[], float] = monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._began = clock()
+        self._expected = self._took = 0.0
+        self.stopped = False
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the beginning."""
+        return self._clock() - self._began
+
+    @property
+    def factor(self) -> float:
+        """By how much work took longer than expected, at most five times as long or short."""
+        if not self._expected:
+            return 1.0
+        return min(5.0, max(0.2, self._took / self._expected))
+
+    def fits(self, seconds: float) -> bool:
+        """Whether work of this many seconds would end in time."""
+        return not self._seconds or self.spent + seconds <= self._seconds
+
+    def allows(self, expected: float, start: float = 0.0) -> bool:
+        """Whether work may begin, after engines have started; after a refusal nothing may."""
+        self.stopped = self.stopped or not self.fits(start + expected * self.factor)
+        return not self.stopped
+
+    def note(self, expected: float, took: float) -> None:
+        """Correct expectations."""
+        self._expected += expected
+        self._took += took
+
+
+class CellRecord(Protocol):
+    """What is kept of the rounds of an experiment, in memory or in a file of any format."""
+
+    @property
+    def seconds(self) -> Mapping[str, Sequence[float]]:
+        """What each round took that is done, by cell."""
+
+    @property
+    def start(self) -> float | None:
+        """Seconds that the engines took to start the last time, None if that is not known."""
+
+    def begin(self, engines: Engines, described: Described, seconds: float) -> None:
+        """Engines are up after this many seconds. Raises IncomparableRuns for other ones."""
+
+    def note(self, cell: Cell, number: int, figures: Mapping[str, Any], seconds: float) -> None:
+        """Keep a round, the figures of which are what its cell served."""
+
+    def fail(self, cell: Cell, error: PicBenchError) -> None:
+        """Keep, or raise, the error of a cell, which is not tried again before the next call."""
+
+
+@dataclass(slots=True)
+class RoundsRecord:
+    """Figures by cell, arm and name, round by round, in a JSON file; several processes may add.
+
+    `compiled` has the kernels, by engine, that were compiled after it said that it was ready,
+    `starts` the seconds until all engines were, start by start, and `failures` the error of each
+    cell whose last attempt failed. Of the cells that are not one's `own`, the file is right. `keep`
+    is called whenever the file was written, by one process at a time.
+    """
+
+    path: Path
+    facts: Mapping[str, Any]
+    cells: dict[str, ArmFigures] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    compiled: dict[str, list[str]] = field(default_factory=dict)
+    starts: list[float] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+    own: Collection[str] = ()
+    keep: Callable[["RoundsRecord"], object] = lambda _: None
+    _engines: Engines = field(default_factory=dict)
+
+    @classmethod
+    def read(
+        cls, path: Path, facts: Mapping[str, Any], own: Collection[str] = ()
+    ) -> "RoundsRecord":
+        """What a file has of rounds with these facts; nothing if it was measured with others."""
+        if not path.exists() or differing(path, facts):
+            return cls(path, facts, own=own)
+        known = json.loads(path.read_bytes())
+        return cls(
+            path,
+            facts,
+            known["cells"],
+            known["seconds"],
+            known["compiled"],
+            known.get("starts", []),
+            known.get("failures", {}),
+            own,
+        )
+
+    @property
+    def start(self) -> float | None:
+        """See `CellRecord`."""
+        return self.starts[-1] if self.starts else None
+
+    def rounds(self, cell: str) -> int:
+        """Rounds of a cell that are done."""
+        return len(self.seconds.get(cell, ()))
+
+    def begin(self, engines: Engines, described: Described, seconds: float) -> None:
+        """Note which kernels engines compile from now on; cells that failed are tried again."""
+        self._engines = engines
+        self.starts.append(round(seconds, 1))
+        self.failures.clear()
+        for engine in engines.values():
+            engine.call(methodcaller("watch_compilations"))
+
+    def note(self, cell: Cell, number: int, figures: Mapping[str, Any], seconds: float) -> None:
+        """Add a round of a cell, and write the file."""
+        self.add(cell.name, figures, seconds)
+        for name, engine in self._engines.items():
+            self.note_compiled(name, engine.call(_compiled))
+        self.write()
+
+    def add(self, cell: str, figures: Mapping[str, Mapping[str, float]], seconds: float) -> None:
+        """Add a round of a cell, which no longer fails."""
+        add_figures(self.cells.setdefault(cell, {}), figures)
+        self.seconds.setdefault(cell, []).append(seconds)
+        self.failures.pop(cell, None)
+
+    def note_compiled(self, engine: str, kernels: Collection[str]) -> None:
+        """Add kernels that an engine compiled."""
+        self.compiled[engine] = sorted({*self.compiled.get(engine, ()), *kernels})
+
+    def fail(self, cell: Cell, error: PicBenchError) -> None:
+        """Keep the error, with the end of the engine's log."""
+        self.failures[cell.name] = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        self.write()
+
+    def write(self) -> None:
+        """Write what was found beside what other processes have measured meanwhile."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.path):
+            self._adopt(RoundsRecord.read(self.path, self.facts))
+            write_json(self.path, self.document())
+            self.keep(self)
+
+    def document(self) -> dict[str, Any]:
+        """What the file has."""
+        return {
+            "schema": 1,
+            "provenance": self.facts,
+            "cells": self.cells,
+            "seconds": self.seconds,
+            "compiled": self.compiled,
+            "starts": self.starts,
+            "failures": self.failures,
+        }
+
+    def _adopt(self, other: "RoundsRecord") -> None:
+        for name in other.cells.keys() - set(self.own):
+            self.cells[name], self.seconds[name] = other.cells[name], other.seconds[name]
+        for name in other.failures.keys() - set(self.own):
+            self.failures[name] = other.failures[name]
+        for engine, kernels in other.compiled.items():
+            self.note_compiled(engine, kernels)
+
+
+def differing(path: Path, facts: Mapping[str, Any]) -> list[str]:
+    """Names of facts that differ from the file's; any discards it."""
+    if not path.exists():
+        return []
+    before = json.loads(path.read_bytes())["provenance"]
+    now = json.loads(json.dumps(facts))
+    return sorted(name for name in {**before, **now} if before.get(name) != now.get(name))
+
+
+def _compiled(engine: Engine) -> list[str]:
+    return engine.compilations
+
+
+@dataclass(slots=True)
+class ArmsRecord:
+    """Figures by arm and name of all cells, which this call measures; the first error ends it.
+
+    `keep` is called after each round.
+    """
+
+    say: Say = print
+    keep: Callable[["ArmsRecord"], object] = lambda _: None
+    found: ArmFigures = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    start: float | None = None
+
+    def begin(self, engines: Engines, described: Described, seconds: float) -> None:
+        """Show what the engines are."""
+        for name, what in described.items():
+            self.say(f"{name} {what}")
+
+    def note(self, cell: Cell, number: int, figures: Mapping[str, Any], seconds: float) -> None:
+        """Add a round of a cell."""
+        add_figures(self.found, figures)
+        self.seconds.setdefault(cell.name, []).append(seconds)
+        self.keep(self)
+
+    def fail(self, cell: Cell, error: PicBenchError) -> None:
+        """Raise the error."""
+        raise error
+
+
+def add_figures(
+    known: dict[str, dict[str, list[Any]]], new: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Append the figures of a round to those of the rounds before it."""
+    for arm, values in new.items():
+        for name, value in values.items():
+            known.setdefault(arm, {}).setdefault(name, []).append(value)
+
+
+@dataclass(frozen=True, slots=True)
+class CellProgress:
+    """Rounds of cells that are done, all of them, and what the rest may take, in seconds.
+
+    `start` is what the engines took to start the last time, None if that is not known.
+    """
+
+    done: int
+    total: int
+    left: float
+    start: float | None = None
+
+    def __str__(self) -> str:
+        start = "" if self.start is None else f" ({self.start:,.0f} s)"
+        left = f"about {self.left:,.0f} s, and the engines' start{start}"
+        return f"{self.done} of {self.total} cells measured; left: {left}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentPlan:
+    """Cells to measure for `rounds` rounds, with these engines.
+
+    `name` is that of the files, `facts` what they say of where it was measured. All cells get `few`
+    rounds before any gets more. Cells are divided among n processes: `part` (k, n) is what this one
+    serves. A plan with another order overrides `left`.
+    """
+
+    name: str
+    facts: Mapping[str, Any]
+    engines: Mapping[str, EngineConfig]
+    cells: Sequence[Cell]
+    rounds: int
+    few: int = FEW
+    part: tuple[int, int] = (1, 1)
+
+    @property
+    def own(self) -> Sequence[Cell]:
+        """The cells that this process serves."""
+        return share(self.cells, self.part)
+
+    def wanted(self, cell: Cell) -> int:
+        """Rounds of a cell."""
+        return min(self.rounds, cell.most or self.rounds)
+
+    def left(self, record: CellRecord) -> Iterator[tuple[int, Cell]]:
+        """Number of the round, from 1, and cell, in the order in which they are measured.
+
+        Cells of one rank come in a random order, so that whatever a call gets done is even.
+        """
+        left = [
+            (number, cell)
+            for number in range(1, self.rounds + 1)
+            for cell in Random(number).sample(self.own, len(self.own))
+            if rounds_of(record, cell) < number <= self.wanted(cell)
+        ]
+        yield from sorted(left, key=lambda each: (each[0] > self.few, each[1].rank, each[0]))
+
+    def done(self, record: CellRecord) -> bool:
+        """Whether nothing is left."""
+        return all(rounds_of(record, cell) >= self.wanted(cell) for cell in self.own)
+
+    def expected(self, cell: Cell, record: CellRecord) -> float:
+        """Seconds that a round takes; before any is measured a guess, corrected by other cells'."""
+        if known := record.seconds.get(cell.name):
+            return max(known)
+        spent = sum(sum(record.seconds.get(c.name, ())) for c in self.cells)
+        guessed = sum(c.seconds * rounds_of(record, c) for c in self.cells)
+        return cell.seconds * (spent / guessed if guessed else 1.0)
+
+    def progress(self, record: CellRecord) -> CellProgress:
+        """What is done, and what is left."""
+        rounds = {cell.name: rounds_of(record, cell) for cell in self.own}
+        left = sum(
+            max(0, self.wanted(cell) - rounds[cell.name]) * self.expected(cell, record)
+            for cell in self.own
+        )
+        done = sum(min(self.wanted(cell), rounds[cell.name]) for cell in self.own)
+        return CellProgress(done, sum(map(self.wanted, self.own)), left, record.start)
+
+
+def rounds_of(record: CellRecord, cell: Cell) -> int:
+    """Rounds of a cell that are done."""
+    return len(record.seconds.get(cell.name, ()))
+
+
+def interleaved(
+    name: str,
+    facts: Mapping[str, Any],
+    engines: Mapping[str, EngineConfig],
+    measures: Mapping[str, Measure],
+    rounds: int,
+    *,
+    warm_up: bool = True,
+) -> ExperimentPlan:
+    """A cell for each measure, one after another, all engines in turn.
+
+    A round that is not kept warms each of them up, unless they need no `warm_up`.
+    """
+    cells = [
+        Cell(
+            label,
+            {engine: ServedArm(engine, work, work if warm_up else None) for engine in engines},
+            rank=rank,
+        )
+        for rank, (label, work) in enumerate(measures.items())
+    ]
+    return ExperimentPlan(
+        name=name, facts=facts, engines=engines, cells=cells, rounds=rounds, few=rounds
+    )
+
+
+def run(
+    plan: ExperimentPlan,
+    record: CellRecord,
+    say: Say,
+    budget: TimeBudget | None = None,
+    launcher: Launcher | None = None,
+) -> None:
+    """Measure what is left, as long as there is time, and keep it round by round.
+
+    No cell is begun that would not end within the budget, in which the start of engines counts.
+    Raises the error of an engine that cannot start, and what the record raises.
+    """
+    say(str(plan.progress(record)))
+    if plan.done(record):
+        return
+    budget = budget or TimeBudget()
+    before = budget.spent
+    with started_engines(plan.engines, launcher) as (engines, described):
+        took = budget.spent - before
+        record.begin(engines, described, took)
+        say(f"engines are up, {took:,.0f} s")
+        tried, failed = set[str](), set[str]()
+        for number, cell in plan.left(record):
+            if cell.name in failed or not budget.fits(plan.expected(cell, record)):
+                continue
+            try:
+                if cell.name not in tried:
+                    tried.add(cell.name)
+                    cell.warm_up(engines)
+                before = budget.spent
+                figures = cell.serve(engines, number)
+                record.note(cell, number, figures, budget.spent - before)
+            except PicBenchError as error:
+                failed.add(cell.name)
+                record.fail(cell, error)
+                outcome = f"failed, {error}"
+            else:
+                outcome = "done"
+            say(f"{cell.name}, round {number}: {outcome}, {budget.spent:,.0f} s")
+    say(str(plan.progress(record)))
+
+
+class MeasureSettings(BaseModel):
+    """What every measurement can be asked for; options of the command are made of the fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    output: Path = Field(Path("results/gpu"), json_schema_extra={"folder": True})
+    commit: str | None = Field(
+        None,
+        description="Name of the measured code.",
+        json_schema_extra={"metavar": "NAME", "shown": "this checkout's"},
+    )
+
+
+class EngineSettings(MeasureSettings):
+    """Whom to measure on which device."""
+
+    device: str = Field("cuda", description="cuda or cpu.")
+    model: str | None = Field(None, json_schema_extra={"shown": LLAMA})
+
+    @property
+    def served(self) -> str:
+        """The model that was named, or the one that is measured otherwise."""
+        return self.model or LLAMA
+
+    @property
+    def served_dtype(self) -> str:
+        """The type of weights and KV, by the device."""
+        return "float32" if self.device == "cpu" else "bfloat16"
+
+    def engine(self, **wanted: Any) -> EngineConfig:
+        """An engine of the model, without tiers if none are `wanted`."""
+        path = str(models.resolve(self.served).path)
+        given = {"model": path, "device": self.device, "dtype": self.served_dtype, "tiers": ""}
+        return EngineConfig(**given | wanted)
+
+    def facts(self) -> dict[str, Any]:
+        """The machine, versions, the measured code, and the model."""
+        found = provenance.facts(*provenance.ENGINE, device=self.device, commit=self.commit)
+        return found | {"model": models.resolve(self.served).label, "dtype": self.served_dtype}
+
+
+class RoundsSettings(EngineSettings):
+    """Who serves, and for how many rounds and seconds."""
+
+    model: str | None = Field(
+        None,
+        description="Who serves it.",
+        json_schema_extra={"shown": f"{LLAMA}, shape:tiny on a CPU"},
+    )
+    rounds: int = Field(3, ge=1)
+    seconds: float = Field(
+        0.0,
+        ge=0,
+        description="Begin nothing that would not end within this time; the same command resumes.",
+        json_schema_extra={"metavar": "S", "shown": "no limit"},
+    )
+
+    @property
+    def served(self) -> str:
+        """The model that was named, or the device's own."""
+        return self.model or ("shape:tiny" if self.device == "cpu" else LLAMA)
+
+
+S = TypeVar("S", bound=MeasureSettings)
+R = TypeVar("R", bound=RoundsSettings)
+
+
+class Outcome(NamedTuple):
+    """The page of what is measured, empty before anything is, and the command's exit code."""
+
+    page: str
+    code: int = 0
+
+
+#: The exit code where rounds are left.
+UNFINISHED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement(Generic[S]):
+    """What the command line needs of a measurement: its settings, and how it is measured."""
+
+    settings: type[S]
+    measure: Callable[[S, Say], Outcome]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment(Generic[S]):
+    """A measurement of arms in turn, all of it in one call: what is served, what is written.
+
+    Figures become `tables`, and `ratios` that the summary keeps; `about` is formatted with the
+    facts, `sentences` with the ratios. `check` comes first, and raises InvalidRun.
+    """
+
+    settings: type[S]
+    plan: Callable[[S], ExperimentPlan]
+    title: str
+    about: str
+    tables: Sequence[DrawnTable]
+    ratios: Sequence[FigureRatio] = ()
+    sentences: Sequence[str] = ()
+    check: Callable[[S], object] = lambda _: None
+
+    def measure(self, settings: S, say: Say, launcher: Launcher | None = None) -> Outcome:
+        """Check, then measure; write files and the summary's figures after each cell."""
+        self.check(settings)
+        plan = self.plan(settings)
+        record = ArmsRecord(say, lambda found: self.write(found.found, plan, settings.output))
+        run(plan, record, say, launcher=launcher)
+        return Outcome(self.render(record.found, plan.facts))
+
+    def write(self, found: ArmFigures, plan: ExperimentPlan, output: Path) -> None:
+        """Write ``NAME.json``, ``NAME.md`` and the summary's figures."""
+        document = {"schema": 1, "provenance": plan.facts, "found": found}
+        save(output / plan.name, document, self.render(found, plan.facts))
+        if figures := ratio_figures(self.ratios, found):
+            update_summary(output, figures)
+
+    def render(self, found: ArmFigures, facts: Mapping[str, Any]) -> str:
+        """The page, in Markdown, of all that is measured."""
+        groups = ratio_figures(self.ratios, found).values()
+        figures = {name: value for group in groups for name, value in group.items()}
+        said = "\n".join(filled(self.sentences, figures))
+        tables = (each.render(found) for each in self.tables)
+        return page(self.title, self.about.format(**facts), *tables, said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsExperiment(Generic[R]):
+    """A measurement in rounds that the next call continues: what is served, what is written.
+
+    `render` makes the page of all that is measured, "" before there is anything to say; `figures`
+    are those for the summary. `draw`, if any, draws what belongs to the page.
+    """
+
+    settings: type[R]
+    plan: Callable[[R], ExperimentPlan]
+    render: Callable[[RoundsRecord], str]
+    figures: Callable[[RoundsRecord], Mapping[str, Any]] = lambda _: {}
+    draw: Callable[[RoundsRecord, Path], object] = lambda _, __: None
+
+    def measure(self, settings: R, say: Say, launcher: Launcher | None = None) -> Outcome:
+        """Measure what is left, and write file, page and figures after each cell."""
+        budget = TimeBudget(settings.seconds)
+        plan = self.plan(settings)
+        record = self._read(plan, settings)
+        if other := differing(record.path, plan.facts):
+            say(f"{record.path.name} was measured with another {', '.join(other)}: started over")
+        run(plan, record, say, budget, launcher)
+        return Outcome(self.write(record), 0 if plan.done(record) else UNFINISHED)
+
+    def estimate(self, settings: R) -> str:
+        """What is left."""
+        plan = self.plan(settings)
+        return str(plan.progress(self._read(plan, settings)))
+
+    def write(self, record: RoundsRecord) -> str:
+        """Write the page beside the record's file, and the summary's figures; the page."""
+        found = self.render(record)
+        if found:
+            base = record.path.with_suffix("")
+            write_page(base, found)
+            self.draw(record, base)
+            if figures := self.figures(record):
+                update_summary(base.parent, figures)
+        return found
+
+    def _read(self, plan: ExperimentPlan, settings: R) -> RoundsRecord:
+        own = [cell.name for cell in plan.own]
+        record = RoundsRecord.read(settings.output / f"{plan.name}.json", plan.facts, own)
+        record.keep = self.write
+        return record

@@ -1,0 +1,388 @@
+"""The runner: order, what is kept, what a stopped experiment resumes from, time, and parts."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from failing_measures import gone, wrong
+from harness_fakes import FakeEngine
+from hypothesis import given
+from hypothesis import strategies as st
+from local_servers import LocalLauncher, note
+
+from picbench.engines.config import EngineConfig
+from picbench.errors import ConfigError, EngineError
+from picbench.experiments.page import FigureRatio, FigureTable
+from picbench.experiments.runner import (
+    ArmsRecord,
+    Cell,
+    Experiment,
+    ExperimentPlan,
+    MeasureSettings,
+    RoundsExperiment,
+    RoundsRecord,
+    RoundsSettings,
+    ServedArm,
+    TimeBudget,
+    interleaved,
+    run,
+    share,
+    started_engines,
+)
+from picbench.files import write_json
+from picbench.run.server import Server
+
+TWO = {name: EngineConfig("m") for name in ("one", "two")}
+ARMS = {
+    "a": ServedArm("one", partial(note, arm="a"), partial(note, arm="warm a")),
+    "b": ServedArm("two", partial(note, arm="b")),
+}
+CELLS = (Cell("x", ARMS), Cell("y", ARMS, seconds=3.0))
+
+
+def plan(rounds: int = 2, cells: Sequence[Cell] = CELLS, **settings: Any) -> ExperimentPlan:
+    facts = settings.pop("facts", {})
+    return ExperimentPlan(
+        name="r", facts=facts, engines=TWO, cells=cells, rounds=rounds, **settings
+    )
+
+
+def record(folder: Path, made: ExperimentPlan) -> RoundsRecord:
+    own = [cell.name for cell in made.own]
+    return RoundsRecord.read(folder / "r.json", made.facts, own)
+
+
+def measure(
+    folder: Path, made: ExperimentPlan, budget: TimeBudget | None = None
+) -> tuple[RoundsRecord, list[str], list[str]]:
+    """The record, what arms were asked but for warm-ups, and what was said."""
+    found, said, launcher = record(folder, made), list[str](), LocalLauncher()
+    run(made, found, said.append, budget, launcher)
+    return found, [each for each in launcher.asked if not each.startswith("warm")], said
+
+
+def fail(engine: Any, name: str) -> dict[str, float]:
+    error = EngineError("arm b: no memory", hint="buy some")
+    error.add_note("its log")
+    raise error
+
+
+def failing(cell: Cell) -> Cell:
+    return replace(cell, arms={**cell.arms, "b": ServedArm("two", fail)})
+
+
+class Clock:
+    """Seconds that pass whenever they are asked for."""
+
+    def __init__(self, step: float) -> None:
+        self.now, self.step = 0.0, step
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+def test_arms_alternate_and_another_one_is_first_in_each_round(tmp_path: Path) -> None:
+    launcher, found = LocalLauncher(), record(tmp_path, plan())
+    run(plan(), found, lambda _: None, launcher=launcher)
+    asked = launcher.asked
+    assert [each for each in asked if each[2:].startswith("x")] == [
+        "b x 1", "a x 1", "a x 2", "b x 2",
+    ]  # fmt: skip
+    assert asked.count("warm a x 0") == asked.count("warm a y 0") == 1
+    assert asked.index("warm a x 0") < asked.index("b x 1")
+    assert {arm: len(figures["value"]) for arm, figures in found.cells["y"].items()} == {
+        "a": 2,
+        "b": 2,
+    }
+    assert found.compiled == {"one": ["kernel of one"], "two": ["kernel of two"]}
+    assert {server.ended for server in launcher.servers} == {"closed"}
+
+
+def test_what_is_done_is_kept_and_the_rest_is_measured(tmp_path: Path) -> None:
+    measure(tmp_path, plan(1, facts={"commit": "c"}))
+    found, asked, said = measure(tmp_path, plan(2, facts={"commit": "c"}))
+    assert sorted(asked) == ["a x 2", "a y 2", "b x 2", "b y 2"]
+    assert [found.rounds(cell) for cell in "xy"] == [2, 2]
+    assert said[0].startswith("2 of 4 cells measured; left: about ")
+    assert said[-1].startswith("4 of 4 cells measured; left: about 0 s")
+    assert json.loads((tmp_path / "r.json").read_text())["provenance"] == {"commit": "c"}
+    assert measure(tmp_path, plan(2, facts={"commit": "c"}))[1] == []
+
+
+def test_a_record_of_other_facts_is_not_continued(tmp_path: Path) -> None:
+    measure(tmp_path, plan(1, facts={"commit": "c"}))
+    assert record(tmp_path, plan(facts={"commit": "d"})).cells == {}
+
+
+class Timed(Cell):
+    """Takes as long as is guessed, by the test's clock."""
+
+    clock = Clock(0.0)
+
+    def serve(self, engines: Any, number: int) -> Any:
+        self.clock.now += self.seconds
+        return super().serve(engines, number)
+
+
+@given(st.integers(1, 5), st.floats(1, 40), st.integers(1, 4))
+def test_any_stops_and_parts_come_to_the_same_rounds(
+    tmp_path_factory: pytest.TempPathFactory, rounds: int, seconds: float, parts: int
+) -> None:
+    """Each call measures only what is missing, and begins nothing that would not end in time."""
+    folder, cells = (
+        tmp_path_factory.mktemp("resumed"),
+        [Timed(c.name, c.arms, c.seconds) for c in CELLS],
+    )
+    asked = Counter[str]()
+    for k in range(1, parts + 1):
+        made, time = plan(rounds, cells, part=(k, parts)), seconds
+        while not made.done(record(folder, made)):
+            budget = TimeBudget(time, Timed.clock)
+            _, new, _ = measure(folder, made, budget)
+            asked.update(new)
+            assert budget.spent <= time
+            time = max(time, 3.0)  # What the longest cell takes.
+    assert plan(rounds).done(record(folder, plan(rounds)))
+    assert set(asked.values()) == {1}
+    assert len(asked) == 2 * 2 * rounds
+
+
+def test_nothing_begins_that_would_not_end_in_time(tmp_path: Path) -> None:
+    budget = TimeBudget(90.0, Clock(10.0))
+    found, _, _ = measure(tmp_path, plan(5), budget)
+    done = sum(found.rounds(cell) for cell in "xy")
+    assert 0 < done < 10
+    left = plan(5).progress(found)
+    assert (left.done, left.total) == (done, 10)
+    assert left.left > 0
+
+
+def test_before_anything_is_measured_cells_take_what_is_guessed(tmp_path: Path) -> None:
+    found = record(tmp_path, plan())
+    assert str(plan().progress(found)) == (
+        "0 of 4 cells measured; left: about 8 s, and the engines' start"
+    )
+    found.starts.append(70.0)
+    found.add("x", {"a": {"value": 1.0}}, 10.0)
+    # Ten times as long as guessed: the other one, too.
+    assert str(plan().progress(found)) == (
+        "1 of 4 cells measured; left: about 70 s, and the engines' start (70 s)"
+    )
+
+
+def test_what_matters_most_comes_first_and_gets_no_more_rounds_than_it_needs(
+    tmp_path: Path,
+) -> None:
+    x, y = CELLS
+    made = plan(5, [replace(x, rank=1), replace(y, most=3)])
+    found, asked, _ = measure(tmp_path, made)
+    order = [word.split()[1:] for word in asked if word.startswith("a")]
+    first, more = [["y", str(n)] for n in (1, 2, 3)], [["x", str(n)] for n in (1, 2, 3, 4, 5)]
+    assert order == [*first, *more]
+    assert made.done(found)
+    assert not plan(5).done(found)
+
+
+def test_a_cell_that_fails_is_said_and_loses_no_other_one(tmp_path: Path) -> None:
+    made = plan(2, [failing(CELLS[0]), CELLS[1]])
+    found, _, said = measure(tmp_path, made)
+    assert [found.rounds(cell) for cell in "xy"] == [0, 2]
+    assert sum("x, round 1: failed, arm b: no memory (buy some), " in line for line in said) == 1
+    kept = record(tmp_path, plan())
+    assert kept.failures["x"].splitlines() == ["arm b: no memory (buy some)", "its log"]
+    again, _, _ = measure(tmp_path, plan(2))
+    assert (again.failures, again.rounds("x")) == ({}, 2)
+
+
+def test_processes_that_measure_other_cells_keep_each_other_s(tmp_path: Path) -> None:
+    made, meanwhile = plan(2, CELLS[:1]), plan(1, CELLS[1:])
+    found = record(tmp_path, made)
+
+    def keep(_: RoundsRecord) -> None:
+        assert not record(tmp_path, made).failures
+        if not theirs.seconds:
+            theirs.add("y", {"a": {"value": 7.0}}, 1.0)
+            theirs.note_compiled("one", ["theirs"])
+            write_json(found.path, theirs.document())
+
+    theirs = record(tmp_path, meanwhile)
+    found.keep = keep
+    run(made, found, lambda _: None, launcher=LocalLauncher())
+    kept = record(tmp_path, plan())
+    assert (kept.rounds("x"), kept.rounds("y")) == (2, 1)
+    assert kept.cells["y"]["a"]["value"] == [7.0]
+    assert kept.compiled["one"] == ["kernel of one", "theirs"]
+
+
+@given(st.lists(st.integers()), st.integers(1, 5))
+def test_parts_are_all_of_it_and_each_once(items: list[int], parts: int) -> None:
+    shares = [share(items, (k, parts)) for k in range(1, parts + 1)]
+    assert sorted(item for each in shares for item in each) == sorted(items)
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_cell_may_be_served_in_its_own_way(tmp_path: Path) -> None:
+    class Twice(Cell):
+        def serve(self, engines: Any, number: int) -> dict[str, dict[str, Any]]:
+            return {"each": {name: engines[name].name * number for name in engines}}
+
+    found = ArmsRecord(lambda _: None)
+    run(plan(2, [Twice("x")]), found, lambda _: None, launcher=LocalLauncher())
+    assert found.found == {"each": {"one": ["one", "oneone"], "two": ["two", "twotwo"]}}
+
+
+def test_a_budget_refuses_what_is_too_long_and_all_after_that() -> None:
+    budget = TimeBudget(100.0, Clock(0.0))
+    assert budget.allows(90.0)
+    budget.note(10.0, 20.0)  # Twice as long as expected.
+    assert not budget.allows(60.0)
+    assert budget.stopped
+    assert not budget.allows(1.0)
+    assert TimeBudget(0.0).allows(1e9)
+
+
+def measures(engine: Any, name: str) -> dict[str, float]:
+    """The number of the round, and a figure that one arm alone has."""
+    number = float(name.split()[-1])
+    return note(engine, name) and {"number": number} | (
+        {"ours": -number} if engine.name == "two" else {}
+    )
+
+
+def test_interleaved_measures_come_one_after_another_each_warmed_up_first() -> None:
+    launcher, found = LocalLauncher(), ArmsRecord(lambda _: None)
+    made = interleaved("r", {}, TWO, {"x": measures, "y": measures}, 2)
+    run(made, found, lambda _: None, launcher=launcher)
+    rounds = ["one {} 0", "two {} 0", "two {} 1", "one {} 1", "one {} 2", "two {} 2"]
+    assert launcher.asked == [each.format(label) for label in "xy" for each in rounds]
+    assert found.found == {
+        "one": {"number": [1.0, 2.0, 1.0, 2.0]},
+        "two": {"number": [1.0, 2.0, 1.0, 2.0], "ours": [-1.0, -2.0, -1.0, -2.0]},
+    }
+
+
+def test_without_a_warm_up_all_rounds_are_kept() -> None:
+    launcher = LocalLauncher()
+    made = interleaved("r", {}, TWO, {"x": note}, 1, warm_up=False)
+    run(made, ArmsRecord(lambda _: None), lambda _: None, launcher=launcher)
+    assert launcher.asked == ["two x 1", "one x 1"]
+
+
+def test_an_error_where_nothing_is_resumed_ends_all() -> None:
+    launcher = LocalLauncher()
+    with pytest.raises(EngineError, match="no memory"):
+        run(
+            interleaved("r", {}, TWO, {"x": fail, "y": measures}, 2),
+            ArmsRecord(lambda _: None),
+            lambda _: None,
+            launcher=launcher,
+        )
+    assert launcher.asked == []
+    assert {server.ended for server in launcher.servers} == {"killed"}
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Server]]:
+    """Processes of fake engines; none is left after the test."""
+    folder = str(Path(__file__).parents[1])  # The child process must find the fakes.
+    path = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{path}" if path else folder)
+    found: list[Server] = []
+    yield found
+    assert all(server._process.poll() is not None for server in found)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [(gone, "one: the engine's process ended with exit code 9"), (wrong, "one: ValueError: not x")],
+)
+def test_an_engine_that_fails_is_named_and_none_is_left(
+    started: list[Server], end: Any, said: str
+) -> None:
+    def begin(name: str, config: EngineConfig, log: Path) -> Server:
+        started.append(Server(name, FakeEngine, log))
+        return started[-1]
+
+    made = interleaved("r", {}, TWO, {"x": end}, 2)
+    with pytest.raises(EngineError, match=said):
+        run(made, ArmsRecord(lambda _: None), lambda _: None, launcher=begin)
+    assert len(started) == 2
+
+
+@pytest.mark.engine
+def test_an_engine_that_cannot_start_says_why(llama: Path) -> None:
+    config = EngineConfig(str(llama), device="cpu", dtype="float32", context=1200, kv_blocks=300)
+    wrong = replace(config, algorithm="mepik")
+    with (
+        pytest.raises(ConfigError, match="unknown algorithm 'mepik'"),
+        started_engines({"bad": wrong, "good": config}),
+    ):
+        pass
+
+
+ONE_CALL = Experiment(
+    settings=MeasureSettings,
+    plan=lambda _: interleaved("r", {"gpu": "G"}, TWO, {"x": measures}, 2),
+    title="Numbers",
+    about="On {gpu}.",
+    tables=[FigureTable({"number": "a number", "ours": "ours", "other": "none"}, digits=0)],
+    ratios=[
+        FigureRatio("group", "ratio", [(("two", "ours"), ("one", "number"))]),
+        FigureRatio("group", "missing", [(("two", "other"), ("one", "number"))]),
+    ],
+    sentences=["It is {ratio:.1f}.", "It is {missing:.1f}."],
+)
+
+
+def test_an_experiment_of_one_call_writes_figures_page_and_summary(tmp_path: Path) -> None:
+    settings = MeasureSettings(output=tmp_path)
+    outcome = ONE_CALL.measure(settings, lambda _: None, LocalLauncher())
+    assert outcome.code == 0
+    assert outcome.page == (tmp_path / "r.md").read_text()
+    assert outcome.page.splitlines() == [
+        "# Numbers",
+        "",
+        "On G.",
+        "",
+        "|  | one | two |",
+        "| --- | ---: | ---: |",
+        "| a number | 2 (1 - 2) | 2 (1 - 2) |",
+        "| ours | - | -2 (-2 - -1) |",
+        "",
+        "It is -1.0.",
+    ]
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["provenance"] == {"gpu": "G"}
+    assert document["found"]["two"]["ours"] == [-1.0, -2.0]
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"group": {"ratio": -1.0}}
+
+
+IN_ROUNDS = RoundsExperiment(
+    settings=RoundsSettings,
+    plan=lambda settings: plan(settings.rounds, facts={"model": settings.served}),
+    render=lambda found: f"{found.rounds('x')} rounds\n" if "x" in found.cells else "",
+    figures=lambda found: {"rounds": found.rounds("x")},
+)
+
+
+def test_an_experiment_in_rounds_resumes_and_says_what_is_left(tmp_path: Path) -> None:
+    settings = RoundsSettings(output=tmp_path, device="cpu", rounds=1)
+    assert IN_ROUNDS.estimate(settings).startswith("0 of 2 cells measured")
+    late = settings.model_copy(update={"seconds": 1e-9})
+    assert IN_ROUNDS.measure(late, lambda _: None, LocalLauncher()) == ("", 4)
+    assert IN_ROUNDS.measure(settings, lambda _: None, LocalLauncher()) == ("1 rounds\n", 0)
+    more = settings.model_copy(update={"rounds": 2})
+    assert IN_ROUNDS.measure(more, lambda _: None, LocalLauncher()) == ("2 rounds\n", 0)
+    assert (tmp_path / "r.md").read_text() == "2 rounds\n"
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"rounds": 2}
+    said: list[str] = []
+    other = settings.model_copy(update={"model": "testbed"})
+    IN_ROUNDS.measure(other, said.append, LocalLauncher())
+    assert said[0] == "r.json was measured with another model: started over"
