@@ -18,7 +18,6 @@ from picbench.engines.ledger import summarise
 from picbench.engines.request import Request, Result
 from picbench.errors import EngineError, IncomparableRuns
 from picbench.experiments.break_even import SUBJECT
-from picbench.experiments.engines import started_engines
 from picbench.experiments.grid_plan import (
     ARMS,
     GRIDS,
@@ -29,7 +28,8 @@ from picbench.experiments.grid_plan import (
     draw_traffic,
     plan_grid,
 )
-from picbench.experiments.warm_chunks import QuietCores
+from picbench.experiments.host_cores import QuietCores
+from picbench.experiments.runner import started_engines
 from picbench.files import locked
 from picbench.profile.grid import (
     ALONE,
