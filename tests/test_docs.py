@@ -22,6 +22,7 @@ DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
+    "docs/engine.md",
     "docs/serving.md",
     "docs/runs.md",
     "docs/data.md",

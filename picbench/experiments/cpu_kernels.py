@@ -25,10 +25,9 @@ from torch import Tensor
 
 from picbench.experiments.kernel_cases import paired, relative_error, require_right
 from picbench.experiments.page import Spread, save
-from picbench.kernels.cpu.attention import attend, store
-from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu.attention import AttentionBatch, attend, store
 from picbench.kernels.cpu.reference import attend_reference
-from picbench.kernels.cpu.workspace import Workspace
+from picbench.kernels.cpu.scratch import Workspace
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable, rotate
 from picbench.kernels.shape import HeadShape

@@ -25,8 +25,7 @@ from picbench.experiments.page import save
 from picbench.store import provenance
 from picbench.tables.table import table
 from picbench.workloads import models
-from picbench.workloads.models.architectures import ARCHITECTURES, Architecture
-from picbench.workloads.models.random_weights import write
+from picbench.workloads.models.architectures import Architecture, architectures, write
 
 LENGTHS = {"A": 150, "B": 35, "C": 81, "D": 400}
 ORDERS = ("ABCD", "DCBA", "ABA", "C")
@@ -341,11 +340,11 @@ def render(found: Sequence[ArchitectureVerdict], facts: Mapping[str, Any]) -> st
 
 
 def _chosen(only: Sequence[str]) -> list[Architecture]:
-    names = [row.name for row in ARCHITECTURES]
+    names = [row.name for row in architectures()]
     for name in only:
         if name not in names:
             raise ConfigError(f"`only` {name}: no such architecture", hint=closest(name, names))
-    return [row for row in ARCHITECTURES if not only or row.name in only]
+    return [row for row in architectures() if not only or row.name in only]
 
 
 def _check(row: Architecture, model: Path, *, flags: Sequence[str]) -> ArchitectureVerdict:

@@ -43,7 +43,7 @@ from picbench.settings import parse_config
 from picbench.store import provenance
 from picbench.tables.table import NOTHING, table
 from picbench.workloads.testbed import DATASETS, answer, model_path
-from picbench.workloads.testbed.testbed_prompt import dataset
+from picbench.workloads.testbed.prompt import dataset
 
 #: The engines: keys cached as the device serves them fastest, or all of them without RoPE.
 DEFAULT, FUSED = "default", "fused"

@@ -32,11 +32,10 @@ from picbench.experiments.kernel_cases import (
 from picbench.experiments.page import Spread, save, update_summary
 from picbench.kernels.cuda.decode.attention import DecodeBatch, read_tiles
 from picbench.kernels.cuda.decode.request_table import RequestTable
-from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch
 from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
 from picbench.kernels.cuda.decode.shared.key_cells import CELL_BLOCKS, KeyCell
 from picbench.kernels.cuda.decode.shared.reader_groups import ReaderGroups
-from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
+from picbench.kernels.cuda.decode.shared.shared_decode import GroupLaunch, SharedDecodeBatch
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import (
     SharingCosts,

@@ -19,8 +19,7 @@ from picbench.experiments.page import save
 from picbench.store import provenance
 from picbench.tables import table as markdown
 from picbench.workloads import models
-from picbench.workloads.models.build import materialise
-from picbench.workloads.models.shapes import SHAPES
+from picbench.workloads.models.shapes import all_shapes, materialise
 
 #: Algorithms of requests with chunks.
 ALGORITHMS = (
@@ -272,7 +271,7 @@ def _device(name: str) -> str:
 def _model(settings: StormSettings, context: int) -> Path | str:
     """The folder of a model; shapes get as many positions as the storm needs."""
     name = settings.model
-    shape = SHAPES.get(name.removeprefix("shape:")) if name.startswith("shape:") else None
+    shape = all_shapes().get(name.removeprefix("shape:")) if name.startswith("shape:") else None
     if shape is not None and shape.positions < context:
         return materialise(replace(shape, positions=context))
     model = models.resolve(name)

@@ -47,7 +47,7 @@ from picbench.papers.settings import (
 from picbench.tables.table import Table, Value
 from picbench.tables.table import table as markdown_table
 from picbench.workloads import datasets, models
-from picbench.workloads.models.extras import engine_packages
+from picbench.workloads.models import engine_packages
 from picbench.workloads.sources.bundled import BUNDLED
 from picbench.workloads.sources.hub import HUB
 

@@ -43,7 +43,7 @@ from picbench.workloads import models
 
 if TYPE_CHECKING:
     from picbench.engines.oracle import GivenSegment, Oracle, Rule
-    from picbench.workloads.testbed.lm.pic import PromptTokens
+    from picbench.workloads.testbed.pic import PromptTokens
 
 
 #: Arms of stock vLLM.
@@ -320,8 +320,8 @@ def testbed_prompts(dataset: str, count: int) -> Iterator["PromptTokens"]:
     from tokenizers import Tokenizer
 
     from picbench.workloads.testbed import rows
-    from picbench.workloads.testbed.lm.judge import tokens_of
-    from picbench.workloads.testbed.testbed_tokenizer import Coder
+    from picbench.workloads.testbed.judge import tokens_of
+    from picbench.workloads.testbed.prompt import Coder
 
     coder = Coder(Tokenizer.from_file(str(testbed_folder() / "tokenizer.json")))
     for row in rows(dataset, count=count):

@@ -60,7 +60,7 @@ def _state(run: Run) -> Iterator[tuple[str, str]]:
     yield "model", f"{manifest['model']['name']} ({manifest['model']['weights']} weights)"
     yield "cache", manifest["cache"]
     yield "fingerprint", manifest["fingerprint"]
-    yield "schema", str(run.schema)
+    yield "schema", str(run.manifest["schema"])
 
 
 def _results(arms: Mapping[str, ArmSummary]) -> Iterator[tuple[str, str]]:

@@ -19,11 +19,10 @@ from picbench.engines.vllm.launch import _context
 from picbench.errors import ConfigError
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
-from picbench.workloads.models.architectures import ARCHITECTURES, Architecture
-from picbench.workloads.models.build import _config
-from picbench.workloads.models.shapes import LLAMA_8B, SHAPES
+from picbench.workloads.models.architectures import Architecture, architectures
+from picbench.workloads.models.shapes import _config, all_shapes
 
-LLAMA = _config(LLAMA_8B)
+LLAMA = _config(all_shapes()["llama-3.1-8b"])
 CONFIG = EngineConfig("llama", context=9789)
 
 
@@ -38,7 +37,7 @@ def test_llama_has_as_many_parameters_as_its_card_says() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in ARCHITECTURES if row.cpu == "checked"], ids=lambda row: row.name
+    "row", [row for row in architectures() if row.cpu == "checked"], ids=lambda row: row.name
 )
 def test_parameters_of_all_architectures(row: Architecture) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -86,9 +85,9 @@ def test_a_model_that_does_not_tell_its_size(change: dict[str, Any]) -> None:
     assert GpuFootprint.of(CONFIG, model) is None
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", all_shapes())
 def test_every_shape_tells_its_size(name: str) -> None:
-    assert GpuFootprint.of(replace(CONFIG, context=512), _config(SHAPES[name])) is not None
+    assert GpuFootprint.of(replace(CONFIG, context=512), _config(all_shapes()[name])) is not None
 
 
 def test_the_workspace_is_that_of_the_kernels() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from ahead_engine import Start, engine_ahead
+from small_engine import small_config
 from storm_mix import draw_mix, sampling
 from tiny_llama import write_model
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.pace import Submission
 from picbench.engines.request import Chunk, Request, Text
@@ -125,11 +125,10 @@ def engine_of(
     start: Start = Engine,
 ) -> Engine:
     return start(
-        EngineConfig(
-            model=str(model),
-            dtype="float32",
-            kv_blocks=blocks,
-            context=context,
+        small_config(
+            model,
+            blocks,
+            context,
             batch_tokens=batch_tokens,
             max_requests=storm.running,
             tiers=tiers,

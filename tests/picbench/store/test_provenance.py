@@ -1,5 +1,6 @@
-"""Where numbers come from."""
+"""Where numbers come from, and what GitHub Actions is told."""
 
+import io
 import json
 import subprocess
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from picbench.store import provenance
+from picbench.store.provenance import annotation, write_step_summary
 
 
 def test_everything_is_json_and_no_secret_leaks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,3 +114,31 @@ def test_facts_are_given_by_name_in_order(monkeypatch: pytest.MonkeyPatch) -> No
 def test_code_outside_a_checkout_has_no_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "_git", lambda *_: None)
     assert provenance.facts("commit") == {"commit": "none: not in a checkout"}
+
+
+def test_annotations_escape_what_ends_them() -> None:
+    found = annotation("error", "mepic: a,b", "100 % of\nlines")
+    assert found == "::error title=mepic%3A a%2Cb::100 %25 of%0Alines"
+
+
+def test_a_summary_is_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, stream = tmp_path / "summary", io.StringIO()
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(file))
+    write_step_summary("a\n", stream)
+    write_step_summary("b\n", stream)
+    assert file.read_text() == "a\nb\n"
+    assert stream.getvalue() == ""
+
+
+def test_a_summary_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/dev/full")
+    with pytest.raises(OSError, match="No space") as caught:
+        write_step_summary("a\n", io.StringIO())
+    assert caught.value.filename == "/dev/full"
+
+
+def test_elsewhere_it_goes_to_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    stream = io.StringIO()
+    write_step_summary("a\n", stream)
+    assert stream.getvalue() == "a\n"

@@ -23,8 +23,8 @@ from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.engines.vllm.worker.token_picker import FindPrompt, TokenPicker
 from picbench.errors import ConfigError
 from picbench.kernels.cuda.decode.request_table import RequestTable
-from picbench.kernels.cuda.decode.shared.group_launch import serves_groups
 from picbench.kernels.cuda.decode.shared.key_cells import CELL_BLOCKS
+from picbench.kernels.cuda.decode.shared.shared_decode import serves_groups
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
 from picbench.kernels.cuda.support import describe, require

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_bench import bench
+from small_engine import small_config
 
-from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.engine import Engine
 from picbench.engines.planning.keys import is_canonical
 from picbench.engines.request import Chunk, Request, Text
@@ -118,16 +119,7 @@ QUESTION = Text(tokens=(7, 8, 9, 10))
 @pytest.fixture(scope="module")
 def small(llama: Path) -> Iterator[Engine]:
     """An engine whose steps have 24 tokens: chunks are cut into steps, inside blocks, too."""
-    config = EngineConfig(
-        tiers="",
-        model=str(llama),
-        dtype="float32",
-        kv_blocks=100,
-        context=512,
-        batch_tokens=24,
-        max_requests=8,
-    )
-    with Engine(config) as engine:
+    with Engine(small_config(llama, 100, 512, tiers="", batch_tokens=24, max_requests=8)) as engine:
         yield engine
 
 

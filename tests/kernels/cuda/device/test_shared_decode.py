@@ -11,9 +11,8 @@ from torch import Tensor
 
 from picbench.experiments.kernel_cases import relative_error, rope_table
 from picbench.experiments.shared_kernels import ChunkReads, SharedScene, draw_shared
-from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch
 from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
-from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
+from picbench.kernels.cuda.decode.shared.shared_decode import GroupLaunch, SharedDecodeBatch
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
 from picbench.kernels.shape import HeadShape

@@ -15,7 +15,7 @@ from picbench.cli import main
 from picbench.experiments import serve_arms
 from picbench.papers.accuracy import AccuracyRun, NamedModel, find_model, name_of, read_accuracy
 from picbench.papers.settings import FILES
-from picbench.workloads.models.build import VOCABULARY, write_tokenizer
+from picbench.workloads.models.shapes import VOCABULARY, write_tokenizer
 
 _SCALED = {
     "rope_type": "llama3",
