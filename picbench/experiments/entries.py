@@ -7,6 +7,7 @@ from picbench.experiments.measurements import (
     Accuracy,
     Architectures,
     BreakEven,
+    DecodeShared,
     DepthPage,
     Kernels,
     OracleCheck,
@@ -15,7 +16,6 @@ from picbench.experiments.measurements import (
     ScoredPage,
     ServeAlone,
     ServeScores,
-    SharedDecode,
     Storm,
     Tiers,
 )
@@ -128,8 +128,8 @@ def kernels(settings: Kernels) -> Outcome:
     return Outcome(on_cpu(**given, seconds=settings.seconds))
 
 
-def shared_decode(settings: SharedDecode) -> Outcome:
-    """See `SharedDecode`."""
+def shared_decode(settings: DecodeShared) -> Outcome:
+    """See `DecodeShared`."""
     if settings.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     from picbench.workloads.models import engine_packages

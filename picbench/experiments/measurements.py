@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
+from picbench.engines.config import SharedDecode
 from picbench.settings import File, Folder, SettingsModel, Share, setting
 
 #: The model that is served on a GPU where none is named.
@@ -225,7 +226,7 @@ class OracleCheck(SettingsModel):
     synchronous: bool = setting(False, "Schedule no step ahead.")
     keys_without_rope: bool = setting(False, "Cache all keys without RoPE.")
     tensor_parallel: int = setting(1, "GPUs of the engine.", shown=False, ge=1)
-    shared_decode: Literal["off", "auto", "always"] = setting(
+    shared_decode: SharedDecode = setting(
         "off",
         "Read chunks once for all requests that decode; always, also where that is slower.",
     )
@@ -341,7 +342,7 @@ class Kernels(SettingsModel):
     )
 
 
-class SharedDecode(OnDevice):
+class DecodeShared(OnDevice):
     """Check decode that reads shared chunks once, then time it against FlashAttention-3.
 
     A kernel whose output is wrong is not timed: the command ends with exit code 3. On a CPU kernels
@@ -406,7 +407,7 @@ class LoadReport(InRounds):
         metavar="GROUP",
         shown="all",
     )
-    shared_decode: Literal["off", "auto", "always"] = _SHARED_DECODE
+    shared_decode: SharedDecode = _SHARED_DECODE
     rounds: int = setting(5, ge=1)
 
 
@@ -417,7 +418,7 @@ class Scaling(InRounds):
     """
 
     workers: int = setting(2, "GPUs of the larger engine.", ge=2)
-    shared_decode: Literal["off", "auto", "always"] = _SHARED_DECODE
+    shared_decode: SharedDecode = _SHARED_DECODE
     graph_tokens: int | None = setting(
         None,
         "Largest step of mepic's engines with a CUDA graph.",
@@ -473,7 +474,7 @@ MEASUREMENTS = (
     Measurement("profile", ProfileCheck, "entries:profile_check"),
     Measurement("rope-pad-ablation", RopePadAblation, "rope_pad:measure"),
     Measurement("scaling", Scaling, "decode_load:SCALING.measure"),
-    Measurement("shared-decode", SharedDecode, "entries:shared_decode"),
+    Measurement("shared-decode", DecodeShared, "entries:shared_decode"),
     Measurement("small-steps", SmallSteps, "engine_speed:SMALL_STEPS.measure"),
     Measurement("storm", Storm, "entries:storm", exact=True),
     Measurement("tiers", Tiers, "entries:tiers"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from harness_fakes import no_gpu
 
-from picbench.cli.dry_run import print_plan
+from picbench.cli.run import print_plan
 from picbench.errors import ConfigError
 from picbench.run.job import Job, prepare
 from picbench.run.result import print_result
