@@ -92,67 +92,23 @@ def oracle_check(settings: OracleCheck) -> Outcome:
     return Outcome(code=0 if oracle.measure(**dict(settings)) else 1)
 
 
-def _grid_run(settings: BreakEven | ProfileCheck) -> Any:
-    from picbench.experiments.grid import GridRun
-
-    return GridRun(
-        device=settings.device,
-        model=settings.served,
-        dtype=settings.served_dtype,
-        seconds=settings.seconds,
-        output=settings.output,
-        commit=settings.commit,
-        caveat=settings.caveat,
-        part=settings.part,
-    )
-
-
 def break_even(settings: BreakEven) -> Outcome:
     """See `BreakEven`."""
-    from picbench.experiments import grid as measuring
-    from picbench.experiments.break_even import stage_errors, write_page
-    from picbench.profile.grid import read_grid
-    from picbench.profile.predictor import GridPredictor
+    from picbench.experiments import break_even as measuring
 
-    run = _grid_run(settings)
-    if settings.dry_run:
-        return Outcome(str(measuring.estimate(run)))
-    done = None if settings.page else measuring.measure_grid(run, _say)
-    grid = read_grid(run.path)
-    errors = GridPredictor(grid).errors()
-    notes = (
-        "Error of what `picbench profile` predicts for each traffic from all others: TTFT of "
-        f"requests alone: {errors.ttft or 'too few points'}; requests a second in bursts: "
-        f"{errors.requests_s or 'too few points'}.",
-        "The same of grids that end after a stage, and their crossings beside the whole one's:",
-    )
-    sections = ["## How well it interpolates", *notes, stage_errors(grid, run.settings)]
-    write_page(grid, settings.output, sections)
-    if done is None:
-        return Outcome()
-    return Outcome(str(done), 0 if done.done == done.total else _LEFT)
+    return measuring.measure(settings, _say)
 
 
 def profile_check(settings: ProfileCheck) -> Outcome:
     """See `ProfileCheck`."""
-    from picbench.errors import ConfigError
-    from picbench.experiments.profile_check import SEED, check_profile
-    from picbench.profile.grid import choose_calibration, choose_grid
-    from picbench.profile.predictor import GridPredictor
+    from picbench.experiments import profile_check as measuring
 
-    measured = choose_grid(settings.grid)
-    if measured is None:
-        raise ConfigError(f"`grid` {settings.grid}: nothing to check", hint="name a grid.json")
-    calibration = choose_calibration(settings.calibration, measured)
-    predictor = GridPredictor(measured, calibration=calibration)
-    drawn = SEED if settings.seed is None else settings.seed
-    _, done = check_profile(_grid_run(settings), predictor, settings.repeats, _say, drawn)
-    return Outcome(str(settings.output / "profile.md"), 0 if done else _LEFT)
+    return measuring.measure(settings, _say)
 
 
 def kernels(settings: Kernels) -> Outcome:
     """See `Kernels`."""
-    from picbench.workloads.models.extras import engine_packages
+    from picbench.workloads.models import engine_packages
 
     with engine_packages():
         from picbench.engines.vllm.device import CUDA, find
@@ -176,7 +132,7 @@ def shared_decode(settings: SharedDecode) -> Outcome:
     """See `SharedDecode`."""
     if settings.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    from picbench.workloads.models.extras import engine_packages
+    from picbench.workloads.models import engine_packages
 
     with engine_packages():
         from picbench.experiments import shared_kernels
