@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from printed_figure import check_printed
 
-from picbench.experiments.grid_plan import GRIDS, GridSettings
+from picbench.experiments.grid import GridSettings, read_grids
 from picbench.figures.frontier import RatioPanel, _borders, _text, draw_ratios
 
 NOTE = (
