@@ -1,7 +1,7 @@
 """`picbench reproduce` and `picbench figures`: a paper's figures, measured and redrawn."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from picbench.cli.options import FILE, FOLDER, RangeOfNumbers, options_of
 if TYPE_CHECKING:
     from picbench.papers.accuracy import AccuracyRun
     from picbench.papers.reproduce import Reproduction
-    from picbench.papers.settings import Device
     from picbench.run.session import Services
 
 _PAPERS = ("mepic", "epic", "cacheblend", "minipic")
@@ -21,9 +20,6 @@ _PAPERS = ("mepic", "epic", "cacheblend", "minipic")
 _ACCURACY = "accuracy"
 
 _ALL = (*_PAPERS, _ACCURACY)
-
-#: One part of one: everything.
-_WHOLE = (1, 1)
 
 _DRY = "dry run: no engine was started, nothing was written"
 
@@ -34,35 +30,6 @@ _SCORES = click.option(
     metavar="DIR",
     help="Scores of picbench measure algorithms serve, instead of measuring them.",
 )
-
-
-def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of ``accuracy``, which is about models and not about a paper."""
-    options = (
-        click.option(
-            "--models",
-            metavar="ID,ID",
-            show_default="EPIC's three models",
-            help="accuracy: names on the hub, or folders.",
-        ),
-        click.option(
-            "--rows",
-            type=click.IntRange(2),
-            metavar="N",
-            show_default="the settings'",
-            help="accuracy: of each set.",
-        ),
-        click.option(
-            "--data",
-            metavar="WHERE",
-            show_default="hub",
-            help="accuracy: hub, bundled, DIR; see picbench run.",
-        ),
-        click.option("--texts", metavar="DIR", help="accuracy: texts to hide needles in."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 @click.command(cls=GuardedCommand)
@@ -104,7 +71,26 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Take only the first N seeds of the settings.",
 )
 @click.option("--settings", metavar="FILE", help="Other loads, arms and claims, in YAML.")
-@_of_accuracy
+@click.option(
+    "--models",
+    metavar="ID,ID",
+    show_default="EPIC's three models",
+    help="accuracy: names on the hub, or folders.",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(2),
+    metavar="N",
+    show_default="the settings'",
+    help="accuracy: of each set.",
+)
+@click.option(
+    "--data",
+    metavar="WHERE",
+    show_default="hub",
+    help="accuracy: hub, bundled, DIR; see picbench run.",
+)
+@click.option("--texts", metavar="DIR", help="accuracy: texts to hide needles in.")
 @_SCORES
 @click.option(
     "--seconds",
@@ -118,14 +104,7 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
 @options_of("picbench.experiments.measurements:BreakEven", only=("part",))
 @click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
 @click.pass_obj
-def reproduce(
-    services: "Services | None",
-    /,
-    *,
-    paper: str,
-    dry_run: bool,
-    **options: Any,
-) -> int:
+def reproduce(services: "Services | None", /, *, paper: str, dry_run: bool, **given: Any) -> int:
     """Measure what a paper's figures show, compare it with the paper, and judge its claims.
 
     Every point is a run directory, so the same command continues where it was stopped. Prints
@@ -134,12 +113,11 @@ def reproduce(
     accuracy is not a paper: it scores trained models of which you have the weights, under the
     papers' arms on six data sets.
     """
-    of_accuracy = {name: options.pop(name) for name in ("models", "rows", "data", "texts")}
+    given["output"] = given["output"] or Path("runs") / paper
     if paper == _ACCURACY:
-        options["part"] = None if options["part"] == _WHOLE else "K/N"
-        return _accuracy(dry_run, **of_accuracy, **options)
-    _refuse(of_accuracy, f"`PAPER` {paper} has none; accuracy does")
-    plan = _plan(paper, **options)
+        return _accuracy(dry_run, given)
+    _refuse(given, ("models", "rows", "data", "texts"), f"`PAPER` {paper} has none; accuracy does")
+    plan = _plan(paper, given)
     if dry_run:
         return _print_estimates(plan, _DRY)
     return _reproduce(services, plan)
@@ -198,74 +176,60 @@ def _wanted(papers: Sequence[str], data: Path) -> Sequence[str]:
     return found
 
 
-def _plan(
-    paper: str,
-    *,
-    figures: Sequence[str],
-    output: Path | None,
-    device: "Device",
-    model: str | None,
-    requests: int | None,
-    seeds: int | None,
-    settings: str | None,
-    scores: Path | None,
-    seconds: float | None,
-    commit: str | None,
-    part: tuple[int, int],
-) -> "Reproduction":
+def _plan(paper: str, given: Mapping[str, Any]) -> "Reproduction":
     from picbench.errors import ConfigError, closest
     from picbench.papers.reproduce import Reproduction
     from picbench.papers.settings import changed, read_settings
 
-    found = read_settings(paper, Path(settings) if settings else None)
-    for figure in figures:
+    found = read_settings(paper, Path(given["settings"]) if given["settings"] else None)
+    for figure in given["figures"]:
         if figure != "all" and figure not in found.figures:
             raise ConfigError(
                 f"`figure` {figure}: {paper} has none of that name",
                 hint=closest(figure, ("all", *found.figures)),
             )
-    found = changed(found, model=model, requests=requests, seeds=seeds)
-    folder = output or Path("runs") / paper
-    spent = seconds or 0.0
-    return Reproduction(paper, found, figures, device, folder, scores, commit, spent, part)
+    return Reproduction(
+        paper,
+        changed(found, **{name: given[name] for name in ("model", "requests", "seeds")}),
+        given["figures"],
+        given["device"],
+        given["output"],
+        given["scores"],
+        given["commit"],
+        given["seconds"] or 0.0,
+        given["part"],
+    )
 
 
-def _refuse(options: Mapping[str, Any], hint: str) -> None:
+def _refuse(given: Mapping[str, Any], names: Sequence[str], hint: str) -> None:
     from picbench.errors import ConfigError
 
-    for name, value in options.items():
-        if value is not None:
-            raise ConfigError(f"`{name}` {value}: not an option here", hint=hint)
+    for name in names:
+        if given[name] is not None:
+            raise ConfigError(f"`{name}` {given[name]}: not an option here", hint=hint)
 
 
-def _accuracy(
-    dry_run: bool,
-    *,
-    models: str | None,
-    rows: int | None,
-    data: str | None,
-    texts: str | None,
-    output: Path | None,
-    device: "Device",
-    settings: str | None,
-    scores: Path | None,
-    commit: str | None,
-    figures: Sequence[str],
-    **others: Any,
-) -> int:
+def _accuracy(dry_run: bool, given: Mapping[str, Any]) -> int:
     from picbench.papers.accuracy import AccuracyRun, read_accuracy, write_accuracy
 
-    chosen = None if tuple(figures) == ("all",) else figures[0]
-    _refuse({"figure": chosen, **others}, "accuracy has `models`, `rows` and `data`")
-    found = read_accuracy(Path(settings) if settings else None)
-    found = found.model_copy(update={"rows": rows} if rows else {})
-    names = [name.strip() for name in models.split(",")] if models else found.models
-    folder = output or Path("runs") / _ACCURACY
-    plan = AccuracyRun(found, names, device, folder, data, texts, commit)
+    unset = {
+        "figure": None if given["figures"] == ("all",) else given["figures"][0],
+        "part": None if given["part"] == (1, 1) else "K/N",
+    }
+    others = ("figure", "model", "requests", "seeds", "seconds", "part")
+    _refuse({**given, **unset}, others, "accuracy has `models`, `rows` and `data`")
+    found = read_accuracy(Path(given["settings"]) if given["settings"] else None)
+    found = found.model_copy(update={"rows": given["rows"]} if given["rows"] else {})
+    names = given["models"]
+    models = [name.strip() for name in names.split(",")] if names else found.models
+    folder = given["output"]
+    plan = AccuracyRun(
+        found, models, given["device"], folder, given["data"], given["texts"], given["commit"]
+    )
     if dry_run:
         return _print_accuracy(plan)
     plan.run()
-    write_accuracy(found, folder, scores)
+    write_accuracy(found, folder, given["scores"])
     click.echo((folder / "README.md").read_text(encoding="utf-8"), file=sys.stdout)
     click.echo(folder / "README.md")
     return 0

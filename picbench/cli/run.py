@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,7 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
     that was stopped is resumed by the same command; see docs/runs.md.
     """
     from picbench.cli.dry_run import print_plan
+    from picbench.errors import EngineError
     from picbench.run.job import prepare
     from picbench.run.progress import open_progress
     from picbench.run.result import print_result
@@ -68,7 +69,7 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
         print_plan(job, sys.stdout)
         return 0
     total = job.requests
-    with _reported(job.output):
+    with reported(partial(_status, job.output)):
         with interruptible(), open_progress(total, quiet=quiet) as progress:
             finished = execute(job, services.launch, progress)
         if not quiet:
@@ -76,81 +77,51 @@ def run(services: "Services | None", /, *, quiet: bool, dry_run: bool, **flags: 
             print_result(job, finished.arms, sys.stdout, worded)
         for line in services.files(finished.path):
             click.echo(line, err=True)
-        return _verdict(finished.failed, total)
+        if finished.failed:
+            raise EngineError(
+                f"{finished.failed} of {total} requests failed",
+                hint="see error in samples.jsonl, and logs/",
+            )
+        return 0
 
 
 @contextmanager
-def _reported(path: Path) -> Iterator[None]:
-    """End with a line of JSON about the run in `path`, if this command has begun or read it."""
-    from picbench.errors import ConfigError
-
+def reported(line: Callable[[int], str | None]) -> Iterator[None]:
+    """End with a line of JSON, made of the exit code; None is no line."""
+    code = 0
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, ConfigError):
-            _report(path, exit_code(error))
+        code = exit_code(error)
         raise
-    _report(path, 0)
+    finally:
+        if text := line(code):
+            click.echo(text)
 
 
-def _report(path: Path, code: int) -> None:
+def _status(path: Path, code: int) -> str | None:
+    """The line about the run in `path`, if this command has begun or read it."""
+    from picbench.errors import ConfigError
     from picbench.run.overview import status_line
     from picbench.store.writer import MANIFEST
 
-    if (path / MANIFEST).exists():
-        click.echo(status_line(path, code))
-
-
-def _verdict(failed: int, total: int) -> int:
-    from picbench.errors import EngineError
-
-    if failed:
-        raise EngineError(
-            f"{failed} of {total} requests failed", hint="see error in samples.jsonl, and logs/"
-        )
-    return 0
+    if isinstance(sys.exception(), ConfigError) or not (path / MANIFEST).exists():
+        return None
+    return status_line(path, code)
 
 
 @click.command(cls=GuardedCommand)
-@click.option(
-    "--chunks",
-    required=True,
-    metavar="FILE",
-    help='Chunks, one per line: {"text": "..."} or {"tokens": [1, 2, ...]}; for context=document '
-    'with their documents: {"text": "...", "document": "..."}.',
-)
-@click.option(
-    "--tiers",
-    required=True,
-    metavar="KIND[:PLACE]:SIZE,...",
-    help="Where to put them; name a tier that other engines reach (disk, redis, ...).",
-)
-@click.option(
-    "--algo",
-    default="mepic",
-    show_default=True,
-    metavar="NAME[:OPTION=VALUE...]",
-    help="The algorithm that will use them: how chunks are padded and what precedes them.",
-)
-@click.option("--prefix", metavar="TEXT", help="The text in front of chunks, for anchored=on.")
-@click.option(
-    "--model",
-    default="testbed",
-    show_default=True,
-    metavar="testbed|PATH|ID|shape:NAME",
-    help="As for picbench run; other weights never find these chunks.",
-)
-@click.option("--salt", metavar="TENANT", help="Whose requests may use the chunks.")
+@options_of("picbench.run.warm:WarmConfig")
 @DTYPE
-def warm(*, chunks: str, **flags: Any) -> int:
+def warm(*, dtype: str, **flags: Any) -> int:
     """Compile chunks and store their KV in tiers.
 
     Engines that serve the same weights with the same tiers then load these chunks instead of
     compiling them. Exits with 4 if a chunk was not stored.
     """
-    from picbench.run.warm import read_chunks, warm_tiers
+    from picbench.run.warm import WarmConfig, warm_tiers
 
-    return warm_tiers(read_chunks(Path(chunks)), sys.stdout, **flags)
+    return warm_tiers(WarmConfig(**flags), dtype, sys.stdout)
 
 
 @click.command(cls=GuardedCommand)

@@ -14,13 +14,12 @@ from math import log2
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from picbench.compare.significance import paired_ratio
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
+from picbench.experiments.measurements import DecodeUnderLoad, Outcome, Scaling
 from picbench.experiments.page import (
     WHERE,
     Columns,
@@ -37,8 +36,8 @@ from picbench.experiments.runner import (
     ExperimentPlan,
     RoundsExperiment,
     RoundsRecord,
-    RoundsSettings,
     ServedArm,
+    facts_of,
 )
 from picbench.experiments.waves import CostGuess, DecodeScene, as_stock, wave_arm, wave_engine
 from picbench.figures.canvas import Panel
@@ -70,17 +69,6 @@ _COLUMNS: Columns = MappingProxyType(
         "ttft_ms": ("TTFT, ms", 0),
     }
 )
-
-
-class DecodeLoadSettings(RoundsSettings):
-    """How to measure decoding under load."""
-
-    reply: int | None = Field(
-        None,
-        ge=8,
-        description="Tokens in a reply.",
-        json_schema_extra={"metavar": "N", "shown": "512, 32 for --sharing"},
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +110,7 @@ DECODE_SIZES: Mapping[str, DecodeSizes] = MappingProxyType(
 )
 
 
-def _sizes(settings: DecodeLoadSettings) -> DecodeSizes:
+def _sizes(settings: DecodeUnderLoad) -> DecodeSizes:
     """The device's sizes, with the replies that were asked for."""
     found = DECODE_SIZES[settings.device]
     if not settings.reply:
@@ -131,7 +119,7 @@ def _sizes(settings: DecodeLoadSettings) -> DecodeSizes:
     return replace(found, scene=scene, sharing_reply=settings.reply)
 
 
-def load_plan(settings: DecodeLoadSettings) -> ExperimentPlan:
+def load_plan(settings: DecodeUnderLoad) -> ExperimentPlan:
     """One cell: the load, in all arms."""
     sizes = _sizes(settings)
     scene = sizes.scene
@@ -148,14 +136,14 @@ def load_plan(settings: DecodeLoadSettings) -> ExperimentPlan:
     facts = {"scene": asdict(scene), "prompt": scene.prompt, "pool": sizes.pool}
     return ExperimentPlan(
         name="decode-load",
-        facts=settings.facts() | facts,
+        facts=facts_of(settings) | facts,
         engines=_ours(config) | {STOCK: as_stock(config)},
         cells=[Cell("load", arms, len(arms) * sizes.costs.wave(scene))],
         rounds=settings.rounds,
     )
 
 
-def sharing_plan(settings: DecodeLoadSettings) -> ExperimentPlan:
+def sharing_plan(settings: DecodeUnderLoad) -> ExperimentPlan:
     """A cell for each degree of sharing, in two arms."""
     sizes = _sizes(settings)
     scenes = {str(degree): sizes.at(degree) for degree in sizes.degrees}
@@ -166,7 +154,7 @@ def sharing_plan(settings: DecodeLoadSettings) -> ExperimentPlan:
     }
     return ExperimentPlan(
         name="decode-sharing",
-        facts=settings.facts() | facts,
+        facts=facts_of(settings) | facts,
         engines=_ours(wave_engine(settings, longest, sizes.sharing_pool)),
         cells=[_degree(name, scene, sizes.costs) for name, scene in scenes.items()],
         rounds=settings.rounds,
@@ -310,12 +298,13 @@ def _notes(record: RoundsRecord) -> str:
     )
 
 
-DECODE_LOAD = RoundsExperiment(
-    settings=DecodeLoadSettings, plan=load_plan, render=render_load, figures=load_figures
-)
-DECODE_SHARING = RoundsExperiment(
-    settings=DecodeLoadSettings, plan=sharing_plan, render=render_sharing, draw=draw_sharing
-)
+DECODE_LOAD = RoundsExperiment(plan=load_plan, render=render_load, figures=load_figures)
+DECODE_SHARING = RoundsExperiment(plan=sharing_plan, render=render_sharing, draw=draw_sharing)
+
+
+def measure(settings: DecodeUnderLoad) -> Outcome:
+    """Measure what is left of the load, or of the degrees of sharing."""
+    return (DECODE_SHARING if settings.sharing else DECODE_LOAD).measure(settings)
 
 
 #: The engines that are compared on one GPU and on several.
@@ -326,21 +315,6 @@ REPLIES = "replies"
 
 #: Models whose replies are compared: the trained one's heads can be divided by two only.
 _TRAINED, _OTHERWISE = "testbed", "shape:small"
-
-
-class ScalingSettings(RoundsSettings):
-    """How to measure one GPU against `workers`."""
-
-    workers: int = Field(2, ge=2, description="GPUs of the larger engine.")
-    shared_decode: Literal["off", "auto", "always"] = Field(
-        "auto", description="For mepic's engine, as for picbench run."
-    )
-    graph_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="Largest step of mepic's engines with a CUDA graph.",
-        json_schema_extra={"shown": "the engine's own"},
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +366,7 @@ def arm_name(who: str, gpus: int) -> str:
     return f"{who} x{gpus}"
 
 
-def scaling_plan(settings: ScalingSettings) -> ExperimentPlan:
+def scaling_plan(settings: Scaling) -> ExperimentPlan:
     """A cell for each length, in four arms, and one for the replies."""
     sizes, workers = SCALING_SIZES[settings.device], settings.workers
     scenes = [sizes.at(chunks) for chunks in sizes.lengths]
@@ -418,7 +392,7 @@ def scaling_plan(settings: ScalingSettings) -> ExperimentPlan:
     }
     return ExperimentPlan(
         name=f"scaling-{workers}",
-        facts=settings.facts() | facts,
+        facts=facts_of(settings) | facts,
         engines={
             arm_name(who, gpus): replace(config, tensor_parallel=gpus)
             for who, config in {
@@ -556,6 +530,4 @@ def _equal_replies(facts: Mapping[str, Any], figures: Found | None) -> str:
     )
 
 
-SCALING = RoundsExperiment(
-    settings=ScalingSettings, plan=scaling_plan, render=render_scaling, figures=scaling_figures
-)
+SCALING = RoundsExperiment(plan=scaling_plan, render=render_scaling, figures=scaling_figures)

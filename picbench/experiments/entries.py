@@ -5,30 +5,19 @@ from typing import Any
 
 from picbench.experiments.measurements import (
     Accuracy,
-    AllSteps,
     Architectures,
     BreakEven,
-    DecodePlanned,
-    DecodeUnderLoad,
     DepthPage,
-    EngineComparison,
-    HostTier,
     Kernels,
-    LoadReport,
     OracleCheck,
     Outcome,
     ProfileCheck,
-    RopePadAblation,
-    Scaling,
     ScoredPage,
     ServeAlone,
-    ServedOnDevice,
     ServeScores,
     SharedDecode,
-    SmallSteps,
     Storm,
     Tiers,
-    WarmChunks,
 )
 
 #: The exit code where something is left to measure.
@@ -89,30 +78,6 @@ def depth_page(settings: DepthPage) -> Outcome:
     return Outcome(depth.write(settings.parts, settings.output))
 
 
-def warm_chunks(settings: WarmChunks) -> Outcome:
-    """See `WarmChunks`."""
-    from picbench.experiments import warm_chunks as measuring
-
-    given = settings.model_dump(exclude={"output", "commit", "busy_cores"})
-    chosen = measuring.WarmSettings(**given, busy=settings.busy_cores)
-    measuring.measure(chosen, settings.commit, settings.output)
-    return Outcome((settings.output / "warm-chunks.md").read_text(encoding="utf-8"))
-
-
-def all_steps(settings: AllSteps) -> Outcome:
-    """See `AllSteps`."""
-    from picbench.experiments import steps
-    from picbench.store import provenance
-
-    found = steps.steps(settings.output, settings.runs, settings.commit)
-    if settings.list:
-        return Outcome("\n".join(f"{step.name:12} {step.summary}" for step in found))
-    commit = settings.commit or provenance.checkout()
-    return Outcome(
-        code=steps.run_steps(found, settings.runs, settings.only, commit, redo=settings.redo)
-    )
-
-
 def architectures(settings: Architectures) -> Outcome:
     """See `Architectures`."""
     from picbench.experiments import oracle
@@ -141,92 +106,9 @@ def profile_check(settings: ProfileCheck) -> Outcome:
     return measuring.measure(settings, _say)
 
 
-def decode(settings: DecodePlanned) -> Outcome:
-    """See `DecodePlanned`."""
-    from picbench.experiments import engine_speed
-
-    allowed, page = engine_speed.measure_decode_cost(
-        settings.model, settings.rounds, settings.commit, settings.output
-    )
-    return Outcome(page, 0 if allowed else 1)
-
-
-def _shown(measured: tuple[str, bool]) -> Outcome:
-    page, whole = measured
-    return Outcome(page, 0 if whole else _LEFT)
-
-
-def _served(settings: ServedOnDevice, *others: str) -> dict[str, Any]:
-    dtype = "float32" if settings.device == "cpu" else "bfloat16"
-    given = settings.model_dump(exclude={"estimate", *others})
-    return given | {"model": settings.served, "dtype": dtype}
-
-
-def decode_load(settings: DecodeUnderLoad) -> Outcome:
-    """See `DecodeUnderLoad`."""
-    from picbench.experiments import decode_load as measuring
-
-    given = _served(settings, "sharing") | {"reply": settings.reply or 0}
-    run = measuring.DecodeRun(**given)
-    if settings.estimate:
-        return Outcome(measuring.estimated(run, sharing=settings.sharing))
-    return _shown(measuring.measure(run, _say, sharing=settings.sharing))
-
-
-def load_report(settings: LoadReport) -> Outcome:
-    """See `LoadReport`."""
-    from picbench.experiments import load_report as measuring
-
-    run = measuring.LoadRun(**_served(settings))
-    if settings.estimate:
-        return Outcome(measuring.estimated(run))
-    return _shown(measuring.measure(run, _say))
-
-
-def scaling(settings: Scaling) -> Outcome:
-    """See `Scaling`."""
-    from picbench.experiments import scaling as measuring
-
-    run = measuring.ScalingRun(**_served(settings))
-    if settings.estimate:
-        return Outcome(measuring.estimated(run))
-    return _shown(measuring.measure(run, _say))
-
-
-def engine_comparison(settings: EngineComparison) -> Outcome:
-    """See `EngineComparison`."""
-    from picbench.experiments import engine_speed
-
-    engine_speed.measure(settings.model, settings.repeats, settings.commit, settings.output)
-    return Outcome()
-
-
-def host_tier(settings: HostTier) -> Outcome:
-    """See `HostTier`."""
-    from picbench.experiments import host_tier as measuring
-
-    return Outcome(measuring.measure(**dict(settings)))
-
-
-def small_steps(settings: SmallSteps) -> Outcome:
-    """See `SmallSteps`."""
-    from picbench.experiments import engine_speed
-
-    return Outcome(engine_speed.measure_small_steps(**dict(settings)))
-
-
-def rope_pad_ablation(settings: RopePadAblation) -> Outcome:
-    """See `RopePadAblation`."""
-    from picbench.experiments import rope_pad
-
-    given = settings.model_dump(exclude={"output", "commit"})
-    chosen = rope_pad.AblationSettings(**given)
-    return Outcome(rope_pad.measure(chosen, settings.commit, settings.output))
-
-
 def kernels(settings: Kernels) -> Outcome:
     """See `Kernels`."""
-    from picbench.workloads.models.extras import engine_packages
+    from picbench.workloads.models import engine_packages
 
     with engine_packages():
         from picbench.engines.vllm.device import CUDA, find
@@ -250,7 +132,7 @@ def shared_decode(settings: SharedDecode) -> Outcome:
     """See `SharedDecode`."""
     if settings.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    from picbench.workloads.models.extras import engine_packages
+    from picbench.workloads.models import engine_packages
 
     with engine_packages():
         from picbench.experiments import shared_kernels

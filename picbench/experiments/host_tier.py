@@ -14,24 +14,25 @@ from random import Random
 from statistics import median, quantiles
 from time import perf_counter
 
-from pydantic import Field
-
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result
 from picbench.errors import InvalidRun
+from picbench.experiments.measurements import HostTier
 from picbench.experiments.page import WHERE, FigureRatio, FigureTable
 from picbench.experiments.runner import (
     ArmsRecord,
-    EngineSettings,
     Experiment,
     ExperimentPlan,
     Measure,
+    engine_of,
+    facts_of,
     interleaved,
     random_chunks,
     random_text,
     random_tokens,
     run,
+    say,
 )
 from picbench.workloads.testbed import model_path
 
@@ -46,13 +47,6 @@ LENGTHS = (150, 35, 81, 64)
 
 #: Blocks whose copies are timed by themselves.
 COPIED = 512
-
-
-class HostTierSettings(EngineSettings):
-    """How often a prompt of `chunks` chunks is stored and loaded."""
-
-    repeats: int = Field(3, ge=1)
-    chunks: int = Field(64, ge=2, description="A prompt.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +220,7 @@ def measures(scene: HostTierScene) -> dict[str, Measure]:
     }
 
 
-def check_replies(settings: HostTierSettings) -> None:
+def check_replies(settings: HostTier) -> None:
     """Check the testbed's replies in float32. Raises InvalidRun where a check fails."""
     config = EngineConfig(
         model=str(model_path()),
@@ -238,13 +232,14 @@ def check_replies(settings: HostTierSettings) -> None:
         tiers="host:1GiB",
     )
     plan = interleaved("check", {}, {HOST: config}, {"check": check}, 1, warm_up=False)
-    run(plan, ArmsRecord(), print)
+    run(plan, ArmsRecord(say), say)
 
 
-def host_tier_plan(settings: HostTierSettings) -> ExperimentPlan:
+def host_tier_plan(settings: HostTier) -> ExperimentPlan:
     """All measures of a scene, on an engine with a tier and on one without."""
     scene = HostTierScene(chunks=settings.chunks)
-    config = settings.engine(
+    config = engine_of(
+        settings,
         context=scene.prompt + 1024,
         batch_tokens=8192,
         kv_blocks=scene.blocks,
@@ -253,7 +248,7 @@ def host_tier_plan(settings: HostTierSettings) -> ExperimentPlan:
     # All prompts of a measure and two more fit the tier.
     gib = 1 + (scene.arrivals + 2) * scene.prompt * 128 // (1 << 20)
     arms = {HOST: replace(config, tiers=f"host:{gib}GiB"), NONE: config}
-    facts = settings.facts() | {"repeats": settings.repeats}
+    facts = facts_of(settings) | {"repeats": settings.repeats}
     facts |= asdict(scene) | {"prompt": scene.prompt, "tiers": arms[HOST].tiers}
     return interleaved("host-tier", facts, arms, measures(scene), settings.repeats)
 
@@ -264,7 +259,6 @@ def _pair(figure: str) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 HOST_TIER = Experiment(
-    settings=HostTierSettings,
     plan=host_tier_plan,
     check=check_replies,
     title="Chunks in host memory",

@@ -13,15 +13,14 @@ from itertools import product
 from random import Random
 from statistics import mean, median, quantiles
 from types import MappingProxyType
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.engine import Engine
 from picbench.engines.ledger import summarise
 from picbench.engines.request import Chunk, Request, Result
 from picbench.errors import ConfigError, InvalidRun, closest
+from picbench.experiments.measurements import LoadReport
 from picbench.experiments.page import (
     WHERE,
     Columns,
@@ -38,8 +37,9 @@ from picbench.experiments.runner import (
     Measure,
     RoundsExperiment,
     RoundsRecord,
-    RoundsSettings,
     ServedArm,
+    engine_of,
+    facts_of,
     random_chunks,
     random_text,
 )
@@ -75,22 +75,6 @@ _STREAM: Mapping[str, Any] = MappingProxyType(
         "max_tokens": 16,
     }
 )
-
-
-class LoadReportSettings(RoundsSettings):
-    """How to measure; `only` some groups of cells (none: all)."""
-
-    rounds: int = Field(5, ge=1)
-    only: tuple[str, ...] = Field(
-        (),
-        description=(
-            "share-nothing, 2wiki, mixed, cold, closed or rate; repeat the flag for more."
-        ),
-        json_schema_extra={"metavar": "GROUP", "shown": "all"},
-    )
-    shared_decode: Literal["off", "auto", "always"] = Field(
-        "auto", description="For mepic's engine, as for picbench run."
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -509,13 +493,14 @@ GROUPS: Mapping[str, CellGroup] = MappingProxyType(
 )
 
 
-def load_plan(settings: LoadReportSettings) -> ExperimentPlan:
+def load_plan(settings: LoadReport) -> ExperimentPlan:
     """The cells that are asked for. Raises ConfigError for a group that is not there."""
     for name in settings.only:
         if name not in GROUPS:
             raise ConfigError(f"`only` {name}: no such group", hint=closest(name, GROUPS))
     sizes = LOAD_SIZES[settings.device]
-    config = settings.engine(
+    config = engine_of(
+        settings,
         context=sizes.context,
         kv_blocks=sizes.pool,
         max_requests=sizes.running,
@@ -529,7 +514,7 @@ def load_plan(settings: LoadReportSettings) -> ExperimentPlan:
     }
     return ExperimentPlan(
         name="load-report",
-        facts=settings.facts() | facts,
+        facts=facts_of(settings) | facts,
         engines={SUBJECT: config, PREFIX: as_stock(config)},
         cells=[
             replace(cell, rank=rank)
@@ -628,6 +613,4 @@ def _measured(record: RoundsRecord, group: str) -> list[str]:
     return sorted(cells, key=lambda cell: [float(w) for w in cell.split() if w.isdigit()])
 
 
-LOAD_REPORT = RoundsExperiment(
-    settings=LoadReportSettings, plan=load_plan, render=render_report, figures=report_figures
-)
+LOAD_REPORT = RoundsExperiment(plan=load_plan, render=render_report, figures=report_figures)

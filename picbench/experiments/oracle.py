@@ -20,8 +20,8 @@ from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.engines.self_check import TOLERANCE
 from picbench.errors import ConfigError, closest
-from picbench.experiments.engines import random_tokens
 from picbench.experiments.page import save
+from picbench.experiments.runner import random_tokens
 from picbench.store import provenance
 from picbench.tables.table import table
 from picbench.workloads import models

@@ -6,33 +6,44 @@ was done at, so that the same command continues where it was stopped.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import click
 
 from picbench.errors import ConfigError, InvalidRun, closest
+from picbench.experiments.measurements import AllSteps, Outcome
 from picbench.files import write_whole
 from picbench.store import provenance
 from picbench.workloads import models
 from picbench.workloads.testbed import model_path
 
-#: Dimensions of the model that is timed, with dummy weights.
-SHAPE = "shape:llama-3.1-8b"
-
-_ON_ONE_GPU = {
-    "kernels": "kernels against FlashAttention-3",
-    "shared-decode": "decode that reads shared chunks once",
-    "engine-comparison": "the engine against stock vLLM",
-    "host-tier": "chunks in host memory: right, then how fast",
-    "small-steps": "TTFT where few tokens are computed",
-    "rope-pad-ablation": "RoPE in attention or before it, pads masked or counted",
-}
+#: Measurements on one GPU: what they are about, and their command where that is not their name.
+_ON_ONE_GPU: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "kernels": ("kernels against FlashAttention-3",),
+        "shared-decode": ("decode that reads shared chunks once",),
+        "engine-comparison": ("the engine against stock vLLM",),
+        "host-tier": ("chunks in host memory: right, then how fast",),
+        "small-steps": ("TTFT where few tokens are computed",),
+        "rope-pad-ablation": ("RoPE in attention or before it, pads masked or counted",),
+        "decode-load": ("decoding of 64 requests that share chunks",),
+        "decode-sharing": (
+            "decoding by how many requests share a chunk",
+            *("decode-load", "--sharing"),
+        ),
+        "load-report": ("loads of picbench and of stock vLLM, repeated",),
+        "warm-chunks": (
+            "TTFT by what chunks were compiled after",
+            *("algorithms", "warm-chunks"),
+        ),
+    }
+)
 
 #: `picbench reproduce` measures their figures.
 PAPERS = ("mepic", "epic", "minipic", "cacheblend")
@@ -42,23 +53,30 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class CheckStep:
-    """Commands that are run one after another, on a host with `gpus` GPUs or more.
-
-    `scratch` is a folder that they make; what an earlier attempt left of it is removed first.
-    """
+    """Commands that are run one after another, on a host with `gpus` GPUs or more."""
 
     name: str
     summary: str
     commands: tuple[Command, ...]
     gpus: int = 1
-    scratch: Path | None = None
+
+
+def measure(settings: AllSteps) -> Outcome:
+    """Run all steps, or list them; see `run_steps`."""
+    found = steps(settings.output, settings.runs, settings.commit)
+    if settings.list:
+        return Outcome("\n".join(f"{step.name:12} {step.summary}" for step in found))
+    commit = settings.commit or provenance.checkout()
+    run_steps(found, settings.runs, settings.only, commit, redo=settings.redo)
+    return Outcome()
 
 
 def steps(output: Path, runs: Path, commit: str | None) -> list[CheckStep]:
     """All steps; results go to `output`, what they are made from to `runs`."""
+    where = ("--output", str(output), *_named(commit))
     return [
-        *_checks(output, commit),
-        *_measurements(output, runs, commit),
+        *_checks(where),
+        *_measurements(where),
         *_grid(output.parent / "break_even" / output.name, commit),
         *_papers(output.parent, runs, commit),
     ]
@@ -66,7 +84,7 @@ def steps(output: Path, runs: Path, commit: str | None) -> list[CheckStep]:
 
 def run_steps(
     found: Sequence[CheckStep], runs: Path, only: Sequence[str], commit: str, *, redo: bool
-) -> int:
+) -> None:
     """Run the steps that are not done at this commit. Raises InvalidRun at the first that fails."""
     _check_names(found, only)
     gpus = _visible_gpus()
@@ -80,7 +98,6 @@ def run_steps(
             click.echo(f"{step.name}: done before (--redo repeats it)")
         else:
             _run(step, note, commit)
-    return 0
 
 
 def _visible_gpus() -> int:
@@ -96,8 +113,6 @@ def _is_done(note: Path, commit: str) -> bool:
 
 def _run(step: CheckStep, note: Path, commit: str) -> None:
     click.echo(f"{step.name}: {step.summary}")
-    if step.scratch:
-        shutil.rmtree(step.scratch, ignore_errors=True)
     began = time.monotonic()
     for command in step.commands:
         if subprocess.run(command, check=False).returncode != 0:
@@ -111,14 +126,9 @@ def _run(step: CheckStep, note: Path, commit: str) -> None:
     click.echo(f"{step.name}: ok, {took:,.0f} s")
 
 
-def _checks(output: Path, commit: str | None) -> Iterator[CheckStep]:
-    pytest = _python("pytest", "-q", "-p", "no:cacheprovider")
-    yield CheckStep(
-        "kernels-ok",
-        "kernels against float64, on the GPU",
-        ((*pytest, "tests/kernels/cuda/device"),),
-    )
-    where = ("--output", str(output), *_named(commit))
+def _checks(where: Command) -> Iterator[CheckStep]:
+    pytest = _python("pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/cuda/device")
+    yield CheckStep("kernels-ok", "kernels against float64, on the GPU", (pytest,))
     oracle = _oracle(model_path())
     for dtype in ("float32", "bfloat16"):
         eager = ("--eager",) if dtype == "float32" else ()
@@ -154,7 +164,7 @@ def _checks(output: Path, commit: str | None) -> Iterator[CheckStep]:
     yield from _storms(where)
 
 
-def _storms(where: tuple[str, ...]) -> Iterator[CheckStep]:
+def _storms(where: Command) -> Iterator[CheckStep]:
     """The engine as it is served: with graphs and scheduling ahead, short of memory."""
     flags = {"float32": ("float32", 1), "bfloat16": ("bfloat16", 1), "tp2": ("float32", 2)}
     for name, (dtype, gpus) in flags.items():
@@ -170,18 +180,9 @@ def _oracle(model: Path | str) -> Command:
     return _measure("oracle", "--model", str(model))
 
 
-def _measurements(output: Path, runs: Path, commit: str | None) -> Iterator[CheckStep]:
-    where = ("--output", str(output), *_named(commit))
-    for name, summary in _ON_ONE_GPU.items():
-        yield CheckStep(name, summary, (_measure(name, *where),))
-    decode = _measure("decode-load", *where)
-    yield CheckStep("decode-load", "decoding of 64 requests that share chunks", (decode,))
-    sharing = (*decode, "--sharing")
-    yield CheckStep("decode-sharing", "decoding by how many requests share a chunk", (sharing,))
-    report = _measure("load-report", *where)
-    yield CheckStep("load-report", "loads of picbench and of stock vLLM, repeated", (report,))
-    warm = _measure("algorithms", "warm-chunks", *where)
-    yield CheckStep("warm-chunks", "TTFT by what chunks were compiled after", (warm,))
+def _measurements(where: Command) -> Iterator[CheckStep]:
+    for name, (summary, *command) in _ON_ONE_GPU.items():
+        yield CheckStep(name, summary, (_measure(*(command or [name]), *where),))
     for gpus in (2, 4):
         scaling = _measure("scaling", *where, "--workers", str(gpus))
         yield CheckStep(f"scaling-{gpus}", f"throughput on {gpus} GPUs", (scaling,), gpus)

@@ -14,8 +14,8 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.errors import ConfigError
-from picbench.experiments.engines import random_tokens
 from picbench.experiments.page import save
+from picbench.experiments.runner import random_tokens
 from picbench.store import provenance
 from picbench.tables import table as markdown
 from picbench.workloads import models

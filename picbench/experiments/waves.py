@@ -13,7 +13,8 @@ from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result
 from picbench.errors import InvalidRun
-from picbench.experiments.runner import RoundsSettings, ServedArm, random_chunks, random_text
+from picbench.experiments.measurements import Served
+from picbench.experiments.runner import ServedArm, engine_of, random_chunks, random_text
 
 #: Requests that are planned and submitted before each step, while there are any.
 AHEAD = 8
@@ -224,9 +225,10 @@ def wave_arm(engine: str, scene: DecodeScene, *, common: bool = False) -> Served
     )
 
 
-def wave_engine(settings: RoundsSettings, scene: DecodeScene, pool: int) -> EngineConfig:
+def wave_engine(settings: Served, scene: DecodeScene, pool: int) -> EngineConfig:
     """An engine that has all requests of a scene in flight, with a pool of `pool` blocks."""
-    return settings.engine(
+    return engine_of(
+        settings,
         context=scene.prompt + scene.reply,
         batch_tokens=8192,
         kv_blocks=pool,

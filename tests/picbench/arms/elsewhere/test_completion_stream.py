@@ -26,7 +26,11 @@ def measure(
     times = iter(clock)
     now = SimpleNamespace(perf_counter=lambda: next(times))
     monkeypatch.setattr(completion_stream, "time", now)
-    transport = httpx.MockTransport(lambda _: httpx.Response(200, content=content))
+    transport = httpx.MockTransport(
+        lambda _: httpx.Response(
+            200, content=content, headers={"Content-Type": "text/event-stream"}
+        )
+    )
 
     async def send() -> ServedReply:
         async with httpx.AsyncClient(base_url="http://h/v1/", transport=transport) as client:

@@ -3,40 +3,31 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness_fakes import GPU_FACTS
 
 from picbench.engines.engine import Engine
-from picbench.experiments.rounds import RoundsFound
-from picbench.experiments.scaling import (
+from picbench.experiments.decode_load import (
+    SCALING,
     SCALING_SIZES,
-    ScalingRun,
-    estimated,
     render_scaling,
     reply_sums,
     scaling_figures,
     scaling_plan,
-    write_scaling,
 )
+from picbench.experiments.measurements import Scaling
+from picbench.experiments.runner import ExperimentPlan, RoundsRecord
 from picbench.experiments.waves import DecodeScene
 
 
-def run(tmp_path: Path, workers: int = 2) -> ScalingRun:
-    return ScalingRun(
-        model="shape:tiny",
-        device="cuda",
-        dtype="bfloat16",
-        workers=workers,
-        rounds=3,
-        seconds=0,
-        output=tmp_path,
-        commit="c",
-    )
+def plan_of(**settings: Any) -> ExperimentPlan:
+    return scaling_plan(Scaling(**{"model": "shape:tiny", "commit": "c"} | settings))
 
 
 def test_engines_differ_in_nothing_but_their_gpus(tmp_path: Path) -> None:
-    plan = scaling_plan(run(tmp_path))
+    plan = plan_of()
     engines = plan.engines
     assert [cell.name for cell in plan.cells] == ["8144", "16208", "32336", "replies"]
     for who in ("mepic", "stock", "replies"):
@@ -48,23 +39,20 @@ def test_engines_differ_in_nothing_but_their_gpus(tmp_path: Path) -> None:
     assert not any(config.eager for config in engines.values())
     assert engines["replies x2"].dtype == "float32"
     assert set(plan.cells[0].arms) == {"mepic x1", "mepic x2", "stock x1", "stock x2"}
-    assert engines["replies x2"].model != scaling_plan(run(tmp_path, 4)).engines["replies x4"].model
-    assert estimated(run(tmp_path)).startswith("0 of 10 cells measured; left: about ")
+    assert engines["replies x2"].model != plan_of(workers=4).engines["replies x4"].model
+    asked = Scaling(model="shape:tiny", estimate=True, output=tmp_path)
+    assert SCALING.measure(asked).page.startswith("0 of 10 cells measured; left: about ")
 
 
-def test_shared_decode_can_be_left_out(tmp_path: Path) -> None:
-    known, without = (
-        scaling_plan(replace(run(tmp_path), shared_decode=mode)).engines for mode in ("auto", "off")
-    )
+def test_shared_decode_can_be_left_out() -> None:
+    known, without = (plan_of(shared_decode=mode).engines for mode in ("auto", "off"))
     for name, config in known.items():
         assert replace(config, shared_decode="off") == without[name]
     assert known["mepic x2"].shared_decode == "auto"
 
 
-def test_graphs_are_those_of_picbenchs_engines(tmp_path: Path) -> None:
-    plain, larger = (
-        scaling_plan(replace(run(tmp_path), graph_tokens=tokens)) for tokens in (None, 4096)
-    )
+def test_graphs_are_those_of_picbenchs_engines() -> None:
+    plain, larger = (plan_of(graph_tokens=tokens) for tokens in (None, 4096))
     for name, config in larger.engines.items():
         tokens = 4096 if name.startswith("mepic") else None
         assert config == replace(plain.engines[name], graph_tokens=tokens)
@@ -86,12 +74,13 @@ def test_all_requests_fit_the_pools() -> None:
         assert sizes.replies.blocks <= sizes.replies_pool
 
 
-def found() -> RoundsFound:
+def found(folder: Path = Path()) -> RoundsRecord:
     scene = {"requests": 64, "length": 504, "question": 80, "reply": 128}
     facts = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "pool": 99, "workers": 2}
     facts["shared_decode"] = "auto"
     facts |= {"scenes": {"9000": scene, "800": scene}}
-    made = RoundsFound(facts | {"replies": {"model": "R", "dtype": "float32", "reply": 8}})
+    facts["replies"] = {"model": "R", "dtype": "float32", "reply": 8}
+    made = RoundsRecord(folder / "scaling-2.json", facts)
     # Two GPUs over one: 1.5 and 1.2 of ours, 1.6 and 1.0 of stock vLLM's.
     for length, ours, stock in (("9000", 1.5, 1.6), ("800", 1.2, 1.0)):
         rates = {"mepic x1": 10.0, "mepic x2": 10 * ours, "stock x1": 5.0, "stock x2": 5 * stock}
@@ -100,13 +89,13 @@ def found() -> RoundsFound:
                 arm: {"tokens_s": rate * factor, "tpot_ms": 9.0, "ttft_ms": 8.0}
                 for arm, rate in rates.items()
             }
-            made.note(length, figures, 1.0)
-    made.note("replies", {"replies x1": {"0": 5, "1": 6}, "replies x2": {"0": 5, "1": 7}}, 1)
+            made.add(length, figures, 1.0)
+    made.add("replies", {"replies x1": {"0": 5, "1": 6}, "replies x2": {"0": 5, "1": 7}}, 1)
     return made
 
 
 def test_the_page_and_the_summary(tmp_path: Path) -> None:
-    page = write_scaling(found(), tmp_path / "scaling-2.json")
+    page = SCALING.write(found(tmp_path))
     assert page == render_scaling(found()) == (tmp_path / "scaling-2.md").read_text()
     assert "| 800 | mepic x2 | 2 | 18 (12 - 24) | 9.00" in page
     assert page.index("| 800 | stock x2 |") < page.index("| 9,000 | mepic x1 |")

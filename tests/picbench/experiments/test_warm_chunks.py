@@ -18,6 +18,7 @@ from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.request import Chunk, Request
 from picbench.errors import InvalidRun
 from picbench.experiments import warm_chunks
+from picbench.experiments.measurements import WarmChunks
 from picbench.experiments.warm_chunks import (
     ARMS,
     CHUNK,
@@ -25,10 +26,9 @@ from picbench.experiments.warm_chunks import (
     HIT,
     SECTIONS,
     FirstToken,
-    WarmSettings,
     ask_stock,
     ask_warm,
-    ratios,
+    measure,
     render,
     summary_of,
     write,
@@ -59,6 +59,11 @@ class AskedServed:
 
     def call(self, function: Any) -> Any:
         return function(self)
+
+    def ready(self) -> dict[str, object]:
+        return {}
+
+    def close(self) -> None: ...
 
 
 def length(request: Request) -> int:
@@ -171,7 +176,6 @@ LOADS = {
 
 
 def test_ratios_are_of_the_same_repeat() -> None:
-    assert ratios(TIMES["prefix hit"], TIMES["mepic"]).median == pytest.approx(4 / 3)
     found = summary_of(LOADS)
     assert found == {"ms": 20.0, "vs_prefix_hit": 0.75, "busy_ratio": 1.5}
     assert "busy_ratio" not in summary_of({"quiet": LOADS["quiet"]})
@@ -206,20 +210,21 @@ def test_both_engines_have_room_for_all_arms(
     engines: dict[str, Any] = {}
     busy: list[int] = []
 
-    @contextmanager
-    def begin(arms: Any, launch: Any) -> Iterator[Any]:
-        prompt = 4 * CHUNK + 144
-        engines.update({name: AskedServed(config, prompt - 144) for name, config in arms.items()})
-        yield engines, {}
+    def launch(name: str, config: EngineConfig, log: Path) -> Any:
+        engines[name] = AskedServed(config, 4 * CHUNK)
+        return engines[name]
 
     @contextmanager
     def keep_busy(count: int) -> Iterator[None]:
         busy.append(count)
         yield
 
-    monkeypatch.setattr(warm_chunks, "started_engines", begin)
     monkeypatch.setattr(warm_chunks, "busy_cores", keep_busy)
-    warm_chunks.measure(WarmSettings("testbed", "cuda", 2, 4, 3), "C", tmp_path)
+    settings = WarmChunks(
+        model="testbed", repeats=2, chunks=4, busy_cores=3, commit="C", output=tmp_path
+    )
+    page = measure(settings, launch).page
+    assert page == (tmp_path / "warm-chunks.md").read_text()
     stock, ours = engines["stock"].config, engines["picbench"].config
     assert (stock.stock, ours.stock) == (True, False)
     assert ours.kv_blocks * 16 > 3 * 4 * CHUNK

@@ -15,18 +15,18 @@ from picbench.errors import InvalidRun
 from picbench.experiments.decode_load import (
     AUTO,
     COMMON,
-    LOADS_OF,
+    DECODE_LOAD,
+    DECODE_SHARING,
+    DECODE_SIZES,
     OFF,
     PREFIX,
-    DecodeRun,
     load_plan,
     render_load,
     sharing_plan,
-    write_load,
-    write_sharing,
 )
+from picbench.experiments.measurements import DecodeUnderLoad
 from picbench.experiments.page import update_summary
-from picbench.experiments.rounds import RoundsFound
+from picbench.experiments.runner import RoundsRecord
 from picbench.experiments.waves import (
     DecodeScene,
     WaveTimes,
@@ -64,7 +64,7 @@ def test_figures_are_of_the_time_in_which_all_decode() -> None:
 
 @pytest.mark.parametrize("degree", [1, 2, 4, 8, 16, 32, 64])
 def test_each_chunk_has_as_many_readers_as_the_degree_and_all_fit(degree: int) -> None:
-    load = LOADS_OF["cuda"]
+    load = DECODE_SIZES["cuda"]
     scene = replace(load.at(degree), length=3)
     assert load.at(degree).blocks <= load.sharing_pool
     drawn = scene.draw("a", scene.requests, "mepic")
@@ -74,27 +74,26 @@ def test_each_chunk_has_as_many_readers_as_the_degree_and_all_fit(degree: int) -
     assert drawn != scene.draw("b", scene.requests, "mepic")
 
 
-def test_the_load_is_that_of_the_page(tmp_path: Path) -> None:
-    run = DecodeRun(
-        model="shape:tiny", device="cuda", dtype="bfloat16", rounds=3, seconds=0, output=tmp_path
-    )
-    plan = load_plan(replace(run, reply=100))
-    scene = LOADS_OF["cuda"].scene
+def test_the_load_is_that_of_the_page() -> None:
+    settings = DecodeUnderLoad(model="shape:tiny", commit="c")
+    plan = load_plan(settings.model_copy(update={"reply": 100}))
+    scene = DECODE_SIZES["cuda"].scene
     assert (scene.prompt, scene.requests, scene.sharing) == (32_336, 64, 32.0)
     assert scene.blocks <= plan.engines[OFF].kv_blocks == plan.engines["stock"].kv_blocks
     assert plan.engines[AUTO] == replace(plan.engines[OFF], shared_decode="auto")
     assert plan.engines["stock"].stock
-    assert (plan.facts["scene"]["reply"], LOADS_OF["cuda"].scene.reply) == (100, 512)
+    assert (plan.facts["scene"]["reply"], scene.reply) == (100, 512)
     assert scene.plain_fit(12_000) == 5
     assert scene.common_fit(12_000) == 64
-    assert len(sharing_plan(run).cells) == 7
+    assert len(sharing_plan(settings).cells) == 7
 
 
-def found(cells: dict[str, dict[str, dict[str, list[float]]]], **facts: object) -> RoundsFound:
-    made = RoundsFound(GPU_FACTS | {"model": "M", "dtype": "bfloat16", "pool": 99} | facts)
-    made.cells, made.compiled = cells, {OFF: [], AUTO: ["k"]}
-    made.seconds = {cell: [1.0, 1.0] for cell in cells}
-    return made
+def found(
+    path: Path, cells: dict[str, dict[str, dict[str, list[float]]]], **facts: object
+) -> RoundsRecord:
+    known = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "pool": 99} | facts
+    seconds = {cell: [1.0, 1.0] for cell in cells}
+    return RoundsRecord(path, known, cells, seconds, {OFF: [], AUTO: ["k"]})
 
 
 def figures(rate: float) -> dict[str, list[float]]:
@@ -107,9 +106,14 @@ def figures(rate: float) -> dict[str, list[float]]:
 def test_the_load_s_page_and_figures(tmp_path: Path) -> None:
     rates = {OFF: 10.0, AUTO: 40.0, PREFIX: 20.0, COMMON: 80.0}
     scene = {"requests": 64, "chunks": 64, "corpus": 128, "length": 504, "question": 80, "reply": 9}
-    made = found({"load": {arm: figures(r) for arm, r in rates.items()}}, scene=scene, prompt=32336)
+    made = found(
+        tmp_path / "decode-load.json",
+        {"load": {arm: figures(r) for arm, r in rates.items()}},
+        scene=scene,
+        prompt=32336,
+    )
     update_summary(tmp_path, {"shared_decode": {"layer_ms": 0.3}})
-    page = write_load(made, tmp_path)
+    page = DECODE_LOAD.write(made)
     assert page == render_load(made) == (tmp_path / "decode-load.md").read_text()
     assert "as at 198d84a) | 10 | 10 (10 - 11)" in page
     assert "| stock vLLM, one common prefix | 0.500 (0.500 - 0.500, n=2) |" in page
@@ -126,11 +130,17 @@ def test_the_load_s_page_and_figures(tmp_path: Path) -> None:
     )
 
 
+def test_nothing_measured_has_no_page(tmp_path: Path) -> None:
+    for experiment in (DECODE_LOAD, DECODE_SHARING):
+        assert experiment.write(found(tmp_path / "none.json", {})) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_page_and_the_figure_of_sharing(tmp_path: Path) -> None:
     scene = {"requests": 4, "chunks": 2, "corpus": 8, "length": 504, "question": 80}
     cells = {d: {OFF: figures(8.0), AUTO: figures(8.0 * int(d))} for d in ("2", "1", "16")}
-    made = found(cells, scenes=dict.fromkeys(cells, scene))
-    page = write_sharing(made, tmp_path)
+    made = found(tmp_path / "decode-sharing.json", cells, scenes=dict.fromkeys(cells, scene))
+    page = DECODE_SHARING.write(made)
     rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
     assert rows[2:] == ["| 1", "| 2", "| 16"]
     assert "| 8.40 (8.00 - 8.80) | 134.40 (128.00 - 140.80) | 16.000" in page

@@ -1,9 +1,7 @@
 """The host tier: what is asked of the engines, what is refused, and the page."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,17 +13,19 @@ from picbench.engines.request import Chunk, Hits, Request, Result, Timings, Toke
 from picbench.errors import InvalidRun
 from picbench.experiments.host_tier import (
     CHECKED,
+    HOST,
+    HOST_TIER,
+    NONE,
     HostTierScene,
     beside,
     check,
     cold,
     copies,
+    host_tier_plan,
     load,
-    measures,
-    ratios,
-    render,
-    write,
 )
+from picbench.experiments.measurements import HostTier
+from picbench.experiments.page import ratio_figures
 
 SCENE = HostTierScene(chunks=2, length=48, question=5, others=3, arrivals=2, gap=10, reply=40)
 
@@ -164,30 +164,27 @@ def test_prompts_that_do_not_arrive_are_an_error() -> None:
         beside(engine(), "a", scene=replace(SCENE, gap=30), new=True)
 
 
-def test_the_pool_has_room_for_all_prompts() -> None:
+def test_engines_differ_in_the_tier_alone_and_have_room_for_all_prompts() -> None:
+    plan = host_tier_plan(HostTier(model="shape:tiny", commit="c"))
     scene = HostTierScene()
-    assert scene.prompt == 64 * 512 + 80
+    assert scene.prompt == plan.facts["prompt"] == 64 * 512 + 80
     assert scene.blocks * 16 > (scene.arrivals + 1) * scene.prompt
-    assert list(measures(scene)) == ["copies", "cold", "load", "beside loads", "beside stores"]
+    names = [cell.name for cell in plan.cells]
+    assert names == ["copies", "cold", "load", "beside loads", "beside stores"]
+    host, none = plan.engines[HOST], plan.engines[NONE]
+    assert host == replace(none, tiers=plan.facts["tiers"])
+    assert none.kv_blocks == scene.blocks
 
 
-def test_figures_are_ratios_of_medians() -> None:
-    assert ratios(FOUND) == pytest.approx(
-        {"load_32k_vs_full": 160 / 1160, "cold_vs_no_tier": 880 / 850, "itl_p99_ratio": 70 / 65}
-    )
-
-
-def test_the_page_and_the_files(tmp_path: Path) -> None:
-    facts = GPU_FACTS | {
-        "model": "M",
-        "dtype": "bfloat16",
-        "tiers": "host:9GiB",
-        **{"chunks": 64, "length": 512, "prompt": 32_848, "others": 16, "reply": 400},
-        "arrivals": 3,
-    }
-    page = write(FOUND, facts, tmp_path)
-    assert page == render(FOUND, facts) == (tmp_path / "host-tier.md").read_text()
+def test_the_page_and_figures_that_are_ratios_of_medians() -> None:
+    facts = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "tiers": "host:9GiB", "chunks": 64}
+    facts |= {"length": 512, "prompt": 32_848, "others": 16, "reply": 400, "arrivals": 3}
+    page = HOST_TIER.render(FOUND, facts)
     assert "| TTFT of chunks in host memory, ms | 160.0 (150.0 - 170.0, n=3) | - |" in page
     assert "A load takes 0.138 of the prompt recomputed" in page
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["tiers"] == ratios(FOUND)
+    assert ratio_figures(HOST_TIER.ratios, FOUND)["tiers"] == pytest.approx(
+        {"load_32k_vs_full": 160 / 1160, "cold_vs_no_tier": 880 / 850, "itl_p99_ratio": 70 / 65}
+    )
+    some: Any = {arm: {"cold_ms": figures["cold_ms"]} for arm, figures in FOUND.items()}
+    assert list(ratio_figures(HOST_TIER.ratios, some)["tiers"]) == ["cold_vs_no_tier"]
+    assert "A load takes" not in HOST_TIER.render(some, facts)

@@ -1,4 +1,4 @@
-"""TTFT where few tokens are computed: what is asked of the engines, and the page."""
+"""The engine beside stock vLLM, and where few tokens are computed: what is asked, and pages."""
 
 from typing import Any
 
@@ -8,12 +8,22 @@ from harness_fakes import GPU_FACTS
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.request import Chunk, Request
-from picbench.experiments import engine_speed as small_steps
-from picbench.experiments.engine_speed import CORPUS, POOL, PROMPTS, REQUESTS, SmallPrompt, ttft
-from picbench.experiments.engine_speed import SMALL_STEPS_CHUNK as CHUNK
-from picbench.experiments.engine_speed import SMALL_STEPS_QUESTION as QUESTION
-from picbench.experiments.engine_speed import render_small_steps as render
-from picbench.experiments.engine_speed import small_step_measures as measures
+from picbench.experiments import engine_speed
+from picbench.experiments.engine_speed import (
+    CORPUS,
+    ENGINE_COMPARISON,
+    POOL,
+    PROMPTS,
+    REQUESTS,
+    SMALL_STEPS,
+    SmallPrompt,
+    small_steps_plan,
+    ttft,
+)
+from picbench.experiments.engine_speed import SMALL_CHUNK as CHUNK
+from picbench.experiments.engine_speed import SMALL_QUESTION as QUESTION
+from picbench.experiments.measurements import SmallSteps
+from picbench.experiments.page import ratio_figures
 
 FACTS = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "repeats": 2}
 
@@ -91,16 +101,21 @@ def test_the_gpu_is_watched_where_there_is_one(monkeypatch: pytest.MonkeyPatch) 
         ran.append(work())
         return 5.5
 
-    monkeypatch.setattr(small_steps, "_gpu_ms", watched)
+    monkeypatch.setattr(engine_speed, "_gpu_ms", watched)
     engine: Any = OnGpu(EngineConfig("m"))
     assert ttft(engine, "1", prompt=PROMPTS[0])["gpu 3 warm"] == 5.5
     assert len(ran) == 1 and len(ran[0]) == 1
 
 
-def test_each_prompt_is_measured_by_itself() -> None:
+def test_there_are_two_engines_of_each_size_and_a_cell_of_each_prompt() -> None:
+    settings = SmallSteps(device="cpu", model="shape:tiny", graph_tokens=(64, 128), commit="c")
+    plan = small_steps_plan(settings)
+    assert list(plan.engines) == ["mepic, 64", "stock, 64", "mepic, 128", "stock, 128"]
+    assert [engine.graph_tokens for engine in plan.engines.values()] == [64, 64, 128, 128]
     engine: Any = OnCpu(EngineConfig("m"))
-    for prompt, (name, measure) in zip(PROMPTS, measures(PROMPTS).items(), strict=True):
-        assert name == prompt.name
+    for prompt, cell in zip(PROMPTS, plan.cells, strict=True):
+        assert cell.name == prompt.name
+        measure = cell.arms["mepic, 64"].measure
         assert list(measure(engine, "1")) == [f"ttft {prompt.name}"]
 
 
@@ -111,7 +126,7 @@ def test_the_page_has_ratios_of_sizes_by_repeat() -> None:
         "mepic, 1024": {"ttft 3 warm": [5.0, 30.0], "gpu 3 warm": [5.0, 5.0]},
         "stock, 1024": {"ttft 3 warm": [8.0, 4.0]},
     }
-    page = render(found, FACTS)
+    page = SMALL_STEPS.render(found, FACTS)
     assert "M, bfloat16: times, not answers" in page
     assert "| 3 warm | 48 | 20.0 (10.0 - 30.0) | 8.0 (8.0 - 8.0) | 17.5 (5.0 - 30.0) |" in page
     assert "| 3 warm | 48 | 5.0 (5.0 - 5.0) | 5.5 (5.0 - 6.0) | 5.0 (5.0 - 5.0) | - |" in page
@@ -120,5 +135,45 @@ def test_the_page_has_ratios_of_sizes_by_repeat() -> None:
 
 
 def test_a_page_of_one_size_has_no_ratios_and_without_a_gpu_no_times_of_one() -> None:
-    page = render({"mepic, 512": {"ttft 3 warm": [10.0]}}, FACTS)
+    page = SMALL_STEPS.render({"mepic, 512": {"ttft 3 warm": [10.0]}}, FACTS)
     assert "smallest graphs" not in page and "GPU computes" not in page
+
+
+FOUND = {
+    "stock": {
+        "ttft_ms": [10.0, 30.0, 20.0],
+        "tpot_ms": [4.0],
+        "tokens_per_s": [100.0],
+        "warm_ttft_ms": [800.0],
+        "warm_tpot_ms": [5.0],
+        "hit_ttft_ms": [40.0],
+    },
+    "picbench": {
+        "ttft_ms": [21.0, 19.0, 22.0],
+        "tpot_ms": [5.0],
+        "tokens_per_s": [97.0],
+        "warm_ttft_ms": [50.0],
+        "warm_tpot_ms": [5.0],
+    },
+}
+
+
+def test_ratios_are_ours_over_the_reference() -> None:
+    assert ratio_figures(ENGINE_COMPARISON.ratios, FOUND) == {
+        "pic_off": {
+            "throughput_ratio": pytest.approx(0.97),
+            "ttft_ratio": pytest.approx(1.05),
+            "tpot_ratio": pytest.approx(1.25),
+        },
+        "warm_32k": {
+            "speedup_vs_full": pytest.approx(16.0),
+            "ratio_vs_prefix_hit": pytest.approx(1.25),
+        },
+    }
+
+
+def test_the_page_names_what_ran_and_what_did_not() -> None:
+    page = ENGINE_COMPARISON.render(FOUND, FACTS)
+    assert "dummy weights" in page
+    assert "20.00 (10.00 - 30.00, n=3)" in page
+    assert "| 40.00 (40.00 - 40.00, n=1) | - |" in page

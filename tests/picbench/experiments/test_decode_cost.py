@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from local_servers import LocalLauncher
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
@@ -21,13 +22,15 @@ from picbench.experiments.engine_speed import (
     DecodeCost,
     ReplyBatch,
     compare,
+    decode_plan,
     decoding,
     highest,
-    measures,
+    measure_decode_cost,
     require_decoding,
     time_replies,
 )
 from picbench.experiments.engine_speed import render_decode_cost as render
+from picbench.experiments.measurements import DecodePlanned
 from picbench.workloads import models
 
 FACTS = {
@@ -79,7 +82,7 @@ def tiny() -> Iterator[Engine]:
 
 def test_every_arm_of_a_real_engine_is_timed(tiny: Engine) -> None:
     for repeat in range(2):
-        found = measures([SMALL])[SMALL.label](tiny, f"any {repeat}")
+        found = time_replies(tiny, f"any {repeat}", batch=SMALL)
         assert set(found) == set(figures(SMALL, **{arm: [] for arm in (PLAIN, *PLANNED)}))
         assert all(milliseconds > 0 for milliseconds in found.values())
     assert tiny.drained
@@ -194,25 +197,23 @@ def test_the_page_has_ratios_and_a_verdict() -> None:
     assert "No variable set; load" in missed
 
 
-@pytest.mark.parametrize(("planned", "allowed"), [(1.3, True), (1.31, False)])
+@pytest.mark.parametrize(("planned", "code"), [(1.3, 0), (1.31, 1)])
 def test_page_and_numbers_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: float, allowed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planned: float, code: int
 ) -> None:
-    asked: list[Any] = []
-
-    def run(arms: Any, measures: Any, repeats: int) -> Any:
-        asked.extend((arms["picbench"], list(measures), repeats))
-        times = dict.fromkeys(PLANNED, [planned] * repeats)
-        return {"picbench": figures(SMALL, plain=[1.0] * repeats, **times)}
-
-    monkeypatch.setattr(decode_cost, "run_interleaved", run)
-    within, page = decode_cost.measure("shape:tiny", 4, "abc", tmp_path, [SMALL])
-    config, labels, repeats = asked
-    assert (within, labels, repeats) == (allowed, [SMALL.label], 4)
-    assert (config.device, config.dtype, config.tiers) == ("cpu", "float32", "")
-    assert config.context == SMALL.prompt + REPLY
-    assert (tmp_path / "decode.md").read_text() == page
+    monkeypatch.setattr(
+        decode_cost,
+        "_time_arm",
+        lambda engine, arm, requests: iter([1.0 if arm == PLAIN else planned] * 2),
+    )
+    settings = DecodePlanned(model="shape:tiny", rounds=4, commit="abc", output=tmp_path)
+    found = measure_decode_cost(settings, [SMALL], LocalLauncher())
+    assert (found.page, found.code) == ((tmp_path / "decode.md").read_text(), code)
     written = json.loads((tmp_path / "decode.json").read_text())
     assert written["provenance"]["commit"] == "abc"
     assert [row["algorithm"] for row in written["results"]] == list(PLANNED)
-    assert written["results"][0]["ratio"]["cpu"]["median"] == planned
+    assert (row := written["results"][0]["ratio"]["cpu"])["median"] == planned
+    assert row["n"] == 4
+    [config] = decode_plan(settings, [SMALL]).engines.values()
+    assert (config.device, config.dtype, config.tiers) == ("cpu", "float32", "")
+    assert config.context == SMALL.prompt + REPLY

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness_fakes import GPU_FACTS
@@ -13,42 +14,34 @@ from picbench.engines.request import Chunk
 from picbench.errors import ConfigError, InvalidRun
 from picbench.experiments.load_report import (
     GROUPS,
+    LOAD_REPORT,
     LOAD_SIZES,
-    LOADS,
     NEW,
-    LoadRun,
-    load_plan,
-    render_report,
-    write_report,
-)
-from picbench.experiments.rounds import RoundsFound
-from picbench.experiments.waves import (
     LoadTraffic,
     MixedTraffic,
     cold_figures,
     load_figures,
+    load_plan,
     mixed_figures,
+    render_report,
     stream_figures,
 )
+from picbench.experiments.measurements import LoadReport
+from picbench.experiments.runner import ExperimentPlan, RoundsRecord
 
 TRAFFIC = LoadTraffic(4, 2, 20, 4, 2, reply=4)
 
 
-def run(tmp_path: Path, device: str, *only: str) -> LoadRun:
-    return LoadRun(
-        model="shape:tiny",
-        device=device,
-        dtype="bfloat16",
-        rounds=5,
-        seconds=0,
-        output=tmp_path,
-        only=only,
-        commit="c",
+def plan_of(device: str, *only: str, shared_decode: Any = "off") -> ExperimentPlan:
+    return load_plan(
+        LoadReport(
+            model="shape:tiny", device=device, only=only, shared_decode=shared_decode, commit="c"
+        )
     )
 
 
-def test_cells_are_those_of_the_groups_that_are_asked_for(tmp_path: Path) -> None:
-    plan = load_plan(run(tmp_path, "cpu"))
+def test_cells_are_those_of_the_groups_that_are_asked_for() -> None:
+    plan = plan_of("cpu")
     groups = Counter(cell.name.split(" ")[0] for cell in plan.cells)
     assert dict(groups) == {
         "share-nothing": 1,
@@ -61,23 +54,22 @@ def test_cells_are_those_of_the_groups_that_are_asked_for(tmp_path: Path) -> Non
     assert all(cell.seconds > 0 for cell in plan.cells)
     [fast] = (cell for cell in plan.cells if cell.name == "rate 80")
     assert list(fast.arms) == ["mepic"]
-    some = load_plan(run(tmp_path, "cuda", "cold", "share-nothing"))
+    some = plan_of("cuda", "cold", "share-nothing")
     assert [(cell.name, cell.rank) for cell in some.cells] == [
         ("share-nothing 170", 0),
         ("share-nothing 500", 0),
         ("cold", 3),
     ]
     assert some.engines["prefix"] == replace(some.engines["mepic"], stock=True, algorithm="prefix")
-    sharing = load_plan(replace(run(tmp_path, "cuda", "cold"), shared_decode="auto"))
+    sharing = plan_of("cuda", "cold", shared_decode="auto")
     assert [config.shared_decode for config in sharing.engines.values()] == ["auto", "off"]
     with pytest.raises(ConfigError, match="`only` rates: no such group"):
-        load_plan(run(tmp_path, "cpu", "rates"))
+        plan_of("cpu", "rates")
 
 
-def test_the_stream_is_that_of_the_other_load(tmp_path: Path) -> None:
-    flags = {name.replace("_", "-"): value for name, value in LOAD_SIZES["cuda"].stream.items()}
-    assert flags == LOADS["throughput"]
-    [cell] = load_plan(run(tmp_path, "cpu", "2wiki")).cells
+def test_the_stream_is_drawn_once_and_the_same_for_both_arms() -> None:
+    assert LOAD_SIZES["cuda"].stream["requests"] == 1000
+    [cell] = plan_of("cpu", "2wiki").cells
     given = cell.arms["mepic"].measure.keywords  # type: ignore[attr-defined]
     assert len(given["requests"]) == len(given["arrivals"]) == 6
     assert cell.most == 3
@@ -98,25 +90,26 @@ def test_chunks_are_of_the_corpus_or_of_one_request_only() -> None:
     assert arrivals != replace(TRAFFIC, rate=10.0, requests=2000).arrivals("b")
 
 
-def found() -> RoundsFound:
+def found(folder: Path = Path()) -> RoundsRecord:
     facts = GPU_FACTS | {"model": "M", "dtype": "bfloat16", "pool": 99}
-    made = RoundsFound(facts | {"running": 256, "block_tokens": 16, "shared_decode": "off"})
-    names = {name for _, _, columns in GROUPS.values() for name in columns}
+    facts |= {"running": 256, "block_tokens": 16, "shared_decode": "off"}
+    made = RoundsRecord(folder / "load-report.json", facts)
+    names = {name for group in GROUPS.values() for name in group.columns}
     for cell, value in {"share-nothing 170": 9.0, "2wiki": 90.0, "rate 8": 8.0}.items():
         figures = {"mepic": dict.fromkeys(names, value), "prefix": dict.fromkeys(names, 6.0)}
         for _ in range(2):
-            made.note(cell, figures, 1.0)
-    made.note("2wiki", {"mepic": {"requests_s": 99.0}, "prefix": {"requests_s": 5.0}}, 1)
+            made.add(cell, figures, 1.0)
+    made.add("2wiki", {"mepic": {"requests_s": 99.0}, "prefix": {"requests_s": 5.0}}, 1)
     arms = ("mepic", NEW, "prefix")
-    made.note("mixed", {arm: dict.fromkeys(names, 2.0) for arm in arms}, 1)
-    made.note("rate 64", {"mepic": dict.fromkeys(names, 40.0)}, 1)
+    made.add("mixed", {arm: dict.fromkeys(names, 2.0) for arm in arms}, 1)
+    made.add("rate 64", {"mepic": dict.fromkeys(names, 40.0)}, 1)
     made.failures = {"rate 96": "arm mepic: gone\nits log"}
     made.compiled = {"mepic": ["k"], "prefix": []}
     return made
 
 
 def test_the_page_and_the_summary(tmp_path: Path) -> None:
-    page = write_report(found(), tmp_path)
+    page = LOAD_REPORT.write(found(tmp_path))
     assert page == render_report(found()) == (tmp_path / "load-report.md").read_text()
     assert "| share-nothing 170 | 2 | mepic | 9.00 (9.00 - 9.00) |" in page
     assert "| 1.500 (1.500 - 1.500, n=2) |" in page

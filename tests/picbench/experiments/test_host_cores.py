@@ -1,13 +1,14 @@
-"""Looking for a core that nothing else uses; the cores are made up."""
+"""Cores that are kept busy, and looking for one that nothing else uses."""
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.experiments.warm_chunks import QuietCores, time_loop
+from picbench.experiments.host_cores import QuietCores, busy_cores, time_loop
 
 
 class Host:
@@ -89,3 +90,30 @@ def test_a_thread_may_use_all_of_its_cores_afterwards() -> None:
     QuietCores().settle()
     assert os.sched_getaffinity(0) == allowed
     assert 0 < time_loop() < 1
+
+
+def children() -> list[str]:
+    """What this process has started and not waited for."""
+    own = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text(encoding="utf-8")
+    return [Path(f"/proc/{child}/cmdline").read_text(encoding="utf-8") for child in own.split()]
+
+
+def spinning() -> int:
+    return sum("host_cores" in command for command in children())
+
+
+def test_cores_are_busy_in_the_context_alone() -> None:
+    with busy_cores(2):
+        assert spinning() == 2
+    assert not spinning()
+
+
+def test_an_error_ends_them_too() -> None:
+    with pytest.raises(KeyError), busy_cores(1):
+        raise KeyError
+    assert not spinning()
+
+
+def test_none_are_started_for_none() -> None:
+    with busy_cores(0):
+        assert not spinning()
