@@ -1,18 +1,36 @@
-"""The grid of break-even: what is planned, resumed, compared and shown."""
+"""The grid of break-even: what is left, resumed, compared and shown."""
 
 import re
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from local_servers import LocalLauncher
 
 from picbench.errors import IncomparableRuns
-from picbench.experiments import grid as measuring
-from picbench.experiments.break_even import crossing, find_ratios, write_page
-from picbench.experiments.grid import GridProgress, estimate_grid
-from picbench.experiments.grid_plan import ARMS, GRIDS, GridTraffic, plan_grid
+from picbench.experiments import break_even as measuring
+from picbench.experiments.break_even import (
+    GridRecord,
+    ServedTraffic,
+    crossing,
+    find_ratios,
+    grid_plan,
+    render_page,
+    stage_errors,
+    write_page,
+)
+from picbench.experiments.grid import (
+    ARMS,
+    GridSettings,
+    GridStage,
+    GridTraffic,
+    plan_grid,
+    read_grids,
+)
+from picbench.experiments.measurements import BreakEven
+from picbench.experiments.runner import CellProgress
 from picbench.figures.canvas import FORMATS
 from picbench.profile.grid import (
     ALONE,
@@ -23,10 +41,11 @@ from picbench.profile.grid import (
     MeasuredCell,
     MeasuredGrid,
     read_grid,
+    write_grid,
 )
 
 FACTS = GridFacts("a machine", {"vllm": "1", "commit": "a"}, "m", "float32", 1024, 100, 4, "")
-SETTINGS = GRIDS["cpu"]
+SETTINGS = read_grids()["cpu"]
 
 
 def cell(ttft: float, requests_s: float = 1.0, blocks: float = 10.0) -> ArmCell:
@@ -53,36 +72,31 @@ def measured(count: int | None = None) -> MeasuredGrid:
     return MeasuredGrid(FACTS, cells)
 
 
-def run(output: Path) -> measuring.GridRun:
-    return measuring.GridRun(
-        model="testbed", device="cpu", dtype="float32", seconds=0, output=output
-    )
+def wanted(output: Path, **others: Any) -> BreakEven:
+    return BreakEven(device="cpu", output=output, **others)
+
+
+def left(output: Path, grid: MeasuredGrid | None = None) -> CellProgress:
+    """What is left to measure beside this grid."""
+    if grid is not None:
+        write_grid(output / "grid.json", grid)
+    plan = grid_plan(wanted(output), SETTINGS)
+    return plan.progress(GridRecord(output / "grid.json", plan, lambda _: FACTS))
 
 
 def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
     total = len(plan_grid(SETTINGS))
-    nothing, some = (estimated(g) for g in (None, measured(10)))
+    nothing = left(tmp_path)
     assert (nothing.done, nothing.total) == (0, total)
+    assert nothing.left > 0
+    some = left(tmp_path, measured(10))
     assert some.done == 10
-    assert some.tokens < nothing.tokens
-    assert nothing.seconds > 0
     # Each of the ten took four seconds, whatever they were expected to take.
-    assert some.seconds == pytest.approx(4.0 * (total - 10), rel=0.6)
-    assert estimated(measured()).seconds == 0
-    assert f"10 of {total} traffics" in str(some)
-    for progress in (nothing, some):
-        assert sum(share.left for share in progress.stages) == total - progress.done
-        assert sum(s.seconds for s in progress.stages) == pytest.approx(progress.seconds)
-    assert "1. each traffic once: 10 of 24 measured" in str(some)
-
-
-def estimated(grid: MeasuredGrid | None) -> GridProgress:
-    return estimate_grid(plan_grid(SETTINGS), SETTINGS, "cpu", grid)
+    assert some.left == pytest.approx(4.0 * (total - 10), rel=0.6)
+    assert left(tmp_path, measured()).left == 0
 
 
 def test_parts_of_a_grid_write_one_file(tmp_path: Path) -> None:
-    parts = [plan_grid(SETTINGS, (number, 2)) for number in (1, 2)]
-    assert sorted(map(repr, parts[0] + parts[1])) == sorted(map(repr, plan_grid(SETTINGS)))
     path = tmp_path / "grid.json"
     cells = measured(4).cells
     measuring.add_cells(path, FACTS, cells[:4])
@@ -92,14 +106,15 @@ def test_parts_of_a_grid_write_one_file(tmp_path: Path) -> None:
 
 
 def test_cells_of_another_machine_are_not_joined(tmp_path: Path) -> None:
-    grid = measured(1)
+    path, cells = tmp_path / "grid.json", measured(1).cells
+    measuring.add_cells(path, FACTS, cells)
     with pytest.raises(IncomparableRuns, match="hardware"):
-        measuring._joined(grid, replace(FACTS, hardware="another"), tmp_path)
+        measuring.add_cells(path, replace(FACTS, hardware="another"), cells)
     graphs = replace(FACTS, graph_tokens={"mepic": 1024}, versions={"driver": "1"})
     with pytest.raises(IncomparableRuns, match="measured with no CUDA graphs, here are CUDA"):
-        measuring._joined(replace(grid, facts=replace(FACTS, versions={})), graphs, tmp_path)
+        measuring.add_cells(path, graphs, cells)
     with pytest.raises(IncomparableRuns, match="vllm 1"):
-        measuring._joined(grid, replace(FACTS, versions={"vllm": "2", "commit": "a"}), tmp_path)
+        measuring.add_cells(path, replace(FACTS, versions={"vllm": "2", "commit": "a"}), cells)
 
 
 def test_a_grid_names_each_commit_that_it_was_measured_at(tmp_path: Path) -> None:
@@ -137,36 +152,47 @@ def test_of_a_cell_the_one_that_was_disturbed_less_is_kept(tmp_path: Path) -> No
 def test_what_was_disturbed_is_measured_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, served = run(tmp_path), list[GridTraffic]()
-    all_cells = measured().cells
-    planned = plan_grid(SETTINGS)
-    left = [next(t for t in planned if t.point.load == BURST and t.seed == s) for s in (0, 1)]
+    served, all_cells, planned = list[GridTraffic](), measured().cells, plan_grid(SETTINGS)
+    new = [next(t for t in planned if t.point.load == BURST and t.seed == s) for s in (0, 1)]
     again = [t for t in planned if t.point.load == ALONE and not t.seed][:3]
-    cells = [one for one in all_cells if (one.point, one.seed) not in keys(left)]
+    cells = [one for one in all_cells if (one.point, one.seed) not in keys(new)]
     busy = keys(again)
     cells = [disturbed((one,), 0.5 if (one.point, one.seed) in busy else 1.0)[0] for one in cells]
-    measuring.add_cells(wanted.path, FACTS, cells)
+    measuring.add_cells(tmp_path / "grid.json", FACTS, cells)
 
-    def measure(traffic: GridTraffic, *_: object) -> list[MeasuredCell]:
-        served.append(traffic)
-        own = [one for one in all_cells if (one.point, one.seed) in keys([traffic])]
-        return disturbed(own, 0.5 if traffic == again[0] else 1.0)
+    def serve(cell: ServedTraffic, *_: object) -> dict[str, dict[str, ArmCell]]:
+        served.append(cell.traffic)
+        own = [one for one in all_cells if (one.point, one.seed) in keys([cell.traffic])]
+        found = disturbed(own, 0.5 if cell.traffic == again[0] else 1.0)
+        return {arm: {one.point.cache: one.arms[arm] for one in found} for arm in ARMS}
 
-    monkeypatch.setattr(measuring, "open_engines", lambda *_: nullcontext((None, {})))
     monkeypatch.setattr(measuring, "grid_facts", lambda *_: FACTS)
-    monkeypatch.setattr(measuring, "_measure", measure)
-    done = measuring.measure_grid(wanted, lambda _: None)
-    assert served == [left[0], *again, left[1]]
-    assert done.done == done.total
-    still = {(one.point, one.seed) for one in read_grid(wanted.path).cells if one.disturbed}
-    assert still == keys(again[:1])
+    monkeypatch.setattr(measuring, "write_page", lambda *_: "")
+    monkeypatch.setattr(ServedTraffic, "serve", serve)
+    launcher = LocalLauncher()
+    assert measuring.measure(wanted(tmp_path), print, launcher).code == 0
+    assert served == [new[0], *again, new[1]]
+    kept = read_grid(tmp_path / "grid.json")
+    assert len(kept.cells) == 2 * len(planned)
+    assert {(one.point, one.seed) for one in kept.cells if one.disturbed} == keys(again[:1])
     # Nothing is left, so nothing is started for it.
-    monkeypatch.delattr(measuring, "open_engines")
-    measuring.measure_grid(wanted, lambda _: None)
+    assert len(launcher.servers) == 1
+    measuring.measure(wanted(tmp_path), print, launcher)
+    assert len(launcher.servers) == 1
+
+
+def test_a_grid_that_is_not_done_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measuring.add_cells(tmp_path / "grid.json", FACTS, measured(12).cells)
+    monkeypatch.setattr(measuring, "grid_facts", lambda *_: FACTS)
+    monkeypatch.setattr(measuring, "draw_ratios", lambda *_: None)
+    done = measuring.measure(wanted(tmp_path, seconds=1e-9), print, LocalLauncher())
+    assert done.code == 4
+    assert measuring.measure(wanted(tmp_path, page=True), print).code == 0
+    assert "## How well it interpolates" in (tmp_path / "README.md").read_text()
 
 
 def keys(traffics: Sequence[GridTraffic]) -> set[tuple[GridPoint, int]]:
-    return {(point, traffic.seed) for traffic in traffics for point in traffic.points}
+    return set[tuple[GridPoint, int]]().union(*(traffic.keys for traffic in traffics))
 
 
 def test_where_arms_cross() -> None:
@@ -197,17 +223,20 @@ def test_the_page_names_crossings_and_losses(tmp_path: Path) -> None:
     assert "commit 0123456-dirty" in caption
     assert "alone, cold cache, corpus of 24 chunks, replies of 4 tokens; median, n=3" in caption
     fewer = replace(grid, cells=[cell for cell in grid.cells if cell.seed < 2][:-2])
-    page = write_page(fewer, tmp_path)
+    page = rendered(fewer)
     assert ": 2 with 1 seed, 46 with 2 seeds." in page
     assert "Where no chunk recurs" not in page
     assert "nothing else used" not in page
     quiet = replace(grid, cells=[*disturbed(grid.cells[:-1], 0.75), grid.cells[-1]])
-    assert "75% of the requests alone began on a core that nothing else used; of " in write_page(
-        quiet, tmp_path
-    )
+    said = "75% of the requests alone began on a core that nothing else used; of "
+    assert said in rendered(quiet)
 
 
-def test_prefix_stands_for_reorder_where_it_was_not_served(tmp_path: Path) -> None:
+def rendered(grid: MeasuredGrid) -> str:
+    return render_page(grid, find_ratios(grid), "", ())
+
+
+def test_prefix_stands_for_reorder_where_it_was_not_served() -> None:
     whole = measured()
     cells = [
         replace(cell, arms={a: c for a, c in cell.arms.items() if a != "reorder"})
@@ -217,4 +246,60 @@ def test_prefix_stands_for_reorder_where_it_was_not_served(tmp_path: Path) -> No
     ]
     grid = replace(whole, cells=cells)
     assert find_ratios(grid) == find_ratios(whole)
-    assert "Where no chunk recurs `reorder` sends what `prefix` does" in write_page(grid, tmp_path)
+    assert "Where no chunk recurs `reorder` sends what `prefix` does" in rendered(grid)
+
+
+#: A grid of two stages: prompts alone are served again before anything else is.
+STAGED = replace(SETTINGS, again_tokens=10_000)
+
+
+def sized(point: GridPoint, factor: float) -> ArmCell:
+    prompt = point.chunks * point.chunk_tokens + 48.0
+    seconds = factor * (0.01 + prompt / 1e3)
+    return ArmCell(
+        requests=4,
+        ttft_s=seconds,
+        ttft_p95_s=seconds,
+        requests_s=1 / seconds,
+        peak_blocks=10 * factor,
+        prompt=prompt,
+        computed=prompt,
+        output=4,
+    )
+
+
+def in_stages(settings: GridSettings) -> MeasuredGrid:
+    """mepic is better from half of the reuse on, with the last seeds from a quarter on."""
+    cells = []
+    for traffic in plan_grid(settings):
+        for point in traffic.points:
+            mepic = (1.5 if traffic.seed == 0 else 1.25) - point.reuse + 0.01
+            arms = {arm: sized(point, 1.0) for arm in ("prefix", "reorder")}
+            arms["mepic"] = sized(point, mepic)
+            cells.append(MeasuredCell(point, traffic.seed, arms, 2.0))
+    return MeasuredGrid(FACTS, cells)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stages"),
+    [
+        (STAGED, (GridStage.ONCE, GridStage.SMALL, GridStage.AGAIN)),
+        (SETTINGS, (GridStage.ONCE, GridStage.AGAIN)),
+    ],
+    ids=["small prompts first", "seed by seed"],
+)
+def test_each_stage_is_held_against_the_whole(
+    settings: GridSettings, stages: tuple[GridStage, ...]
+) -> None:
+    grid = in_stages(settings)
+    rows = [line.split(" | ") for line in stage_errors(grid, settings).splitlines()[2:]]
+    assert tuple(row[0].removeprefix("| ") for row in rows) == stages
+    counts = [int(row[1].split(" of ")[0]) for row in rows]
+    assert [row[1] for row in rows] == [f"{count} of {count}" for count in counts]
+    assert counts == sorted(counts)
+    assert counts[-1] == len(grid.cells)
+    half = replace(grid, cells=grid.cells[: counts[0] // 2])
+    assert f"| {GridStage.ONCE} | {counts[0] // 2} of {counts[0]} |" in stage_errors(half, settings)
+    assert [row[2] for row in rows] == [f"{2 * count:,}" for count in counts]
+    assert "90 % within 25 points of the whole grid's" in rows[0][-1]
+    assert "90 % within 0 points of the whole grid's" in rows[-1][-1]
