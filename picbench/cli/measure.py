@@ -521,10 +521,9 @@ def kernels(device: str, output: Path, threads: int | None, seconds: float, **op
 
         here = find(device)
     if here is CUDA:
-        from picbench.experiments.gpu_kernels import bench as on_cuda
+        from picbench.experiments.kernels import bench as on_cuda
 
-        on_cuda(output, **options)
-        click.echo((output / "kernels.md").read_text(encoding="utf-8"))
+        click.echo(on_cuda(output, **options))
         return
     import torch
 

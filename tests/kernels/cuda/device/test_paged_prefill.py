@@ -4,7 +4,7 @@ import pytest
 import torch
 from paged_prefill_cases import expected, paged_prefill_of
 
-from picbench.experiments.kernel_cases import (
+from picbench.experiments.scenes import (
     Scene,
     Slots,
     draw,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_prefill_cases import expected, paged_prefill_of, tiles_of
 
-from picbench.experiments.kernel_cases import (
+from picbench.experiments.scenes import (
     Slots,
     draw,
     plain,
