@@ -113,7 +113,6 @@ def _serving(output: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         click.option("--model", default="testbed", show_default=True, help="Or a tuned variant."),
         click.option(
             "--dataset",
-            "datasets",
             multiple=True,
             metavar="NAME",
             show_default="all six",
@@ -158,7 +157,7 @@ def _serving(output: Path) -> Callable[[Callable[..., Any]], Callable[..., Any]]
     show_default="no limit",
     help="Begin no rows after this time.",
 )
-def serve(output: Path, commit: str | None, **options: Any) -> int:
+def serve(**options: Any) -> int:
     """Score all algorithms on every row, in batches of all of them; exit 4 if rows are missing.
 
     Each data set is a file in the output folder, and the same command continues where it was
@@ -167,19 +166,19 @@ def serve(output: Path, commit: str | None, **options: Any) -> int:
     exact_float32()
     from picbench.experiments import serve_arms
 
-    return 0 if serve_arms.measure(_settings(serve_arms, options), commit, output) else 4
+    return serve_arms.measure(serve_arms.ServeSettings(**_named(options)), click.echo).code
 
 
 @algorithms.command()
 @_serving(Path("results/gpu"))
 @click.option("--dtype", type=click.Choice(("float32", "bfloat16")), default="float32")
 @click.option("--requests", type=click.IntRange(1), default=200, show_default=True)
-def alone(output: Path, commit: str | None, requests: int, **options: Any) -> None:
+def alone(**options: Any) -> None:
     """Compare a batch of all algorithms with each request alone; exit 3 if float32 differs."""
     exact_float32()
-    from picbench.experiments import serve_arms as measuring
+    from picbench.experiments import serve_arms
 
-    measuring.measure_alone(_settings(measuring, options), requests, commit, output)
+    serve_arms.measure_alone(serve_arms.AloneSettings(**_named(options)), click.echo)
 
 
 @algorithms.command()
@@ -225,10 +224,9 @@ def warm_chunks(output: Path, commit: str | None, **options: Any) -> None:
     click.echo((output / "warm-chunks.md").read_text(encoding="utf-8"))
 
 
-def _settings(module: Any, options: dict[str, Any]) -> Any:
-    from picbench.workloads.testbed import DATASETS
-
-    return module.ServeSettings(**options | {"datasets": options["datasets"] or DATASETS})
+def _named(options: dict[str, Any]) -> dict[str, Any]:
+    """Without the data sets, if none is named."""
+    return {name: value for name, value in options.items() if value or name != "dataset"}
 
 
 @click.command(name="break-even", cls=GuardedCommand)
@@ -331,9 +329,11 @@ def decode(output: Path, commit: str | None, model: str, rounds: int) -> int:
 def oracle(**settings: Any) -> int:
     """Compare an engine with the oracle; exit 1 where they differ."""
     exact_float32()
-    from picbench.experiments import oracle as oracle_check
+    from picbench.experiments import oracle as checking
 
-    return 0 if oracle_check.measure(**settings) else 1
+    page, code = checking.measure(checking.OracleSettings(**settings), click.echo)
+    click.echo(page)
+    return code
 
 
 @click.command(cls=GuardedCommand)
@@ -350,9 +350,12 @@ def architectures(**settings: Any) -> int:
     Needs no network. Architectures that are refused must be refused for the reason that picbench
     list models gives.
     """
-    from picbench.experiments import oracle
+    from picbench.experiments import oracle as checking
 
-    return 0 if oracle.check_architectures(**settings) else 1
+    made = checking.ArchitectureSettings(**settings)
+    page, code = checking.check_architectures(made, click.echo)
+    click.echo(page)
+    return code
 
 
 @click.command(cls=GuardedCommand)
@@ -376,14 +379,14 @@ def architectures(**settings: Any) -> int:
 )
 @click.option("--preemptions", type=int, default=0, show_default=True, help="At least this many.")
 @SEED
-def storm(output: Path, commit: str | None, **options: Any) -> int:
+def storm(**options: Any) -> int:
     """Compare a starved pool under mixed requests and aborts with a large one; exit 1 if wrong."""
     exact_float32()
     from picbench.experiments import storm as measuring
 
-    wrong, page = measuring.measure(measuring.StormSettings(**options), commit, output)
+    page, code = measuring.measure(measuring.StormSettings(**options), click.echo)
     click.echo(page)
-    return 1 if wrong else 0
+    return code
 
 
 @click.command(name="engine-comparison", cls=GuardedCommand)
@@ -411,14 +414,12 @@ def engine_comparison(output: Path, commit: str | None, model: str, repeats: int
     help="Of each set. The card is about 200: other numbers are shown beside it and not judged.",
 )
 @EAGER
-def accuracy(
-    output: Path, commit: str | None, device: str, dtype: str, rows: int, eager: bool
-) -> None:
+def accuracy(**options: Any) -> None:
     """Score the testbed model in the engine; exit 3 where its card has another score."""
     exact_float32()
-    from picbench.experiments import serve_arms as measuring
+    from picbench.experiments import serve_arms
 
-    measuring.measure_accuracy(device, dtype, rows, eager, commit, output)
+    serve_arms.measure_accuracy(serve_arms.AccuracySettings(**options), click.echo)
 
 
 @click.command(name="rope-pad-ablation", cls=GuardedCommand)
@@ -800,7 +801,7 @@ def tiers(**options: Any) -> None:
     """How fast tiers store and fetch chunks."""
     from picbench.experiments import tiers as measuring
 
-    click.echo(measuring.measure_all(**options))
+    click.echo(measuring.measure(measuring.TierSettings(**options)).page)
 
 
 for command in (
