@@ -8,6 +8,8 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
+import pandas as pd
+
 from picbench.errors import DataError
 from picbench.experiments.arm_scores import Case, RowInterval, ScoredPart, difference_of, read_parts
 from picbench.experiments.page import page, save
@@ -108,8 +110,8 @@ def bundled_places(dataset: str, model: str, rows: int) -> list[RowPlace]:
     samples = load_case(Case(model, dataset), ("full",), rows).samples
     tokenizer = models.load_tokenizer(models.resolve(model))
     reading = Reading(lambda texts: [len(ids) for ids in encode(tokenizer, list(texts))])
-    rows = datasets.find(dataset).rows(locate(BUNDLED, dataset), reading)
-    found = {row.id: row for row in rows}
+    bundled = datasets.find(dataset).rows(locate(BUNDLED, dataset), reading)
+    found = {row.id: row for row in bundled}
     place = _needle if dataset == NEEDLE else _questions
     return [place(found[sample.id], sample, tokenizer) for sample in samples]
 
@@ -286,22 +288,14 @@ def heat_map(rows: Sequence[ScoredRow], arm: str, size: tuple[int, int]) -> list
 
     `size` is how many of each; both are cut evenly, by rank, as generated rows lie on a grid.
     """
-    depths, lengths = size
-    cells: list[list[list[float]]] = [[[] for _ in range(lengths)] for _ in range(depths)]
-    deep = _ranks([place.depth or 0.0 for place, _ in rows], depths)
-    long = _ranks([float(place.length or 0) for place, _ in rows], lengths)
-    for (_, scores), depth, length in zip(rows, deep, long, strict=True):
-        cells[depth][length].append(scores[arm])
-    return [[fmean(cell) if cell else float("nan") for cell in line] for line in cells]
-
-
-def _ranks(values: Sequence[float], parts: int) -> list[int]:
-    """The part, of this many of equal size, that each value is in when all are sorted."""
-    order = sorted(range(len(values)), key=lambda n: values[n])
-    found = [0] * len(values)
-    for rank, number in enumerate(order):
-        found[number] = rank * parts // len(values)
-    return found
+    axes = {"depth": [p.depth for p, _ in rows], "length": [p.length for p, _ in rows]}
+    frame = pd.DataFrame(axes | {"score": [scores[arm] for _, scores in rows]})
+    for axis, parts in zip(axes, size, strict=True):
+        frame[axis] = (frame[axis].rank(method="first") - 1) * parts // len(rows)
+    cells = frame.pivot_table("score", *axes, aggfunc=fmean)
+    depths, lengths = map(range, size)
+    whole: list[list[float]] = cells.reindex(index=depths, columns=lengths).to_numpy().tolist()
+    return whole
 
 
 MODEL = "testbed"

@@ -132,7 +132,7 @@ class ServeSettings(ArmSettings):
     drop: bool = Field(False, description="Leave out the passages before those that answer.")
     seconds: float = Field(
         0.0,
-        description="Begin no rows that would not end within this time.",
+        description="Begin no rows after this time.",
         json_schema_extra={"shown": "no limit"},
     )
     name: str = Field("", json_schema_extra={"flag": False})
