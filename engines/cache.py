@@ -10,6 +10,8 @@ from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm.transfer.tier_client import TierClient
 from picbench.errors import ConfigError
 
+Chunks = Sequence[Chunk]
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkInfo:
@@ -116,18 +118,13 @@ class ChunkCache:
         """Bytes (loaded, stored) by tier since the engine started."""
         return {t.name: (t.loaded_bytes, t.stored_bytes) for t in self.tiers}
 
-    def stored(
-        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
-    ) -> int:
-        """How many of the chunks a tier has, as far as is known.
-
-        A chunk that the algorithm always recomputes as a whole counts: there is nothing to store.
-        """
+    def stored(self, chunks: Chunks, prefix: Text | None = None, salt: str | None = None) -> int:
+        """How many of the chunks a tier has, as far as is known, or need not (`recomputed`)."""
         keys = [self._key(chunk, prefix, salt) for chunk in chunks]
         return sum(key is None or self._store.is_remote(key) for key in keys)
 
     def recomputed(
-        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
+        self, chunks: Chunks, prefix: Text | None = None, salt: str | None = None
     ) -> int:
         """How many of the chunks the algorithm always recomputes as a whole."""
         return sum(self._key(chunk, prefix, salt) is None for chunk in chunks)
@@ -140,10 +137,10 @@ class ChunkCache:
         salt: str | None = None,
         pin: bool = False,
     ) -> None:
-        """Compile chunks, or fetch them, and wait until the tiers have them.
+        """Compile or fetch chunks, and wait until the tiers have them.
 
-        With `pin` they are not evicted until they are unpinned, or until a request comes that
-        could never run otherwise.
+        With `pin` they stay until they are unpinned, or a request comes that could never run
+        otherwise.
         """
         self._serve([_request(chunk, prefix, salt) for chunk in chunks])
         self._drain()
@@ -151,12 +148,9 @@ class ChunkCache:
             self.pin(chunks, prefix, salt)
 
     def digests(
-        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
+        self, chunks: Chunks, prefix: Text | None = None, salt: str | None = None
     ) -> list[bytes | None]:
-        """A digest of each chunk's KV in the pool, None for one that is not there as a whole.
-
-        Loaded KV has the digest of the KV that was computed and stored.
-        """
+        """A digest of each chunk's KV, computed or loaded; None if it is not whole in the pool."""
         found = map(self._store.blocks_of, self._keys(chunks, prefix, salt))
         return [self._tier_client.digest(blocks) if blocks else None for blocks in found]
 
@@ -164,24 +158,18 @@ class ChunkCache:
         """Seconds that blocks of the pool take to host memory, and back, in an idle engine."""
         return self._tier_client.time_copies(blocks)
 
-    def pin(
-        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
-    ) -> None:
+    def pin(self, chunks: Chunks, prefix: Text | None = None, salt: str | None = None) -> None:
         """Keep chunks in the pool. Raises ConfigError for one that is not there."""
         for key in self._keys(chunks, prefix, salt):
             if not self._store.pin(key):
                 raise ConfigError("a chunk to pin is not in the KV pool", hint="warm it first")
 
-    def unpin(
-        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
-    ) -> None:
+    def unpin(self, chunks: Chunks, prefix: Text | None = None, salt: str | None = None) -> None:
         """Let chunks be evicted again."""
         for key in self._keys(chunks, prefix, salt):
             self._store.unpin(key)
 
-    def drop(
-        self, chunks: Sequence[Chunk], prefix: Text | None = None, salt: str | None = None
-    ) -> int:
+    def drop(self, chunks: Chunks, prefix: Text | None = None, salt: str | None = None) -> int:
         """Forget chunks that are neither used by a request nor pinned; return how many."""
         return sum(map(self._store.drop, self._keys(chunks, prefix, salt)))
 

@@ -12,14 +12,9 @@ BLOCK_SIZE = 16
 #: steps there: with a host tier 64 new chunks take 3.9-8.3 s instead of 0.85 s (H200, 8B shape).
 DEFAULT_TIERS: Mapping[str, str] = MappingProxyType({"cpu": "host:1GiB", "cuda": ""})
 
-#: The values of `on_pressure`.
+#: The values of `on_pressure`, `compile_order` and `shared_decode`.
 PRESSURE = ("wait", "reject")
-
-#: The values of `compile_order`.
 COMPILE_ORDERS = ("head", "batch", "isps")
-
-
-#: The values of `shared_decode`.
 SHARED_DECODE = ("off", "auto", "always")
 
 

@@ -3,6 +3,7 @@
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from picbench.engines.request import (
     Timings,
     TokenCounts,
 )
-from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.frontend.limits import check_request
 from picbench.engines.vllm.frontend.placements import (
     Position,
@@ -45,6 +45,50 @@ if TYPE_CHECKING:
     from picbench.engines.vllm.scheduler.linker import PromptCost
 
 
+class ModelTokenizer:
+    """Text to token ids and back, by the tokenizer of a model folder or hub id."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a segment, without special tokens. Raises ConfigError without tokenizer."""
+        if self._loaded is None:
+            raise ConfigError(
+                f"model {self._model!r} has no tokenizer", hint="give segments as token ids"
+            )
+        return tuple(self._loaded.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of generated tokens, without special ones; empty for a model without tokenizer."""
+        if self._loaded is None:
+            return ""
+        return str(self._loaded.decode(list(tokens), skip_special_tokens=True))
+
+    @cached_property
+    def stops(self) -> list[int]:
+        """Tokens that end a generation, from the model's generation settings."""
+        from transformers import AutoConfig, GenerationConfig
+
+        try:
+            config: Any = GenerationConfig.from_pretrained(self._model)
+        except OSError:
+            config = AutoConfig.from_pretrained(self._model)
+        stops = config.eos_token_id
+        if stops is None:
+            return []
+        return list(stops) if isinstance(stops, list) else [int(stops)]
+
+    @cached_property
+    def _loaded(self) -> Any:
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(self._model)
+        except (OSError, ValueError):
+            return None
+
+
 #: What users of an `Engine` can do about a pool that is too small.
 _MORE_BLOCKS = "raise `kv_blocks`"
 
@@ -63,10 +107,7 @@ class PreparedRequest:
 
 
 class RequestPreparer:
-    """Tokenizes and checks the requests of one engine.
-
-    Raises ConfigError for an algorithm that is unknown, or that a stock engine cannot serve.
-    """
+    """Tokenizes and checks requests. Raises ConfigError if the engine's algorithm is wrong."""
 
     def __init__(self, config: EngineConfig, tokenizer: ModelTokenizer) -> None:
         self._config = config
@@ -87,12 +128,14 @@ class RequestPreparer:
         ignore_eos: bool,
     ) -> PreparedRequest:
         """Raises ConfigError for a request that the engine can never serve."""
-        segments = [(segment, self._tokens(segment)) for segment in request.segments]
-        tokens = [token for _, ids in segments for token in ids]
+        segments, tokens = self._tokenized(request)
         limit = request.max_tokens or max_tokens
         _check_fits(len(tokens), limit, running)
         _check_ids(tokens, running)
-        _check_logprobs(logprobs, running)
+        most = running.engine.vllm_config.model_config.max_logprobs
+        if logprobs is not None and (logprobs < 0 or 0 <= most < logprobs):
+            message = f"`logprobs` {logprobs}: an engine gives 0 to {most}"
+            raise ConfigError(message, hint="ask for fewer")
         params = self._params(limit, logprobs, ignore_eos)
         tag = f"request-{next(self._numbers)}"
         algorithm = self._registry.parse(request.algorithm or self._config.algorithm)
@@ -114,12 +157,8 @@ class RequestPreparer:
         return prepared
 
     def canonical(self, request: Request, running: Frontend) -> "Canonical | None":
-        """The first chunk of a request, as the engine's default algorithm compiles it.
-
-        None if that algorithm recomputes all of it: such a chunk has no KV of its own.
-        """
-        segments = [(segment, self._tokens(segment)) for segment in request.segments]
-        tokens = [token for _, ids in segments for token in ids]
+        """The first chunk as the default algorithm compiles it; None if it recomputes all of it."""
+        segments, tokens = self._tokenized(request)
         settings = PicSettings.given(running.engine.vllm_config.additional_config)
         assert settings is not None
         layout = settings.layout(self._algorithm, request.salt, BLOCK_SIZE)
@@ -127,28 +166,26 @@ class RequestPreparer:
         planned = self._algorithm.arrange(given, layout)
         return next(iter(lay_out(planned, self._algorithm.plan_chunk, layout).canonicals), None)
 
-    def _tokens(self, segment: PromptSegment) -> tuple[int, ...]:
-        if segment.tokens is not None:
-            return segment.tokens
-        return self._tokenizer.encode(segment.text or "")
+    def _tokenized(self, request: Request) -> tuple[_Tokenized, list[int]]:
+        encode = self._tokenizer.encode
+        segments = [
+            (s, encode(s.text or "") if s.tokens is None else s.tokens) for s in request.segments
+        ]
+        return segments, [token for _, ids in segments for token in ids]
 
     def _args(
         self, segments: _Tokenized, algorithm: Algorithm, tag: str | None = None
     ) -> RequestArgs:
         args = _args(segments, algorithm.spec, tag)
-        if not algorithm.documents:
-            return args
-        return replace(args, documents=self._documents(segments))
-
-    def _documents(self, segments: _Tokenized) -> ChunkContexts:
-        """What stands before each chunk in its document."""
         chunks = [(s, tokens) for s, tokens in segments if isinstance(s, Chunk) and tokens]
-        if all(chunk.document is None for chunk, _ in chunks):
-            return ChunkContexts()
+        if not algorithm.documents or all(chunk.document is None for chunk, _ in chunks):
+            return args
         pairs = enumerate(chunks, start=1)
-        return ChunkContexts.of([self._context(n, *chunk) for n, chunk in pairs])
+        contexts = ChunkContexts.of([self._context(n, *chunk) for n, chunk in pairs])
+        return replace(args, documents=contexts)
 
     def _context(self, number: int, chunk: Chunk, tokens: tuple[int, ...]) -> bytes:
+        """What stands before a chunk in its document, packed."""
         document, found = chunk.document, None
         if document is None:
             return b""
@@ -201,7 +238,7 @@ def make_result(
     completion: Any = output.outputs[0]
     cached = output.num_cached_tokens or 0
     rejected = completion.stop_reason == REJECTED
-    failed = completion.finish_reason == FAILED
+    failed, steps = completion.finish_reason == FAILED, completion.logprobs
     return Result(
         text=tokenizer.decode(completion.token_ids),
         tokens=tuple(completion.token_ids),
@@ -210,7 +247,7 @@ def make_result(
         counts=cost.tokens if cost else TokenCounts(len(prepared.prompt_token_ids), reused=cached),
         hits=cost.hits if cost else Hits(prefix=cached // BLOCK_SIZE),
         finish_reason="rejected" if rejected else completion.finish_reason,
-        logprobs=_logprobs(completion.logprobs),
+        logprobs=None if steps is None else tuple(map(_logprobs_of, steps)),
         error=str(completion.stop_reason or "no reason given") if failed else None,
     )
 
@@ -245,12 +282,6 @@ def _check_ids(tokens: Sequence[int], running: Frontend) -> None:
             f"token id {wrong} is not in the vocabulary of {size}",
             hint="tokenize with the model's own tokenizer",
         )
-
-
-def _check_logprobs(count: int | None, running: Frontend) -> None:
-    most = running.engine.vllm_config.model_config.max_logprobs
-    if count is not None and (count < 0 or 0 <= most < count):
-        raise ConfigError(f"`logprobs` {count}: an engine gives 0 to {most}", hint="ask for fewer")
 
 
 def _args(segments: _Tokenized, algorithm: str, tag: str | None) -> RequestArgs:
@@ -299,7 +330,5 @@ def _timings(output: "RequestOutput", generated: int, late: float) -> Timings:
     )
 
 
-def _logprobs(steps: Any) -> tuple[dict[int, float], ...] | None:
-    if steps is None:
-        return None
-    return tuple({token: entry.logprob for token, entry in step.items()} for step in steps)
+def _logprobs_of(step: Any) -> dict[int, float]:
+    return {token: entry.logprob for token, entry in step.items()}

@@ -2,18 +2,23 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from picbench.engines.chunk_cache.tiers.kinds import without_credentials
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
-from picbench.engines.conversion import PreparedRequest, RequestPreparer, make_result
+from picbench.engines.conversion import (
+    ModelTokenizer,
+    PreparedRequest,
+    RequestPreparer,
+    make_result,
+)
 from picbench.engines.ledger import MemoryUse, Snapshot
-from picbench.engines.pace import Departure, Pace
-from picbench.engines.request import Request, Result
+from picbench.engines.pace import Pace, Submission
+from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.self_check import (
     CheckedPrompts,
     Comparison,
@@ -21,26 +26,52 @@ from picbench.engines.self_check import (
     checked_prompts,
     compare_answers,
 )
-from picbench.engines.tokenizer import ModelTokenizer
 from picbench.engines.vllm.launch import Launched, launch
-from picbench.engines.vllm.worker.compilations import compiled_kernels, watch_compilations
-from picbench.engines.vllm.worker.memory_use import measure_memory
-from picbench.engines.warm_up_requests import warm_up_requests
+from picbench.engines.vllm.worker.probes import compiled_kernels, measure_memory, watch_compilations
 from picbench.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
     from picbench.engines.cache import ChunkCache
-    from picbench.engines.planning.plan import Canonical
     from picbench.engines.vllm.scheduler.linker import Linker, PromptCost
     from picbench.engines.vllm.transfer.tier_client import TierClient
+
+
+#: Tokens of the longest prompt, and of its chunks.
+_LONGEST, _LARGE = 32_000, 500
+
+#: Tokens after the chunks, and the chunks of prompts with few and many linked tokens: how many, and
+#: tokens of each.
+_TAIL = 40
+_FEW, _MANY = (1, 700), (12, 50)
+
+
+def warm_up_requests(longest: int, device: str, *, chunks: bool) -> Iterator[Request]:
+    """Requests that use each kernel; each is to be served twice, cold and warm.
+
+    Kernels are compiled when they are first used: those for plain requests and, with `chunks`, for
+    compiling chunks and for linking few and many tokens. Prompts of more than `longest` tokens are
+    left out: the engine will never serve any like them. On a GPU there is also a long one, because
+    the first large steps of engines with chunks took 165 ms more than later ones (H200, 8B shape,
+    8,192 tokens in 17 chunks), though all kernels were compiled.
+    """
+    tail = min(_TAIL, longest)
+    yield Request([Text(tokens=(1,) * tail)])
+    shapes = [_FEW, _MANY] if chunks else []
+    if device == "cuda":
+        shapes.append((min(longest - tail, _LONGEST) // _LARGE, _LARGE))
+    for count, length in shapes:
+        if 0 < count * length <= longest - tail:
+            documents = [Chunk(tokens=(i + 1,) * length) for i in range(count)]
+            yield Request([*documents, Text(tokens=(1,) * tail)])
+
 
 #: Plain prompts that are submitted before a step, in steps' worth of tokens.
 _STEPS_AHEAD = 4
 
 
-class Engine:
+class Engine(AbstractContextManager["Engine"]):
     """vLLM with picbench in it (or, with `EngineConfig.stock`, without), in this process.
 
     Raises ConfigError for settings and requests that cannot work, before anything is computed, and
@@ -61,17 +92,14 @@ class Engine:
         self._busy_s = 0.0
         self._closed_by = ""
         if config.self_check:
-            self._require_right_answers()
+            try:
+                self.self_check().require()
+            except BaseException:
+                self.close()
+                raise
+            self._running.ledger.forget()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def generate(
@@ -116,7 +144,7 @@ class Engine:
         ConfigError for a request that can never be served.
         """
         prepared = self._prepare(request, max_tokens, logprobs, ignore_eos)
-        self._submit(Departure(prepared, time.time(), 0.0))
+        self._submit(Submission(prepared, time.time(), 0.0))
         self._submitted[prepared.tag] = prepared
         return prepared.tag
 
@@ -139,10 +167,7 @@ class Engine:
             self._report(tag)
 
     def warm_up(self, algorithm: str | None = None) -> None:
-        """Run a few requests and drop their KV, so that first-use costs are not measured.
-
-        Without an `algorithm` it is the engine's own.
-        """
+        """Serve a few requests, and drop their KV, so that first-use costs are not measured."""
         running, stock = self._running, self.config.stock
         longest = min(running.context, running.pool * BLOCK_SIZE // 2) - 2
         for plain in warm_up_requests(longest, self._device, chunks=not stock):
@@ -166,8 +191,8 @@ class Engine:
     def self_check(self, known: CheckedPrompts | None = None) -> SelfCheck:
         """Compare ways to the same answers, and drop their KV. Only where no request runs.
 
-        `known` are the answers of another engine with the same model, by default this one's own to
-        plain requests.
+        `known` are answers of another engine with the model, by default this one's to plain
+        requests.
         """
         running = self._running
         dtype = str(running.engine.vllm_config.model_config.dtype).removeprefix("torch.")
@@ -181,50 +206,37 @@ class Engine:
 
     @property
     def memory(self) -> list[Snapshot]:
-        """The block ledger since `measure`, one snapshot a scheduler step.
+        """The block ledger since `measure`, a snapshot of some 700 bytes for each scheduler step.
 
-        They are kept until `measure` is called again, some 700 bytes a step. Of an engine that is
-        not measured there are those of the latest 10,000 steps.
+        An engine that is not measured keeps those of the latest 10,000 steps.
         """
         return self._running.ledger.snapshots
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which the last `generate` served its requests, from its start to the last end.
-
-        What the caller's side takes before, to tokenize and to check them, does not count.
-        """
+        """Seconds from the start of the last `generate`, once requests were checked, to its end."""
         return self._busy_s
 
     @property
     def moved(self) -> Mapping[str, tuple[int, int]]:
-        """Bytes (loaded, stored) between the pool and each tier since the engine started.
-
-        Empty where they are not counted: in a stock engine, and with workers in other processes.
-        """
+        """Bytes (loaded, stored) by tier since the start; none where that is not counted."""
         return {} if self.config.stock or self._tier_client is None else self.cache.moved
 
     @property
     def step_times(self) -> StepTimes:
-        """Seconds of steps since the engine started, and what tiers took of them.
-
-        Both are zero in an engine without tiers.
-        """
+        """Seconds of steps since the start, and what tiers took of them; zeros without tiers."""
         connector = getattr(self._running.scheduler, "connector", None)
         times: StepTimes = getattr(connector, "step_times", StepTimes())
         return times
 
     @property
     def workspace_bytes(self) -> int:
-        """Memory that picbench's attention holds now beside the KV pool, on the worker with most.
+        """Memory that picbench's attention holds now beside the pool, on the worker with most.
 
-        On a CPU it grows with what requests read; the ledger, which counts blocks of the pool, does
-        not have it. 0 in a stock engine.
+        On a CPU it grows with what requests read.
         """
-        if self.config.stock:
-            return 0
-        held: list[int] = self._running.engine.collective_rpc("workspace_bytes")
-        return max(held)
+        engine = self._running.engine
+        return 0 if self.config.stock else max(engine.collective_rpc("workspace_bytes"))
 
     @property
     def preemptions(self) -> int:
@@ -239,17 +251,11 @@ class Engine:
 
     @property
     def evictions(self) -> Mapping[str, int]:
-        """Blocks that lost their KV to other requests since the engine started.
-
-        By what they held: `chunk` and `prefix`. Those that `reset` drops are not counted.
-        """
+        """Blocks by kind, `chunk` and `prefix`, that lost their KV to requests since the start."""
         return self._running.ledger.evictions
 
     def reset(self, *, tiers: bool = True) -> None:
-        """Drop all cached KV in the pool and, with `tiers`, what this engine stored in its tiers.
-
-        Raises EngineError while requests run or chunks are pinned.
-        """
+        """Drop KV in the pool and, with `tiers`, in them. Raises EngineError if requests run."""
         if self._running.engine.has_unfinished_requests():
             raise EngineError("the cache cannot be dropped while requests run")
         self.drain()
@@ -279,7 +285,8 @@ class Engine:
                 hint="use `tensor_parallel=1`",
             )
         store = self._running.scheduler.chunk_store
-        return ChunkCache(store, tier_client, self.generate, self._canonical, self.drain)
+        locate = partial(self._preparer.canonical, running=self._running)
+        return ChunkCache(store, tier_client, self.generate, locate, self.drain)
 
     @property
     def drained(self) -> bool:
@@ -344,14 +351,6 @@ class Engine:
             self._launched.engine.engine_core.shutdown()
             self._launched = None
 
-    def _require_right_answers(self) -> None:
-        try:
-            self.self_check().require()
-        except BaseException:
-            self.close()
-            raise
-        self._running.ledger.forget()
-
     def _check_workers(self) -> Iterator[Comparison]:
         """What the workers compare themselves; of several workers the largest differences."""
         answers: Any = self._running.engine.collective_rpc("self_check")
@@ -378,9 +377,6 @@ class Engine:
     ) -> PreparedRequest:
         return self._preparer.prepare(request, self._running, max_tokens, logprobs, ignore_eos)
 
-    def _canonical(self, request: Request) -> "Canonical | None":
-        return self._preparer.canonical(request, self._running)
-
     @property
     def _device(self) -> str:
         return str(self._running.engine.vllm_config.device_config.device)
@@ -393,16 +389,16 @@ class Engine:
         done: dict[str, Any] = {}
         try:
             while pace:
-                for departure in self._ahead(pace):
-                    self._submit(departure)
-                    late[departure.item.tag] = departure.late
+                for submission in self._ahead(pace):
+                    self._submit(submission)
+                    late[submission.item.tag] = submission.late
                 if pace.idle:
                     self._running.ledger.note()
                     pace.wait()
                     continue
                 for output in self._step():
                     done[output.request_id] = output
-                    pace.landed()
+                    pace.finished()
         except BaseException:
             if self._launched is not None:
                 self._running.engine.abort_request([p.tag for p in prepared if p.tag not in done])
@@ -428,33 +424,31 @@ class Engine:
         self._ended |= {o.request_id: o for o in outputs if o.request_id in self._submitted}
         return [output for output in outputs if output.request_id not in self._submitted]
 
-    def _ahead(self, pace: Pace[PreparedRequest]) -> Iterator[Departure[PreparedRequest]]:
+    def _ahead(self, pace: Pace[PreparedRequest]) -> Iterator[Submission[PreparedRequest]]:
         """Requests to submit before the next step: one, and more while they do not fill it.
 
-        Planning takes milliseconds, during which the device computes the step before. Of many long
-        prompts that arrive at once the first ones start while the others are planned.
+        Planning takes milliseconds, in which the device computes: of many long prompts the first
+        ones start while others are planned.
         """
         config = self._running.engine.vllm_config.scheduler_config
         room = config.max_num_batched_tokens
-        for departure in pace.departures():
-            yield departure
-            room -= self._new_tokens(departure.item)
+        for submission in pace.due():
+            yield submission
+            prepared = submission.item
+            slots = self._linker.new_slots(prepared.tag) if self._linker else None
+            # Plain prompts are submitted fast, and may be cached for the most part.
+            plain = len(prepared.prompt_token_ids) // _STEPS_AHEAD
+            room -= plain if slots is None else slots
             if room <= 0:
                 return
 
-    def _new_tokens(self, prepared: PreparedRequest) -> int:
-        """About how many tokens a request that was just submitted has computed."""
-        slots = self._linker.new_slots(prepared.tag) if self._linker else None
-        # Plain prompts are submitted fast, and may be cached for the most part.
-        return len(prepared.prompt_token_ids) // _STEPS_AHEAD if slots is None else slots
-
-    def _submit(self, departure: Departure[PreparedRequest]) -> None:
-        prepared = departure.item
+    def _submit(self, submission: Submission[PreparedRequest]) -> None:
+        prepared = submission.item
         prompt: Any = {"prompt_token_ids": prepared.prompt_token_ids}
         if prepared.cache_salt is not None:
             prompt["cache_salt"] = prepared.cache_salt
         self._running.engine.add_request(
-            prepared.tag, prompt, prepared.sampling_params, arrival_time=departure.arrived
+            prepared.tag, prompt, prepared.sampling_params, arrival_time=submission.arrived
         )
 
     def _report(self, tag: str) -> "PromptCost | None":

@@ -46,9 +46,8 @@ _TILE = 4
 class GpuFootprint:
     """Bytes that an engine takes on each of its GPUs.
 
-    `weights` and `block`, a KV block of 16 slots, are exact but for rounding, `workspace` (memory
-    of picbench's own kernels) at most what is allocated. `activations` of the largest step,
-    `graphs` and `runtime` are estimates from above.
+    `weights` and `block`, a KV block of 16 slots, are exact but for rounding, `workspace` of
+    picbench's kernels at most that; `activations`, `graphs` and `runtime` are estimates from above.
     """
 
     weights: int
@@ -72,8 +71,7 @@ class GpuFootprint:
     def of(cls, config: EngineConfig, model: Mapping[str, Any]) -> Self | None:
         """The footprint of an engine for a model with this configuration.
 
-        None where the configuration does not tell it: quantised weights, and models whose
-        configuration does not have the usual fields.
+        None where that does not tell it: quantised weights, and fields that are missing.
         """
         if model.get("quantization_config"):
             return None
@@ -100,10 +98,7 @@ class GpuFootprint:
 
 
 def parameters(model: Mapping[str, Any]) -> int:
-    """Parameters of a decoder of the Llama family, dense or with experts.
-
-    Raises KeyError where a field is missing. Biases and the norms of queries and keys are left out.
-    """
+    """Parameters of a Llama-like decoder, without biases. Raises KeyError for a missing field."""
     hidden, layers = int(model["hidden_size"]), int(model["num_hidden_layers"])
     head, heads = head_size(model), int(model["num_attention_heads"])
     attention = hidden * head * (2 * heads + 2 * kv_heads(model))

@@ -80,10 +80,7 @@ class MemoryUse:
 
     @property
     def residual_bytes(self) -> int | None:
-        """What is held beside weights, pool and workspaces.
-
-        Negative where pages of these were never touched and are not resident.
-        """
+        """What is held beside these three; negative where pages of them were never touched."""
         return None if self.held_bytes is None else self.held_bytes - self.known_bytes
 
 

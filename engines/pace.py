@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Departure(Generic[T]):
+class Submission(Generic[T]):
     """An item that is submitted now.
 
     `arrived` is the time (Unix seconds) from which its latency counts: when there was room for it
@@ -32,7 +32,7 @@ class Pace(Generic[T]):
     then, though whoever submits it may be busy. With them, in seconds from now for each item, no
     item is submitted before its time; without room, or while the engine is busy, it is submitted as
     soon as possible, and is late. `clock` is monotonic, `wall` gives Unix seconds: it is read for
-    each departure, because a wall clock that is set would shift all that is counted from before.
+    each submission, because a wall clock that is set would shift all that is counted from before.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Pace(Generic[T]):
         """Whether no item is in flight."""
         return self._in_flight == 0
 
-    def departures(self) -> Iterator[Departure[T]]:
+    def due(self) -> Iterator[Submission[T]]:
         """The items that may be submitted now."""
         while self._queue and self._in_flight < self._limit:
             item, due = self._queue[0]
@@ -71,9 +71,9 @@ class Pace(Generic[T]):
             self._in_flight += 1
             room = self._room.popleft()
             arrived = self._wall() - (now - (room if due is None else due))
-            yield Departure(item, arrived, 0.0 if due is None else now - due)
+            yield Submission(item, arrived, 0.0 if due is None else now - due)
 
-    def landed(self) -> None:
+    def finished(self) -> None:
         """One of the items in flight is finished."""
         self._in_flight -= 1
         self._room.append(self._clock() - self._began)

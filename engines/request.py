@@ -1,7 +1,4 @@
-"""The input and output of an engine: segments, requests, results.
-
-Nothing here imports torch or vllm.
-"""
+"""The input and output of an engine: segments, requests, results."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,12 +73,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Wall-clock seconds of one request.
+    """Wall-clock seconds of one request, from its arrival time even if submitted `late` s later.
 
-    `ttft` counts from arrival, `prefill` from the first time the request was scheduled (both end
-    at the first token); `tpot` is the mean gap between later tokens (None below two tokens);
-    `e2e` is arrival to last token. A request with an arrival time arrived then, even if it
-    was submitted `late` seconds later.
+    `ttft` counts from arrival, `prefill` from the first time the request was scheduled (both end at
+    the first token); `tpot` is the mean gap between later tokens (None below two tokens); `e2e` is
+    arrival to last token.
     """
 
     ttft: float

@@ -15,7 +15,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
@@ -38,18 +38,8 @@ _CANDIDATES = 8
 _SHARE = 0.25
 
 
-class Generate(Protocol):
-    """`Engine.generate`."""
-
-    def __call__(
-        self,
-        requests: Sequence[Request],
-        *,
-        max_tokens: int,
-        logprobs: int,
-        ignore_eos: bool,
-    ) -> list[Result]:
-        """Serve requests."""
+#: `Engine.generate`.
+Generate = Callable[..., list[Result]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +146,11 @@ def compare_answers(
 
     Each way serves the prompts together, twice: chunks are compiled, then found.
     """
-    found = {
-        name: _largest(generate, known.prompts, way, expected)
-        for name, (way, expected) in _WAYS.items()
-    }
+    found: dict[str, float] = {}
+    for name, (way, answer) in _WAYS.items():
+        requests = [way(prompt) for prompt in known.prompts]
+        expected = [getattr(prompt, answer) for prompt in known.prompts]
+        found[name] = max(_apart(generate, requests, expected) for _ in range(2))
     found["moved chunks, token by token"] = _token_by_token(generate, known.prompts)
     return tuple(
         Comparison(name, difference, TOLERANCE[dtype], known.control)
@@ -210,55 +201,17 @@ def _chunked(prompt: CheckedPrompt, algorithm: str) -> Request:
     return Request([*chunks, Text(tokens=prompt.question)], algorithm)
 
 
-def _recomputed(prompt: CheckedPrompt) -> Request:
-    return _chunked(prompt, "full")
-
-
-def _linked(prompt: CheckedPrompt) -> Request:
-    return _chunked(prompt, "epic:k=64:copy=shared")
-
-
-def _linked_copies(prompt: CheckedPrompt) -> Request:
-    return _chunked(prompt, "epic:k=64")
-
-
 def _one_chunk(prompt: CheckedPrompt) -> Request:
     return Request([Chunk(tokens=_joined(prompt.chunks)), Text(tokens=prompt.question)], "naive")
 
 
-def _moved(prompt: CheckedPrompt) -> Request:
-    """The question first, so that no chunk is where it was compiled."""
-    chunks: list[PromptSegment] = [Chunk(tokens=chunk) for chunk in prompt.chunks]
-    question = Text(tokens=prompt.question)
-    return Request([question, *chunks, question], "naive")
-
-
-def _full(prompt: CheckedPrompt) -> Result:
-    return prompt.full
-
-
-def _hit(prompt: CheckedPrompt) -> Result:
-    return prompt.hit
-
-
-#: How prompts are served, and the answer that they must get.
-_WAYS: Mapping[str, tuple[Way, Callable[[CheckedPrompt], Result]]] = {
-    "full recompute": (_recomputed, _full),
-    "all tokens linked": (_linked, _full),
-    "all tokens linked, copied chunks": (_linked_copies, _full),
-    "one chunk at the start": (_one_chunk, _hit),
+#: How prompts are served, and which of the known answers they must get.
+_WAYS: Mapping[str, tuple[Way, str]] = {
+    "full recompute": (partial(_chunked, algorithm="full"), "full"),
+    "all tokens linked": (partial(_chunked, algorithm="epic:k=64:copy=shared"), "full"),
+    "all tokens linked, copied chunks": (partial(_chunked, algorithm="epic:k=64"), "full"),
+    "one chunk at the start": (_one_chunk, "hit"),
 }
-
-
-def _largest(
-    generate: Generate,
-    prompts: Sequence[CheckedPrompt],
-    way: Way,
-    expected: Callable[[CheckedPrompt], Result],
-) -> float:
-    requests = [way(prompt) for prompt in prompts]
-    answers = [expected(prompt) for prompt in prompts]
-    return max(_apart(generate, requests, answers) for _ in range(2))
 
 
 def _token_by_token(generate: Generate, prompts: Sequence[CheckedPrompt]) -> float:
@@ -267,7 +220,13 @@ def _token_by_token(generate: Generate, prompts: Sequence[CheckedPrompt]) -> flo
     The chunks are read away from where they were compiled, by the kernels of decoding and by those
     of linking, which need not agree with full recompute but with each other.
     """
-    requests = [_moved(prompt) for prompt in prompts]
+    # The question comes first, so that no chunk is where it was compiled.
+    questions = [Text(tokens=prompt.question) for prompt in prompts]
+    chunked = (_chunked(prompt, "naive") for prompt in prompts)
+    requests = [
+        replace(request, segments=[question, *request.segments])
+        for question, request in zip(questions, chunked, strict=True)
+    ]
     decoded = _answers(generate, requests)
     worst = 0.0
     for done in range(1, _ANSWER):

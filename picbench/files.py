@@ -1,15 +1,11 @@
 """Files that are written whole or not at all, and errors that name the file."""
 
-import errno
-import fcntl
-import hashlib
 import json
 import os
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from errno import EDQUOT, EINVAL, ENOSPC, ENOTDIR
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from errno import EDQUOT, EINVAL, ENOLCK, ENOSPC, ENOTDIR, ENOTSUP
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -19,6 +15,9 @@ from picbench.errors import ConfigError
 
 #: The numbers of errors that say that a disk is full: with room, the same can be written.
 FULL_DISK = frozenset({ENOSPC, EDQUOT})
+
+#: The file in a folder that is held, and what the name of one beside a file ends with.
+LOCK = ".lock"
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -84,17 +83,36 @@ def write_json(
         file.write(text.encode() + b"\n")
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait until no other process on this machine holds a file, and hold it.
+def locked(path: Path) -> AbstractContextManager[None]:
+    """Wait until no other process or thread holds a file, and hold it.
 
-    For files that are read, changed and replaced. The lock is a file of its own, because a replaced
-    one is another file, and not beside it, because it stays.
+    For what is read, changed and replaced. The lock is a file beside it, because a replaced one is
+    another file.
     """
-    name = hashlib.sha256(f"{os.getuid()} {path.absolute()}".encode()).hexdigest()[:16]
-    with Path(tempfile.gettempdir(), f"picbench-{name}.lock").open("ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    return _locked(path.with_name(f".{path.name}{LOCK}"), timeout=-1)
+
+
+@contextmanager
+def _locked(place: Path, timeout: float) -> Iterator[None]:
+    """Hold the lock file `place`; raises TimeoutError after `timeout` seconds (-1: never).
+
+    The lock ends with the process, and the file is removed with it unless that is killed. File
+    systems without locks hold nothing.
+    """
+    from filelock import FileLock
+
+    lock = FileLock(place)
+    try:
+        lock.acquire(timeout=timeout)
+    except OSError as error:  # A TimeoutError is one.
+        if error.errno not in (ENOLCK, ENOTSUP):
+            raise
+    try:
         yield
+    finally:
+        # Whoever waits for it finds that it has no name any more, and makes another.
+        place.unlink(missing_ok=True)
+        lock.release()
 
 
 def parse_line(text: bytes) -> Any:
@@ -115,38 +133,22 @@ def _refuse(constant: str) -> NoReturn:
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Hold a folder; ConfigError where another process, or this one already, does.
-
-    File systems without locks hold nothing.
-    """
-    descriptor = _lock(folder)
-    if descriptor is None:
-        raise ConfigError(
-            f"`output` {folder}: another process is writing this run",
-            hint="wait until it has ended, or name another folder",
-        )
-    try:
+    """Hold a folder; raises ConfigError where another process, or this one already, does."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_locked(folder / LOCK, timeout=0))
+        except TimeoutError as error:
+            raise ConfigError(
+                f"`output` {folder}: another process is writing this run",
+                hint="wait until it has ended, or name another folder",
+            ) from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 def is_held(folder: Path) -> bool:
     """Whether a process holds a folder."""
-    descriptor = _lock(folder)
-    if descriptor is None:
-        return True
-    os.close(descriptor)
-    return False
-
-
-def _lock(folder: Path) -> int | None:
-    """A descriptor that locks the folder until it is closed; None where it is locked."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno == errno.EWOULDBLOCK:
-            os.close(descriptor)
-            return None
-    return descriptor
+        with hold(folder):
+            return False
+    except ConfigError:
+        return True

@@ -1,116 +1,445 @@
-"""The columns that are shown of a run's arms, on a terminal and in files."""
+"""Every metric of a run, listed once: what it is, where it comes from and where it is used.
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+The table of a run, its report, the status line, sweeps, comparisons, gates and docs/metrics.md take
+their metrics from `METRICS`, in this order. A metric that is added here is known to all of them.
 
-from picbench.store.summary import ArmSummary, Percentiles
+python -m picbench.metrics prints the table of docs/metrics.md.
+"""
 
-NOTHING = "-"
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from enum import StrEnum
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, Literal
+
+from picbench.store.records import SampleRow
+from picbench.store.summary import ArmSummary, computed_tokens
+
+#: Which values are better.
+Better = Literal["lower", "higher"]
+
+#: Where a metric is shown: in tables of a closed and an open loop, in reports, in the status line.
+View = Literal["closed", "open", "report", "status"]
+
+#: Units that stand after each value, and what a title has of them where values stand alone.
+_SUFFIXES = {"%": " %", "x": ""}
+
+#: Metrics whose values are shown with what a reader must know of them.
+ANSWERED, SCORE = "answered", "score"
+
+
+class Pairing(StrEnum):
+    """How a metric of two arms is compared, and what a gate allows of it.
+
+    `DIFFERENCE`: of means over pairs of samples; a gate has a margin. `RATIO`: of geometric means
+    over pairs; a gate has the largest ratio. `COUNT`: the same for each pair, or for whole arms if
+    rows do not have it; a gate has a relative tolerance. `QUANTILE`: of all requests of each arm,
+    with intervals. `WHOLE`: one value of each arm, without intervals. Of these two a gate has the
+    relative loss, in the direction that is worse.
+    """
+
+    DIFFERENCE = "difference"
+    RATIO = "ratio"
+    COUNT = "count"
+    QUANTILE = "quantile"
+    WHOLE = "whole"
 
 
 @dataclass(frozen=True, slots=True)
-class ArmColumn:
-    """A column: its heading, an arm's value, None where nothing was measured, and how it is shown.
+class Metric:
+    """A number about arms, requests or both.
 
-    `shown` has the value on a terminal; by default it is the number with `digits`. `unit` is part
-    of the heading where values stand alone.
+    `heading` has line breaks for terminals. `of_arm` takes an arm's summary, `of_row` a request's
+    row; either gives None if nothing was measured. A metric with a `quantile` is that of the metric
+    `base` over requests; one that is `over_full` is `base` over that of `full`, request by request.
+
+    A metric that is `optional` is shown if an arm has a value, one that is `rare` if an arm has
+    another value than 0. `usual` is what a gate allows if the user does not say: against a baseline
+    of one run, and against one of several, whose drift is known. A gate checks a metric that has a
+    pairing and no `usual` only if the user says what is allowed.
     """
 
+    name: str
     heading: str
-    value: Callable[[ArmSummary], float | None]
-    digits: int = 1
-    shown: Callable[[ArmSummary], str] | None = None
+    meaning: str
+    _: KW_ONLY
     unit: str = ""
+    digits: int = 1
+    better: Better | None = None
+    of_arm: Callable[[ArmSummary], float | None] | None = None
+    of_row: Callable[[SampleRow], float | None] | None = None
+    base: str | None = None
+    quantile: float | None = None
+    over_full: bool = False
+    pairing: Pairing | None = None
+    usual: tuple[float, float] | None = None
+    shown: tuple[View, ...] = ()
+    optional: bool = False
+    rare: bool = False
+
+    @property
+    def printed(self) -> str:
+        """The heading of a column on a terminal."""
+        below = self.unit and self.unit not in _SUFFIXES
+        return f"{self.heading}\n{self.unit}" if below else self.heading
+
+    @property
+    def title_unit(self) -> str:
+        """What a title has after the printed heading if values stand without their unit."""
+        return _SUFFIXES.get(self.unit, "")
 
     @property
     def title(self) -> str:
         """The heading on one line, with the unit."""
-        return " ".join(self.heading.split()) + self.unit
+        return " ".join(self.printed.split()) + self.title_unit
 
-    def text(self, arm: ArmSummary) -> str:
-        """The value as it is printed."""
-        if self.shown is not None:
-            return self.shown(arm)
-        return number(self.value(arm), self.digits)
+    def value(self, arm: ArmSummary) -> float | None:
+        """The value of an arm; None if nothing was measured."""
+        return None if self.of_arm is None else self.of_arm(arm)
+
+    def known(self, arm: ArmSummary) -> float | None:
+        """The value of an arm; None if it means nothing, as the scores of random weights do."""
+        sound = self.name != SCORE or arm.score.meaningful
+        return self.value(arm) if sound else None
+
+    def text(self, arm: ArmSummary) -> str | None:
+        """The value with what a reader must know of it; None without a value."""
+        value = self.value(arm)
+        if value is None:
+            return None
+        suffix = self.unit if self.unit in _SUFFIXES else ""
+        if self.name == SCORE and not arm.score.meaningful:
+            suffix = "*"
+        if self.name == ANSWERED and arm.failed:
+            suffix = f"/{arm.requests}"
+        return f"{value:,.{self.digits}f}{suffix}"
 
 
-def arm_columns(arms: Collection[ArmSummary], metric: str) -> list[ArmColumn]:
-    """What is shown of arms; those in an open loop have columns of their own."""
-    open_loop = any(arm.makespan_s is not None for arm in arms)
-    tail = "p95" if open_loop else "p90"
-    columns = [
-        ArmColumn("requests", lambda arm: arm.requests - arm.failed, 0, _requests),
-        ArmColumn("TTFT p50\nms", lambda arm: _at(arm.ttft_ms, "p50")),
-        ArmColumn(f"TTFT {tail}\nms", lambda arm: _at(arm.ttft_ms, tail)),
-        ArmColumn("TTFT\nvs full", _ratio, 2, _times),
-        ArmColumn("TPOT\nms", lambda arm: arm.tpot_ms),
-    ]
-    if open_loop:
-        columns.append(ArmColumn("makespan\ns", lambda arm: arm.makespan_s))
-    if any(arm.goodput_req_s is not None for arm in arms):
-        columns.append(ArmColumn("goodput\nreq/s", lambda arm: arm.goodput_req_s))
+def metrics_shown(arms: Collection[ArmSummary], view: View | None = None) -> list[Metric]:
+    """The metrics that a view has of these arms; without a view those of a run's table.
+
+    The heading of the score is how replies were scored.
+    """
+    if view is None:
+        view = "open" if any(arm.makespan_s is not None for arm in arms) else "closed"
+    scored = "/".join(dict.fromkeys(arm.score.metric for arm in arms))
     return [
-        *columns,
-        ArmColumn("tokens/s", lambda arm: arm.throughput_tok_s, 0),
-        ArmColumn(metric, lambda arm: arm.score.mean, 3, _score),
-        ArmColumn("blocks\npeak", _peak_blocks, 0),
-        *([ArmColumn("KV peak\nGiB", _peak_gib, 3)] if any(map(_peak_gib, arms)) else ()),
-        _share_column("tokens\nreused", lambda arm: arm.reused_share),
-        _share_column("tokens\ncomputed", _computed_share),
+        replace(metric, heading=scored) if metric.name == SCORE and scored else metric
+        for metric in METRICS.values()
+        if view in metric.shown and _needed(metric, arms)
     ]
 
 
-def _peak_gib(arm: ArmSummary) -> float | None:
-    peak = arm.memory.peak_referenced_bytes if arm.memory else None
-    return None if peak is None else peak / 2**30
+def _needed(metric: Metric, arms: Collection[ArmSummary]) -> bool:
+    values = [metric.value(arm) for arm in arms]
+    if metric.rare:
+        return any(values)
+    return not metric.optional or any(value is not None for value in values)
 
 
-def number(value: float | None, digits: int = 1) -> str:
-    """A number for a reader; a dash for what was not measured."""
-    return NOTHING if value is None else f"{value:,.{digits}f}"
+def metrics_paired(*pairings: Pairing) -> list[Metric]:
+    """The metrics that are compared in one of these ways."""
+    return [metric for metric in METRICS.values() if metric.pairing in pairings]
 
 
-def _share_column(heading: str, part: Callable[[ArmSummary], float | None]) -> ArmColumn:
+def metrics_table() -> str:
+    """The table of docs/metrics.md: every metric, in Markdown."""
+    head = ("name", "heading", "better", "compared", "a gate allows", "definition")
+    lines = [head, ["---"] * len(head), *map(_documented, METRICS.values())]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _documented(metric: Metric) -> tuple[str, ...]:
+    usual = "" if metric.usual is None else " or ".join(f"{u:g}" for u in sorted({*metric.usual}))
+    name, better, pairing = f"`{metric.name}`", metric.better or "", metric.pairing or ""
+    return name, metric.title, better, pairing, usual, metric.meaning
+
+
+_TABLE: tuple[View, ...] = ("closed", "open")
+_ALL: tuple[View, ...] = (*_TABLE, "report")
+
+
+def _field(path: str, scale: float = 1) -> Callable[[Any], float | None]:
+    """Takes a value by its path, times `scale`; None if anything on the way is None."""
+
+    def take(record: Any) -> float | None:
+        for name in path.split("."):
+            record = None if record is None else getattr(record, name)
+        return record if record is None or scale == 1 else scale * record
+
+    return take
+
+
+def _time(name: str, heading: str, meaning: str, **more: Any) -> Metric:
+    """A time of a request, in milliseconds."""
+    return Metric(name, heading, meaning, unit="ms", better="lower", of_row=_field(name), **more)
+
+
+def _ttft(percent: int, *shown: View, pairing: Pairing | None = None) -> Metric:
+    """A percentile of TTFT."""
+    return Metric(
+        f"ttft_p{percent}_ms",
+        f"TTFT p{percent}",
+        f"percentile {percent} of TTFT over the timed requests of an arm",
+        unit="ms",
+        better="lower",
+        of_arm=_field(f"ttft_ms.p{percent}"),
+        base="ttft_ms",
+        quantile=percent / 100,
+        pairing=pairing,
+        shown=shown,
+    )
+
+
+def _vs_full(base: str, heading: str, **more: Any) -> Metric:
+    """A time over that of `full` for the same request."""
+    return Metric(
+        f"{base.removesuffix('_ms')}_vs_full",
+        f"{heading}\nvs full",
+        f"{heading} over that of `full` for the same request; the geometric mean",
+        unit="x",
+        digits=2,
+        better="lower",
+        base=base,
+        over_full=True,
+        pairing=Pairing.RATIO,
+        usual=(1.03, 1.03),
+        **more,
+    )
+
+
+def _count(name: str, meaning: str, path: str = "", *, loose: bool = False, **more: Any) -> Metric:
+    """A count, by its path in a row; `loose` if it depends on replies or on when tiers are done."""
+    facts: dict[str, Any] = {"digits": 0, "of_row": _field(path) if path else None} | more
+    usual = None if loose else (0.0, 0.0)
+    words = facts.pop("heading", name.replace("_", " "))
+    return Metric(name, words, meaning, pairing=Pairing.COUNT, usual=usual, **facts)
+
+
+def _pool_share(name: str, heading: str, meaning: str, **more: Any) -> Metric:
+    """Blocks of the field `heading` in percent of the pool."""
+    blocks = attrgetter(heading.replace(" ", "_"))
+
     def share(arm: ArmSummary) -> float | None:
-        found = part(arm)
-        return None if found is None else 100 * found
+        return 100 * blocks(arm.blocks) / arm.blocks.pool if arm.blocks.pool else None
 
-    def percent(arm: ArmSummary) -> str:
-        found = share(arm)
-        return NOTHING if found is None else f"{found:.1f}%"
-
-    return ArmColumn(heading, share, 1, percent, unit=" %")
+    words = f"{meaning}, as a share of the pool"
+    return Metric(name, heading, words, unit="%", better="lower", of_arm=share, **more)
 
 
-def _computed_share(arm: ArmSummary) -> float | None:
+def _moved(name: str, meaning: str) -> Metric:
+    def total(arm: ArmSummary) -> int:
+        return sum(getattr(tier, name) for tier in arm.moved.values())
+
+    return _count(name, meaning, loose=True, of_arm=total)
+
+
+def _outcome(name: str, meaning: str) -> Metric:
+    def count(arm: ArmSummary) -> int:
+        return arm.outcomes.get(name, 0)
+
+    return Metric(name, name, meaning, digits=0, of_arm=count, shown=("report",), rare=True)
+
+
+def _computed_pct(arm: ArmSummary) -> float | None:
     if arm.computed_tokens is None or not arm.tokens.prompt:
         return None
-    return arm.computed_tokens / arm.tokens.prompt
+    return 100 * (arm.computed_tokens / arm.tokens.prompt)
 
 
-def _at(percentiles: Percentiles | None, name: str) -> float | None:
-    return getattr(percentiles, name, None)
+_LISTED = (
+    Metric(
+        "requests",
+        "requests",
+        "requests that were sent",
+        digits=0,
+        of_arm=_field("requests"),
+        shown=("report", "status"),
+    ),
+    Metric(
+        ANSWERED,
+        "requests",
+        "requests with a result, as answered/sent if others have none",
+        digits=0,
+        of_arm=lambda arm: arm.requests - arm.failed,
+        shown=_TABLE,
+    ),
+    _time(
+        "ttft_ms",
+        "TTFT",
+        "from a request's arrival to its first token, with its time in the queue",
+        pairing=Pairing.RATIO,
+        usual=(2.0, 1.05),
+    ),
+    _ttft(50, *_ALL, "status", pairing=Pairing.QUANTILE),
+    _ttft(90, "closed", "report", pairing=Pairing.QUANTILE),
+    _ttft(95, "open"),
+    _ttft(99, "report", pairing=Pairing.QUANTILE),
+    _vs_full("ttft_ms", "TTFT", of_arm=_field("ttft_vs_full.geomean"), shown=(*_ALL, "status")),
+    _time(
+        "prefill_ms",
+        "prefill",
+        "from the first step that computed for the request to its first token",
+    ),
+    _time(
+        "tpot_ms",
+        "TPOT",
+        "mean gap between later tokens; none if there are fewer than two tokens",
+        of_arm=_field("tpot_ms"),
+        pairing=Pairing.RATIO,
+        usual=(2.0, 1.05),
+        shown=_ALL,
+    ),
+    _vs_full("tpot_ms", "TPOT"),
+    _time("e2e_ms", "E2E", "from arrival to the last token", pairing=Pairing.RATIO),
+    Metric(
+        "makespan_s",
+        "makespan",
+        "in an open loop, from the start to the last token of the last request; with `--repeats`, "
+        "the mean",
+        unit="s",
+        better="lower",
+        of_arm=_field("makespan_s"),
+        shown=("open", "report"),
+        optional=True,
+    ),
+    Metric(
+        "requests_s",
+        "requests/s",
+        "in an open loop, answered requests per second of makespan",
+        digits=2,
+        better="higher",
+        of_arm=lambda arm: (arm.requests - arm.failed) / arm.makespan_s if arm.makespan_s else None,
+    ),
+    Metric(
+        "goodput_req_s",
+        "goodput",
+        "requests per second that met all objectives (`--slo`): per second of makespan, or of busy "
+        "time in a closed loop",
+        unit="req/s",
+        better="higher",
+        of_arm=_field("goodput_req_s"),
+        pairing=Pairing.WHOLE,
+        shown=_ALL,
+        optional=True,
+    ),
+    Metric(
+        "throughput_tok_s",
+        "tokens/s",
+        "prompt and output tokens per second of the arm's own busy time",
+        digits=0,
+        better="higher",
+        of_arm=_field("throughput_tok_s"),
+        pairing=Pairing.WHOLE,
+        shown=_ALL,
+    ),
+    Metric(
+        SCORE,
+        "score",
+        "0 to 1, by the data set's metric (word F1, Rouge-L); none if a reply has nothing to "
+        "score, which counts as 0 in the mean of an arm",
+        digits=3,
+        better="higher",
+        of_arm=_field("score.mean"),
+        of_row=_field("score"),
+        pairing=Pairing.DIFFERENCE,
+        usual=(0.01, 0.01),
+        shown=(*_ALL, "status"),
+    ),
+    _count("prompt_tokens", "tokens of the prompt", "tokens.prompt"),
+    _count("output_tokens", "tokens of the reply", "output_tokens", loose=True),
+    _count(
+        "computed_tokens",
+        "prompt tokens that were not reused, plus tokens of chunks that were compiled for the "
+        "request",
+        of_row=lambda row: computed_tokens(row.tokens),
+    ),
+    _count(
+        "reused_tokens",
+        "prompt tokens that were found in a cache",
+        "tokens.reused",
+        of_arm=_field("tokens.reused"),
+        shown=("status",),
+    ),
+    _count(
+        "compiled_tokens",
+        "tokens of chunks whose KV was computed before the request could run",
+        "tokens.compiled",
+    ),
+    _count("linked_tokens", "prompt tokens that were recomputed in chunks", "tokens.linked"),
+    _count("padded_slots", "slots of KV that hold no visible token", "tokens.padded"),
+    _count("chunk_blocks", "blocks of chunks that the request shares", "hits.chunk"),
+    _count("prefix_blocks", "blocks that prefix caching found", "hits.prefix"),
+    _count("copied_blocks", "the request's own copies of blocks of chunks", "hits.copied"),
+    _count(
+        "tier_blocks",
+        "blocks that were loaded from tiers",
+        loose=True,
+        of_row=lambda row: sum(row.hits.tiers.values()),
+    ),
+    _count(
+        "peak_blocks",
+        "most blocks that running requests held in any step",
+        heading="blocks\npeak",
+        better="lower",
+        of_arm=lambda arm: arm.blocks.peak_referenced if arm.blocks.pool else None,
+        shown=(*_ALL, "status"),
+    ),
+    _count(
+        "peak_resident_blocks",
+        "most blocks with KV in them in any step, in use or idle",
+        loose=True,
+        of_arm=lambda arm: arm.blocks.peak_resident if arm.blocks.pool else None,
+    ),
+    Metric(
+        "peak_gib",
+        "KV peak",
+        "peak blocks times the bytes of a block of one worker",
+        unit="GiB",
+        digits=3,
+        better="lower",
+        of_arm=_field("memory.peak_referenced_bytes", 2**-30),
+        shown=_ALL,
+        rare=True,
+    ),
+    _pool_share("peak_pct", "peak referenced", "peak blocks", shown=("report",)),
+    _pool_share("mean_pct", "mean referenced", "blocks that requests held, in the mean over time"),
+    _pool_share("resident_pct", "peak resident", "peak resident blocks"),
+    Metric(
+        "reused_pct",
+        "tokens\nreused",
+        "share of prompt tokens that came from a cache, by request or as a server counts",
+        unit="%",
+        better="higher",
+        of_arm=_field("reused_share", 100),
+        shown=_ALL,
+    ),
+    Metric(
+        "computed_pct",
+        "tokens\ncomputed",
+        "computed tokens over prompt tokens",
+        unit="%",
+        better="lower",
+        of_arm=_computed_pct,
+        shown=_ALL,
+    ),
+    _moved("loaded_bytes", "bytes that tiers gave to the KV pool"),
+    _moved("stored_bytes", "bytes that tiers got from the KV pool"),
+    _count(
+        "failed",
+        "requests without a result",
+        better="lower",
+        of_arm=_field("failed"),
+        shown=("report", "status"),
+    ),
+    _outcome("abstained", "replies that say that the prompt does not tell"),
+    _outcome("unparsed", "replies in which there is nothing to score"),
+)
+
+#: The metrics by name, in the order of tables.
+METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _LISTED})
 
 
-def _peak_blocks(arm: ArmSummary) -> float | None:
-    """None without a ledger, as servers elsewhere have none."""
-    return arm.blocks.peak_referenced if arm.blocks.pool else None
-
-
-def _requests(arm: ArmSummary) -> str:
-    return f"{arm.requests - arm.failed}/{arm.requests}" if arm.failed else str(arm.requests)
-
-
-def _ratio(arm: ArmSummary) -> float | None:
-    return None if arm.ttft_vs_full is None else arm.ttft_vs_full.geomean
-
-
-def _times(arm: ArmSummary) -> str:
-    found = _ratio(arm)
-    return NOTHING if found is None else f"{found:.2f}x"
-
-
-def _score(arm: ArmSummary) -> str:
-    if arm.score.mean is None:
-        return NOTHING
-    return f"{arm.score.mean:.3f}{'' if arm.score.meaningful else '*'}"
+if __name__ == "__main__":
+    print(metrics_table(), end="")

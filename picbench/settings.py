@@ -1,17 +1,55 @@
-"""The settings of `picbench run`, checked."""
+"""Settings, each declared once: `picbench run`, and what settings of other commands are made of.
+
+A field of a settings model has its default, its bounds and its description here; the command line
+makes its flags of them (`picbench.cli.options.options_of`), sweeps take their keys from them, and
+manifests have their values.
+"""
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from picbench.engines.chunk_cache.tiers.kinds import without_credentials
+from picbench.engines.config import DEFAULT_TIERS, EngineConfig
 from picbench.errors import ConfigError, first_refusal
 
 Config = TypeVar("Config", bound=BaseModel)
 
+#: Paths that are checked where they are given: a file, a folder.
+File = Annotated[Path, "file"]
+Folder = Annotated[Path, "folder"]
 
-class RunConfig(BaseModel):
+#: (k, n): the k-th of n shares, written ``1/2``.
+Share = Annotated[tuple[int, int], "share"]
+
+
+class SettingsModel(BaseModel):
+    """Settings that nothing can be added to, and that do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
+
+
+def setting(
+    default: Any,
+    description: str | None = None,
+    *,
+    metavar: str | None = None,
+    shown: str | bool = True,
+    flag: str | None = None,
+    **bounds: Any,
+) -> Any:
+    """A field with what a user sees of it; `bounds` are pydantic's.
+
+    `metavar` stands for its value, `shown` is what help says of the default (False: nothing), and
+    `flag` is its flag where that is not made of the field's name.
+    """
+    extra = {"metavar": metavar, "shown": shown, "flag": flag}
+    return Field(default, description=description, json_schema_extra=extra, **bounds)
+
+
+class RunConfig(SettingsModel):
     """The settings of one run; each field is an option of `picbench run`.
 
     None leaves the choice to picbench: all rows, the data set's output length, a context of the
@@ -19,60 +57,224 @@ class RunConfig(BaseModel):
     the device's default tiers, a new folder below ``runs``.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    algo: tuple[str, ...] = setting(
+        ...,
+        "Arms to compare, such as epic:k=16; repeat the flag or separate arms by commas.",
+        metavar="NAME[:OPTION=VALUE...][,NAME...]",
+        shown="full,prefix,mepic",
+        min_length=1,
+    )
+    arm: tuple[str, ...] = setting(
+        (),
+        "An external OpenAI-compatible server as an arm beside those of --algo, such as "
+        "theirs=http://host:8000/v1; repeat the flag for more. Its API key is read from "
+        "OPENAI_API_KEY. Numbers of a simulated server are marked everywhere.",
+        metavar="NAME=URL[,model=ID][,timeout=SECONDS][,simulated=yes]",
+    )
+    dataset: str = setting("", "See picbench list datasets.", metavar="NAME", shown=False)
+    requests: str | None = setting(
+        None,
+        "Replay the requests that picbench traffic wrote, instead of a data set's rows.",
+        metavar="FILE",
+    )
+    data: str = setting(
+        "bundled",
+        "Rows: synthetic ones that picbench generates; a folder with NAME/*.jsonl (.json, "
+        ".parquet, .arrow), or one file; a data set on the hub, "
+        "hf:OWNER/NAME[@REVISION][:[CONFIG/]SPLIT]; or LongBench's at a pinned revision "
+        "(hub:OWNER/NAME[@REVISION] for a copy of it).",
+        metavar="bundled|DIR|FILE|hf:OWNER/NAME|hub",
+        min_length=1,
+    )
+    columns: str | None = setting(
+        None,
+        "Which columns of --data the fields of a row are in; see picbench list columns.",
+        metavar="NAME|FIELD=COLUMN,...|FILE.yaml",
+        shown="LongBench's",
+        min_length=1,
+    )
+    offline: bool = setting(
+        False,
+        "Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1).",
+    )
+    model: str = setting(
+        "testbed",
+        "The model that comes with picbench, a folder, an id on the hub, or a shape with "
+        "random weights.",
+        metavar="testbed|PATH|ID|shape:NAME",
+        min_length=1,
+    )
+    limit: int | None = setting(None, "Rows to run.", metavar="N", shown="all rows", ge=1)
+    seed: int = setting(
+        0,
+        "For the engine and the choice of rows; 0 takes rows in order.",
+        ge=0,
+        lt=1 << 32,  # What vLLM takes.
+    )
+    concurrency: int = setting(
+        4, "Requests in flight in an arm, each replaced as it ends.", metavar="N", ge=1
+    )
+    rate: float | None = setting(
+        None,
+        "Open loop: R requests arrive per second on average, however long the queue is. "
+        "--concurrency is then ignored, and the arms run one after another.",
+        metavar="R",
+        shown="the request file's, or a closed loop",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    arrivals: Literal["poisson", "uniform"] = setting(
+        "poisson", "Gaps between arrivals at --rate: random, or all the same."
+    )
+    max_running: int = setting(
+        64,
+        "Most requests that an engine computes at a time; others wait in its queue.",
+        metavar="N",
+        ge=1,
+    )
+    slo: str | None = setting(
+        None,
+        "Latency objectives: goodput counts the requests that meet all of them.",
+        metavar="ttft=MS[,tpot=MS][,e2e=MS]",
+    )
+    max_tokens: int | None = setting(
+        None, "Output tokens per request.", metavar="N", shown="the data set's", ge=1
+    )
+    kv_blocks: int | None = setting(
+        None,
+        "KV pool of each arm, in blocks of 16 tokens.",
+        metavar="N",
+        shown="what the workload needs, or fits the GPU",
+        ge=1,
+    )
+    tiers: str | None = setting(
+        None,
+        'Where chunk KV is stored below the pool, nearest first; see picbench list tiers. "": '
+        "nowhere.",
+        metavar="KIND[:PLACE]:SIZE,...",
+        shown=f"{DEFAULT_TIERS['cpu']} on a CPU, none on a GPU",
+    )
+    on_pressure: Literal["wait", "reject"] = setting(
+        "wait",
+        "What happens to a request that needs more KV blocks than are free or can be evicted.",
+    )
+    compile_order: Literal["head", "batch", "isps"] = setting(
+        "head",
+        "When missing chunks are compiled: right before the first request that needs them, "
+        "those of all waiting requests before any of these runs, or in order of arrival, "
+        "interleaved with other requests (MiniPIC's ISPS).",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto",
+        "Type of weights and KV; auto is the model's own, or float32 on a CPU that has neither "
+        "AVX512_BF16 nor AMX.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "auto", "What engines run on; auto is what the installed vLLM supports here."
+    )
+    tensor_parallel: int = setting(
+        1, "GPUs of each engine; on CPU, processes that share the cores.", metavar="N", ge=1
+    )
+    eager: bool = setting(
+        False,
+        "Neither compile the model nor capture CUDA graphs: engines start faster, run slower.",
+    )
+    keys_without_rope: bool = setting(
+        False,
+        "Cache every key of a PIC engine without RoPE, as MEPIC and MiniPIC describe it. On CPU "
+        "the keys of chunks are always cached this way.",
+    )
+    shared_decode: Literal["off", "auto", "always"] = setting(
+        "auto",
+        "On a GPU, whether decoding steps read a chunk once for all requests that see it: where "
+        "that is expected to be faster (auto), or wherever two do (always, for checks).",
+    )
+    context: int | None = setting(
+        None,
+        "Tokens of prompt and output; longer prompts lose their middle.",
+        metavar="N",
+        shown="the model's",
+        ge=16,
+    )
+    prompts: str | None = setting(
+        None,
+        "Prompt templates in LongBench's JSON format.",
+        metavar="FILE",
+        shown="picbench's own prompts",
+    )
+    chat: Literal["auto", "on", "off"] = setting(
+        "auto",
+        "The tokenizer's chat template around prompts; auto: if there is one, but not around "
+        "few-shot prompts (samsum), as in LongBench.",
+    )
+    scoring: Literal["longbench", "cacheblend"] = setting(
+        "longbench",
+        "LongBench's word F1 and Rouge-L, or CacheBlend's over token ids and stemmed words.",
+    )
+    grid: str | None = setting(
+        None,
+        "Haystack tokens and needle depths, for needle over a folder of text files.",
+        metavar="MIN-MAX:LENGTHSxDEPTHS",
+        shown="1000-11000:20x10",
+    )
+    drop: Literal["lead"] | None = setting(
+        None,
+        "Leave passages out of prompts: what precedes a passage that the answer needs in its "
+        "document. Only KV that was compiled with context=document knows it then.",
+        shown="nothing",
+    )
+    cache: Literal["cold", "warm", "steady"] | None = setting(
+        None,
+        "Declare the state of the arms' caches, and verify it from counters: dropped before each "
+        "group of requests, filled with all chunks before the first one, or kept over 200 "
+        "different prompts or more. A run that was in another state is invalid (exit 3).",
+        shown="empty at start, kept between requests",
+    )
+    repeats: int = setting(
+        1,
+        "Run all requests N times, each time from the same state of caches as the first time.",
+        metavar="N",
+        ge=1,
+    )
+    output: str | None = setting(
+        None,
+        "Run directory: new, empty, or of the same command, which then resumes it. By default an "
+        "unfinished run of the same settings in runs/ is resumed.",
+        metavar="DIR",
+        shown="runs/<utc>-<dataset>-<model>-<fingerprint>",
+    )
+    same_engine: bool = setting(
+        False, "Run full and prefix in the PIC engine too, instead of in stock vLLM."
+    )
+    on_bad_row: Literal["stop", "skip"] = setting(
+        "stop", "What to do about a malformed row; skipped ones are counted."
+    )
+    self_check: bool = setting(
+        False,
+        "Before measuring, compare in each PIC engine ways to serve a prompt that must give the "
+        "same answer; see picbench doctor.",
+    )
 
-    algo: tuple[str, ...] = Field(min_length=1)
-    dataset: str = ""
-    requests: str | None = None
-    data: str = Field(default="bundled", min_length=1)
-    columns: str | None = Field(None, min_length=1)
-    model: str = Field("testbed", min_length=1)
-    limit: int | None = Field(None, ge=1)
-    seed: int = Field(0, ge=0, lt=1 << 32)  # What vLLM takes.
-    concurrency: int = Field(4, ge=1)
-    rate: float | None = Field(None, gt=0, allow_inf_nan=False)
-    arrivals: Literal["poisson", "uniform"] = "poisson"
-    max_running: int = Field(64, ge=1)
-    slo: str | None = None
-    max_tokens: int | None = Field(None, ge=1)
-    kv_blocks: int | None = Field(None, ge=1)
-    tiers: str | None = None
-    on_pressure: Literal["wait", "reject"] = "wait"
-    compile_order: Literal["head", "batch", "isps"] = "head"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    tensor_parallel: int = Field(1, ge=1)
-    eager: bool = False
-    keys_without_rope: bool = False
-    shared_decode: Literal["off", "auto", "always"] = "auto"
-    context: int | None = Field(None, ge=16)
-    prompts: str | None = None
-    output: str | None = None
-    same_engine: bool = False
-    on_bad_row: Literal["stop", "skip"] = "stop"
-    offline: bool = False
-    self_check: bool = False
-    chat: Literal["auto", "on", "off"] = "auto"
-    scoring: Literal["longbench", "cacheblend"] = "longbench"
-    grid: str | None = None
-    drop: Literal["lead"] | None = None
-    arm: tuple[str, ...] = ()
-    cache: Literal["cold", "warm", "steady"] | None = None
-    repeats: int = Field(1, ge=1)
+    def engine_settings(self) -> dict[str, Any]:
+        """The settings that an engine takes as they are, by the fields of EngineConfig."""
+        names = [field.name for field in fields(EngineConfig)]
+        return {name: getattr(self, name) for name in names if name in RunConfig.model_fields}
 
     def published(self) -> dict[str, Any]:
         """The settings as JSON values for files that are passed on: without passwords."""
+        from picbench.engines.chunk_cache.tiers.kinds import without_credentials
+
         tiers = None if self.tiers is None else without_credentials(self.tiers)
         return self.model_dump(mode="json") | {"tiers": tiers}
 
 
 def parse_config(values: Mapping[str, Any]) -> RunConfig:
-    """Check raw values; ConfigError names the first that is wrong."""
+    """Check raw values; raises ConfigError that names the first that is wrong."""
     return parse_settings(RunConfig, values, command="picbench run")
 
 
 def parse_settings(kind: type[Config], values: Mapping[str, Any], command: str) -> Config:
-    """Check the settings of a command; ConfigError names the first that is wrong."""
+    """Check the settings of a command; raises ConfigError that names the first that is wrong."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -13,7 +13,7 @@ from PIL import Image
 
 from picbench.cli import main
 from picbench.engines.algorithms import parse
-from picbench.engines.planning.picture import PlanPicture, TokenRole
+from picbench.figures.picture import PlanPicture, TokenRole
 from picbench.figures.plan import example_picture, fingerprint
 
 ROOT = Path(__file__).parents[1]
@@ -22,6 +22,7 @@ DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
     "docs/architecture.md",
+    "docs/engine.md",
     "docs/serving.md",
     "docs/runs.md",
     "docs/data.md",

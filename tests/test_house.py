@@ -40,7 +40,7 @@ RETIRED = {
 }
 
 #: Text that models read, not prose about the program.
-INVENTED = (ROOT / "workloads/synthetic", ROOT / "workloads/models/english.py")
+INVENTED = (ROOT / "workloads/synthetic",)
 
 
 @cache

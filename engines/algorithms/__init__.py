@@ -4,10 +4,10 @@ from picbench.engines.algorithms.base import (
     Algorithm,
     ChunkAlgorithm,
     CopyingAlgorithm,
+    NumberRange,
     Reuse,
     option,
 )
-from picbench.engines.algorithms.number_range import NumberRange
 from picbench.engines.algorithms.registry import Registry, check_served, describe, names, parse
 
 __all__ = [

@@ -8,10 +8,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, field, fields
 from enum import Enum
+from math import isfinite
 from typing import Any, ClassVar
 
-from picbench.engines.algorithms.number_range import NumberRange
 from picbench.engines.planning.policy import Anchor, ChunkPolicy, LayoutConfig, Marks, Pad, Segment
+
+
+@dataclass(frozen=True, slots=True)
+class NumberRange:
+    """Numbers from `low` to `high` (None: unbounded) inclusive; whole ones if `low` is an int."""
+
+    low: int | float
+    high: int | float | None = None
+
+    def parse(self, text: str) -> int | float | None:
+        """The number that `text` is; None if it is none of these."""
+        try:
+            value = type(self.low)(text)
+            finite = isfinite(value)
+        except (ValueError, OverflowError):  # the latter for whole numbers of hundreds of digits
+            return None
+        above = self.high is not None and value > self.high
+        return None if above or value < self.low or not finite else value
+
+    def __str__(self) -> str:
+        kind = "a whole number" if isinstance(self.low, int) else "a number"
+        if self.high is None:
+            return f"{kind} of at least {self.low}"
+        return f"{kind} from {self.low} to {self.high}"
 
 
 class Reuse(Enum):
@@ -63,11 +87,7 @@ class Algorithm(ABC):
         return segments
 
     def added(self, chunks: int) -> int:
-        """Tokens that `arrange` adds at least to a prompt of so many chunks.
-
-        Requests name options: those that would add more than an engine has room for are refused
-        before `arrange` makes them.
-        """
+        """Tokens that `arrange` adds at least for so many chunks; too many are refused before."""
         return 0
 
     @property
@@ -76,10 +96,7 @@ class Algorithm(ABC):
         return ()
 
     def read_marks(self, tokens: Sequence[int], block_size: int) -> Marks:
-        """What the separators in a prompt mark. Raises ConfigError for misplaced ones.
-
-        It is asked for prompts of requests that name no chunks, if there are `separators`.
-        """
+        """What separators mark in a prompt without chunks. Raises ConfigError if misplaced."""
         return Marks()
 
     @property
@@ -139,8 +156,8 @@ class ChunkAlgorithm(Algorithm):
 class CopyingAlgorithm(ChunkAlgorithm):
     """A chunk algorithm that was published with a copy of chunk KV for every request.
 
-    ``copy=private`` is that form: chunk KV is kept in a tier outside the KV pool, and every request
-    gets blocks of its own. With ``copy=shared`` requests share blocks, and nothing else differs.
+    ``copy=private`` is that form: chunk KV is kept in a tier, and requests get blocks of their own.
+    With ``copy=shared`` requests share blocks, and nothing else differs.
     """
 
     copy: str = option(

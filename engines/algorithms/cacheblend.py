@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar
 
-from picbench.engines.algorithms.base import CopyingAlgorithm, option
-from picbench.engines.algorithms.number_range import NumberRange
+from picbench.engines.algorithms.base import CopyingAlgorithm, NumberRange, option
 from picbench.engines.planning.policy import ChunkPolicy, Deviation, DeviationSelection, Pad
 from picbench.errors import ConfigError
 

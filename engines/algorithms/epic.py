@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from picbench.engines.algorithms.base import CopyingAlgorithm, option
-from picbench.engines.algorithms.number_range import NumberRange
+from picbench.engines.algorithms.base import CopyingAlgorithm, NumberRange, option
 from picbench.engines.planning.policy import SINKS, Anchor, ChunkPolicy, LayoutConfig, Segment
 
 

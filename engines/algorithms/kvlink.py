@@ -1,11 +1,10 @@
 """KVLink (arXiv 2502.16002, NeurIPS 2025): trained tokens after each chunk link the chunks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from picbench.engines.algorithms.base import ChunkAlgorithm, option
-from picbench.engines.algorithms.number_range import NumberRange
+from picbench.engines.algorithms.base import ChunkAlgorithm, NumberRange, option
 from picbench.engines.planning.policy import ChunkPolicy, LayoutConfig, Segment
 
 
@@ -34,7 +33,15 @@ class KVLink(ChunkAlgorithm):
 
     def arrange(self, segments: Sequence[Segment], layout: LayoutConfig) -> Sequence[Segment]:
         """Put the link tokens after every chunk."""
-        return list(self._linked(segments, layout)) if self.n else segments
+        if not self.n:
+            return segments
+        linked, chunks = list[Segment](), 0
+        for segment in segments:
+            linked.append(segment)
+            if segment.chunk:
+                linked.append(Segment(self._links(chunks, layout), lead=self.n))
+                chunks += 1
+        return linked
 
     def added(self, chunks: int) -> int:
         """The link tokens."""
@@ -43,14 +50,6 @@ class KVLink(ChunkAlgorithm):
     def plan_chunk(self, index: int, length: int) -> ChunkPolicy:
         """Link nothing."""
         return ChunkPolicy(anchor=self.anchor)
-
-    def _linked(self, segments: Sequence[Segment], layout: LayoutConfig) -> Iterator[Segment]:
-        chunks = 0
-        for segment in segments:
-            yield segment
-            if segment.chunk:
-                yield Segment(self._links(chunks, layout), lead=self.n)
-                chunks += 1
 
     def _links(self, chunk: int, layout: LayoutConfig) -> tuple[int, ...]:
         """The link tokens after a chunk. Raises ValueError if the model has too few of its own."""

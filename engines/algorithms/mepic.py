@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from picbench.engines.algorithms.base import ChunkAlgorithm, option
-from picbench.engines.algorithms.number_range import NumberRange
+from picbench.engines.algorithms.base import ChunkAlgorithm, NumberRange, option
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.policy import ChunkPolicy, Pad, QuestionSelection
 from picbench.errors import ConfigError

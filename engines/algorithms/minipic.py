@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from picbench.engines.algorithms.base import Algorithm, option
-from picbench.engines.algorithms.number_range import NumberRange
+from picbench.engines.algorithms.base import Algorithm, NumberRange, option
 from picbench.engines.planning.policy import ChunkPolicy, LayoutConfig, Marks, Pad, Segment
 from picbench.errors import ConfigError
 

@@ -11,8 +11,7 @@ from importlib.metadata import EntryPoint
 from inspect import signature
 from typing import Any
 
-from picbench.engines.algorithms.base import Algorithm
-from picbench.engines.algorithms.number_range import NumberRange
+from picbench.engines.algorithms.base import Algorithm, NumberRange
 from picbench.errors import ConfigError, closest
 from picbench.plugins import installed, load_class
 
@@ -23,10 +22,9 @@ _REMEMBERED = 256
 
 
 class Registry:
-    """The algorithms that are installed at its first use.
+    """The algorithms that are installed at its first use; any thread may call it.
 
-    Searching the installed packages takes milliseconds, so keep one to parse for every request.
-    Any thread may call it.
+    Searching the packages takes milliseconds, so keep one to parse for every request.
     """
 
     def __init__(self) -> None:
@@ -37,15 +35,8 @@ class Registry:
         """Names of all algorithms, in alphabetical order: picbench's own, then others."""
         return tuple(self._points)
 
-    def describe(self) -> list[tuple[str, str, str]]:
-        """(name, summary, options) of every algorithm; of one that is unusable, why."""
-        return [(name, *_described(point)) for name, point in self._points.items()]
-
     def parse(self, spec: str) -> Algorithm:
-        """The algorithm that ``name:option=value:...`` stands for.
-
-        Raises ConfigError, with a suggestion, for unknown names, options and values.
-        """
+        """The algorithm of ``name:option=value:...``. Raises ConfigError, with a suggestion."""
         found = self._parsed.get(spec)
         if found is None:
             found = self._parse(spec)
@@ -80,8 +71,8 @@ def names() -> tuple[str, ...]:
 
 
 def describe() -> list[tuple[str, str, str]]:
-    """(name, summary, options) of every installed algorithm."""
-    return Registry().describe()
+    """(name, summary, options) of every installed algorithm; of one that is unusable, why."""
+    return [(name, *_described(point)) for name, point in Registry()._points.items()]
 
 
 def parse(spec: str) -> Algorithm:
@@ -148,27 +139,19 @@ def _setting(kind: type[Algorithm], spec: str, setting: str) -> tuple[str, Any]:
 def _value(option: Field[Any], spec: str, text: str) -> Any:
     choices = option.metadata["choices"]
     if isinstance(choices, NumberRange):
-        number = choices.parse(text)
-        if number is None:
-            raise _impossible(option, spec, text, str(choices))
-        return number
-    for choice in choices:
-        if text == str(choice):
-            return choice
-    raise _impossible(option, spec, text, ", ".join(map(str, choices)))
-
-
-def _impossible(option: Field[Any], spec: str, text: str, allowed: str) -> ConfigError:
-    return ConfigError(f"{spec!r}: {option.name}={text} is not possible", hint=f"use {allowed}")
+        found, allowed = choices.parse(text), str(choices)
+    else:
+        found = next((choice for choice in choices if text == str(choice)), None)
+        allowed = ", ".join(map(str, choices))
+    if found is None:
+        raise ConfigError(f"{spec!r}: {option.name}={text} is not possible", hint=f"use {allowed}")
+    return found
 
 
 def _options_text(kind: type[Algorithm]) -> str:
-    texts = [
-        f"{o.name}={_choices_text(o.metadata['choices'])} (default {o.default})"
-        for o in kind.options()
-    ]
+    texts = []
+    for option in kind.options():
+        choices = option.metadata["choices"]
+        values = choices if isinstance(choices, NumberRange) else "|".join(map(str, choices))
+        texts.append(f"{option.name}={values} (default {option.default})")
     return ", ".join(texts)
-
-
-def _choices_text(choices: tuple[Any, ...] | NumberRange) -> str:
-    return str(choices) if isinstance(choices, NumberRange) else "|".join(map(str, choices))

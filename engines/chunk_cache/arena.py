@@ -18,8 +18,7 @@ from picbench.engines.planning.keys import Key
 class Extent:
     """The rows of one chunk, in the order of its pages; `users` of them copy now.
 
-    An extent that is not `filled` is not found. One that is not `listed` any more was evicted
-    or cleared, and its rows are free as soon as it has no users.
+    Only `filled` ones are found. The rows of one that is no longer `listed` are free without users.
     """
 
     name: Key
@@ -32,8 +31,7 @@ class Extent:
 class Arena:
     """Rows of `row_bytes` in `capacity` bytes, least recently used chunk out first.
 
-    Callers hold what `find` and `reserve` return until they `release` it. Not thread-safe: one
-    thread keeps the books, others may copy.
+    Callers `release` what `find` and `reserve` return. One thread keeps the books, others may copy.
     """
 
     def __init__(self, capacity: int, row_bytes: int) -> None:
@@ -66,7 +64,9 @@ class Arena:
         self._hits += 1
         self._rows_read += pages
         self._extents.move_to_end(name)
-        self._hold(extent)
+        if not extent.users:
+            self._idle -= len(extent.rows)
+        extent.users += 1
         return extent
 
     def touch(self, name: Key) -> bool:
@@ -76,15 +76,12 @@ class Arena:
         return name in self._extents
 
     def reserve(self, name: Key, count: int) -> Extent | None:
-        """Rows to fill with a chunk that is not there, at the cost of those used least recently.
-
-        None if the rows that are not being copied do not suffice.
-        """
+        """Rows for a new chunk, at the cost of the least recently used; None without enough."""
         assert name not in self._extents and name not in self._filling
         if self._free + self._idle < count:
             self._refused += 1
             return None
-        for extent in self._oldest():
+        for extent in [extent for extent in self._extents.values() if not extent.users]:
             if self._free >= count:
                 break
             self._evictions += 1
@@ -146,15 +143,6 @@ class Arena:
     @property
     def _free(self) -> int:
         return self.rows - self._fresh + len(self._freed)
-
-    def _oldest(self) -> Iterator[Extent]:
-        """Chunks that are not being copied, least recently used first."""
-        return (extent for extent in list(self._extents.values()) if not extent.users)
-
-    def _hold(self, extent: Extent) -> None:
-        if not extent.users:
-            self._idle -= len(extent.rows)
-        extent.users += 1
 
     def _drop(self, extent: Extent) -> None:
         del self._extents[extent.name]

@@ -144,8 +144,8 @@ class ChunkStore:
     ) -> None:
         """The owner's request ended; `blocks` are those of the anchor and the chunk.
 
-        The chunk is resident if it is `shared`. Otherwise it was compiled for copies: it is
-        resident only if no tier takes it. Done again after an exception, it does no harm.
+        The chunk is resident if it is `shared`, or else if no tier takes it. Again, this does no
+        harm.
         """
         record = self._record(canonical.key)
         if record.owner is not None:
@@ -197,7 +197,12 @@ class ChunkStore:
             record = self._record(key)
             record.losses, record.lost_at = record.losses + 1, self.clock()
         found = results.present | results.stored
-        banned = {key for key in found if self._is_banned(key)}
+        banned = set[Key]()
+        for record in map(self._record, found):
+            if self.clock() - record.lost_at > _BAN_S:
+                record.losses = 0
+            if record.losses >= _MAX_LOSSES:
+                banned.add(record.key)
         self._learn(found - banned, ChunkState.REMOTE)
         self._learn(results.absent | results.lost | banned, ChunkState.MISSING)
         for key in results.stored | results.refused:
@@ -244,8 +249,7 @@ class ChunkStore:
     def evict(self, page: Key) -> None:
         """The pool reuses a page's block: evict every chunk that is not whole without it.
 
-        A chunk in use keeps the blocks that are referenced; it only loses a page that no request
-        maps.
+        A chunk in use keeps referenced blocks; it only loses a page that no request maps.
         """
         for key in tuple(self._owners.get(page, ())):
             record = self._resident[key]
@@ -282,8 +286,7 @@ class ChunkStore:
     def reset_pool(self) -> None:
         """The pool was emptied: what steps have not read of it by now is not stored.
 
-        Nothing says what its blocks hold when the next step runs. vLLM may have slept meanwhile, or
-        have loaded other weights.
+        vLLM may have slept, or have loaded other weights, before the next step runs.
         """
         self._owners.clear()
         stores, self.commands.stores = self.commands.stores, []
@@ -340,12 +343,6 @@ class ChunkStore:
         record.tiers, record.losses = ChunkState.UNKNOWN, 0
         self._settle(record)
 
-    def _is_banned(self, key: Key) -> bool:
-        record = self._record(key)
-        if self.clock() - record.lost_at > _BAN_S:
-            record.losses = 0
-        return record.losses >= _MAX_LOSSES
-
     def _complete_store(self, key: Key) -> None:
         """A chunk compiled for copies leaves the pool if a tier took it, else it is resident."""
         record = self.get(key)
@@ -398,9 +395,13 @@ class ChunkStore:
             self.commands.stores.append(StoreCommand(record.key, blocks))
 
     def _remove(self, record: ChunkRecord) -> None:
-        unowned = self._disown(record)
+        pages = record.pages
+        for page in pages:
+            self._owners[page].discard(record.key)
+            if not self._owners[page]:
+                del self._owners[page]
         self._leave_pool(record)
-        self._pool.discard(unowned)
+        self._pool.discard([page for page in pages if page not in self._owners])
 
     def _leave_pool(self, record: ChunkRecord) -> None:
         del self._resident[record.key]
@@ -411,14 +412,6 @@ class ChunkStore:
         record.pages = tuple(pages)
         for page in record.pages:
             self._owners.setdefault(page, set()).add(record.key)
-
-    def _disown(self, record: ChunkRecord) -> Sequence[Key]:
-        """Remove a chunk from the owners of its pages; return the pages without owners."""
-        for page in record.pages:
-            self._owners[page].discard(record.key)
-            if not self._owners[page]:
-                del self._owners[page]
-        return [page for page in record.pages if page not in self._owners]
 
 
 def _names(canonical: Canonical) -> list[Key]:

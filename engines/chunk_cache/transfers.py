@@ -78,8 +78,8 @@ SLOW_SHARE = 0.1
 class StepTimes:
     """Seconds of steps that computed something: of all of them, and what tiers took of that.
 
-    `tiers` is the time in which steps stalled for chunk KV on its way between pool and tiers.
-    Copies within the pool are not counted: they are made without tiers as well.
+    `tiers`: steps stalled for chunk KV on its way between pool and tiers, not for copies in the
+    pool.
     """
 
     steps: float = 0.0

@@ -17,17 +17,18 @@ with an explicit 4-D attention mask and explicit positions:
 It shares no code with the engine, so that the two agree only if both are right.
 """
 
-from picbench.engines.oracle.asked import Asked
-from picbench.engines.oracle.blend import Blend
-from picbench.engines.oracle.expand import ExpandedRow, GivenSegment, expand
 from picbench.engines.oracle.model import Oracle, distance, visible
+from picbench.engines.oracle.picked import Asked, Blend
 from picbench.engines.oracle.rule import (
+    ExpandedRow,
+    GivenSegment,
     OracleSegment,
     Rule,
     block_attention,
     epic,
     epic_bos,
     epic_zero,
+    expand,
     first,
     full,
     kvlink,

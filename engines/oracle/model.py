@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from picbench.engines.oracle.asked import Asked
-from picbench.engines.oracle.blend import FULL_LAYERS, Blend, BlendedRows
-from picbench.engines.oracle.expand import ExpandedRow, GivenSegment, expand
-from picbench.engines.oracle.rule import Rule
+from picbench.engines.oracle.picked import FULL_LAYERS, Asked, Blend, BlendedRows
+from picbench.engines.oracle.rule import ExpandedRow, GivenSegment, Rule, expand
 
 
 def visible(rows: Sequence[ExpandedRow]) -> torch.Tensor:
@@ -41,7 +39,10 @@ class Oracle:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )
-        if _has_window(self.model.config):
+        config = self.model.config
+        kinds = getattr(config, "layer_types", None)
+        windows = [kind for kind in kinds or () if kind != "full_attention"]
+        if windows or (kinds is None and getattr(config, "sliding_window", None) is not None):
             raise ValueError(f"{folder}: the oracle does not know sliding windows")
 
     def logprobs(
@@ -57,15 +58,6 @@ class Oracle:
         """
         logits = self._next(segments, continuation[:-1], rule)
         return logits[-len(continuation) :].log_softmax(-1)
-
-    def greedy(
-        self, segments: Sequence[GivenSegment], rule: Rule | Blend | Asked, count: int
-    ) -> tuple[int, ...]:
-        """The `count` tokens that greedy decoding generates."""
-        tokens: tuple[int, ...] = ()
-        for _ in range(count):
-            tokens += (int(self._next(segments, tokens, rule)[-1].argmax()),)
-        return tokens
 
     def logits(
         self, rows: Sequence[ExpandedRow], later: Sequence[ExpandedRow] | None = None
@@ -143,14 +135,6 @@ def _bias(rows: Sequence[ExpandedRow]) -> torch.Tensor:
     """What is added to the scores of attention, [1, 1, queries, keys]."""
     bias = torch.zeros(len(rows), len(rows)).masked_fill(~visible(rows), float("-inf"))
     return bias[None, None]
-
-
-def _has_window(config: PreTrainedConfig) -> bool:
-    """Whether a layer sees the last tokens only."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return any(kind != "full_attention" for kind in kinds)
-    return getattr(config, "sliding_window", None) is not None
 
 
 def distance(expected: torch.Tensor, reported: Sequence[Mapping[int, float]]) -> float:

@@ -2,7 +2,7 @@
 
 In every request they are the same up to a shift of positions. Hashing a chunk and marking what is
 linked in each page is most of the work of a plan, and the scheduler plans on the engine's critical
-path, so the results are kept. Nothing here imports torch or vllm.
+path, so the results are kept.
 """
 
 from collections import Counter, OrderedDict
@@ -58,15 +58,13 @@ class ChunkPages:
         if found is None:
             if len(self._views) >= _VIEWS:
                 self._views.clear()
-            view = self._make_view(frozenset(linked), private)
+            hidden = frozenset(linked)
+            used = used_pages(self.tokens, hidden, self.size)
+            mapped = (_map(self.pages[i], i * self.size, hidden, private) for i in used)
+            view = ChunkView.of(used, tuple(mapped), self.pages[0].positions[0])
             found = NamedView(view, *names_of(self.pages, view.used))
             self._views[linked, private] = found
         return found
-
-    def _make_view(self, linked: frozenset[int], private: bool) -> ChunkView:
-        used = used_pages(self.tokens, linked, self.size)
-        mapped = (_map(self.pages[i], i * self.size, linked, private) for i in used)
-        return ChunkView.of(used, tuple(mapped), self.pages[0].positions[0])
 
 
 _Name = tuple[object, ...]
@@ -75,8 +73,7 @@ _Name = tuple[object, ...]
 class PageCache:
     """Pages of chunks, up to a number of tokens; the least recently used go first.
 
-    `name` makes of token ids what is hashed and compared in their place, one of each: bytes are
-    compared at once, numbers one by one.
+    `name` makes of token ids what is hashed in their place: bytes are compared at once.
     """
 
     def __init__(self, tokens: int = 1 << 21, name: Callable[[Numbers], Hashable] = tuple) -> None:

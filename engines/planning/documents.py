@@ -1,4 +1,4 @@
-"""Where chunks stand in their documents. Nothing here imports torch or vllm.
+"""Where chunks stand in their documents.
 
 A request with many sections of long documents has far more document text than prompt, of which a
 plan needs lengths and hashes only. So that text is kept in bytes: token ids of four bytes each,
@@ -47,8 +47,7 @@ def unpack_ids(packed: bytes) -> tuple[int, ...]:
 def preceding(document: bytes, chunk: bytes) -> bytes | None:
     """What stands before a chunk in a document, all of them packed; None if it is not in there.
 
-    Of several places it is the last one, so that a caller who means another cuts the document off
-    after that.
+    Of several places it is the last one: who means another cuts the document off after that.
     """
     if document.endswith(chunk):
         return document[: len(document) - len(chunk)]

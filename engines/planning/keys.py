@@ -50,10 +50,7 @@ def anchor_key(scope: str, anchor: Sequence[int], position: int | None = None) -
 
 
 def context_hash(root: Key) -> Any:
-    """The start of a hash over what stands before a chunk in its document, packed.
-
-    `root` is the key of what both are compiled after: the scope, and an anchor.
-    """
+    """The start of a hash over packed text of a document, after what has the key `root`."""
     return hashlib.sha256(_framed(b"context", root))
 
 

@@ -1,36 +1,106 @@
 """From a prompt's segments to a plan: one mechanism for all algorithms.
 
 An algorithm gives each chunk a `ChunkPolicy`; `lay_out` decides from those which slot holds which
-token, at which position, and which chunks must be compiled. Nothing here imports torch or vllm.
+token, at which position, and which chunks must be compiled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
 
 from picbench.engines.planning.chunk_pages import ChunkPages, PageCache, used_pages
 from picbench.engines.planning.documents import Context
 from picbench.engines.planning.keys import ChunkEvent, Key, anchor_key, root_key
 from picbench.engines.planning.packing import AnchorText, ComputedTokens, pack, pack_picked
 from picbench.engines.planning.pages import Page, PlacedChunk, SlotKind
-from picbench.engines.planning.placed_segments import (
-    PlacedSegment,
-    foreign_tokens,
-    leading_text,
-    place,
-    plain_tokens,
-)
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.planning.policy import (
     Anchor,
     ChunkPolicy,
     DeviationSelection,
     LayoutConfig,
+    Pad,
     Picks,
     PlanChunk,
     QuestionSelection,
     Segment,
     answered,
 )
+from picbench.errors import ConfigError
+
+
+class PlacedSegment(NamedTuple):
+    """A segment and the logical position of its first token."""
+
+    segment: Segment
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The position after its last token."""
+        return self.start + len(self.segment.tokens)
+
+
+def place(segments: Sequence[Segment], layout: LayoutConfig) -> list[PlacedSegment]:
+    """The segments that have tokens, padded as the layout says, at their positions.
+
+    Raises ConfigError for positions that overlap, or that come with visible pads, which move them.
+    """
+    segments = [segment for segment in segments if segment.tokens]
+    if layout.pad is Pad.PAPER:
+        segments = list(_pad_as_paper(segments, layout))
+    placed, at = [], 0
+    for segment in segments:
+        start = at if segment.position is None else segment.position
+        if start < at:
+            raise ConfigError(
+                f"positions overlap: a segment of {len(segment.tokens)} tokens is at position "
+                f"{start}, the one before it ends before {at}",
+                hint="give positions in the prompt's order, each after the segment before it",
+            )
+        placed.append(PlacedSegment(segment, start))
+        at = placed[-1].end
+    return placed
+
+
+def leading_text(placed: Sequence[PlacedSegment]) -> tuple[int, ...]:
+    """The tokens before the first chunk, pads included."""
+    texts = takewhile(lambda found: not found.segment.chunk, placed)
+    return tuple(token for found in texts for token in found.segment.tokens)
+
+
+def plain_tokens(placed: Sequence[PlacedSegment]) -> int:
+    """The user's tokens that a prompt starts with at positions 0, 1, ...: KV as without a plan."""
+    count = 0
+    for segment, start in placed:
+        if segment.chunk or segment.lead or start != count:
+            break
+        count += len(segment.own)
+        if segment.trail:
+            break
+    return count
+
+
+def foreign_tokens(placed: Sequence[PlacedSegment]) -> tuple[int, ...]:
+    """Ids of added tokens that none of the user's has; hidden pads repeat one of the user's."""
+    added = {token for segment, _ in placed if not segment.plain for token in segment.added}
+    for segment, _ in placed:
+        added = added and added.difference(segment.own)
+    return tuple(sorted(added))
+
+
+def _pad_as_paper(segments: Sequence[Segment], layout: LayoutConfig) -> Iterator[Segment]:
+    for index, segment in enumerate(segments):
+        if segment.position is not None:
+            raise ConfigError("visible pads move positions", hint="use pad=masked")
+        pads = (layout.pad_token,) * (-len(segment.tokens) % layout.block_size)
+        if segment.chunk:
+            yield segment.framed(lead=pads)
+        elif index + 1 < len(segments):
+            yield segment.framed(trail=pads)
+        else:
+            yield segment
 
 
 def lay_out(
@@ -61,11 +131,10 @@ class Footprint:
     """What a plan needs: `slots` of the KV pool, `spare` blocks besides, and positions up to `end`.
 
     Spare are the blocks that its largest compile adds and, for private copies, the canonical blocks
-    that they are copied from: without a tier all of these must be resident at once. `end` is the
-    logical position of the first generated token; visible pads have positions, too. The largest
-    compile needs `compile_slots` and positions up to `compile_end`: its chunk's document may be
-    longer than the prompt. `compares` says that a worker picks tokens by their deviation, for which
-    the model needs a check layer.
+    that they are copied from: without a tier all must be resident at once. `end` is the position of
+    the first generated token; visible pads have positions, too. The largest compile needs
+    `compile_slots` and positions up to `compile_end`. `compares` says that a worker picks tokens by
+    their deviation, for which the model needs a check layer.
     """
 
     slots: int

@@ -1,7 +1,4 @@
-"""Pages of computed tokens: packed in logical order, keyed by everything before them.
-
-Nothing here imports torch or vllm.
-"""
+"""Pages of computed tokens: packed in logical order, keyed by everything before them."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -72,7 +69,9 @@ def pack(
     key, seen, starts = root_key(scope), 0, [event.start for event in events]
     packed_ids, packed_positions = pack_numbers(tokens.ids), pack_numbers(tokens.positions)
     for index, (ids, positions, kinds) in enumerate(tokens.pages(size)):
-        upto = bisect_right(starts, _last(positions), lo=seen)
+        # They ascend, and gaps come last.
+        last = positions[-1] if positions[-1] != GAP else max(p for p in positions if p != GAP)
+        upto = bisect_right(starts, last, lo=seen)
         if index < len(prefix_keys):
             key = prefix_keys[index]
         elif len(ids) == size:
@@ -121,11 +120,6 @@ class AnchorText:
         if ids:
             tokens.add(ids[-1], GAP, SlotKind.PAD, self.blocks * self.size - len(ids))
         return tuple(pack(tokens, self.size, self.scope, prefix_keys=self.prefix_keys))
-
-
-def _last(positions: Sequence[int]) -> int:
-    """The last visible position; they ascend, and gaps come last."""
-    return positions[-1] if positions[-1] != GAP else max(p for p in positions if p != GAP)
 
 
 def pack_picked(count: int, token: int, tokens: ComputedTokens, size: int) -> Iterator[Page]:

@@ -1,18 +1,46 @@
 """The blocks of a plan, slot by slot: single pages, and a chunk's pages as a request maps them.
 
-A page is the content of one KV block. Nothing here imports torch or vllm.
+A page is the content of one KV block.
 """
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from picbench.engines.planning.keys import Key
-from picbench.engines.planning.token_ids import TokenIds
+
+if TYPE_CHECKING:
+    Ids = array[int]
+else:
+    Ids = array  # has no item type at run time
+
+
+class TokenIds(Ids):
+    """Token ids of four bytes each, where vLLM has a list of them and appends what it generates.
+
+    A prompt of 32k tokens is joined, copied, sent and read as bytes, not one object after another.
+    Raises OverflowError for an id that does not fit.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, ids: Iterable[int] = ()) -> Self:
+        """Of other `TokenIds`, a copy."""
+        return super().__new__(cls, "i", ids)  # type: ignore[return-value]
+
+    def copy(self) -> list[int]:
+        """The ids as a list, which vLLM may extend and pass on."""
+        return self.tolist()
+
+    def clear(self) -> None:
+        """Remove all ids."""
+        del self[:]
+
 
 #: Position of a slot that no query sees: larger than any position.
 GAP = 1 << 30
@@ -33,8 +61,7 @@ class SlotKind(StrEnum):
 class Page(NamedTuple):
     """One block of a plan, in slots; only the last page of a plan may be short.
 
-    `key` names the content (None: private, never shared). `copy_of` names the canonical block
-    that a private page is copied from.
+    `key` names the content (None: never shared), `copy_of` the block that it is copied from.
     """
 
     tokens: tuple[int, ...]

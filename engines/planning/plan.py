@@ -19,7 +19,7 @@ cache, and a preempted request keeps its plan.
 
 Every slot has a logical position, or `GAP` if no query may see it. A key is visible to a query if
 its position is not larger. Computed pages are in logical order and canonical ones come before
-them, so no visible key has a larger compute index. Nothing here imports torch or vllm.
+them, so no visible key has a larger compute index.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,21 +35,20 @@ from picbench.engines.planning.pages import (
     Page,
     PlacedChunk,
     SlotKind,
+    TokenIds,
     kind_runs,
     names_of,
     page_runs,
 )
 from picbench.engines.planning.policy import Picks
-from picbench.engines.planning.token_ids import TokenIds
 
 
 class Canonical(NamedTuple):
     """A chunk's canonical KV: compiled, looked up and evicted as a whole.
 
     `key` is that of its last page, which covers all of its tokens. `anchor` is in view while it is
-    compiled and does not belong to it. `used` are the indices of the pages that a request maps or
-    copies, `keys` those of the blocks that it needs resident, and `unused` those of the others, of
-    which all tokens are linked.
+    compiled. `used` are the indices of the pages that a request maps or copies, `keys` those of the
+    blocks that it needs resident, `unused` those of the others, whose tokens are all linked.
     """
 
     key: Key
@@ -82,10 +81,7 @@ class Canonical(NamedTuple):
         return all(map(resident, self.keys))
 
     def compile_plan(self) -> "Plan":
-        """The plan of the request that compiles the chunk, alone or after its anchor.
-
-        It ends with the chunk's last token: what no query sees is not computed.
-        """
+        """The plan of the request that compiles the chunk after its anchor, to its last token."""
         *first, last = self.pages
         return self._plan((*self.anchor.pages(), *first, last.visible))
 
@@ -193,8 +189,8 @@ class Plan:
     def kind_runs(self) -> tuple[tuple[SlotKind, int], ...]:
         """Runs of slots of one kind, in compute order: the kind and how many.
 
-        The worker hides one canonical slot for each token that it picks. The counts are right, and
-        the first ones stand for those that it hides.
+        For each token that a worker picks it hides a canonical slot; here the first ones stand for
+        those.
         """
         placed = chain.from_iterable(view.kinds for view, _ in self.placed)
         runs = (*placed, *kind_runs(self.computed))

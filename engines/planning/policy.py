@@ -1,7 +1,4 @@
-"""What goes into a plan: the prompt's segments, the engine's layout, and a policy for each chunk.
-
-Nothing here imports torch or vllm.
-"""
+"""What goes into a plan: the prompt's segments, the engine's layout, a policy for each chunk."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
@@ -230,8 +227,7 @@ class ChunkPolicy:
 class Marks:
     """What separators in a prompt mark, as ``[start, end)`` spans of prompt tokens, in order.
 
-    `spans` are chunks. `dependent` tokens see the whole logical prefix: text, and inside chunks
-    those that are recomputed.
+    `spans` are chunks; `dependent` tokens, in them or between, see the whole logical prefix.
     """
 
     spans: tuple[tuple[int, int], ...] = ()
@@ -260,15 +256,13 @@ def answered(plan_chunk: PlanChunk) -> PlanChunk:
             raise ValueError(f"{call} returned {policy!r}, which is no ChunkPolicy")
         linked = policy.linked
         # Most algorithms link a range, and this is asked for each chunk of each request.
-        if not (isinstance(linked, range) or _whole(linked)):
+        if not isinstance(linked, range) and not (
+            isinstance(linked, Collection) and all(isinstance(i, SupportsIndex) for i in linked)
+        ):
             raise ValueError(f"{call} links {linked!r}, which is no sequence of whole numbers")
         return policy
 
     return ask
-
-
-def _whole(linked: object) -> bool:
-    return isinstance(linked, Collection) and all(isinstance(i, SupportsIndex) for i in linked)
 
 
 @dataclass(frozen=True, slots=True)

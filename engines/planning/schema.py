@@ -2,7 +2,7 @@
 
 The markup of Prompt Cache (arXiv 2311.04934, section 3.2) as Python objects. A schema gives every
 module its positions once; a request names the modules that it uses, fills their parameters and adds
-text. Nothing here imports torch or vllm.
+text.
 """
 
 from collections.abc import Callable, Mapping, Sequence

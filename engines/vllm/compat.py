@@ -7,6 +7,7 @@ release is refused at start and does not give wrong answers.
 import inspect
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -33,7 +34,10 @@ _GROUP, _NAME = "vllm.general_plugins", "picbench"
 
 def check_version() -> None:
     """Raise ConfigError unless the installed vLLM is the pinned release."""
-    found = _installed()
+    found = None
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found = found or version(name)
     if found is None or found.split("+")[0] != VLLM:
         raise ConfigError(
             f"picbench needs vLLM {VLLM}, found {found or 'none'}",
@@ -60,12 +64,12 @@ def check_plug_in() -> None:
         )
 
 
-def check_signature(method: Callable[..., Any], parameters: tuple[str, ...]) -> None:
-    """Raise ConfigError unless an upstream method takes exactly these parameters."""
-    found = tuple(inspect.signature(method).parameters)
+def check_signature(method: Callable[..., Any], parameters: str) -> None:
+    """Raise ConfigError unless an upstream method takes exactly these: ``"self, request"``."""
+    found = ", ".join(inspect.signature(method).parameters)
     if found != parameters:
         raise ConfigError(
-            f"{method.__qualname__} takes {found}, picbench was written for {parameters}",
+            f"{method.__qualname__} takes ({found}), picbench was written for ({parameters})",
             hint=f"install vLLM {VLLM}",
         )
 
@@ -158,18 +162,7 @@ def _unsupported(config: Any) -> Iterator[tuple[str, bool]]:
     yield "pipeline parallelism", parallel.pipeline_parallel_size > 1
     yield "watermarking", config.watermark_config is not None
     yield "returned expert choices", bool(config.aux_output_config.enabled)
-    yield "async scheduling with this scheduler", _unsupported_async(config.scheduler_config)
+    scheduler = config.scheduler_config
+    ahead = bool(scheduler.async_scheduling) and scheduler.scheduler_cls != ASYNC_SCHEDULER
+    yield "async scheduling with this scheduler", ahead
     yield "a quantised KV cache", cache.cache_dtype not in ("auto", "bfloat16", "float16")
-
-
-def _unsupported_async(scheduler: Any) -> bool:
-    return bool(scheduler.async_scheduling) and scheduler.scheduler_cls != ASYNC_SCHEDULER
-
-
-def _installed() -> str | None:
-    for name in PACKAGES:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return None

@@ -104,10 +104,7 @@ def _check_enough(workers: int, found: int, what: str) -> None:
 
 
 def find(name: str) -> Device:
-    """The device of this name; ``auto`` is a GPU if vLLM runs on one here.
-
-    Raises ConfigError for unknown names, and for devices that the installed vLLM does not serve.
-    """
+    """The device of this name, or for auto. Raises ConfigError for one that vLLM does not serve."""
     from vllm.platforms import current_platform
 
     here = CUDA if current_platform.is_cuda() else CPU

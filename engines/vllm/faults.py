@@ -13,10 +13,6 @@ Blamed = str | Callable[[], str | None] | None
 _LOG = logging.getLogger(__name__)
 
 
-def _itself(request_id: str) -> Iterable[str]:
-    return (request_id,)
-
-
 @dataclass(slots=True)
 class Faults:
     """The requests that faults are going to end, with the line that their users get.
@@ -25,7 +21,7 @@ class Faults:
     end requests ends those of `take`. `concerned` names the requests that end with a request.
     """
 
-    concerned: Callable[[str], Iterable[str]] = _itself
+    concerned: Callable[[str], Iterable[str]] = lambda request_id: (request_id,)
     _reasons: dict[str, str] = field(default_factory=dict)
 
     def __contains__(self, request_id: str) -> bool:
@@ -34,8 +30,7 @@ class Faults:
     def attempt(self, doing: str, blamed: Blamed, call: Callable[[], T], otherwise: T) -> T:
         """Return what `call` returns; if it raises, blame the request and return `otherwise`.
 
-        `blamed` is the request's id, or finds it after a fault. With None no request is to blame,
-        and the exception is only logged.
+        `blamed` is its id, or finds it after a fault; without one the exception is only logged.
         """
         try:
             return call()

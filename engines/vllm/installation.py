@@ -118,7 +118,10 @@ def _wanted(package: str) -> SpecifierSet | None:
 
 def _supported() -> Iterator[Finding]:
     yield Finding("supported", "algorithms", ", ".join(sorted(installed(ALGORITHMS))))
-    extras = _extras()
+    # Those of picbench but for vLLM and development; what each lacks, "" for nothing.
+    known = metadata("picbench").get_all("Provides-Extra") if _version("picbench") else []
+    names = set(known or ()) - {"cpu", "cuda", "dev"}
+    extras = {name: ", ".join(_lacking(name)) for name in sorted(names)}
     missing = {name: lacks for name, lacks in extras.items() if lacks}
     tiers = sorted(name for name in installed(TIERS) if name not in missing)
     yield Finding("supported", "tiers", ", ".join(tiers))
@@ -126,14 +129,6 @@ def _supported() -> Iterator[Finding]:
     yield Finding("supported", "extras", ", ".join(have) or "none")
     for name, lacks in sorted(missing.items()):
         yield Finding("supported", f"not {name}", f"needs {lacks}: pip install 'picbench[{name}]'")
-
-
-def _extras() -> dict[str, str]:
-    """The extras of picbench but for vLLM and development; what each lacks, "" for nothing."""
-    if _version("picbench") is None:
-        return {}
-    names = metadata("picbench").get_all("Provides-Extra") or []
-    return {name: ", ".join(_lacking(name)) for name in names if name not in ("cpu", "cuda", "dev")}
 
 
 def _lacking(extra: str) -> Iterator[str]:

@@ -92,10 +92,7 @@ def launch(config: EngineConfig) -> Launched:
 
 
 def launch_apart(config: EngineConfig) -> Frontend:
-    """Start an engine whose core has a process of its own, as served ones have.
-
-    Nothing of the core can be called from here. Raises ConfigError as `launch`.
-    """
+    """Start an engine whose core has a process of its own. Raises ConfigError as `launch`."""
     return _launch(config, apart=True)
 
 
@@ -199,11 +196,13 @@ def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
 def _common_arguments(config: EngineConfig, device: Device) -> dict[str, Any]:
     eager = config.eager or not device.graphs
     graphs = {} if eager else _graphs(config)
+    folder = Path(config.model)
+    weights = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     return {
         "model": config.model,
         "dtype": config.dtype,
         "seed": config.seed,
-        "load_format": "auto" if _has_weights(config.model) else "dummy",
+        "load_format": "dummy" if folder.is_dir() and not weights else "auto",
         # Text is decoded by the engine's own tokenizer, so that one engine serves token ids too.
         "skip_tokenizer_init": True,
         "enforce_eager": eager,
@@ -241,11 +240,13 @@ def _capture_sizes(most: int) -> Iterator[int]:
 
 def _settings(config: EngineConfig, model: Mapping[str, Any], context: int) -> PicSettings:
     # Some models' configurations have -1 where there is none.
-    pad = model.get("pad_token_id")
+    pad, bos = model.get("pad_token_id"), model.get("bos_token_id")
+    if isinstance(bos, list):
+        bos = bos[0] if bos else None
     return PicSettings(
         algorithm=config.algorithm,
         pad_token=pad if pad is not None and pad >= 0 else 0,
-        bos_token=_first(model.get("bos_token_id")),
+        bos_token=None if bos is None or bos < 0 else int(bos),
         link_tokens=tuple(model.get("link_token_ids") or ()),
         keys_without_rope=config.keys_without_rope,
         tiers=config.tiers,
@@ -295,14 +296,3 @@ def _pool(config: EngineConfig, model: Mapping[str, Any], capacity: int, device:
 def _block_bytes(config: EngineConfig, model: Mapping[str, Any]) -> int:
     layers, size = int(model["num_hidden_layers"]), element_bytes(model, config.dtype)
     return layers * kv_heads(model) * head_size(model) * 2 * BLOCK_SIZE * size
-
-
-def _has_weights(model: str) -> bool:
-    folder = Path(model)
-    return not folder.is_dir() or any(folder.glob("*.safetensors")) or any(folder.glob("*.bin"))
-
-
-def _first(token: Any) -> int | None:
-    if isinstance(token, list):
-        token = token[0] if token else None
-    return None if token is None or token < 0 else int(token)

@@ -38,17 +38,15 @@ REJECTED = "rejected: the KV pool is short of blocks"
 
 @dataclass(frozen=True, slots=True)
 class PicSettings:
-    """Settings of a PIC engine.
+    """Settings of a PIC engine; `algorithm` is the default of requests that name none.
 
-    `algorithm` is the default of requests that name none. `pad_token` fills visible pads
-    (``pad=paper``); `bos_token` (None: the model has none) fills the anchors of ``epic:k=0``;
-    `link_tokens` are those that the model was trained to link chunks with (``kvlink``). With
-    `keys_without_rope` every key is cached without RoPE, as MEPIC and MiniPIC describe it; by
-    default only those of chunks are (results/cpu/attention.md has what that saves). `tiers`,
-    `on_pressure`, `compile_order` and `shared_decode` are those of `EngineConfig`; `on` gives
-    engines of a device its default tiers.
+    `pad_token` fills visible pads (``pad=paper``), `bos_token` (None: the model has none) the
+    anchors of ``epic:k=0``; `link_tokens` are those that the model was trained to link chunks with
+    (``kvlink``). With `keys_without_rope` every key is cached without RoPE, as MEPIC and MiniPIC
+    describe it; by default only those of chunks are (results/cpu/attention.md has what that saves).
     `positions` are those that the model has, where a request has room for more slots (None:
-    max_model_len).
+    max_model_len). The others are those of `EngineConfig`; `on` gives engines of a device its
+    default tiers.
     """
 
     algorithm: str = "mepic"
@@ -106,19 +104,9 @@ class PicSettings:
                 raise ConfigError(f"`{name}` is {getattr(self, name)!r}", hint=f"use {what}")
         check_served(parse(self.algorithm))
         parse_tiers(self.tiers or "")
-        words = (
-            ("on_pressure", PRESSURE),
-            ("compile_order", COMPILE_ORDERS),
-            ("shared_decode", SHARED_DECODE),
-        )
-        for name, choices in words:
-            if getattr(self, name) not in choices:
-                raise ConfigError(
-                    f"`{name}` is {getattr(self, name)!r}", hint=f"use {' or '.join(choices)}"
-                )
 
     def _kinds(self) -> Iterator[tuple[str, bool, str]]:
-        """Fields, whether each has a value of its type, and which that is; JSON gives any."""
+        """Yield (field, whether its value is possible, what is); JSON gives values of any type."""
         links = isinstance(self.link_tokens, list | tuple) and all(map(_is_id, self.link_tokens))
         positions = self.positions
         yield "algorithm", isinstance(self.algorithm, str), "a name, such as mepic"
@@ -128,6 +116,9 @@ class PicSettings:
         yield "link_tokens", links, "a list of token ids"
         yield "keys_without_rope", isinstance(self.keys_without_rope, bool), "true or false"
         yield "positions", positions is None or _is_id(positions), "a number of positions"
+        yield "on_pressure", self.on_pressure in PRESSURE, " or ".join(PRESSURE)
+        yield "compile_order", self.compile_order in COMPILE_ORDERS, " or ".join(COMPILE_ORDERS)
+        yield "shared_decode", self.shared_decode in SHARED_DECODE, " or ".join(SHARED_DECODE)
 
     @property
     def shares_tiers(self) -> bool:

@@ -10,11 +10,88 @@ the next request and the next layer; those of requests that decode stay in copie
 there is room (`copies`).
 """
 
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
 from torch import Tensor
 
+from picbench.kernels.cpu import gather as gathering
 from picbench.kernels.cpu import vllm_ops
-from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu.copies import CopyUpdate, KvCopies
+from picbench.kernels.cpu.gather import Gather, PagedRequest
+from picbench.kernels.cpu.kernel_calls import (
+    CopiedCall,
+    DenseCall,
+    GatheredCall,
+    InPlaceCall,
+    KernelCall,
+)
+from picbench.kernels.cpu.scratch import Workspace
 from picbench.kernels.paging import BLOCK_SIZE, split
+from picbench.kernels.rope import RopeTable
+from picbench.kernels.shape import HeadShape
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """The requests of one engine step as kernel calls, in the order of their queries."""
+
+    calls: tuple[KernelCall, ...]
+    workspace: Workspace
+
+    @classmethod
+    def build(
+        cls,
+        *,
+        query_start: Sequence[int],
+        seq_lens: Sequence[int],
+        block_table: Tensor,
+        kpos: Sequence[Tensor],
+        qpos: Tensor,
+        affine: Sequence[bool],
+        rope: RopeTable,
+        shape: HeadShape,
+        rotated: Sequence[bool | Tensor] | None = None,
+        workspace: Workspace | None = None,
+        copies: KvCopies | None = None,
+        use_vllm: bool | None = None,
+    ) -> "AttentionBatch":
+        """Prepares a step of `len(seq_lens)` requests for layers of one `shape`.
+
+        `query_start` (requests + 1 integers) bounds the query tokens of each request in the packed
+        batch. `seq_lens` counts the valid slots of each, in compute order. `block_table`
+        [requests, max_blocks] int32 names their blocks. `kpos[i]` [>= seq_lens[i]] int32 is the
+        logical position of each slot (GAP: never visible), `qpos` [tokens] int32 of each query
+        (GAP: padding, its output is finite and means nothing). A key is visible to a query iff
+        kpos <= qpos. `affine[i]` promises that kpos is 0, 1, 2, ... and that the queries are the
+        last slots; `kpos[i]` is then not read.
+
+        `rotated[i]` says whether the keys of request i are cached with RoPE of their logical
+        positions: all (True), none (False), or a bool tensor [>= seq_lens[i]] slot by slot. By
+        default none are. Affine requests with all keys rotated are read in place.
+
+        `workspace` is scratch memory to reuse from step to step. `copies` are those of the requests
+        with one query, which are gathered without; `kpos[i]` must be the same tensor in all steps
+        of a request. `use_vllm` forces vLLM's C++ kernels or torch; by default vLLM's serve the
+        shapes that they cover.
+        """
+        requests = [
+            PagedRequest(
+                start=start,
+                stop=stop,
+                table=block_table[i],
+                length=seq_lens[i],
+                positions=None if affine[i] else kpos[i],
+                rotated=False if rotated is None else rotated[i],
+                qpos=qpos[start:stop],
+            )
+            for i, (start, stop) in enumerate(pairwise(query_start))
+            if start < stop
+        ]
+        fused = vllm_ops.covers_shape(shape) if use_vllm is None else use_vllm
+        calls = _fused(requests, rope, shape, copies) if fused else _dense(requests, rope)
+        return cls(tuple(calls), workspace or Workspace())
 
 
 def store(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:
@@ -50,3 +127,45 @@ def attend(
     for call in batch.calls:
         call.run(query, kv_cache, batch.workspace, scale, out)
     return out
+
+
+def _dense(requests: Iterable[PagedRequest], rope: RopeTable) -> Iterator[KernelCall]:
+    for request in requests:
+        yield DenseCall(gathering.in_logical_order(request, rope))
+
+
+def _fused(
+    requests: Sequence[PagedRequest], rope: RopeTable, shape: HeadShape, copies: KvCopies | None
+) -> Iterator[KernelCall]:
+    copied = _copied(requests, rope, copies)
+    pairs = zip(requests, copied, strict=True)
+    for way, group in groupby(pairs, key=lambda pair: (pair[0].in_place, pair[1] is not None)):
+        found, updates = zip(*group, strict=True)
+        match way:
+            case (True, _):
+                yield InPlaceCall.plan(found, shape)
+            case (_, True):
+                assert copies is not None
+                yield CopiedCall.plan(found[0].start, updates, copies, rope, shape)
+            case _:
+                for request in found:
+                    gather = _gather(request, rope)
+                    yield GatheredCall.plan(gather, shape) if gather.length else DenseCall(gather)
+
+
+def _copied(
+    requests: Sequence[PagedRequest], rope: RopeTable, copies: KvCopies | None
+) -> list[CopyUpdate | None]:
+    """What is done to the copy of each request; None for those that have none."""
+    if copies is None:
+        return [None] * len(requests)
+    copies.retain(request for request in requests if request.decodes)
+    return [copies.update(r, rope) if r.decodes else None for r in requests]
+
+
+def _gather(request: PagedRequest, rope: RopeTable) -> Gather:
+    if request.affine:
+        return gathering.in_slot_order(request, rope)
+    if request.decodes:
+        return gathering.for_one_query(request, rope)
+    return gathering.in_logical_order(request, rope)

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from picbench.kernels.cpu.attention import store
-from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu.attention import AttentionBatch, store
 from picbench.kernels.cpu.reference import attend_reference
 from picbench.kernels.paging import BLOCK_SIZE, GAP, flat_slots
 from picbench.kernels.rope import RopeTable, rotate

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from picbench.kernels.cpu import vllm_ops
 from picbench.kernels.cpu.copies import CopyUpdate, KvCopies
-from picbench.kernels.cpu.dense import attend_dense
 from picbench.kernels.cpu.gather import Gather, PagedRequest, runs
-from picbench.kernels.cpu.scratch import gather_rotated, read_slots
+from picbench.kernels.cpu.scratch import Workspace, gather_rotated, read_slots
 from picbench.kernels.cpu.vllm_ops import Launch
-from picbench.kernels.cpu.workspace import Workspace
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
@@ -21,6 +20,9 @@ from picbench.kernels.shape import HeadShape
 # Scratch memory of one pass over some of the heads: small enough to stay in the last-level cache
 # between being written and read. Decode is bound by memory, which it would else access three times.
 _SCRATCH_BYTES = 4 << 20
+# Queries of one call of torch: enough to fill the cores, few enough that most of the invisible keys
+# are skipped.
+_QUERY_TILE = 256
 
 
 class KernelCall(Protocol):
@@ -159,7 +161,7 @@ class CopiedCall:
 
 @dataclass(frozen=True, slots=True)
 class DenseCall:
-    """Torch serves one request, gathered slot by slot."""
+    """Torch serves one request, gathered slot by slot, where vLLM's kernels do not."""
 
     gather: Gather
 
@@ -167,7 +169,12 @@ class DenseCall:
         self, query: Tensor, kv_cache: Tensor, workspace: Workspace, scale: float, out: Tensor
     ) -> None:
         """See `KernelCall.run`."""
-        attend_dense(query, kv_cache, self.gather, scale, out)
+        gather = self.gather
+        key, value = read_slots(kv_cache, gather.slots, gather.rows, is_neox=gather.is_neox)
+        for start in range(gather.start, gather.stop, _QUERY_TILE):
+            stop = min(start + _QUERY_TILE, gather.stop)
+            visible = gather.visible[start - gather.start : stop - gather.start]
+            out[start:stop] = _attend_tile(query[start:stop], key, value, visible, scale)
 
 
 def _heads_a_pass(gather: Gather, shape: HeadShape) -> int:
@@ -177,3 +184,26 @@ def _heads_a_pass(gather: Gather, shape: HeadShape) -> int:
     head_bytes = gather.num_blocks * BLOCK_SIZE * 2 * shape.head_size * shape.dtype.itemsize
     fitting = min(shape.num_kv_heads, max(1, _SCRATCH_BYTES // head_bytes))
     return max(n for n in range(1, fitting + 1) if shape.num_kv_heads % n == 0)
+
+
+def _attend_tile(
+    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, scale: float
+) -> Tensor:
+    most = int(visible.max())
+    if most == 0:
+        return torch.zeros_like(query)
+    # A query that sees nothing would get NaN: it is shown one key, and its output zeroed.
+    mask = torch.arange(most) < visible.clamp(min=1).unsqueeze(1)
+    result = F.scaled_dot_product_attention(
+        _heads_first(query),
+        _heads_first(key[:most]),
+        _heads_first(value[:most]),
+        attn_mask=mask,
+        scale=scale,
+        enable_gqa=True,
+    )
+    return result.squeeze(0).transpose(0, 1) * (visible > 0).view(-1, 1, 1)
+
+
+def _heads_first(packed: Tensor) -> Tensor:
+    return packed.transpose(0, 1).unsqueeze(0)

@@ -5,7 +5,7 @@ import torch
 from picbench.errors import ConfigError
 from picbench.kernels.cuda.decode import attention as decode
 from picbench.kernels.cuda.decode.request_table import RequestTable
-from picbench.kernels.cuda.decode.shared import group_launch
+from picbench.kernels.cuda.decode.shared import shared_decode
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.cuda.prefill.paged import paged_prefill
@@ -45,6 +45,6 @@ def describe(shape: HeadShape, rope: RopeTable, table: RequestTable) -> str:
         many = "gather and Triton tiles (FlashAttention-3 not usable)"
     together = ""
     if isinstance(table, SharedRequestTable):
-        kind = "Gluon" if group_launch.covers(shape, rope, table) else "Triton"
+        kind = "Gluon" if shared_decode.covers(shape, rope, table) else "Triton"
         together = f"{kind} groups beside "
     return f"decode: {together}{one} split-KV; link: {few}{many}"

@@ -9,7 +9,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from types import FrameType
 from typing import Any, TypeGuard
 
@@ -47,13 +49,32 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _FIELD = re.compile(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`")
 
 
+@dataclass(frozen=True, slots=True)
+class LazyOptions:
+    """Options among the parameters of a command that are made when they are needed."""
+
+    make: Callable[[], Sequence[click.Parameter]]
+
+
 class GuardedCommand(click.Command):
     """A command with --debug, whose errors name its own flags."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         shown = "Show tracebacks and the logs of engines that failed."
-        self.params.append(click.Option(["--debug"], is_flag=True, help=shown))
+        self._given.append(click.Option(["--debug"], is_flag=True, help=shown))
+
+    @property
+    def params(self) -> list[click.Parameter]:
+        """See `click.Command`."""
+        if any(isinstance(given, LazyOptions) for given in self._given):
+            made = [g.make() if isinstance(g, LazyOptions) else (g,) for g in self._given]
+            self._given = list(chain.from_iterable(made))
+        return self._given  # type: ignore[return-value]
+
+    @params.setter
+    def params(self, given: list[click.Parameter | LazyOptions]) -> None:
+        self._given = given
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""

@@ -1,17 +1,27 @@
-"""Options that several commands have, and what a shell offers for --algo, --dataset and --model.
+"""Flags made of settings, and what a shell offers for --algo, --dataset and --model.
 
 click makes the completion of commands and flags: `_PICBENCH_COMPLETE=bash_source picbench` prints
 what bash has to be given, and `zsh_source` and `fish_source` what these do.
 """
 
 import os
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import isnan
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 
+from picbench.cli.guard import LazyOptions
 from picbench.files import check_place
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class RangeOfNumbers(click.FloatRange):
@@ -40,33 +50,123 @@ class Place(click.Path):
         return path
 
 
+class _Share(click.ParamType):
+    """``K/N`` as (k, n)."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = re.fullmatch(r"(\d+)/(\d+)", value)
+        share = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= share[0] <= share[1]:
+            self.fail(f"{value!r}: not like 1/2", param, ctx)
+        return share
+
+
 FILE = Place(path_type=Path, dir_okay=False)
 FOLDER = Place(path_type=Path, file_okay=False)
 
-DEVICE = click.option(
-    "--device",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
-    help="What engines run on; auto is what the installed vLLM supports here.",
-)
-DTYPE = click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    default="auto",
-    show_default=True,
-    help="Type of weights and KV; auto is the model's own, or float32 on a CPU that has neither "
-    "AVX512_BF16 nor AMX.",
-)
-OFFLINE = click.option(
-    "--offline",
-    is_flag=True,
-    help="Take rows and models from the hub's cache on this machine only (HF_HUB_OFFLINE=1).",
-)
+#: The types of fields that `picbench.settings` marks by a word.
+_MARKED: Mapping[str, click.ParamType] = {"file": FILE, "folder": FOLDER, "share": _Share()}
+
 QUIET = click.option(
     "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."
 )
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def options_of(
+    where: str,
+    /,
+    *,
+    only: Collection[str] | None = None,
+    bounds: bool = True,
+    unset: bool = False,
+    **changes: Mapping[str, Any],
+) -> Callable[[Command], Command]:
+    """A decorator that gives a command an option for each field of a model, or for `only` some.
+
+    `where` is its ``module:name``, imported when flags are needed, so that help lists commands
+    without it. Help is the field's description, choices are those of a `Literal`. Without `bounds`
+    it is left to the model to refuse numbers, and with `unset` to fill in defaults. `changes` has
+    arguments of `click.Option` by field.
+    """
+
+    def options() -> list[click.Option]:
+        return [
+            make_option(name, field, bounds=bounds, unset=unset, **changes.get(name, {}))
+            for name, field in resolve_name(where).model_fields.items()
+            if only is None or name in only
+        ]
+
+    def decorate(command: Command) -> Command:
+        given: list[object] = command.__dict__.setdefault("__click_params__", [])
+        given.append(LazyOptions(options))
+        return command
+
+    return decorate
+
+
+def make_option(
+    name: str, field: "FieldInfo", *, bounds: bool = True, unset: bool = False, **changes: Any
+) -> click.Option:
+    """The option of a field; `changes` are other arguments of `click.Option`."""
+    extra: Mapping[str, Any] = field.json_schema_extra  # type: ignore[assignment]
+    flag = extra["flag"] or f"--{name.replace('_', '-')}"
+    kind, marks = _given_kind(field)
+    if kind is bool:
+        return click.Option([flag, name], is_flag=True, help=field.description)
+    empty = field.is_required() or field.default in (None, ())
+    shown = extra["shown"]
+    wanted: dict[str, Any] = {
+        "help": field.description,
+        "metavar": extra["metavar"],
+        "multiple": get_origin(kind) is tuple and not marks,
+        "show_default": shown if isinstance(shown, str) else shown and not empty,
+        "required": field.is_required(),
+        "type": _click_type(kind, marks, field.metadata if bounds else ()),
+    }
+    if unset and not empty:
+        wanted["show_default"] = str(field.default)
+    elif not empty:
+        wanted["default"] = "/".join(map(str, field.default)) if "share" in marks else field.default
+    return click.Option([flag, name], **wanted | changes)
+
+
+def _given_kind(field: "FieldInfo") -> tuple[Any, Sequence[str]]:
+    """The type of a field's value where it is given, and the words that mark it."""
+    marks = [mark for mark in field.metadata if isinstance(mark, str)]
+    kind = field.annotation
+    if get_origin(kind) in (Union, UnionType):
+        [kind] = [part for part in get_args(kind) if part is not NoneType]
+    if get_origin(kind) is Annotated:
+        kind, *marks = get_args(kind)
+    return kind, marks
+
+
+def _click_type(kind: Any, marks: Sequence[str], bounds: Sequence[Any]) -> Any:
+    if marks:
+        return _MARKED[marks[0]]
+    if get_origin(kind) is tuple:
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Annotated:
+        kind, *bounds = get_args(kind)
+    if get_origin(kind) is Literal:
+        return click.Choice(get_args(kind))
+    limits: dict[str, Any] = {}
+    for bound in bounds:
+        for word, end in (("ge", "min"), ("gt", "min"), ("le", "max"), ("lt", "max")):
+            if (value := getattr(bound, word, None)) is not None:
+                limits |= {end: value, f"{end}_open": word in ("gt", "lt")}
+    if limits and kind in (int, float):
+        return click.IntRange(**limits) if kind is int else RangeOfNumbers(**limits)
+    return kind
+
+
+_RUN = "picbench.settings:RunConfig"
+DEVICE = options_of(_RUN, only=("device",))
+DTYPE = options_of(_RUN, only=("dtype",))
+OFFLINE = options_of(_RUN, only=("offline",))
 
 
 def complete_algorithms(

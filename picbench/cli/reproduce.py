@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from picbench.cli.guard import GuardedCommand
-from picbench.cli.measure import PART
-from picbench.cli.options import FILE, FOLDER, RangeOfNumbers
+from picbench.cli.options import FILE, FOLDER, RangeOfNumbers, options_of
 
 if TYPE_CHECKING:
     from picbench.papers.accuracy import AccuracyRun
@@ -116,7 +115,7 @@ def _of_accuracy(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--commit", metavar="NAME", help="Name of the measured code, if this is not a checkout."
 )
-@PART
+@options_of("picbench.experiments.measurements:BreakEven", only=("part",))
 @click.option("--dry-run", is_flag=True, help="Say what is left to do and how long it may take.")
 @click.pass_obj
 def reproduce(
@@ -273,7 +272,7 @@ def _accuracy(
 
 
 def _print_accuracy(plan: "AccuracyRun") -> int:
-    from picbench.papers.budget import START
+    from picbench.papers.data import START
 
     rows = [
         (one.model, f"{one.left} of {one.total} rows", one.tokens, one.seconds)

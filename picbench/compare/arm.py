@@ -1,12 +1,11 @@
-"""One arm of a run in columns: what comparisons need of it, and no more."""
+"""One arm of a run in columns, and what changed from one arm to another."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import isqrt
-from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -24,31 +23,18 @@ from picbench.compare.significance import (
     samples_to_judge,
 )
 from picbench.errors import ConfigError, IncomparableRuns
+from picbench.metrics import METRICS, Pairing, metrics_paired
 from picbench.store.reader import Run, check_rows
 from picbench.store.records import SampleRow
-from picbench.store.summary import ArmSummary, computed_tokens
+from picbench.store.summary import ArmSummary
 
-#: Times of a request in milliseconds, compared as ratios.
-TIMES = ("ttft_ms", "tpot_ms", "e2e_ms")
+#: Times of a request, and counts of one, that are compared request by request.
+TIMES = tuple(m.name for m in metrics_paired(Pairing.RATIO) if m.of_row)
+COUNTERS = tuple(m.name for m in metrics_paired(Pairing.COUNT) if m.of_row)
 
-#: Counts of a request, compared exactly.
-COUNTERS = (
-    "prompt_tokens",
-    "output_tokens",
-    "computed_tokens",
-    "reused_tokens",
-    "compiled_tokens",
-    "linked_tokens",
-    "padded_slots",
-    "chunk_blocks",
-    "prefix_blocks",
-    "copied_blocks",
-    "tier_blocks",
-)
-
-#: Counts of a whole arm: blocks that requests held at most, blocks with KV in them at most, bytes
-#: that tiers gave and got, requests without a result.
-TOTALS = ("peak_blocks", "peak_resident_blocks", "loaded_bytes", "stored_bytes", "failed")
+#: Counts of a whole arm, and its rates.
+TOTALS = tuple(m.name for m in metrics_paired(Pairing.COUNT) if not m.of_row)
+RATES = tuple(m.name for m in metrics_paired(Pairing.WHOLE))
 
 #: Characters that are kept of a hash: two of 10,000 prompts are alike in them once in 10^11 runs.
 _HASH = 16
@@ -63,7 +49,8 @@ class MeasuredArm:
     `places` of requests in the order of the run, begin anew in each of the `repeats`, which are
     numbered from 0: requests of one place are the same request. A score is None where
     there is nothing to score, a time where none was measured. `prompts` and `outputs` are the
-    beginnings of SHA-256 hashes. `totals` lacks what the run does not say.
+    beginnings of SHA-256 hashes. `totals` has counts and rates of the whole arm, as far as the run
+    says them.
     """
 
     name: str
@@ -144,39 +131,16 @@ def sample_labels(answered: Iterable[SampleRow]) -> Iterator[str]:
 
 
 def _counter_values(rows: Sequence[SampleRow]) -> dict[str, tuple[int, ...]]:
-    """Counts by name; without those that a server elsewhere does not give."""
-    found = {name: tuple(map(_COUNT[name], rows)) for name in COUNTERS}
-    return {name: counts for name, counts in found.items() if None not in counts}
-
-
-#: None where a server elsewhere does not say.
-_COUNT: Mapping[str, Callable[[SampleRow], Any]] = {
-    "prompt_tokens": attrgetter("tokens.prompt"),
-    "output_tokens": attrgetter("output_tokens"),
-    "computed_tokens": lambda row: computed_tokens(row.tokens),
-    "reused_tokens": attrgetter("tokens.reused"),
-    "compiled_tokens": attrgetter("tokens.compiled"),
-    "linked_tokens": attrgetter("tokens.linked"),
-    "padded_slots": attrgetter("tokens.padded"),
-    "chunk_blocks": attrgetter("hits.chunk"),
-    "prefix_blocks": attrgetter("hits.prefix"),
-    "copied_blocks": attrgetter("hits.copied"),
-    "tier_blocks": lambda row: sum(row.hits.tiers.values()),
-}
+    """Counts by name; without those that a remote server does not give."""
+    found = {name: tuple(map(METRICS[name].of_row, rows)) for name in COUNTERS}  # type: ignore[arg-type]
+    return {name: counts for name, counts in found.items() if None not in counts}  # type: ignore[misc]
 
 
 def _total_values(summary: ArmSummary | None) -> dict[str, float]:
     if summary is None:
         return {}
-    pool = {
-        "peak_blocks": summary.blocks.peak_referenced,
-        "peak_resident_blocks": summary.blocks.peak_resident,
-    }
-    moved = {
-        "loaded_bytes": sum(tier.loaded_bytes for tier in summary.moved.values()),
-        "stored_bytes": sum(tier.stored_bytes for tier in summary.moved.values()),
-    }
-    return (pool if summary.blocks.pool else {}) | moved
+    found = {name: METRICS[name].value(summary) for name in (*TOTALS, *RATES)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 Value = TypeVar("Value")
@@ -191,8 +155,8 @@ class Pairs:
     def __init__(self, before: MeasuredArm, after: MeasuredArm) -> None:
         places = {sample: place for place, sample in enumerate(after.samples)}
         self.before, self.after = before, after
-        self.samples = [sample for sample in before.samples if sample in places]
         self._first = [p for p, sample in enumerate(before.samples) if sample in places]
+        self.samples = [before.samples[p] for p in self._first]
         self._second = [places[sample] for sample in self.samples]
         if not self.samples:
             raise IncomparableRuns(
@@ -212,7 +176,10 @@ class Pairs:
         self, before: Sequence[Value], after: Sequence[Value]
     ) -> tuple[list[Value], list[Value]]:
         """Values of the pairs, from a column of each arm."""
-        return [before[i] for i in self._first], [after[i] for i in self._second]
+        return self._of_first(before), [after[i] for i in self._second]
+
+    def _of_first(self, column: Sequence[Value]) -> list[Value]:
+        return [column[i] for i in self._first]
 
     def check_prompts(self) -> None:
         """Raise IncomparableRuns where samples of one name have different prompts."""
@@ -227,7 +194,7 @@ class Pairs:
     @property
     def documents(self) -> list[str]:
         """What is independent in scores: sets of documents."""
-        return [self.before.clusters[i] for i in self._first]
+        return self._of_first(self.before.clusters)
 
     @property
     def rounds(self) -> list[int]:
@@ -236,13 +203,13 @@ class Pairs:
         Where there is a single one (an open loop), batches of neighbours. A round of all repeats is
         one: these are the same requests, and relate to each other as they did before.
         """
-        rounds = [self.before.rounds[i] for i in self._first]
+        rounds = self._of_first(self.before.rounds)
         return rounds if len(set(rounds)) > 1 else self.batches
 
     @property
     def repeats(self) -> list[int]:
         """The repeat of each: what lasts for minutes is the same for all requests of one."""
-        return [self.before.repeats[i] for i in self._first]
+        return self._of_first(self.before.repeats)
 
     @property
     def interleaved(self) -> bool:
@@ -259,9 +226,9 @@ class Pairs:
         What slows a machine down lasts longer than a round, so that rounds of separate runs are not
         independent: neighbours had correlations of 0.6 (batch means, as for any time series).
         """
-        numbers = [self.before.rounds[i] for i in self._first]
+        numbers = self._of_first(self.before.rounds)
         if len(set(numbers)) == 1:
-            numbers = [self.before.places[i] for i in self._first]
+            numbers = self._of_first(self.before.places)
         known = sorted(set(numbers))
         size = isqrt(len(known))
         batches = {number: place // size for place, number in enumerate(known)}
@@ -270,9 +237,6 @@ class Pairs:
 
 #: Scores of the samples that have one in both arms, and of all of them.
 SCORE, SCORE_OF_ALL = "score", "score, unparsed as 0"
-
-#: The time whose quantiles are told, and which these are.
-WAIT, QUANTILES = "ttft_ms", (0.5, 0.9, 0.99)
 
 #: A point: a hundredth of a score from 0 to 1.
 POINT = 0.01
@@ -337,7 +301,7 @@ class QuantileChange:
 class CounterChange:
     """A count before and after: sums over pairs, and in how many `samples` it differs.
 
-    `samples` is None for counts of a whole arm.
+    `samples` is None for counts and rates of a whole arm.
     """
 
     name: str
@@ -377,6 +341,7 @@ class ArmComparison:
     counters: tuple[CounterChange, ...]
     flips: tuple[Flip, ...]
     repeatability: Nondeterminism
+    rates: tuple[CounterChange, ...] = ()
 
     def metric(self, name: str) -> MetricChange | None:
         """The change of a metric; None where nothing was measured."""
@@ -412,12 +377,13 @@ def compare_arms(
         unpaired=pairs.unpaired,
         metrics=(*_scores(pairs, margin, seed), *_times(pairs, apart, seed)),
         quantiles=tuple(_quantiles(before, after)),
-        counters=(*_counters(pairs), *_totals(before, after)),
+        counters=(*_counters(pairs), *_totals(TOTALS, before, after)),
         flips=tuple(_flips(pairs)),
         repeatability=nondeterminism(
             dict(zip(before.samples, before.outputs, strict=True)),
             dict(zip(after.samples, after.outputs, strict=True)),
         ),
+        rates=tuple(_totals(RATES, before, after)),
     )
 
 
@@ -484,13 +450,15 @@ def _drift(change: Paired, *, apart: bool) -> Drift:
 
 
 def _quantiles(before: MeasuredArm, after: MeasuredArm) -> Iterator[QuantileChange]:
-    for q in QUANTILES:
-        yield QuantileChange(WAIT, _quantile(before, q), _quantile(after, q))
+    for metric in metrics_paired(Pairing.QUANTILE):
+        if metric.base is not None and metric.quantile is not None:
+            sides = (_quantile(arm, metric.base, metric.quantile) for arm in (before, after))
+            yield QuantileChange(metric.base, *sides)
 
 
-def _quantile(arm: MeasuredArm, q: float) -> Quantile:
-    columns = zip(arm.times[WAIT], arm.places, arm.repeats, strict=True)
-    known = [(time, place, repeat) for time, place, repeat in columns if time is not None]
+def _quantile(arm: MeasuredArm, time: str, q: float) -> Quantile:
+    columns = zip(arm.times[time], arm.places, arm.repeats, strict=True)
+    known = [(value, place, repeat) for value, place, repeat in columns if value is not None]
     times, places, repeats = zip(*known, strict=True) if known else ((), (), ())
     return repeated_quantile(times, q, places, repeats)
 
@@ -508,8 +476,10 @@ def _counters(pairs: Pairs) -> Iterator[CounterChange]:
             yield CounterChange(name, sum(first), sum(second), differ)
 
 
-def _totals(before: MeasuredArm, after: MeasuredArm) -> Iterator[CounterChange]:
-    for name in TOTALS:
+def _totals(
+    names: Iterable[str], before: MeasuredArm, after: MeasuredArm
+) -> Iterator[CounterChange]:
+    for name in names:
         if name in before.totals and name in after.totals:
             yield CounterChange(name, before.totals[name], after.totals[name], None)
 

@@ -1,4 +1,4 @@
-"""What a gate lets pass, metric by metric."""
+"""What a gate compares a run with: what it lets pass, and columns of every arm."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,39 +13,59 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from picbench.compare.arm import COUNTERS, TOTALS, MeasuredArm, measured_arms
+from picbench.compare.arm import COUNTERS, RATES, TOTALS, MeasuredArm, measured_arms
 from picbench.compare.comparison import check_comparable, conditions_of, scored_conditions
 from picbench.errors import ConfigError, IncomparableRuns, InvalidRun, closest, first_refusal
 from picbench.files import write_whole
+from picbench.metrics import METRICS, SCORE, Pairing, metrics_paired
 from picbench.store.reader import Run
 from picbench.store.summary import BASELINE
 
-#: Counts that depend on more than plans: on what was answered, or on when a tier was done.
-_LOOSE = {"output_tokens", "tier_blocks", "loaded_bytes", "stored_bytes", "peak_resident_blocks"}
+#: Of the file.
+SCHEMA = 1
+
+#: Where baselines with a name are, below the current directory, and how their names end.
+FOLDER, _SUFFIXES = Path("baselines"), (".json", ".yaml", ".yml")
+
+#: Relative times, and the milliseconds that they are made from.
+RELATIVE = {m.name: m.base for m in metrics_paired(Pairing.RATIO) if m.over_full and m.base}
 
 #: Counts that are checked where a baseline does not say, exactly.
-CHECKED = tuple(name for name in (*COUNTERS, *TOTALS) if name not in _LOOSE)
+CHECKED = tuple(n for n in (*COUNTERS, *TOTALS) if METRICS[n].usual is not None)
 
 Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
+#: A NaN would differ from nothing.
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
 
-class _ThresholdModel(BaseModel):
+
+class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ScoreThreshold(_ThresholdModel):
+class ScoreThreshold(_Model):
     """The loss of score, from 0 to 1, that is acceptable."""
 
     margin: float = Field(gt=0, le=1)
 
 
-class TimeThreshold(_ThresholdModel):
+class TimeThreshold(_Model):
     """The slowdown that is acceptable, as a ratio of geometric means."""
 
     ratio: float = Field(gt=1, allow_inf_nan=False)
 
 
-class Thresholds(_ThresholdModel):
+class RateThreshold(_Model):
+    """The part of a rate that may be lost."""
+
+    loss: float = Field(gt=0, lt=1)
+
+
+def _if_given(threshold: object) -> bool:
+    return threshold is None
+
+
+class Thresholds(_Model):
     """What is checked of every arm; None: nothing of this.
 
     `ttft_vs_full` and `tpot_vs_full` are times as ratios to those of `full` on the same requests.
@@ -58,6 +78,8 @@ class Thresholds(_ThresholdModel):
     e2e_ms: TimeThreshold | None = None
     ttft_vs_full: TimeThreshold | None = None
     tpot_vs_full: TimeThreshold | None = None
+    goodput_req_s: RateThreshold | None = Field(default=None, exclude_if=_if_given)
+    throughput_tok_s: RateThreshold | None = Field(default=None, exclude_if=_if_given)
     counters: Mapping[str, Tolerance] = Field(default_factory=dict)
 
     @field_validator("counters")
@@ -74,9 +96,17 @@ class Thresholds(_ThresholdModel):
         found = {name: getattr(self, name) for name in TIME_METRICS}
         return {name: time.ratio for name, time in found.items() if time is not None}
 
+    @property
+    def rates(self) -> dict[str, float]:
+        """Acceptable losses by metric."""
+        found = {name: getattr(self, name) for name in RATES}
+        return {name: rate.loss for name, rate in found.items() if rate is not None}
 
-#: The metrics with a `TimeThreshold`.
-TIME_METRICS = ("ttft_ms", "tpot_ms", "e2e_ms", "ttft_vs_full", "tpot_vs_full")
+
+#: The metrics with a `TimeThreshold`: milliseconds, then relative times.
+TIME_METRICS = tuple(
+    metric.name for metric in sorted(metrics_paired(Pairing.RATIO), key=lambda m: m.over_full)
+)
 
 
 def usual_thresholds(counters: Iterable[str], *, repeated: bool) -> Thresholds:
@@ -85,28 +115,22 @@ def usual_thresholds(counters: Iterable[str], *, repeated: bool) -> Thresholds:
     Milliseconds drift from run to run. How much is known of a baseline that is `repeated`; of a
     single run it is not, and then they may double.
     """
-    loose = TimeThreshold(ratio=1.05 if repeated else 2.0)
+    usual = {name: METRICS[name].usual for name in (SCORE, *TIME_METRICS)}
+    allowed = {name: both[repeated] for name, both in usual.items() if both is not None}
     return Thresholds(
-        score=ScoreThreshold(margin=0.01),
-        ttft_ms=loose,
-        tpot_ms=loose,
-        ttft_vs_full=TimeThreshold(ratio=1.03),
-        tpot_vs_full=TimeThreshold(ratio=1.03),
+        score=ScoreThreshold(margin=allowed.pop(SCORE)),
         counters=dict.fromkeys(counters, 0.0),
+        **{name: TimeThreshold(ratio=ratio) for name, ratio in allowed.items()},  # type: ignore[arg-type]
     )
-
-
-#: Relative times, and the milliseconds that they are made from.
-RELATIVE = {"ttft_vs_full": "ttft_ms", "tpot_vs_full": "tpot_ms"}
 
 
 def with_relative_times(arms: Mapping[str, MeasuredArm]) -> dict[str, MeasuredArm]:
     """The arms with columns of relative times, where `full` is one of them."""
-    if BASELINE not in arms:
+    full = arms.get(BASELINE)
+    if full is None:
         return dict(arms)
-    full = arms[BASELINE]
     return {
-        name: arm if name == BASELINE else replace(arm, times={**arm.times, **_relative(arm, full)})
+        name: arm if arm is full else replace(arm, times={**arm.times, **_relative(arm, full)})
         for name, arm in arms.items()
     }
 
@@ -122,27 +146,13 @@ def _over(arm: MeasuredArm, full: MeasuredArm, time: str) -> tuple[float | None,
     return tuple(value / other if value and other else None for value, other in known)
 
 
-SCHEMA = 1
-
-#: Digits of a millisecond that are kept.
-_DIGITS = 3
-
-
-#: A NaN would differ from nothing.
-_Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class _BaselineModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class BaselineArm(_BaselineModel):
+class BaselineArm(_Model):
     """The columns of a `MeasuredArm`; without `clusters` every sample is its own.
 
     Without `places` samples stand in the order of the run, as all do that were not repeated;
     without `repeats` there was one, or the file is from before they were kept and counts as one.
-    `drift` is the standard deviation of the logarithm of mean times between the runs that the
-    baseline was made from, by metric; empty for a single run.
+    `drift` is the standard deviation of the logarithm of mean times, and of rates, between the runs
+    that the baseline was made from, by metric; empty for a single run.
     """
 
     samples: tuple[str, ...]
@@ -154,8 +164,8 @@ class BaselineArm(_BaselineModel):
     counters: Mapping[str, tuple[int, ...]]
     totals: Mapping[str, _Finite]
     clusters: tuple[str, ...] | None = None
-    places: tuple[int, ...] | None = Field(default=None, exclude_if=lambda places: places is None)
-    repeats: tuple[int, ...] | None = Field(default=None, exclude_if=lambda found: found is None)
+    places: tuple[int, ...] | None = Field(default=None, exclude_if=_if_given)
+    repeats: tuple[int, ...] | None = Field(default=None, exclude_if=_if_given)
     drift: Mapping[str, _Finite] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -171,9 +181,11 @@ class BaselineArm(_BaselineModel):
 
     @classmethod
     def of(cls, arms: Sequence[MeasuredArm]) -> "BaselineArm":
-        """One arm from the same arm of several runs: times are geometric means over these."""
+        """One arm from the same arm of several runs: times and rates are geometric means."""
         first = arms[0]
+        rates = {name: [arm.totals[name] for arm in arms] for name in _shared_rates(arms)}
         values = asdict(first) | {"times": {name: _merge(name, arms) for name in first.times}}
+        values["totals"] |= {name: exp(mean(map(log, found))) for name, found in rates.items()}
         del values["name"]
         if first.clusters == first.samples:
             values["clusters"] = None
@@ -183,23 +195,25 @@ class BaselineArm(_BaselineModel):
             values["repeats"] = None
         return cls(**values, drift=_drift(arms))
 
-    def total(self, counter: str) -> float | None:
-        """A count over all samples; None where the arm does not have it."""
-        if counter in self.counters:
-            return sum(self.counters[counter])
-        return self.totals.get(counter)
+    def total(self, name: str) -> float | None:
+        """A count over all samples, or a rate; None where the arm does not have it."""
+        if name in self.counters:
+            return sum(self.counters[name])
+        return self.totals.get(name)
 
     def measured(self, name: str) -> MeasuredArm:
         """The arm as comparisons take it."""
-        values = self.model_dump(exclude={"drift"})
-        clusters = self.clusters or self.samples
-        places = self.places or tuple(range(len(self.samples)))
-        repeats = self.repeats or (0,) * len(self.samples)
-        filled = {"name": name, "clusters": clusters, "places": places, "repeats": repeats}
-        return MeasuredArm(**values | filled)
+        count = len(self.samples)
+        filled = {
+            "name": name,
+            "clusters": self.clusters or self.samples,
+            "places": self.places or tuple(range(count)),
+            "repeats": self.repeats or (0,) * count,
+        }
+        return MeasuredArm(**self.model_dump(exclude={"drift"}) | filled)
 
 
-class BaselineConditions(_BaselineModel):
+class BaselineConditions(_Model):
     """See `Conditions`; `workload` names the arms' algorithms as well."""
 
     workload: Mapping[str, Any]
@@ -207,7 +221,7 @@ class BaselineConditions(_BaselineModel):
     versions: Mapping[str, Any] = Field(default_factory=dict)
 
 
-class Baseline(_BaselineModel):
+class Baseline(_Model):
     """Thresholds, and what was measured in one or several `runs` of the same workload.
 
     Scores and counts are those of the first run.
@@ -224,23 +238,21 @@ class Baseline(_BaselineModel):
 
 
 def make_baseline(runs: Sequence[Run], thresholds: Thresholds | None = None) -> Baseline:
-    """A baseline from complete runs of the same workload, of which there is at least one.
+    """A baseline from complete runs of the same workload, at least one.
 
     Without `thresholds` they are the usual ones; counts that are not the same in all runs are
     then left out. Raises InvalidRun for an incomplete run, IncomparableRuns for different ones,
     ConfigError for a run that is named twice: it would say that nothing drifts between runs.
     """
-    first = runs[0]
-    _check_named_once(runs)
+    first, hint = runs[0], "save runs of one workload under one name"
+    places = [run.path.resolve() for run in runs]
+    for number, run in enumerate(runs):
+        if places[number] in places[:number]:
+            raise ConfigError(f"`RUN` {run.path} is named twice", hint="name each run once")
     for run in runs:
         check_complete(run)
-        names = str(first.path), str(run.path)
-        check_comparable(
-            scored_conditions(first),
-            scored_conditions(run),
-            names,
-            hint="save runs of one workload under one name",
-        )
+        states, names = map(scored_conditions, (first, run)), (str(first.path), str(run.path))
+        check_comparable(*states, names, hint=hint)
     arms = [with_relative_times(measured_arms(run)) for run in runs]
     for run, found in zip(runs, arms, strict=True):
         if found.keys() != arms[0].keys():
@@ -264,15 +276,6 @@ def make_baseline(runs: Sequence[Run], thresholds: Thresholds | None = None) -> 
     )
 
 
-def _check_named_once(runs: Sequence[Run]) -> None:
-    seen: set[Path] = set()
-    for run in runs:
-        place = run.path.resolve()
-        if place in seen:
-            raise ConfigError(f"`RUN` {run.path} is named twice", hint="name each run once")
-        seen.add(place)
-
-
 def gate_workload(run: Run) -> dict[str, object]:
     """What has to be the same in a run and its baseline, by field."""
     algorithms = {
@@ -291,36 +294,36 @@ def check_complete(run: Run) -> None:
 
 
 def _merge(name: str, arms: Sequence[MeasuredArm]) -> tuple[float | None, ...]:
-    """Times of the first arm's samples; None where a run has none."""
+    """Times of the first arm's samples, to a millionth of a ratio or of a second.
+
+    None where a run has none.
+    """
     columns = [dict(zip(arm.samples, arm.times[name], strict=True)) for arm in arms]
-    merged = []
-    for sample in arms[0].samples:
-        times = [column.get(sample) for column in columns]
-        known = [log(time) for time in times if time]
-        whole = len(known) == len(times)
-        merged.append(round(exp(mean(known)), _digits(name)) if whole else None)
-    return tuple(merged)
+    found = [[column.get(sample) for column in columns] for sample in arms[0].samples]
+    digits = 3 if name.endswith("_ms") else 6
+    return tuple(
+        round(exp(mean(log(time) for time in times if time)), digits) if all(times) else None
+        for times in found
+    )
 
 
-def _digits(name: str) -> int:
-    return _DIGITS if name.endswith("_ms") else 2 * _DIGITS
+def _shared_rates(arms: Sequence[MeasuredArm]) -> list[str]:
+    return [name for name in RATES if all(arm.totals.get(name) for arm in arms)]
 
 
 def _drift(arms: Sequence[MeasuredArm]) -> dict[str, float]:
     if len(arms) < 2:
         return {}
     shared = set.intersection(*({*arm.samples} for arm in arms))
-    drift = {}
+    logs: dict[str, list[float]] = {}
     for name in arms[0].times:
-        means = []
         for arm in arms:
             times = zip(arm.samples, arm.times[name], strict=True)
             known = [log(time) for sample, time in times if time and sample in shared]
             if known:
-                means.append(mean(known))
-        if len(means) == len(arms):
-            drift[name] = round(stdev(means), 6)
-    return drift
+                logs.setdefault(name, []).append(mean(known))
+    logs |= {name: [log(arm.totals[name]) for arm in arms] for name in _shared_rates(arms)}
+    return {name: round(stdev(found), 6) for name, found in logs.items() if len(found) == len(arms)}
 
 
 def _repeatable(runs: Sequence[Mapping[str, MeasuredArm]]) -> list[str]:
@@ -335,12 +338,6 @@ def _repeatable(runs: Sequence[Mapping[str, MeasuredArm]]) -> list[str]:
             for arm, first in runs[0].items()
         )
     ]
-
-
-#: Where baselines with a name are, below the current directory.
-FOLDER = Path("baselines")
-
-_SUFFIXES = (".json", ".yaml", ".yml")
 
 
 def baseline_path(name: str) -> Path:

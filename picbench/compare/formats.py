@@ -1,41 +1,33 @@
-"""A comparison in words and cells, for every format that people read."""
+"""A comparison as tables and sentences, in every format that people read."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from picbench.compare.arm import ArmComparison, CounterChange, Drift, MetricChange
+from picbench.compare.arm import ArmComparison, Drift, MetricChange
 from picbench.compare.comparison import RunComparison
 from picbench.compare.intervals import FEW, Interval, Quantile
 from picbench.compare.significance import Loss
 from picbench.run.result import WIDTH
-from picbench.tables.table import table as markdown_table
+from picbench.tables.table import NOTHING, Column, Shown, Table, Value
 
 #: Flipped samples that are listed; the JSON format has them all.
 FLIPS = 10
 
-NOTHING = "-"
+#: Of the JSON document; it changes when a field goes or changes its meaning.
+SCHEMA = 1
 
-METRIC_HEAD = ("metric", "before", "after", "change", "95 % interval", "p", "better/same/worse")
-QUANTILE_HEAD = ("quantile", "before (95 %)", "after (95 %)")
-COUNTER_HEAD = ("count", "before", "after", "samples that differ")
-FLIP_HEAD = ("flipped sample", "before", "after")
-
-
-@dataclass(frozen=True, slots=True)
-class TextTable:
-    """Cells as text; the first column is a name."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+_LOSSES = {
+    Loss.WITHIN: "loses less than {:g}, with 95 % confidence",
+    Loss.BEYOND: "loses more than {:g}, with 95 % confidence",
+    Loss.UNKNOWN: "may lose more than {:g} or less",
+}
 
 
-def heading(comparison: RunComparison, arm: ArmComparison) -> str:
+def heading(arm: ArmComparison) -> str:
     """Which arm is compared with which, and over how much."""
     text = f"{arm.after} against {arm.before}: {arm.pairs} samples"
     clusters = {metric.change.clusters for metric in arm.metrics if not metric.change.ratio}
@@ -44,29 +36,76 @@ def heading(comparison: RunComparison, arm: ArmComparison) -> str:
     return f"{text}, {arm.unpaired} without a partner" if arm.unpaired else text
 
 
-def metric_table(comparison: RunComparison, arm: ArmComparison) -> TextTable:
+def metric_table(comparison: RunComparison, arm: ArmComparison) -> Table:
     """Scores and times."""
-    return TextTable(METRIC_HEAD, [_metric(metric, comparison.metric) for metric in arm.metrics])
+    head = ("metric", "before", "after", "change", "95 % interval", "p", "better/same/worse")
+    return _table(head, [_metric(metric, comparison.metric) for metric in arm.metrics])
 
 
-def quantile_table(arm: ArmComparison) -> TextTable:
-    """Quantiles of TTFT, each with its interval; none from too few requests."""
-    rows = [
-        (f"{found.name} p{100 * found.before.q:g}", *map(_quantile, (found.before, found.after)))
+def _metric(metric: MetricChange, score: str) -> list[Value]:
+    change, ratio = metric.change, metric.change.ratio
+    pattern, ends = ("{:,.1f}", "{:.3f}") if ratio else ("{:.3f}", "{:+.4f}")
+    return [
+        metric.name if ratio else metric.name.replace("score", score, 1),
+        Shown(pattern.format(metric.before), metric.before),
+        Shown(pattern.format(metric.after), metric.after),
+        Shown(ends.format(change.value) + "x" * ratio, change.value),
+        _interval(change.interval, ends) + drift_words(metric),
+        Shown(_p(metric.p), metric.p),
+        Shown(f"{metric.wins}/{change.equal}/{metric.losses}", metric.wins - metric.losses),
+    ]
+
+
+def arm_tables(comparison: RunComparison, arm: ArmComparison) -> Iterator[Table]:
+    """Metrics, quantiles, rates, counts that differ, samples that changed most; none is empty."""
+    quantiles = [
+        [f"{found.name} p{100 * found.before.q:g}", _quantile(found.before), _quantile(found.after)]
         for found in arm.quantiles
     ]
-    return TextTable(QUANTILE_HEAD, rows)
+    rates = [
+        [rate.name, f"{rate.before:,.4g}", f"{rate.after:,.4g}", _ratio(rate.after, rate.before)]
+        for rate in arm.rates
+    ]
+    counts: list[Sequence[Value]] = [
+        [counter.name, f"{counter.before:,g}", f"{counter.after:,g}", counter.samples]
+        for counter in arm.counters
+        if not counter.same
+    ]
+    flips = [[flip.sample, flip.before, flip.after] for flip in arm.flips[:FLIPS]]
+    tables = (
+        metric_table(comparison, arm),
+        _table(("quantile", "before (95 %)", "after (95 %)"), quantiles),
+        _table(("rate of the arm", "before", "after", "change"), rates),
+        _table(("count", "before", "after", "samples that differ"), counts),
+        _table(("flipped sample", "before", "after"), flips, digits=3),
+    )
+    return (table for table in tables if table.rows)
 
 
-def counter_table(arm: ArmComparison) -> TextTable:
-    """Counts that differ; none if all are the same."""
-    return TextTable(COUNTER_HEAD, [_counter(c) for c in arm.counters if not c.same])
+def _table(
+    head: Sequence[str], rows: Sequence[Sequence[Value]], digits: int | None = None
+) -> Table:
+    return Table("", [Column(title, digits) for title in head], rows)
 
 
-def flip_table(arm: ArmComparison) -> TextTable:
-    """The samples whose score changed most."""
-    rows = [(f.sample, _score(f.before), _score(f.after)) for f in arm.flips[:FLIPS]]
-    return TextTable(FLIP_HEAD, rows)
+def _quantile(found: Quantile) -> str:
+    if found.value is None:
+        return f"n={found.count}, needs {found.needed}"
+    return f"{found.value:,.1f} ({_interval(found.interval, '{:,.1f}')})"
+
+
+def _interval(interval: Interval | None, pattern: str) -> str:
+    if interval is None:
+        return NOTHING
+    return f"{pattern.format(interval.low)} to {pattern.format(interval.high)}"
+
+
+def _ratio(after: float, before: float) -> str:
+    return f"{after / before:.3f}x" if before else NOTHING
+
+
+def _p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def arm_notes(comparison: RunComparison, arm: ArmComparison) -> Iterator[str]:
@@ -86,6 +125,21 @@ def arm_notes(comparison: RunComparison, arm: ArmComparison) -> Iterator[str]:
         yield from decision(metric, comparison)
 
 
+def decision(metric: MetricChange, comparison: RunComparison) -> Iterator[str]:
+    """What is known of a score: against the margin, and how many samples would say more."""
+    margin = comparison.settings.margin
+    if metric.change.ratio:
+        return
+    if metric.loss is not None and margin is not None:
+        unknown = metric.loss is Loss.UNKNOWN and metric.needed
+        more = f"; about {metric.needed:,} samples would decide" if unknown else ""
+        yield f"{metric.name}: {_LOSSES[metric.loss].format(margin)}{more}."
+    elif metric.needed and metric.needed > metric.change.pairs:
+        yield f"{metric.name}: about {metric.needed:,} samples for an interval of one point."
+    if metric.change.exact_p is not None:
+        yield f"{metric.name}: exact McNemar p {_p(metric.change.exact_p)}, unadjusted."
+
+
 def run_notes(comparison: RunComparison) -> Iterator[str]:
     """What holds for all arms."""
     for mismatch in comparison.mismatches:
@@ -95,13 +149,34 @@ def run_notes(comparison: RunComparison) -> Iterator[str]:
         yield "Random or dummy weights: scores are not meaningful."
     yield f"p: of no change, adjusted for {comparison.tests} tests (Holm)."
     yield "Times: ratios of geometric means, over rounds of requests."
-    yield (f"Intervals: BCa bootstrap; over up to {FEW} rounds or sets of documents Student's t.")
-    yield from _quantile_notes(comparison)
-    yield from _drift_notes(comparison)
-    if comparison.before != comparison.after:
+    yield f"Intervals: BCa bootstrap; over up to {FEW} rounds or sets of documents Student's t."
+    sides = [side for arm in comparison.arms for q in arm.quantiles for side in (q.before, q.after)]
+    for repeats in sorted({quantile.repeats for quantile in sides if quantile.interval}):
+        yield f"Intervals of quantiles: {quantile_method(repeats)}."
+    if comparison.before == comparison.after:
+        yield from _drift_notes(comparison)
+    else:
         yield (
             "Times of separate runs also drift, which no interval here has in it: compare how arms "
             "relate within each run."
+        )
+
+
+def _drift_notes(comparison: RunComparison) -> Iterator[str]:
+    """Of the arms of one run; two runs always drift."""
+    changes = [metric for arm in comparison.arms for metric in arm.metrics]
+    if any(metric.drift is Drift.UNSEEN for metric in changes):
+        yield (
+            "Drift not included: one arm served all requests, then the next one. If the machine "
+            "got slower or faster meanwhile, these ratios have that in them, but not their "
+            "intervals and p; three repeats or more put it there."
+        )
+    repeats = {m.change.repeats for m in changes if m.drift is Drift.REPEATS}
+    if repeats:
+        few = " Two repeats say little of others: more make these narrower." if 2 in repeats else ""
+        yield (
+            "Over repeats: one arm served all requests, then the next one. What the machine did "
+            f"meanwhile is in these intervals as far as it differs from repeat to repeat.{few}"
         )
 
 
@@ -123,101 +198,6 @@ def quantile_method(repeats: int) -> str:
     return f"order statistics over requests, and Student's t over {repeats} repeats{few}"
 
 
-def _quantile_notes(comparison: RunComparison) -> Iterator[str]:
-    found = [side for arm in comparison.arms for q in arm.quantiles for side in (q.before, q.after)]
-    for repeats in sorted({quantile.repeats for quantile in found if quantile.interval}):
-        yield f"Intervals of quantiles: {quantile_method(repeats)}."
-
-
-def _drift_notes(comparison: RunComparison) -> Iterator[str]:
-    """Of the arms of one run; two runs always drift."""
-    if comparison.before != comparison.after:
-        return
-    changes = [metric for arm in comparison.arms for metric in arm.metrics]
-    if any(metric.drift is Drift.UNSEEN for metric in changes):
-        yield (
-            "Drift not included: one arm served all requests, then the next one. If the machine "
-            "got slower or faster meanwhile, these ratios have that in them, but not their "
-            "intervals and p; three repeats or more put it there."
-        )
-    repeats = {m.change.repeats for m in changes if m.drift is Drift.REPEATS}
-    if repeats:
-        few = " Two repeats say little of others: more make these narrower." if 2 in repeats else ""
-        yield (
-            "Over repeats: one arm served all requests, then the next one. What the machine did "
-            f"meanwhile is in these intervals as far as it differs from repeat to repeat.{few}"
-        )
-
-
-def decision(metric: MetricChange, comparison: RunComparison) -> Iterator[str]:
-    """What is known of a score: against the margin, and how many samples would say more."""
-    margin = comparison.settings.margin
-    if metric.change.ratio:
-        return
-    if metric.loss is not None and margin is not None:
-        verdict = {
-            Loss.WITHIN: f"loses less than {margin:g}, with 95 % confidence",
-            Loss.BEYOND: f"loses more than {margin:g}, with 95 % confidence",
-            Loss.UNKNOWN: f"may lose more than {margin:g} or less",
-        }[metric.loss]
-        more = ""
-        if metric.loss is Loss.UNKNOWN and metric.needed:
-            more = f"; about {metric.needed:,} samples would decide"
-        yield f"{metric.name}: {verdict}{more}."
-    elif metric.needed and metric.needed > metric.change.pairs:
-        yield f"{metric.name}: about {metric.needed:,} samples for an interval of one point."
-    if metric.change.exact_p is not None:
-        yield f"{metric.name}: exact McNemar p {_p(metric.change.exact_p)}, unadjusted."
-
-
-def _metric(metric: MetricChange, score: str) -> tuple[str, ...]:
-    change = metric.change
-    number = _time if change.ratio else _score
-    name = metric.name.replace("score", score, 1) if not change.ratio else metric.name
-    return (
-        name,
-        number(metric.before),
-        number(metric.after),
-        f"{change.value:.3f}x" if change.ratio else f"{change.value:+.4f}",
-        _interval(change.interval, "{:.3f}" if change.ratio else "{:+.4f}") + drift_words(metric),
-        _p(metric.p),
-        f"{metric.wins}/{change.equal}/{metric.losses}",
-    )
-
-
-def _quantile(found: Quantile) -> str:
-    if found.value is None:
-        return f"n={found.count}, needs {found.needed}"
-    return f"{_time(found.value)} ({_interval(found.interval, '{:,.1f}')})"
-
-
-def _counter(counter: CounterChange) -> tuple[str, ...]:
-    samples = NOTHING if counter.samples is None else f"{counter.samples:,}"
-    return counter.name, f"{counter.before:,g}", f"{counter.after:,g}", samples
-
-
-def _interval(interval: Interval | None, pattern: str) -> str:
-    if interval is None:
-        return NOTHING
-    return f"{pattern.format(interval.low)} to {pattern.format(interval.high)}"
-
-
-def _p(value: float) -> str:
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _score(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.3f}"
-
-
-def _time(value: float) -> str:
-    return f"{value:,.1f}"
-
-
-#: Of the JSON document; it changes when a field goes or changes its meaning.
-SCHEMA = 1
-
-
 def comparison_document(comparison: RunComparison) -> dict[str, Any]:
     """The comparison as JSON values, with every flipped sample."""
     return {"schema": SCHEMA, **asdict(comparison)}
@@ -230,14 +210,25 @@ def comparison_json(comparison: RunComparison) -> str:
 
 def comparison_markdown(comparison: RunComparison) -> str:
     """Headings, tables and notes in Markdown."""
-    return "\n\n".join(_markdown(comparison)) + "\n"
+    parts = [f"## {comparison.after} against {comparison.before}"]
+    for arm in comparison.arms:
+        tables = (table.markdown(right=1) for table in arm_tables(comparison, arm))
+        parts += [f"### {heading(arm)}", *tables, *arm_notes(comparison, arm)]
+    notes = "\n".join(f"- {note}" for note in run_notes(comparison))
+    return "\n\n".join([*parts, notes]) + "\n"
 
 
 def comparison_text(comparison: RunComparison, width: int = WIDTH) -> str:
     """Tables and notes for a terminal."""
+    parts: list[str | Table] = []
+    if comparison.before != comparison.after:
+        parts.append(f"before: {comparison.before}\nafter:  {comparison.after}")
+    for arm in comparison.arms:
+        tables = arm_tables(comparison, arm)
+        parts += [f"\n{heading(arm)}", *tables, *arm_notes(comparison, arm)]
     console = Console(width=width, highlight=False, no_color=True)
     with console.capture() as captured:
-        for part in _text(comparison):
+        for part in (*parts, "", *run_notes(comparison)):
             console.print(part, markup=False)
     return captured.get()
 
@@ -249,48 +240,3 @@ FORMATS: Mapping[str, Callable[[RunComparison], str]] = {
     "markdown": comparison_markdown,
     "github": comparison_markdown,
 }
-
-
-def _markdown(comparison: RunComparison) -> Iterator[str]:
-    yield f"## {comparison.after} against {comparison.before}"
-    for arm in comparison.arms:
-        yield f"### {heading(comparison, arm)}"
-        for table in _tables(comparison, arm):
-            cells = [[cell.replace("|", "\\|") for cell in row] for row in table.rows]
-            yield markdown_table(table.head, cells, right=1)
-        yield from arm_notes(comparison, arm)
-    yield "\n".join(f"- {note}" for note in run_notes(comparison))
-
-
-def _text(comparison: RunComparison) -> Iterator[str | Text | Table]:
-    if comparison.before != comparison.after:
-        yield f"before: {comparison.before}\nafter:  {comparison.after}"
-    for arm in comparison.arms:
-        yield f"\n{heading(comparison, arm)}"
-        for table in _tables(comparison, arm):
-            yield _rich(table)
-        yield from arm_notes(comparison, arm)
-    yield ""
-    yield from run_notes(comparison)
-
-
-def _tables(comparison: RunComparison, arm: ArmComparison) -> Iterator[TextTable]:
-    tables = (
-        metric_table(comparison, arm),
-        quantile_table(arm),
-        counter_table(arm),
-        flip_table(arm),
-    )
-    for table in tables:
-        if table.rows:
-            yield table
-
-
-def _rich(table: TextTable) -> Table:
-    found = Table()
-    found.add_column(table.head[0], no_wrap=True)
-    for name in table.head[1:]:
-        found.add_column(name, justify="right")
-    for row in table.rows:
-        found.add_row(*(Text(cell) for cell in row))
-    return found

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from xml.etree import ElementTree
 
 from scipy import stats  # type: ignore[import-untyped]
@@ -29,7 +29,7 @@ from picbench.compare.significance import Loss
 from picbench.errors import IncomparableRuns
 from picbench.store.provenance import annotation
 from picbench.store.reader import Run
-from picbench.tables.table import table
+from picbench.tables.table import Column, Table
 
 #: Chance that any time of an unchanged run is called a regression, over all times of the gate.
 ALPHA = 0.01
@@ -42,11 +42,11 @@ _LARGEST_NOISE = 100
 
 
 class GateVerdict(StrEnum):
-    """What a check found."""
+    """What a check found, the worst first."""
 
-    OK = "ok"
     REGRESSION = "regression"
     INCONCLUSIVE = "inconclusive"
+    OK = "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,7 @@ class GateResult:
     @property
     def verdict(self) -> GateVerdict:
         """The worst of all checks."""
-        for verdict in (GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE):
-            if self.found(verdict):
-                return verdict
-        return GateVerdict.OK
+        return next((verdict for verdict in GateVerdict if self.found(verdict)), GateVerdict.OK)
 
 
 def check_run(run: Run, baseline: Baseline, name: str) -> GateResult:
@@ -115,16 +112,14 @@ def judge_arms(
 
     Times are inconclusive unless `times` can be judged.
     """
-    margin = baseline.thresholds.score.margin if baseline.thresholds.score else None
+    limits = baseline.thresholds
+    margin = limits.score.margin if limits.score else None
     compared = {
         arm: compare_arms(saved.measured(arm), arms[arm], margin=margin, apart=True)
         for arm, saved in baseline.arms.items()
     }
-    tests = sum(
-        comparison.metric(metric) is not None
-        for comparison in compared.values()
-        for metric in baseline.thresholds.times
-    )
+    timed = [comparison.metric(n) for comparison in compared.values() for n in limits.times]
+    tests = sum(metric is not None for metric in timed) + len(compared) * len(limits.rates)
     return tuple(
         check
         for arm, comparison in compared.items()
@@ -160,7 +155,8 @@ def _unknown(baseline: Baseline) -> Iterator[str]:
     scored = any(score is not None for arm in arms for score in arm.scores)
     lacking = ["score"] if thresholds.score and not scored else []
     lacking += [t for t in thresholds.times if not any(any(arm.times.get(t, ())) for arm in arms)]
-    lacking += [c for c in thresholds.counters if all(arm.total(c) is None for arm in arms)]
+    whole = (*thresholds.rates, *thresholds.counters)
+    lacking += [name for name in whole if all(arm.total(name) is None for arm in arms)]
     if lacking:
         yield f"Not checked, as the baseline has none: {', '.join(lacking)}."
 
@@ -187,21 +183,28 @@ class _ArmChecks:
         self._apart = baseline.conditions.workload.get("workload.arrivals") is not None
 
     def checks(self) -> Iterator[Check]:
-        """Counts, scores, times, and what the baseline has of them and the run does not."""
+        """Counts, scores, times, rates, and what the baseline has of them and the run does not."""
         yield from self._lacking()
         for name, tolerance in self._thresholds.counters.items():
             counter = self._comparison.counter(name)
-            if counter is not None:
-                yield self._count(counter, tolerance)
-            elif (before := self._saved.total(name)) is not None:
-                # Servers elsewhere count some things only where they are told to.
-                message = f"{before:,g} before, not counted now"
-                yield self._check(name, GateVerdict.INCONCLUSIVE, before, None, message)
+            yield from (
+                self._uncounted(name) if counter is None else [self._count(counter, tolerance)]
+            )
         for metric in self._comparison.metrics:
             if not metric.change.ratio and self._thresholds.score:
                 yield self._score(metric, self._thresholds.score.margin)
             elif metric.name in self._thresholds.times:
                 yield self._time(metric, self._thresholds.times[metric.name])
+        known = {rate.name: rate for rate in self._comparison.rates}
+        for name, loss in self._thresholds.rates.items():
+            yield from [self._rate(known[name], loss)] if name in known else self._uncounted(name)
+
+    def _uncounted(self, name: str) -> Iterator[Check]:
+        """What the baseline counts and the run does not: remote servers do where told to."""
+        before = self._saved.total(name)
+        if before is not None:
+            message = f"{before:,g} before, not counted now"
+            yield self._check(name, GateVerdict.INCONCLUSIVE, before, None, message)
 
     def _lacking(self) -> Iterator[Check]:
         """Samples and times that the baseline has and the run does not: these cannot pass."""
@@ -261,15 +264,32 @@ class _ArmChecks:
 
     def _time(self, metric: MetricChange, limit: float) -> Check:
         """A slowdown is a regression if it exceeds the limit and is no chance, drift included."""
-        change = metric.change
-        reach = self._reach(metric)
+        message = f"{metric.change.value:.3f}x, limit {limit:g}x"
+        return self._beyond(metric, metric.change.value, limit, self._reach(metric), message)
+
+    def _rate(self, rate: CounterChange, loss: float) -> Check:
+        """A loss is a regression if it exceeds what may be lost and several runs drift less."""
+        slower = rate.before / rate.after if rate.after else inf
+        known = rate.name in self._saved.drift
+        reach = self._noise(rate.name, 0.0, 1.0) if known else None
+        message = f"{rate.before:,.4g} before, {rate.after:,.4g} now, may lose {loss:.3g} of it"
+        return self._beyond(rate, slower, 1 / (1 - loss), reach, message)
+
+    def _beyond(
+        self,
+        metric: MetricChange | CounterChange,
+        ratio: float,
+        limit: float,
+        reach: float | None,
+        message: str,
+    ) -> Check:
+        """A ratio above its limit is a regression unless chance, up to `reach`, explains it."""
         verdict = GateVerdict.OK
         if not self._judges_times:
             verdict = GateVerdict.INCONCLUSIVE
-        elif change.value > limit:
-            sure = reach is not None and log(change.value) > reach
+        elif ratio > limit:
+            sure = reach is not None and log(ratio) > reach
             verdict = GateVerdict.REGRESSION if sure else GateVerdict.INCONCLUSIVE
-        message = f"{change.value:.3f}x, limit {limit:g}x"
         if reach is not None:
             # Of two samples or runs a t quantile is so large that its number says nothing.
             most = f"{exp(reach):.3f}x" if reach < log(_LARGEST_NOISE) else "any factor"
@@ -287,14 +307,18 @@ class _ArmChecks:
             return None
         if metric.name in RELATIVE and self._apart and change.repeats == self._runs == 1:
             return None
-        within = change.standard_error**2
-        drift = self._saved.drift.get(metric.name, 0.0) ** 2 * (1 + 1 / self._runs)
+        return self._noise(metric.name, change.standard_error, change.freedom)
+
+    def _noise(self, name: str, error: float, freedom: float) -> float:
+        """Of a standard error of samples, with its degrees of freedom, and of the runs' drift."""
+        within = error**2
+        drift = self._saved.drift.get(name, 0.0) ** 2 * (1 + 1 / self._runs)
         total = within + drift
         if not total:
             return 0.0
         # Welch's degrees of freedom: of the samples, and of the runs that drift is known from.
-        freedom = total**2 / (within**2 / change.freedom + drift**2 / max(1, self._runs - 1))
-        return float(stats.t.isf(ALPHA / max(1, self._tests), freedom)) * sqrt(total)
+        both = total**2 / (within**2 / freedom + drift**2 / max(1, self._runs - 1))
+        return float(stats.t.isf(ALPHA / max(1, self._tests), both)) * sqrt(total)
 
     def _check(
         self, metric: str, verdict: GateVerdict, before: float, after: float | None, message: str
@@ -310,7 +334,12 @@ _LEVELS = {GateVerdict.REGRESSION: "error", GateVerdict.INCONCLUSIVE: "warning"}
 
 def gate_text(result: GateResult) -> str:
     """A line for each check that is not ok, and the verdict."""
-    return "\n".join([*_lines(result), *result.notes, _verdict(result)])
+    lines = [
+        f"{check.verdict.upper()} {check.arm} {check.metric}: {check.message}"
+        for check in result.checks
+        if check.verdict is not GateVerdict.OK
+    ]
+    return "\n".join([*lines, *result.notes, _verdict(result)])
 
 
 def gate_json(result: GateResult) -> str:
@@ -331,12 +360,13 @@ def gate_annotations(result: GateResult) -> str:
 
 def gate_markdown(result: GateResult) -> str:
     """The verdict, and a table of all checks, the worst first."""
-    order = (GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE, GateVerdict.OK)
+    order = [*GateVerdict]
     checks = sorted(result.checks, key=lambda check: order.index(check.verdict))
-    rows = [(c.verdict, c.arm, c.metric, c.message) for c in checks]
     head = ("verdict", "arm", "metric", "baseline and run")
+    rows = [(c.verdict, c.arm, c.metric, c.message) for c in checks]
     notes = "".join(f"\n{note}\n" for note in result.notes)
-    return f"## {_verdict(result)}\n\n{table(head, rows)}\n{notes}"
+    table = Table("Checks", [*map(Column, head)], rows).markdown()
+    return f"## {_verdict(result)}\n\n{table}\n{notes}"
 
 
 def gate_junit(result: GateResult) -> str:
@@ -348,12 +378,11 @@ def gate_junit(result: GateResult) -> str:
         failures=str(len(result.found(GateVerdict.REGRESSION))),
         skipped=str(len(result.found(GateVerdict.INCONCLUSIVE))),
     )
+    tags = {GateVerdict.REGRESSION: "failure", GateVerdict.INCONCLUSIVE: "skipped"}
     for check in result.checks:
         case = ElementTree.SubElement(suite, "testcase", classname=check.arm, name=check.metric)
-        if check.verdict is GateVerdict.REGRESSION:
-            ElementTree.SubElement(case, "failure", message=check.message)
-        elif check.verdict is GateVerdict.INCONCLUSIVE:
-            ElementTree.SubElement(case, "skipped", message=check.message)
+        if check.verdict in tags:
+            ElementTree.SubElement(case, tags[check.verdict], message=check.message)
         else:
             ElementTree.SubElement(case, "system-out").text = check.message
     ElementTree.indent(suite)
@@ -369,17 +398,8 @@ FORMATS: Mapping[str, Callable[[GateResult], str]] = {
 }
 
 
-def _lines(result: GateResult) -> Iterator[str]:
-    for check in result.checks:
-        if check.verdict is not GateVerdict.OK:
-            yield _line(check)
-
-
-def _line(check: Check) -> str:
-    return f"{check.verdict.upper()} {check.arm} {check.metric}: {check.message}"
-
-
 def _verdict(result: GateResult) -> str:
-    counts = [(verdict, len(result.found(verdict))) for verdict in GateVerdict]
+    order = (GateVerdict.OK, GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE)
+    counts = [(verdict, len(result.found(verdict))) for verdict in order]
     found = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
     return f"{result.run} against {result.baseline}: {found or 'nothing to check'}"

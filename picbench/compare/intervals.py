@@ -40,12 +40,9 @@ def sum_clusters(values: Floats, clusters: Sequence[Hashable] | None = None) -> 
         return ClusterSums(values, np.ones(len(values)))
     if len(clusters) != len(values):
         raise ValueError(f"{len(values)} values in {len(clusters)} clusters")
-    numbers = {cluster: i for i, cluster in enumerate(dict.fromkeys(clusters))}
-    codes = np.fromiter((numbers[cluster] for cluster in clusters), np.intp, len(clusters))
-    return ClusterSums(
-        np.bincount(codes, weights=values).astype(np.float64),
-        np.bincount(codes).astype(np.float64),
-    )
+    numbers: dict[Hashable, int] = {}
+    codes = [numbers.setdefault(cluster, len(numbers)) for cluster in clusters]
+    return ClusterSums(np.bincount(codes, values), np.bincount(codes).astype(np.float64))
 
 
 def ratio_of_sums(first: Sequence[float], second: Sequence[float]) -> ClusterSums:
@@ -85,7 +82,7 @@ class Interval:
         return (self.high - self.low) / 2
 
     def within(self, least: float, most: float) -> "Interval":
-        """What of it is between the ends of what the truth can be."""
+        """The interval clipped to [least, most], which hold the truth."""
         low, high = (min(max(end, least), most) for end in (self.low, self.high))
         return Interval(low, high, self.level)
 
@@ -93,7 +90,9 @@ class Interval:
 class MeanBootstrap:
     """Resampled means of clustered values; any number of intervals from one set of resamples.
 
-    A resample whose counts add up to 0 has no mean.
+    A resample whose counts add up to 0 has no mean. `scipy.stats.bootstrap` gives the same
+    intervals, but leaves out each cluster by a copy of all others: of 10,000 clusters that takes
+    ten times as long.
     """
 
     def __init__(self, values: ClusterSums, seed: int = 0, resamples: int | None = None) -> None:
@@ -108,28 +107,25 @@ class MeanBootstrap:
 
         A one-sided bound of level p is the end of the interval of level 2p - 1.
         """
-        clusters = len(self._values.sums)
+        clusters, theta = len(self._values.sums), self._values.mean
         # What is no number is sorted last.
         if clusters < 2 or np.isnan(self._means[-1]):
             return None
-        theta = self._values.mean
         if self._means[0] == self._means[-1]:
             return Interval(theta, theta, level)
         bias, acceleration = self._bias(theta), _acceleration(self._values)
         reach = sqrt(clusters / (clusters - 1)) * stats.t.isf((1 - level) / 2, clusters - 1)
-        low, high = (_adjust(z, bias, acceleration) for z in (-reach, reach))
-        ends = np.quantile(self._means, (low, high))
-        return Interval(float(ends[0]), float(ends[1]), level)
+        shares = [_adjust(z, bias, acceleration) for z in (-reach, reach)]
+        return Interval(*map(float, np.quantile(self._means, shares)), level)
 
     def _bias(self, theta: float) -> float:
         """How far the estimate is from the median of resampled means, in standard deviations."""
         # Means that are equal but for rounding are ties.
-        slack = 1e-9 * (self._means[-1] - self._means[0])
+        slack, count = 1e-9 * (self._means[-1] - self._means[0]), len(self._means)
         below = np.searchsorted(self._means, theta - slack, "left")
         up_to = np.searchsorted(self._means, theta + slack, "right")
-        count = len(self._means)
-        share = (below + up_to) / (2 * count)
-        return float(stats.norm.ppf(np.clip(share, 0.5 / count, 1 - 0.5 / count)))
+        share = np.clip((below + up_to) / (2 * count), 0.5 / count, 1 - 0.5 / count)
+        return float(stats.norm.ppf(share))
 
 
 def _adjust(z: float, bias: float, acceleration: float) -> float:
@@ -142,15 +138,13 @@ def _adjust(z: float, bias: float, acceleration: float) -> float:
 
 def _acceleration(values: ClusterSums) -> float:
     """The skewness of the jackknife over clusters, divided by six."""
-    left = values.counts.sum() - values.counts
-    means = (values.sums.sum() - values.sums) / left
+    means = (values.sums.sum() - values.sums) / (values.counts.sum() - values.counts)
     away = means.mean() - means
     largest = float(np.abs(away).max())
     if not largest:
         return 0.0
     away = away / largest  # Or the powers of tiny values would vanish.
-    spread = float((away**2).sum())
-    return float((away**3).sum() / (6 * spread**1.5))
+    return float((away**3).sum() / (6 * float((away**2).sum()) ** 1.5))
 
 
 def _resample(values: ClusterSums, rng: np.random.Generator, resamples: int) -> Floats:
@@ -165,8 +159,7 @@ def _draw_uneven(values: ClusterSums, rng: np.random.Generator, resamples: int) 
     clusters = len(values.sums)
     drawn = rng.integers(clusters, size=(resamples, clusters), dtype=np.int32)
     sums, counts = values.sums[drawn].sum(axis=1), values.counts[drawn].sum(axis=1)
-    found: Floats = np.full(resamples, np.nan)
-    np.divide(sums, counts, out=found, where=counts > 0)
+    found: Floats = np.divide(sums, counts, out=np.full(resamples, np.nan), where=counts > 0)
     return found
 
 
@@ -230,13 +223,9 @@ class StudentMean:
         clusters = len(values.sums)
         if clusters < 2:
             return cls(values.mean, 0.0, clusters)
-        away = values.sums - values.mean * values.counts
-        total = float((away**2).sum())
-        return cls(
-            values.mean,
-            sqrt(clusters / (clusters - 1) * total) / float(values.counts.sum()),
-            clusters,
-        )
+        total = float(((values.sums - values.mean * values.counts) ** 2).sum())
+        error = sqrt(clusters / (clusters - 1) * total) / float(values.counts.sum())
+        return cls(values.mean, error, clusters)
 
     def interval(self, level: float = 0.95) -> Interval | None:
         """The two-sided interval; None for a single cluster."""
@@ -261,7 +250,7 @@ _LEAST_P = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class CrossedMean:
-    """One mean, over its `rows` and over its `repeats`, of which there are at least two each."""
+    """One mean, over its `rows` and over its `repeats`, at least two of either."""
 
     rows: StudentMean
     repeats: StudentMean
@@ -296,16 +285,13 @@ class CrossedMean:
             return 1.0
         if self._reach(_LEAST_P) <= distance:
             return _LEAST_P if self.standard_error else 0.0
-        found = optimize.brentq(lambda p: self._reach(p) - distance, _LEAST_P, 1.0)
-        return float(found)
+        return float(optimize.brentq(lambda p: self._reach(p) - distance, _LEAST_P, 1.0))
 
     def _reach(self, p: float) -> float:
         """Half of the interval that misses the truth with probability `p`."""
-        lengths = (
-            float(stats.t.isf(p / 2, part.clusters - 1)) * part.standard_error
-            for part in (self.rows, self.repeats)
-        )
-        return sqrt(sum(length**2 for length in lengths))
+        parts = (self.rows, self.repeats)
+        lengths = (stats.t.isf(p / 2, part.clusters - 1) * part.standard_error for part in parts)
+        return sqrt(sum(float(length) ** 2 for length in lengths))
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +300,7 @@ class Quantile:
 
     None from fewer than `needed` values: it would be little else than the largest (or smallest)
     one. The interval is None where even the extreme values do not enclose the truth with its level.
-    It is over requests, and over `repeats` of them where there are several
-    (`picbench.compare.intervals`).
+    It is over requests, and over `repeats` of them where there are several.
     """
 
     q: float

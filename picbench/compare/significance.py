@@ -19,10 +19,8 @@ from picbench.compare.intervals import (
     sum_clusters,
 )
 
-FLIPS = 9999
-
-#: Up to this many clusters all assignments of signs are tried: 2^13 are fewer than `FLIPS`.
-_EXACT = 13
+#: Random assignments of signs, and up to how many clusters all are tried: 2^13 are fewer.
+FLIPS, _EXACT = 9999, 13
 
 _BATCH = 1 << 22
 
@@ -53,12 +51,11 @@ def mcnemar(wins: int, losses: int) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """p adjusted for being several (Holm 1979): the chance of any false alarm stays below each."""
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    adjusted, worst = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = worst
-    return adjusted
+    order, count = np.argsort(p_values, kind="stable"), len(p_values)
+    steps = np.arange(count, 0, -1) * np.asarray(p_values, np.float64)[order]
+    adjusted = np.empty(count)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(steps))
+    return [float(p) for p in adjusted]
 
 
 def _all_flips(sums: Floats) -> Floats:
@@ -69,11 +66,13 @@ def _all_flips(sums: Floats) -> Floats:
 
 
 def _random_flips(sums: Floats, seed: int, flips: int) -> Floats:
-    """Totals after random flips: those of the flipped clusters count twice, negatively."""
-    rng = np.random.default_rng(seed)
-    octets = -(-len(sums) // 8)
-    size = max(1, _BATCH // (8 * octets))
-    found = []
+    """Totals after random flips: those of the flipped clusters count twice, negatively.
+
+    A bit says whether a cluster is flipped. `scipy.stats.permutation_test` draws and sorts two
+    numbers for it: eight times the work.
+    """
+    rng, octets = np.random.default_rng(seed), -(-len(sums) // 8)
+    size, found = max(1, _BATCH // (8 * octets)), list[Floats]()
     for begin in range(0, flips, size):
         bits = rng.integers(256, size=(min(size, flips - begin), octets), dtype=np.uint8)
         flipped = np.unpackbits(bits, axis=1, count=len(sums))
@@ -137,11 +136,8 @@ def paired_scores(
     Student's t knows nothing of such ends, and of a few samples reaches beyond them.
     """
     found = paired_difference(before, after, clusters, seed)
-    return replace(
-        found,
-        interval=found.interval and found.interval.within(-1.0, 1.0),
-        one_sided=found.one_sided and found.one_sided.within(-1.0, 1.0),
-    )
+    whole, one_sided = (i and i.within(-1.0, 1.0) for i in (found.interval, found.one_sided))
+    return replace(found, interval=whole, one_sided=one_sided)
 
 
 def paired_ratio(
@@ -175,8 +171,9 @@ def _over_repeats(
     clusters: Sequence[Hashable] | None,
     repeats: Sequence[Hashable],
 ) -> Paired:
-    rows, repeated = (StudentMean.of(sum_clusters(changes, by)) for by in (clusters, repeats))
-    crossed = CrossedMean(rows, repeated)
+    crossed = CrossedMean(
+        *(StudentMean.of(sum_clusters(changes, by)) for by in (clusters, repeats))
+    )
     return replace(
         found,
         interval=_scaled(crossed.interval(0.95), ratio=True),
@@ -184,7 +181,7 @@ def _over_repeats(
         p=crossed.p,
         standard_error=crossed.standard_error,
         freedom=crossed.freedom,
-        repeats=repeated.clusters,
+        repeats=crossed.repeats.clusters,
     )
 
 
@@ -253,7 +250,7 @@ class Loss(StrEnum):
 
 def unseen_share(change: Paired) -> float | None:
     """The share of clusters that may lose although none of these changed; None where some did."""
-    return None if change.higher or change.lower else _unseen(change)
+    return None if change.higher or change.lower else _share(change.clusters)
 
 
 def loss_bounds(change: Paired) -> Interval | None:
@@ -265,17 +262,12 @@ def loss_bounds(change: Paired) -> Interval | None:
     """
     if change.one_sided is None:
         return None
-    low, high = change.one_sided.low, change.one_sided.high
-    lost, won = unseen_parts(change, change.clusters)
-    return Interval(
-        (1 - lost) * low - lost,
-        (1 - won) * high + won,
-        change.one_sided.level,
-    )
+    found, (lost, won) = change.one_sided, unseen_parts(change, change.clusters)
+    return Interval((1 - lost) * found.low - lost, (1 - won) * found.high + won, found.level)
 
 
 def unseen_parts(change: Paired, clusters: float) -> tuple[float, float]:
-    """How much of a mean score may be lost, and won, by what none of so many clusters shows."""
+    """How much of a mean score may be lost, and won, by events that no cluster showed."""
     share = _share(clusters)
     return share * (1 - max(0.0, -change.least)), share * (1 - max(0.0, change.most))
 
@@ -297,12 +289,8 @@ def judge_loss(change: Paired, margin: float) -> Loss:
     return Loss.BEYOND if bounds.high < -margin else Loss.UNKNOWN
 
 
-def _unseen(change: Paired) -> float:
-    """The share of clusters that may do what none of these did."""
-    return _share(change.clusters)
-
-
 def _share(clusters: float) -> float:
+    """95 % upper bound on the rate of an event that no cluster showed."""
     return float(1 - 0.05 ** (1 / clusters))
 
 

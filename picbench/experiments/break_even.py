@@ -14,7 +14,6 @@ import numpy as np
 from picbench.experiments.grid_plan import GridSettings, GridStage, GridTraffic, plan_grid
 from picbench.figures.frontier import RatioPanel, draw_ratios
 from picbench.files import write_whole
-from picbench.profile.costs import graph_sizes
 from picbench.profile.grid import ALONE, BURST, ArmCell, GridPoint, MeasuredGrid
 from picbench.profile.predictor import GridPredictor
 from picbench.tables import table as markdown
@@ -157,7 +156,7 @@ def render_page(
             "# Break-even: where position-independent caching pays",
             grid.about(),
             f"{len(grid.points())} cells, {len(grid.cells)} with repeats: {_seeds(grid)}. Engines: "
-            f"{graph_sizes(grid.facts)}. Prompts are chunks of "
+            f"{grid.facts.graphs()}. Prompts are chunks of "
             "random tokens between short texts: times and memory, not answers. Reuse is the share "
             "of chunk tokens in chunks of the corpus, all others occur once; a cold cache is empty "
             "before the first request, a warm one has served all chunks of the corpus that are "

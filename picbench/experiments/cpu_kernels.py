@@ -22,13 +22,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from picbench.experiments.kernels import Row, host_ms, interleave, measure_cases, paired, spreads
+from picbench.experiments.kernels import (
+    NO_WEIGHTS,
+    Row,
+    host_ms,
+    interleave,
+    measure_cases,
+    paired,
+    spreads,
+)
 from picbench.experiments.page import page
 from picbench.experiments.scenes import relative_error, require_right, rope_table
-from picbench.kernels.cpu.attention import attend, store
-from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu.attention import AttentionBatch, attend, store
 from picbench.kernels.cpu.reference import attend_reference
-from picbench.kernels.cpu.workspace import Workspace
+from picbench.kernels.cpu.scratch import Workspace
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable, rotate
 from picbench.kernels.shape import HeadShape
@@ -342,7 +349,7 @@ def bench(
     for shape in dict.fromkeys(case.shape for case in grid):
         verify(shape, seed)
     facts = provenance.facts(*_FACTS, commit=commit)
-    facts |= {"seed": seed, "rounds": rounds, "weights": "none: random queries, keys and values"}
+    facts |= {"seed": seed, "rounds": rounds, "weights": NO_WEIGHTS}
     document: Row = {"schema": 1, "provenance": facts, "results": []}
     chosen = (
         (f"{n}/{len(grid)} {case.describe()}", partial(measure, case, rounds, seconds, seed))

@@ -1,37 +1,57 @@
-"""Tables, the figure and the summary's figures of decoding under load."""
+"""Requests that decode together over chunks that they share, and that on several GPUs.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+`DECODE_LOAD` compares shared decode with reading chunks for each request, and with stock vLLM;
+`DECODE_SHARING` does so by how many requests share a chunk; `SCALING` compares an engine on several
+GPUs with one on one GPU, and with stock vLLM.
+"""
+
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import log2
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from picbench.compare.significance import paired_ratio
 from picbench.engines.config import EngineConfig
-from picbench.experiments.page import spread, update_summary
-from picbench.experiments.rounds import (
-    CellFigures,
-    RoundsFound,
-    RoundsPlan,
-    ServedCell,
-    ServingRun,
-    estimate,
-    measure_rounds,
+from picbench.engines.engine import Engine
+from picbench.experiments.page import (
+    WHERE,
+    Columns,
+    Found,
+    by_round,
+    first_lines,
+    mean_ratio,
+    page,
+    spread,
+    spreads,
 )
-from picbench.experiments.waves import CostGuess, DecodeScene, wave_arm, wave_engine
+from picbench.experiments.runner import (
+    Cell,
+    ExperimentPlan,
+    RoundsExperiment,
+    RoundsRecord,
+    RoundsSettings,
+    ServedArm,
+)
+from picbench.experiments.waves import CostGuess, DecodeScene, as_stock, wave_arm, wave_engine
 from picbench.figures.canvas import Panel
 from picbench.figures.panels import Spot, draw_lines
-from picbench.files import write_whole
-from picbench.tables import table as markdown
+from picbench.tables.table import table
 from picbench.workloads import models
 
 #: The arms: shared decode off and auto, stock vLLM; and with one common prefix, which prefix
 #: caching finds, stock vLLM and the engine with shared decode.
 OFF, AUTO, PREFIX, COMMON = "off", "auto", "prefix", "common"
 OWN_COMMON = "own-common"
+
+STOCK = "stock"
 
 _NAMES = {
     OFF: "picbench, each request reads its chunks (as at 198d84a)",
@@ -41,193 +61,30 @@ _NAMES = {
     OWN_COMMON: "picbench, shared decode, one common prefix and no chunks",
 }
 
-_COLUMNS: Mapping[str, tuple[str, int]] = {
-    "tokens_s": ("tokens/s in all", 0),
-    "decode_tokens_s": ("tokens/s, decode", 0),
-    "tpot_ms": ("time per token, ms", 2),
-    "tpot_p99_ms": ("its p99, ms", 2),
-    "ttft_ms": ("TTFT, ms", 0),
-}
-
-_RATES = ("tokens_s", "decode_tokens_s")
-
-
-def ratio(after: Sequence[float], before: Sequence[float]) -> str:
-    """The geometric mean of ratios, round by round, with 95 % by Student's t where it can be."""
-    found = paired_ratio(before, after)
-    if found.interval is None:
-        return f"{found.value:.3f} (n=1)"
-    low, high = found.interval.low, found.interval.high
-    return f"{found.value:.3f} ({low:.3f} - {high:.3f}, n={found.pairs})"
-
-
-def write_load(found: RoundsFound, output: Path) -> str:
-    """Write ``decode-load.md`` and the summary's figures; the page."""
-    figures = found.cells["load"]
-    page = render_load(found)
-    write_whole(output / "decode-load.md", page.encode())
-    update_summary(output, {"shared_decode": load_figures(figures)})
-    return page
-
-
-def load_figures(figures: CellFigures) -> dict[str, float]:
-    """The figures for ``summary.json``: ratios of tokens a second in all, milliseconds a token."""
-    ours = figures[AUTO]["tokens_s"]
-    return {
-        "engine_throughput_vs_198d84a": paired_ratio(figures[OFF]["tokens_s"], ours).value,
-        "engine_throughput_vs_prefix": paired_ratio(figures[PREFIX]["tokens_s"], ours).value,
-        "tpot_ms": median(figures[AUTO]["tpot_ms"]),
+_COLUMNS: Columns = MappingProxyType(
+    {
+        "tokens_s": ("tokens/s in all", 0),
+        "decode_tokens_s": ("tokens/s, decode", 0),
+        "tpot_ms": ("time per token, ms", 2),
+        "tpot_p99_ms": ("its p99, ms", 2),
+        "ttft_ms": ("TTFT, ms", 0),
     }
+)
 
 
-def render_load(found: RoundsFound) -> str:
-    """The page of the load, in Markdown."""
-    facts, figures = found.facts, found.cells["load"]
-    scene = facts["scene"]
-    rows = [
-        (
-            _NAMES[arm],
-            f"{figures[arm]['in_flight'][0]:.0f}",
-            *(spread(figures[arm][key], digits) for key, (_, digits) in _COLUMNS.items()),
-        )
-        for arm in _NAMES
-        if arm in figures
-    ]
-    ratios = [
-        (_NAMES[arm], *(ratio(figures[AUTO][key], figures[arm][key]) for key in _RATES))
-        for arm in (OFF, PREFIX, COMMON, OWN_COMMON)
-        if arm in figures
-    ]
-    lines = [
-        "# Decoding of long requests that share chunks",
-        "",
-        f"{_about(facts)} {scene['requests']} requests in flight, {scene['chunks']} of "
-        f"{scene['corpus']} chunks of {scene['length']} tokens in a random order and a question of "
-        f"{scene['question']} ({facts['prompt']:,} tokens), replies of {scene['reply']}; chunks "
-        f"are in the pool, of {facts['pool']:,} blocks in each engine. All engines are up at "
-        f"once; arms take turns, another one first in each round, "
-        f"n={found.rounds('load')}; median (lowest - highest). Decode is from the last first token "
-        "to the first end: there a step gives each request a token.",
-        "",
-        markdown.table(("", "requests", *(name for name, _ in _COLUMNS.values())), rows, right=1),
-        "",
-        "Shared decode over the others, tokens a second; geometric mean over rounds (95 %).",
-        "",
-        markdown.table(("over", "in all", "decode"), ratios, right=1),
-        "",
-        *_notes(found),
-    ]
-    return "\n".join(lines) + "\n"
+class DecodeLoadSettings(RoundsSettings):
+    """How to measure decoding under load."""
 
-
-def write_sharing(found: RoundsFound, output: Path) -> str:
-    """Write ``decode-sharing.md`` and its figure; the page."""
-    page = render_sharing(found)
-    write_whole(output / "decode-sharing.md", page.encode())
-    _draw_sharing(found, output / "decode-sharing")
-    return page
-
-
-def _draw_sharing(found: RoundsFound, base: Path) -> None:
-    """A line for each way of decoding: medians of rounds, from the lowest to the highest."""
-    degrees = sorted(found.cells, key=int)
-    names = {OFF: "each request\nreads its\nchunks", AUTO: "shared\ndecode"}
-    lines = {
-        name: [
-            Spot(log2(int(degree)), median(values), min(values), max(values))
-            for degree in degrees
-            if (values := found.cells[degree][arm]["tpot_ms"])
-        ]
-        for arm, name in names.items()
-    }
-    ticks = {
-        log2(int(degree)): f"{degree}\n{_prompt(found.facts['scenes'][degree]) / 1000:.0f}k"
-        for degree in degrees
-    }
-    what = "requests that read a chunk, and tokens of a prompt"
-    panel = Panel(what, "time per token, ms", _about(found.facts))
-    draw_lines(panel, lines, ticks, base)
-
-
-def render_sharing(found: RoundsFound) -> str:
-    """The page of the degrees of sharing, in Markdown."""
-    rows = []
-    for degree in sorted(found.cells, key=int):
-        figures, scene = found.cells[degree], found.facts["scenes"][degree]
-        rows.append(
-            (
-                degree,
-                f"{scene['corpus']:,}",
-                f"{_prompt(scene):,}",
-                *(spread(figures[arm]["tpot_ms"], 2) for arm in (OFF, AUTO)),
-                ratio(figures[AUTO]["decode_tokens_s"], figures[OFF]["decode_tokens_s"]),
-            )
-        )
-    scene = next(iter(found.facts["scenes"].values()))
-    head = ("sharing", "corpus", "prompt tokens", "off, ms a token", "auto, ms a token", "speed-up")
-    lines = [
-        "# Decoding by how many requests share a chunk",
-        "",
-        f"{_about(found.facts)} {scene['requests']} requests decode together; each chunk of "
-        f"{scene['length']} tokens is in the prompts of as many of them as the first column says, "
-        "in an order of its own in each. Prompts are shorter where the corpus would not fit the "
-        f"pool of {found.facts['pool']:,} blocks. Both engines are up at once and take turns; "
-        "median (lowest - highest) of the rounds' medians; speed-up: tokens a second in decode, "
-        "shared over not, geometric mean over rounds (95 %).",
-        "",
-        markdown.table(head, rows, right=0),
-        "",
-        *_notes(found),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _prompt(scene: Mapping[str, int]) -> int:
-    return scene["chunks"] * scene["length"] + scene["question"]
-
-
-def _about(facts: Mapping[str, Any]) -> str:
-    return (
-        f"{facts['model']}, {facts['dtype']}: times, not answers, and log-probabilities of such "
-        f"weights would say nothing; {facts['gpu']}, driver {facts['driver']}, vLLM "
-        f"{facts['vllm']}, torch {facts['torch']}, commit {facts['commit']}."
+    reply: int | None = Field(
+        None,
+        ge=8,
+        description="Tokens in a reply.",
+        json_schema_extra={"metavar": "N", "shown": "512, 32 for --sharing"},
     )
-
-
-def _notes(found: RoundsFound) -> list[str]:
-    """What else happened: compiled chunks and lost requests spoil figures."""
-
-    def total(key: str) -> int:
-        return round(
-            sum(
-                sum(arm.get(key, ()))
-                for figures in found.cells.values()
-                for arm in figures.values()
-            )
-        )
-
-    shares = [
-        share
-        for figures in found.cells.values()
-        for arm in figures.values()
-        for share in arm.get("tokens_a_step", ())
-    ]
-    kernels = "; ".join(
-        f"{name}: {', '.join(f'`{kernel}`' for kernel in compiled) or 'none'}"
-        for name, compiled in found.compiled.items()
-    )
-    return [
-        f"Chunk tokens compiled while measured: {total('compiled_tokens'):,}; requests that lost "
-        f"their blocks: {total('preemptions'):,}. Kernels compiled after engines were ready: "
-        f"{kernels}. A step gives a request {min(shares):.2f} tokens or more."
-    ]
-
-
-STOCK = "stock"
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeLoad:
+class DecodeSizes:
     """The scenes of a device: of the load, and of the degrees of sharing; pools are in blocks.
 
     A prompt of `degrees` has as many chunks as the pool has room for, up to the load's. `costs` is
@@ -244,68 +101,43 @@ class DecodeLoad:
     def at(self, degree: int) -> DecodeScene:
         """The scene in which `degree` requests read each chunk."""
         scene = replace(self.scene, reply=self.sharing_reply, even=True)
-        chunks = scene.chunks
-        while True:
+        for chunks in range(scene.chunks, 0, -1):
             corpus = scene.requests * chunks // degree
             found = replace(scene, chunks=chunks, corpus=corpus)
-            if found.blocks <= self.sharing_pool or chunks == 1:
-                return found
-            chunks -= 1
+            if found.blocks <= self.sharing_pool:
+                break
+        return found
 
 
 #: By device. On a GPU three engines with the load's pools fit 139 GiB, or two with the other ones.
-LOADS_OF: Mapping[str, DecodeLoad] = MappingProxyType(
+DECODE_SIZES: Mapping[str, DecodeSizes] = MappingProxyType(
     {
-        "cuda": DecodeLoad(
+        "cuda": DecodeSizes(
             DecodeScene(), 12_000, (1, 2, 4, 8, 16, 32, 64), 32, 22_000, CostGuess(18_000, 0.035)
         ),
-        "cpu": DecodeLoad(
+        "cpu": DecodeSizes(
             DecodeScene(4, 3, 6, 40, 9, 24), 200, (1, 2, 4), 24, 200, CostGuess(3_000, 0.02)
         ),
     }
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeRun(ServingRun):
-    """How to measure; `reply` is that of every request (0: the device's)."""
-
-    reply: int = 0
-
-    @property
-    def load(self) -> DecodeLoad:
-        """What is served."""
-        found = LOADS_OF[self.device]
-        if not self.reply:
-            return found
-        scene = replace(found.scene, reply=self.reply)
-        return replace(found, scene=scene, sharing_reply=self.reply)
+def _sizes(settings: DecodeLoadSettings) -> DecodeSizes:
+    """The device's sizes, with the replies that were asked for."""
+    found = DECODE_SIZES[settings.device]
+    if not settings.reply:
+        return found
+    scene = replace(found.scene, reply=settings.reply)
+    return replace(found, scene=scene, sharing_reply=settings.reply)
 
 
-def measure(run: DecodeRun, say: Callable[[str], None], *, sharing: bool) -> tuple[str, bool]:
-    """Measure what is left of the load, or of the degrees of sharing: the page, and if it is all.
-
-    The page is empty before any round is done.
-    """
-    plan = sharing_plan(run) if sharing else load_plan(run)
-    write = write_sharing if sharing else write_load
-    return measure_rounds(plan, partial(write, output=run.output), say)
-
-
-def estimated(run: DecodeRun, *, sharing: bool) -> str:
-    """What is left."""
-    plan = sharing_plan(run) if sharing else load_plan(run)
-    return str(estimate(plan, plan.read()))
-
-
-def load_plan(run: DecodeRun) -> RoundsPlan:
+def load_plan(settings: DecodeLoadSettings) -> ExperimentPlan:
     """One cell: the load, in all arms."""
-    load = run.load
-    scene = load.scene
-    model = models.resolve(run.model).path
-    config = wave_engine(run, model, scene, load.pool, "off")
-    alone = replace(scene, requests=scene.plain_fit(load.pool))
-    common = replace(scene, requests=scene.common_fit(load.pool))
+    sizes = _sizes(settings)
+    scene = sizes.scene
+    config = wave_engine(settings, scene, sizes.pool)
+    alone = replace(scene, requests=scene.plain_fit(sizes.pool))
+    common = replace(scene, requests=scene.common_fit(sizes.pool))
     arms = {
         OFF: wave_arm(OFF, scene),
         AUTO: wave_arm(AUTO, scene),
@@ -313,40 +145,417 @@ def load_plan(run: DecodeRun) -> RoundsPlan:
         COMMON: wave_arm(STOCK, common, common=True),
         OWN_COMMON: wave_arm(AUTO, common, common=True),
     }
-    facts = run.facts() | {"scene": asdict(scene), "prompt": scene.prompt, "pool": load.pool}
-    engines = _ours(config) | {STOCK: replace(config, stock=True, algorithm="prefix")}
-    cells = [ServedCell("load", arms, len(arms) * load.costs.wave(scene))]
-    return RoundsPlan(_path(run, "decode-load"), facts, engines, cells, run.rounds, run.seconds)
-
-
-def sharing_plan(run: DecodeRun) -> RoundsPlan:
-    """A cell for each degree of sharing, in two arms."""
-    load = run.load
-    scenes = {degree: load.at(degree) for degree in load.degrees}
-    longest = max(scenes.values(), key=lambda scene: scene.prompt)
-    model = models.resolve(run.model).path
-    rows = {str(degree): asdict(scene) for degree, scene in scenes.items()}
-    facts = run.facts() | {"scenes": rows, "pool": load.sharing_pool}
-    return RoundsPlan(
-        _path(run, "decode-sharing"),
-        facts,
-        _ours(wave_engine(run, model, longest, load.sharing_pool, "off")),
-        list(_degrees(scenes, load.costs)),
-        run.rounds,
-        run.seconds,
+    facts = {"scene": asdict(scene), "prompt": scene.prompt, "pool": sizes.pool}
+    return ExperimentPlan(
+        name="decode-load",
+        facts=settings.facts() | facts,
+        engines=_ours(config) | {STOCK: as_stock(config)},
+        cells=[Cell("load", arms, len(arms) * sizes.costs.wave(scene))],
+        rounds=settings.rounds,
     )
 
 
-def _degrees(scenes: Mapping[int, DecodeScene], costs: CostGuess) -> Iterator[ServedCell]:
-    for degree, scene in scenes.items():
-        # What steps that decode take is warmed up by those before, which compute the prompts.
-        arms = {name: replace(wave_arm(name, scene), warm_up=None) for name in (OFF, AUTO)}
-        yield ServedCell(str(degree), arms, len(arms) * costs.wave(scene))
+def sharing_plan(settings: DecodeLoadSettings) -> ExperimentPlan:
+    """A cell for each degree of sharing, in two arms."""
+    sizes = _sizes(settings)
+    scenes = {str(degree): sizes.at(degree) for degree in sizes.degrees}
+    longest = max(scenes.values(), key=lambda scene: scene.prompt)
+    facts = {
+        "scenes": {degree: asdict(scene) for degree, scene in scenes.items()},
+        "pool": sizes.sharing_pool,
+    }
+    return ExperimentPlan(
+        name="decode-sharing",
+        facts=settings.facts() | facts,
+        engines=_ours(wave_engine(settings, longest, sizes.sharing_pool)),
+        cells=[_degree(name, scene, sizes.costs) for name, scene in scenes.items()],
+        rounds=settings.rounds,
+    )
+
+
+def _degree(name: str, scene: DecodeScene, costs: CostGuess) -> Cell:
+    # What steps that decode take is warmed up by those before, which compute the prompts.
+    arms = {arm: replace(wave_arm(arm, scene), warm_up=None) for arm in (OFF, AUTO)}
+    return Cell(name, arms, len(arms) * costs.wave(scene))
 
 
 def _ours(config: EngineConfig) -> dict[str, EngineConfig]:
     return {OFF: config, AUTO: replace(config, shared_decode="auto")}
 
 
-def _path(run: DecodeRun, name: str) -> Path:
-    return run.output / f"{name}.json"
+def load_figures(record: RoundsRecord) -> dict[str, Any]:
+    """The figures for ``summary.json``: ratios of tokens a second in all, milliseconds a token."""
+    figures = record.cells["load"]
+    ours = figures[AUTO]["tokens_s"]
+    return {
+        "shared_decode": {
+            "engine_throughput_vs_198d84a": paired_ratio(figures[OFF]["tokens_s"], ours).value,
+            "engine_throughput_vs_prefix": paired_ratio(figures[PREFIX]["tokens_s"], ours).value,
+            "tpot_ms": median(figures[AUTO]["tpot_ms"]),
+        }
+    }
+
+
+def render_load(record: RoundsRecord) -> str:
+    """The page of the load, in Markdown."""
+    if "load" not in record.cells:
+        return ""
+    facts, figures = record.facts, record.cells["load"]
+    rows = [
+        (name, f"{figures[arm]['in_flight'][0]:.0f}", *spreads(figures[arm], _COLUMNS))
+        for arm, name in _NAMES.items()
+        if arm in figures
+    ]
+    rates = ("tokens_s", "decode_tokens_s")
+    ratios = [
+        (name, *(mean_ratio(figures[AUTO][key], figures[arm][key]) for key in rates))
+        for arm, name in _NAMES.items()
+        if arm in figures and arm != AUTO
+    ]
+    said = (
+        "{requests} requests in flight, {chunks} of {corpus} chunks of {length} tokens in a random "
+        "order and a question of {question}"
+    ).format(**facts["scene"])
+    return page(
+        "Decoding of long requests that share chunks",
+        f"{_about(facts)} {said} ({facts['prompt']:,} tokens), replies of "
+        f"{facts['scene']['reply']}; chunks are in the pool, of {facts['pool']:,} blocks in each "
+        "engine. All engines are up at once; arms take turns, another one first in each round, "
+        f"n={record.rounds('load')}; median (lowest - highest). Decode is from the last first "
+        "token to the first end: there a step gives each request a token.",
+        table(("", "requests", *(name for name, _ in _COLUMNS.values())), rows, right=1),
+        "Shared decode over the others, tokens a second; geometric mean over rounds (95 %).",
+        table(("over", "in all", "decode"), ratios, right=1),
+        _notes(record),
+    )
+
+
+def render_sharing(record: RoundsRecord) -> str:
+    """The page of the degrees of sharing, in Markdown."""
+    if not record.cells:
+        return ""
+    rows = []
+    for degree in sorted(record.cells, key=int):
+        figures, scene = record.cells[degree], record.facts["scenes"][degree]
+        rows.append(
+            (
+                degree,
+                f"{scene['corpus']:,}",
+                f"{_prompt(scene):,}",
+                *(spread(figures[arm]["tpot_ms"], 2) for arm in (OFF, AUTO)),
+                mean_ratio(figures[AUTO]["decode_tokens_s"], figures[OFF]["decode_tokens_s"]),
+            )
+        )
+    scene = next(iter(record.facts["scenes"].values()))
+    head = ("sharing", "corpus", "prompt tokens", "off, ms a token", "auto, ms a token", "speed-up")
+    return page(
+        "Decoding by how many requests share a chunk",
+        f"{_about(record.facts)} {scene['requests']} requests decode together; each chunk of "
+        f"{scene['length']} tokens is in the prompts of as many of them as the first column says, "
+        "in an order of its own in each. Prompts are shorter where the corpus would not fit the "
+        f"pool of {record.facts['pool']:,} blocks. Both engines are up at once and take turns; "
+        "median (lowest - highest) of the rounds' medians; speed-up: tokens a second in decode, "
+        "shared over not, geometric mean over rounds (95 %).",
+        table(head, rows, right=0),
+        _notes(record),
+    )
+
+
+def draw_sharing(record: RoundsRecord, base: Path) -> None:
+    """A line for each way of decoding: medians of rounds, from the lowest to the highest."""
+    degrees = sorted(record.cells, key=int)
+    names = {OFF: "each request\nreads its\nchunks", AUTO: "shared\ndecode"}
+    lines = {
+        name: [
+            Spot(log2(int(degree)), median(values), min(values), max(values))
+            for degree in degrees
+            if (values := record.cells[degree][arm]["tpot_ms"])
+        ]
+        for arm, name in names.items()
+    }
+    ticks = {
+        log2(int(degree)): f"{degree}\n{_prompt(record.facts['scenes'][degree]) / 1000:.0f}k"
+        for degree in degrees
+    }
+    what = "requests that read a chunk, and tokens of a prompt"
+    panel = Panel(what, "time per token, ms", _about(record.facts))
+    draw_lines(panel, lines, ticks, base)
+
+
+def _prompt(scene: Mapping[str, int]) -> int:
+    return scene["chunks"] * scene["length"] + scene["question"]
+
+
+def _about(facts: Mapping[str, Any]) -> str:
+    nothing = "times, not answers, and log-probabilities of such weights would say nothing;"
+    return WHERE.replace("times, not answers;", nothing).format(**facts)
+
+
+def _notes(record: RoundsRecord) -> str:
+    """What else happened: compiled chunks and lost requests spoil figures."""
+
+    def values(name: str) -> list[float]:
+        arms = (arm for figures in record.cells.values() for arm in figures.values())
+        return [value for arm in arms for value in arm.get(name, ())]
+
+    kernels = "; ".join(
+        f"{name}: {', '.join(f'`{kernel}`' for kernel in compiled) or 'none'}"
+        for name, compiled in record.compiled.items()
+    )
+    compiled, lost = (round(sum(values(name))) for name in ("compiled_tokens", "preemptions"))
+    return (
+        f"Chunk tokens compiled while measured: {compiled:,}; requests that lost their blocks: "
+        f"{lost:,}. Kernels compiled after engines were ready: {kernels}. A step gives a request "
+        f"{min(values('tokens_a_step')):.2f} tokens or more."
+    )
+
+
+DECODE_LOAD = RoundsExperiment(
+    settings=DecodeLoadSettings, plan=load_plan, render=render_load, figures=load_figures
+)
+DECODE_SHARING = RoundsExperiment(
+    settings=DecodeLoadSettings, plan=sharing_plan, render=render_sharing, draw=draw_sharing
+)
+
+
+#: The engines that are compared on one GPU and on several.
+OURS = "mepic"
+
+#: The cell in which replies are compared, and its arms.
+REPLIES = "replies"
+
+#: Models whose replies are compared: the trained one's heads can be divided by two only.
+_TRAINED, _OTHERWISE = "testbed", "shape:small"
+
+
+class ScalingSettings(RoundsSettings):
+    """How to measure one GPU against `workers`."""
+
+    workers: int = Field(2, ge=2, description="GPUs of the larger engine.")
+    shared_decode: Literal["off", "auto", "always"] = Field(
+        "auto", description="For mepic's engine, as for picbench run."
+    )
+    graph_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="Largest step of mepic's engines with a CUDA graph.",
+        json_schema_extra={"shown": "the engine's own"},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingSizes:
+    """Requests of a device, of each length that is given in chunks; pools are in blocks.
+
+    `replies` is what the trained model is asked.
+    """
+
+    scene: DecodeScene
+    lengths: tuple[int, ...]
+    pool: int
+    replies: DecodeScene
+    replies_pool: int
+    costs: CostGuess
+
+    def at(self, chunks: int) -> DecodeScene:
+        """Requests of this many chunks, drawn from twice as many."""
+        return replace(self.scene, chunks=chunks, corpus=2 * chunks)
+
+
+_REPLIES = DecodeScene(8, 8, 16, 56, 24, 32)
+
+#: By device. On a GPU two engines with such pools and half of two others fit 139 GiB.
+SCALING_SIZES: Mapping[str, ScalingSizes] = MappingProxyType(
+    {
+        "cuda": ScalingSizes(
+            scene=DecodeScene(reply=128),
+            lengths=(16, 32, 64),
+            pool=10_000,
+            replies=_REPLIES,
+            replies_pool=1_000,
+            costs=CostGuess(18_000, 0.03),
+        ),
+        "cpu": ScalingSizes(
+            scene=DecodeScene(4, 3, 6, 40, 9, 12),
+            lengths=(2, 3),
+            pool=200,
+            replies=replace(_REPLIES, requests=2, chunks=2, corpus=4, reply=8),
+            replies_pool=100,
+            costs=CostGuess(2_000, 0.05),
+        ),
+    }
+)
+
+
+def arm_name(who: str, gpus: int) -> str:
+    """What an arm on this many GPUs is called."""
+    return f"{who} x{gpus}"
+
+
+def scaling_plan(settings: ScalingSettings) -> ExperimentPlan:
+    """A cell for each length, in four arms, and one for the replies."""
+    sizes, workers = SCALING_SIZES[settings.device], settings.workers
+    scenes = [sizes.at(chunks) for chunks in sizes.lengths]
+    longest = max(scenes, key=lambda scene: scene.prompt)
+    plain = replace(
+        wave_engine(settings, longest, sizes.pool), shared_decode=settings.shared_decode
+    )
+    asked = models.resolve(_TRAINED if workers == 2 else _OTHERWISE)
+    replies = replace(
+        wave_engine(settings, sizes.replies, sizes.replies_pool),
+        model=str(asked.path),
+        dtype="float32",
+        shared_decode=settings.shared_decode,
+    )
+    graphs = {} if settings.graph_tokens is None else {"graph_tokens": settings.graph_tokens}
+    facts = {
+        "pool": sizes.pool,
+        "workers": workers,
+        "shared_decode": settings.shared_decode,
+        **graphs,
+        "scenes": {str(scene.prompt): asdict(scene) for scene in scenes},
+        "replies": {"model": asked.label, "dtype": "float32", **asdict(sizes.replies)},
+    }
+    return ExperimentPlan(
+        name=f"scaling-{workers}",
+        facts=settings.facts() | facts,
+        engines={
+            arm_name(who, gpus): replace(config, tensor_parallel=gpus)
+            for who, config in {
+                OURS: replace(plain, graph_tokens=settings.graph_tokens),
+                STOCK: as_stock(plain),
+                REPLIES: replies,
+            }.items()
+            for gpus in (1, workers)
+        },
+        cells=[*(_length(scene, workers, sizes) for scene in scenes), _replies(workers, sizes)],
+        rounds=settings.rounds,
+    )
+
+
+def _length(scene: DecodeScene, workers: int, sizes: ScalingSizes) -> Cell:
+    arms = {
+        name: wave_arm(name, scene, common=who == STOCK)
+        for who in (OURS, STOCK)
+        for name in (arm_name(who, 1), arm_name(who, workers))
+    }
+    return Cell(str(scene.prompt), arms, len(arms) * sizes.costs.wave(scene))
+
+
+def _replies(workers: int, sizes: ScalingSizes) -> Cell:
+    work = partial(reply_sums, scene=sizes.replies)
+    arms = {name: ServedArm(name, work) for name in _pair(REPLIES, workers)}
+    return Cell(REPLIES, arms, 2 * sizes.costs.wave(sizes.replies), rank=1, most=1)
+
+
+def reply_sums(engine: Engine, name: str, *, scene: DecodeScene) -> dict[str, float]:
+    """A checksum of the tokens of each reply, which another engine is to give, too."""
+    requests = scene.draw(name, scene.requests, "mepic")
+    results = engine.generate(requests, max_tokens=scene.reply, ignore_eos=True)
+    return {
+        str(number): float(zlib.crc32(array("q", result.tokens).tobytes()))
+        for number, result in enumerate(results)
+    }
+
+
+def _pair(who: str, workers: int) -> tuple[str, str]:
+    """The arms on one GPU, and on several."""
+    return arm_name(who, 1), arm_name(who, workers)
+
+
+def _rates(figures: Found, who: str, workers: int) -> tuple[Sequence[float], Sequence[float]]:
+    """Tokens a second of several GPUs, and of one."""
+    one, several = (figures[arm]["tokens_s"] for arm in _pair(who, workers))
+    return several, one
+
+
+def _gains(figures: Found, workers: int) -> tuple[Sequence[float], Sequence[float]]:
+    """Tokens a second of several GPUs over one, round by round: ours, and stock vLLM's."""
+    return (
+        by_round(*_rates(figures, OURS, workers)),
+        by_round(*_rates(figures, STOCK, workers)),
+    )
+
+
+def _measured(record: RoundsRecord) -> list[str]:
+    """The measured lengths, shortest first."""
+    return sorted(record.cells.keys() - {REPLIES}, key=int)
+
+
+def scaling_figures(record: RoundsRecord) -> dict[str, float]:
+    """Throughput of several GPUs over one at the longest prompts, and the least over stock's."""
+    workers, lengths = record.facts["workers"], _measured(record)
+    over_stock = []
+    for length in lengths:
+        ours, theirs = _gains(record.cells[length], workers)
+        over_stock.append(paired_ratio(theirs, ours).value)
+    several, one = _rates(record.cells[lengths[-1]], OURS, workers)
+    return {
+        f"tp{workers}_scaling": paired_ratio(one, several).value,
+        f"tp{workers}_vs_stock_tp{workers}": min(over_stock),
+    }
+
+
+def render_scaling(record: RoundsRecord) -> str:
+    """The page, in Markdown."""
+    lengths = _measured(record)
+    if not lengths:
+        return ""
+    facts, workers = record.facts, record.facts["workers"]
+    columns = {
+        "tokens_s": ("tokens/s", 0),
+        "tpot_ms": ("time per token, ms", 2),
+        "ttft_ms": ("TTFT p50, ms", 0),
+    }
+    rows = [
+        (f"{int(length):,}", arm, str(len(figures["tokens_s"])), *spreads(figures, columns))
+        for length in lengths
+        for arm, figures in record.cells[length].items()
+    ]
+    gains = []
+    for length in lengths:
+        figures = record.cells[length]
+        own = (mean_ratio(*_rates(figures, who, workers)) for who in (OURS, STOCK))
+        gains.append((f"{int(length):,}", *own, mean_ratio(*_gains(figures, workers))))
+    head = ("prompt", "engine", "n", *(name for name, _ in columns.values()))
+    return page(
+        "One engine on several GPUs",
+        _scaling_about(facts, facts["scenes"][lengths[0]]),
+        table(head, rows, right=2),
+        f"{workers} GPUs over one, tokens a second; geometric mean of rounds (95 %).",
+        table(("prompt", OURS, STOCK, f"{OURS} over {STOCK}"), gains, right=0),
+        _equal_replies(facts, record.cells.get(REPLIES)),
+        "\n".join(first_lines(record.failures)),
+    )
+
+
+def _scaling_about(facts: Mapping[str, Any], scene: Mapping[str, int]) -> str:
+    graphs = ""
+    if "graph_tokens" in facts:
+        graphs = f", CUDA graphs of up to {facts['graph_tokens']:,} tokens"
+    return (
+        f"{WHERE.format(**facts)} {scene['requests']} requests at once, of chunks of "
+        f"{scene['length']} tokens that are in the pool, half of twice as many, in a random order, "
+        f"and a question of {scene['question']}; replies of {scene['reply']}. `{OURS}` is an "
+        f"engine of picbench (shared decode: {facts['shared_decode']}{graphs}), `{STOCK}` stock "
+        "vLLM, whose requests have all these chunks as one common prefix. All engines are up at "
+        f"once, with pools of {facts['pool']:,} blocks, and take turns, another one first in each "
+        "round; median (lowest - highest). Tokens generated a second, prompts included."
+    )
+
+
+def _equal_replies(facts: Mapping[str, Any], figures: Found | None) -> str:
+    if figures is None:
+        return ""
+    asked = facts["replies"]
+    one, several = (figures[arm] for arm in _pair(REPLIES, facts["workers"]))
+    equal = sum(several[name] == sums for name, sums in one.items())
+    return (
+        f"{asked['model']} in {asked['dtype']}, as it is served, on {facts['workers']} GPUs and "
+        f"on one: {equal} of {len(one)} replies of {asked['reply']} tokens are equal."
+    )
+
+
+SCALING = RoundsExperiment(
+    settings=ScalingSettings, plan=scaling_plan, render=render_scaling, figures=scaling_figures
+)

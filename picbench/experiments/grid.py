@@ -31,7 +31,6 @@ from picbench.experiments.grid_plan import (
 )
 from picbench.experiments.warm_chunks import QuietCores
 from picbench.files import locked
-from picbench.profile.costs import graph_sizes, same_graphs
 from picbench.profile.grid import (
     ALONE,
     BURST,
@@ -581,9 +580,9 @@ def _joined(grid: MeasuredGrid | None, facts: GridFacts, path: Path) -> Measured
     """The grid to add cells to."""
     if grid is None or not grid.cells:
         return MeasuredGrid(facts, [])
-    if not same_graphs(grid.facts, facts):
+    if not grid.facts.same_graphs(facts):
         raise IncomparableRuns(
-            f"{path}: was measured with {graph_sizes(grid.facts)}, here are {graph_sizes(facts)}",
+            f"{path}: was measured with {grid.facts.graphs()}, here are {facts.graphs()}",
             hint="name another `output`",
         )
     refuse_other_engines(path, grid.facts, facts, _MAY_DIFFER)

@@ -7,24 +7,33 @@ are in the host's memory only, against recomputing the prompt and against chunks
 pool; and the steps of other requests meanwhile.
 """
 
-import random
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
+from random import Random
+from statistics import median, quantiles
 from time import perf_counter
-from typing import Any
+
+from pydantic import Field
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.request import Chunk, Request, Result, Text
+from picbench.engines.request import Chunk, Request, Result
 from picbench.errors import InvalidRun
-from picbench.experiments.engines import ArmFigures, Measure, random_tokens, run_interleaved
-from picbench.experiments.page import save, spread, update_summary
-from picbench.store import provenance
-from picbench.tables import table as markdown
-from picbench.workloads import models
+from picbench.experiments.page import WHERE, FigureRatio, FigureTable
+from picbench.experiments.runner import (
+    ArmsRecord,
+    EngineSettings,
+    Experiment,
+    ExperimentPlan,
+    Measure,
+    interleaved,
+    random_chunks,
+    random_text,
+    random_tokens,
+    run,
+)
+from picbench.workloads.testbed import model_path
 
 #: The arms: an engine with a host tier, and one without tiers.
 HOST, NONE = "host", "none"
@@ -38,23 +47,12 @@ LENGTHS = (150, 35, 81, 64)
 #: Blocks whose copies are timed by themselves.
 COPIED = 512
 
-_ROWS = {
-    "copy_out_gbps": "blocks to host memory, GB/s",
-    "copy_in_gbps": "blocks from host memory, GB/s",
-    "cold_ms": "TTFT of new chunks, ms",
-    "load_ms": "TTFT of chunks in host memory, ms",
-    "warm_ms": "TTFT of chunks in the pool, ms",
-    "full_ms": "TTFT of the prompt recomputed, ms",
-    "itl_ms": "step of the others, alone, ms: median",
-    "itl_p99_load_ms": "their steps beside loads (without a tier: beside warm chunks), ms: p99",
-    "itl_p99_cold_ms": "their steps beside new chunks, ms: p99",
-}
 
-_RATIOS = {
-    "load_32k_vs_full": "A load takes {:.3f} of the prompt recomputed.",
-    "cold_vs_no_tier": "New chunks take {:.3f} of the time without a tier.",
-    "itl_p99_ratio": "The p99 of the others' steps is {:.3f} of that without a tier.",
-}
+class HostTierSettings(EngineSettings):
+    """How often a prompt of `chunks` chunks is stored and loaded."""
+
+    repeats: int = Field(3, ge=1)
+    chunks: int = Field(64, ge=2, description="A prompt.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +85,19 @@ class HostTierScene:
 
     def draw(self, name: str) -> list[Chunk]:
         """Chunks that belong to a name."""
-        return [Chunk(tokens=random_tokens(self.length, f"{name} {i}")) for i in range(self.chunks)]
+        return random_chunks(self.chunks, self.length, name)
 
     def ask(self, chunks: Sequence[Chunk], name: str) -> Request:
         """A question about chunks, in an order of its own."""
-        order = random.Random(name).sample(chunks, len(chunks))
-        question = Text(tokens=random_tokens(self.question, f"question {name}"))
-        return Request([*order, question], "mepic")
+        order = Random(name).sample(chunks, len(chunks))
+        return Request([*order, random_text(self.question, f"question {name}")], "mepic")
 
 
 def check(engine: Engine, name: str) -> dict[str, float]:
     """Serve prompts computed and loaded. Raises InvalidRun where anything differs."""
     chunks = [Chunk(tokens=random_tokens(n, f"{name} {n}")) for n in LENGTHS]
     for algorithm in CHECKED:
-        request = Request([*chunks, Text(tokens=random_tokens(19, name))], algorithm)
+        request = Request([*chunks, random_text(19, name)], algorithm)
         engine.reset()
         computed, before = _reply(engine, request), engine.cache.digests(chunks)
         engine.reset(tiers=False)
@@ -151,7 +148,7 @@ def load(engine: Engine, name: str, *, scene: HostTierScene) -> dict[str, float]
     milliseconds = result.timings.ttft * 1e3
     if engine.config.tiers:
         return {"load_ms": milliseconds}
-    text = Text(tokens=random_tokens(scene.prompt, f"{name} recomputed"))
+    text = random_text(scene.prompt, f"{name} recomputed")
     full = _first_token(engine, Request([text], "prefix"))
     return {"warm_ms": milliseconds, "full_ms": full.timings.ttft * 1e3}
 
@@ -171,19 +168,18 @@ def beside(engine: Engine, name: str, *, scene: HostTierScene, new: bool) -> dic
             engine.reset(tiers=False)
     requests = [scene.ask(chunks, f"{name} {i}") for i, chunks in enumerate(prompts)]
     quiet, busy = _steps(engine, requests, name, scene)
-    p99 = statistics.quantiles(busy, n=100, method="inclusive")[-1]
-    kind = "cold" if new else "load"
-    return {f"itl_p99_{kind}_ms": p99 * 1e3} | (
-        {} if new else {"itl_ms": statistics.median(quiet) * 1e3}
-    )
+    p99 = quantiles(busy, n=100, method="inclusive")[-1] * 1e3
+    if new:
+        return {"itl_p99_cold_ms": p99}
+    return {"itl_p99_load_ms": p99, "itl_ms": median(quiet) * 1e3}
 
 
 def _steps(
     engine: Engine, arrivals: list[Request], name: str, scene: HostTierScene
 ) -> tuple[list[float], list[float]]:
     """Seconds of steps before the first arrival, and from then on while the others decode."""
-    texts = (random_tokens(2 * BLOCK_SIZE, f"{name} other {i}") for i in range(scene.others))
-    others = [Request([Text(tokens=tokens)], "prefix") for tokens in texts]
+    texts = (random_text(2 * BLOCK_SIZE, f"{name} other {i}") for i in range(scene.others))
+    others = [Request([text], "prefix") for text in texts]
     left = {engine.submit(r, max_tokens=scene.reply, ignore_eos=True) for r in others}
     asked = set[str]()
     times: list[float] = []
@@ -230,100 +226,82 @@ def measures(scene: HostTierScene) -> dict[str, Measure]:
     }
 
 
-def measure(
-    model: str, device: str, repeats: int, chunks: int, commit: str | None, output: Path
-) -> str:
-    """Check, then measure; write ``host-tier.json`` and ``.md`` and figures of the summary.
-
-    Returns the page. Raises InvalidRun where a check fails.
-    """
-    scene = HostTierScene(chunks=chunks)
-    checked = EngineConfig(
-        model=str(models.resolve("testbed").path),
-        device=device,
+def check_replies(settings: HostTierSettings) -> None:
+    """Check the testbed's replies in float32. Raises InvalidRun where a check fails."""
+    config = EngineConfig(
+        model=str(model_path()),
+        device=settings.device,
         dtype="float32",
         context=1024,
         kv_blocks=400,
         eager=True,
         tiers="host:1GiB",
     )
-    run_interleaved({HOST: checked}, {"check": check}, 1, warm_up=False)
-    found_model = models.resolve(model)
-    config = EngineConfig(
-        model=str(found_model.path),
-        device=device,
-        dtype="bfloat16" if device == "cuda" else "float32",
+    plan = interleaved("check", {}, {HOST: config}, {"check": check}, 1, warm_up=False)
+    run(plan, ArmsRecord(), print)
+
+
+def host_tier_plan(settings: HostTierSettings) -> ExperimentPlan:
+    """All measures of a scene, on an engine with a tier and on one without."""
+    scene = HostTierScene(chunks=settings.chunks)
+    config = settings.engine(
         context=scene.prompt + 1024,
         batch_tokens=8192,
         kv_blocks=scene.blocks,
         max_requests=64,
-        tiers="",
     )
     # All prompts of a measure and two more fit the tier.
     gib = 1 + (scene.arrivals + 2) * scene.prompt * 128 // (1 << 20)
     arms = {HOST: replace(config, tiers=f"host:{gib}GiB"), NONE: config}
-    facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
-    facts |= {"model": found_model.label, "dtype": config.dtype, "repeats": repeats}
+    facts = settings.facts() | {"repeats": settings.repeats}
     facts |= asdict(scene) | {"prompt": scene.prompt, "tiers": arms[HOST].tiers}
-
-    def keep(name: str, so_far: ArmFigures) -> None:
-        write(so_far, facts, output)
-
-    found = run_interleaved(arms, measures(scene), repeats, keep=keep)
-    return render(found, facts)
+    return interleaved("host-tier", facts, arms, measures(scene), settings.repeats)
 
 
-def write(found: ArmFigures, facts: Mapping[str, Any], output: Path) -> str:
-    """Write the files and the summary's figures; returns the page."""
-    document = {"schema": 1, "provenance": facts, "found": found}
-    page = render(found, facts)
-    save(output / "host-tier", document, page)
-    update_summary(output, {"tiers": ratios(found)})
-    return page
+def _pair(figure: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """A figure with a tier, and without one."""
+    return (HOST, figure), (NONE, figure)
 
 
-def ratios(found: ArmFigures) -> dict[str, float]:
-    """The figures for ``summary.json``: ratios of medians.
-
-    A load against recomputing the prompt, new chunks with a tier against without one, and p99 of
-    the others' steps with a tier against without one, the worse of loads and stores; those of which
-    all is measured.
-    """
-    host, none = ({k: statistics.median(v) for k, v in found[arm].items()} for arm in (HOST, NONE))
-    figures = {}
-    if "load_ms" in host:
-        figures["load_32k_vs_full"] = host["load_ms"] / none["full_ms"]
-    if "cold_ms" in host:
-        figures["cold_vs_no_tier"] = host["cold_ms"] / none["cold_ms"]
-    beside_them = ("itl_p99_load_ms", "itl_p99_cold_ms")
-    if host.keys() >= set(beside_them):
-        figures["itl_p99_ratio"] = max(host[key] / none[key] for key in beside_them)
-    return figures
-
-
-def render(found: ArmFigures, facts: Mapping[str, Any]) -> str:
-    """The page, in Markdown."""
-    figures = ratios(found)
-    rows = [
-        (text, *(spread(found[arm].get(key), 1, counted=True) for arm in (HOST, NONE)))
-        for key, text in _ROWS.items()
-    ]
-    lines = [
-        "# Chunks in host memory",
-        "",
-        f"{facts['model']}, {facts['dtype']}: times, not answers; {facts['gpu']}, driver "
-        f"{facts['driver']}, vLLM {facts['vllm']}, torch {facts['torch']}, commit "
-        f"{facts['commit']}. Prompts of {facts['chunks']} chunks of {facts['length']} random "
-        f"tokens and a question, {facts['prompt']:,} tokens, under `mepic`; one engine with "
-        f"`{facts['tiers']}` and one without tiers, both up at once, in turn. Others are "
-        f"{facts['others']} plain requests that decode {facts['reply']} tokens beside "
-        f"{facts['arrivals']} such prompts. Before, loaded KV equalled computed KV byte for byte "
-        "and replies in float32 token for token.",
-        "",
-        "Median (lowest - highest).",
-        "",
-        markdown.table(("", "host tier", "no tier"), rows, right=1),
-        "",
-        *(sentence.format(figures[key]) for key, sentence in _RATIOS.items() if key in figures),
-    ]
-    return "\n".join(lines) + "\n"
+HOST_TIER = Experiment(
+    settings=HostTierSettings,
+    plan=host_tier_plan,
+    check=check_replies,
+    title="Chunks in host memory",
+    about=(
+        f"{WHERE} "
+        "Prompts of {chunks} chunks of {length} random tokens and a question, {prompt:,} tokens, "
+        "under `mepic`; one engine with `{tiers}` and one without tiers, both up at once, in turn. "
+        "Others are {others} plain requests that decode {reply} tokens beside {arrivals} such "
+        "prompts. Before, loaded KV equalled computed KV byte for byte and replies in float32 "
+        "token for token.\n\nMedian (lowest - highest)."
+    ),
+    tables=[
+        FigureTable(
+            {
+                "copy_out_gbps": "blocks to host memory, GB/s",
+                "copy_in_gbps": "blocks from host memory, GB/s",
+                "cold_ms": "TTFT of new chunks, ms",
+                "load_ms": "TTFT of chunks in host memory, ms",
+                "warm_ms": "TTFT of chunks in the pool, ms",
+                "full_ms": "TTFT of the prompt recomputed, ms",
+                "itl_ms": "step of the others, alone, ms: median",
+                "itl_p99_load_ms": "their steps beside loads (without a tier: beside warm chunks), "
+                "ms: p99",
+                "itl_p99_cold_ms": "their steps beside new chunks, ms: p99",
+            },
+            {HOST: "host tier", NONE: "no tier"},
+            counted=True,
+        )
+    ],
+    ratios=[
+        FigureRatio("tiers", "load_32k_vs_full", [((HOST, "load_ms"), (NONE, "full_ms"))]),
+        FigureRatio("tiers", "cold_vs_no_tier", [_pair("cold_ms")]),
+        FigureRatio("tiers", "itl_p99_ratio", [_pair("itl_p99_load_ms"), _pair("itl_p99_cold_ms")]),
+    ],
+    sentences=[
+        "A load takes {load_32k_vs_full:.3f} of the prompt recomputed.",
+        "New chunks take {cold_vs_no_tier:.3f} of the time without a tier.",
+        "The p99 of the others' steps is {itl_p99_ratio:.3f} of that without a tier.",
+    ],
+)

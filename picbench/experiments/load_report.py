@@ -1,256 +1,298 @@
-"""The arms and the request files of the measurement under load."""
+"""Loads of MEPIC's engine and of stock vLLM, repeated: `LOAD_REPORT`.
 
+Nothing shared, more requests than can be served, plain requests beside long prompts, cold prompts,
+closed loops over corpora, and rates.
+"""
+
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
-from statistics import median
+from random import Random
+from statistics import mean, median, quantiles
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
-from picbench.compare.significance import paired_ratio
-from picbench.engines.config import BLOCK_SIZE, EngineConfig
-from picbench.errors import ConfigError, closest
-from picbench.experiments.decode_load import ratio
-from picbench.experiments.engines import Measure
-from picbench.experiments.page import spread, update_summary
-from picbench.experiments.rounds import (
-    CellFigures,
-    RoundsFound,
-    RoundsPlan,
+from pydantic import Field
+
+from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.engine import Engine
+from picbench.engines.ledger import summarise
+from picbench.engines.request import Chunk, Request, Result
+from picbench.errors import ConfigError, InvalidRun, closest
+from picbench.experiments.page import (
+    WHERE,
+    Columns,
+    Found,
+    by_round,
+    first_lines,
+    mean_ratio,
+    page,
+    spreads,
+)
+from picbench.experiments.runner import (
+    Cell,
+    ExperimentPlan,
+    Measure,
+    RoundsExperiment,
+    RoundsRecord,
+    RoundsSettings,
     ServedArm,
-    ServedCell,
-    ServingRun,
-    estimate,
-    measure_rounds,
+    random_chunks,
+    random_text,
 )
-from picbench.experiments.waves import (
-    CostGuess,
-    LoadTraffic,
-    MixedTraffic,
-    cold_figures,
-    load_figures,
-    mixed_figures,
-    stream_figures,
-)
-from picbench.files import write_whole
+from picbench.experiments.waves import CostGuess, as_stock
 from picbench.run.schedule import to_request
 from picbench.run.traffic_file import parse_traffic
-from picbench.tables import table as markdown
+from picbench.tables.table import NOTHING, table
 from picbench.workloads import models
 from picbench.workloads.traffic.chunk_source import build
+from picbench.workloads.traffic.corpus import HEAD, TAIL
 from picbench.workloads.traffic.draw import draw
-from picbench.workloads.traffic.settings import Traffic
 
-#: Arms that are compared: MEPIC and prefix caching.
+#: Arms that are compared: MEPIC and prefix caching; and of mixed traffic, the arm whose prompts'
+#: chunks are new.
 SUBJECT, PREFIX = "mepic", "prefix"
-
-#: Chunks of about 170 tokens each, as in MiniPIC's throughput on 2WikiMQA, at a rate that no arm
-#: keeps up with; and long ones at a rate that mepic keeps up with, while private copies, of about
-#: 640 blocks a request, fill the pool.
-LOADS = {
-    "throughput": {
-        "chunk-tokens": 90,
-        "chunks": 10,
-        "pool": 256,
-        "requests": 1000,
-        "rate": 500,
-        "max-tokens": 16,
-    },
-    "memory": {
-        "chunk-tokens": 480,
-        "chunks": 16,
-        "pool": 24,
-        "requests": 200,
-        "rate": 10,
-        "max-tokens": 128,
-    },
-}
-
-
-#: Of mixed traffic, the arm whose prompts' chunks are new.
 NEW = "mepic, new chunks"
 
 #: A rate counts as served where so much of it was: the last requests end after the last arrival.
 _SERVED = 0.9
 
-_LOAD: Mapping[str, tuple[str, int]] = MappingProxyType(
-    {
-        "requests_s": ("requests/s", 2),
-        "ttft_ms": ("TTFT p50, ms", 0),
-        "ttft_p95_ms": ("p95, ms", 0),
-        "tpot_ms": ("TPOT, ms", 1),
-        "referenced": ("referenced, blocks", 0),
-        "resident": ("resident, blocks", 0),
-    }
-)
-_MIXED: Mapping[str, tuple[str, int]] = MappingProxyType(
-    {
-        "itl_p99_ms": ("between tokens, p99, ms", 1),
-        "itl_ms": ("median, ms", 2),
-        "itl_most_ms": ("most, ms", 1),
-        "itl_alone_ms": ("median without prompts, ms", 2),
-    }
-)
-_COLD: Mapping[str, tuple[str, int]] = MappingProxyType({"ttft_ms": ("TTFT, ms", 0)})
-
-#: Groups of cells: title, what is said, and columns, of which the first is compared.
-GROUPS: Mapping[str, tuple[str, str, Mapping[str, tuple[str, int]]]] = MappingProxyType(
-    {
-        "share-nothing": (
-            "Nothing is shared",
-            "Each chunk is in one request only; by tokens of a chunk, ten in a request.",
-            _LOAD,
-        ),
-        "2wiki": (
-            "2WikiMQA-like requests, more than any arm can serve",
-            "The load of `picbench measure load`, from an empty cache.",
-            _LOAD,
-        ),
-        "mixed": (
-            "Plain requests beside long prompts",
-            "Plain requests decode while long prompts of chunks arrive; chunks are in the pool of "
-            f"`{SUBJECT}`, and new otherwise.",
-            _MIXED,
-        ),
-        "cold": (
-            "Nothing is cached",
-            "A long prompt of new chunks, one request at a time.",
-            _COLD,
-        ),
-        "closed": (
-            "Closed loop",
-            "By distinct chunks, which were all served before, and requests in flight.",
-            _LOAD,
-        ),
-        "rate": (
-            "Rates",
-            "Poisson arrivals a second; chunks were all served before.",
-            _LOAD,
-        ),
-    }
-)
-
-
-def write_report(found: RoundsFound, output: Path) -> str:
-    """Write ``load-report.md`` and the summary's figures; the page."""
-    page = render_report(found)
-    write_whole(output / "load-report.md", page.encode())
-    update_summary(output, report_figures(found))
-    return page
-
-
-def report_figures(found: RoundsFound) -> dict[str, Any]:
-    """The figures for ``summary.json`` of the groups that are measured.
-
-    Requests a second and their ratios to stock vLLM's are medians over rounds, `spread` is the
-    range of MEPIC's over their median.
-    """
-    figures: dict[str, Any] = {}
-    shared = {
-        f"chunk_{cell.rpartition(' ')[2]}": _median_ratio(found.cells[cell])
-        for cell in _page_cells(found, "share-nothing")
-    }
-    if shared:
-        figures["share_nothing"] = shared
-    if "2wiki" in found.cells:
-        ours, theirs = (found.cells["2wiki"][arm]["requests_s"] for arm in (SUBJECT, PREFIX))
-        figures["load"] = {
-            "mepic_rps": median(ours),
-            "prefix_rps": median(theirs),
-            "spread": (max(ours) - min(ours)) / median(ours),
-        }
-    if SUBJECT in found.compiled:
-        figures["jit_after_ready"] = len(found.compiled[SUBJECT])
-    return figures
-
-
-def _median_ratio(arms: CellFigures) -> float:
-    """Requests a second of MEPIC's engine over stock vLLM's, round by round."""
-    rounds = zip(arms[SUBJECT]["requests_s"], arms[PREFIX]["requests_s"], strict=True)
-    return median(ours / theirs for ours, theirs in rounds)
-
-
-def render_report(found: RoundsFound) -> str:
-    """The page, in Markdown."""
-    facts = found.facts
-    kernels = ", ".join(f"{arm}: {len(names)}" for arm, names in found.compiled.items())
-    lines = [
-        "# Loads, each arm with a server of its own",
-        "",
-        f"{facts['model']}, {facts['dtype']}: times, not answers; {facts['gpu']}, driver "
-        f"{facts['driver']}, vLLM {facts['vllm']}, torch {facts['torch']}, commit "
-        f"{facts['commit']}. `{SUBJECT}` is an engine of picbench (shared decode: "
-        f"{facts['shared_decode']}), `{PREFIX}` stock vLLM with "
-        f"prefix caching; both are up at once with pools of {facts['pool']:,} blocks of "
-        f"{facts['block_tokens']} tokens, at most {facts['running']} requests at a time and the "
-        "token budget that they have by default, and take turns, another one first in each round. "
-        f"Median (lowest - highest). Over {PREFIX}: geometric mean of rounds (95 %). Kernels "
-        f"compiled after engines were ready: {kernels}.",
-        "",
-    ]
-    for group, (title, text, columns) in GROUPS.items():
-        cells = _page_cells(found, group)
-        if cells:
-            lines += [f"## {title}", "", text, "", _table(found, cells, columns), ""]
-    if cells := _page_cells(found, "rate"):
-        knees = (f"{arm} {_knee(found, cells, arm)}" for arm in (SUBJECT, PREFIX))
-        lines += [
-            f"Highest rate of which {_SERVED:.0%} is served, requests/s: {', '.join(knees)}.",
-            "",
-        ]
-    for cell, error in found.failures.items():
-        lines += [f"{cell} failed: {error.splitlines()[0]}", ""]
-    return "\n".join(lines)
-
-
-def _table(found: RoundsFound, cells: Sequence[str], columns: Mapping[str, tuple[str, int]]) -> str:
-    key = next(iter(columns))
-    rows = [row for cell in cells for row in _rows(cell, found.cells[cell], columns)]
-    head = ("", "n", "arm", *(name for name, _ in columns.values()), f"{columns[key][0]}, over")
-    return markdown.table(head, rows, right=3)
-
-
-def _rows(
-    cell: str, figures: CellFigures, columns: Mapping[str, tuple[str, int]]
-) -> Iterator[tuple[str, ...]]:
-    key = next(iter(columns))
-    for arm, values in figures.items():
-        alone = arm == PREFIX or PREFIX not in figures
-        over = "-" if alone else ratio(values[key], figures[PREFIX][key])
-        yield (
-            cell,
-            str(len(values[key])),
-            arm,
-            *(spread(values[name], digits) for name, (_, digits) in columns.items()),
-            over,
-        )
-
-
-def _knee(found: RoundsFound, cells: Sequence[str], arm: str) -> str:
-    """The highest rate that an arm serves; at least that where no higher one was measured."""
-    rates = {float(cell.removeprefix("rate ")): found.cells[cell] for cell in cells}
-    own = {rate: arms[arm] for rate, arms in rates.items() if arm in arms}
-    served = [r for r, cell in own.items() if median(cell["requests_s"]) >= _SERVED * r]
-    if not served:
-        return f"below {min(rates):g}"
-    return f"{'at least ' if max(served) == max(own) else ''}{max(served):g}"
-
-
-def _page_cells(found: RoundsFound, group: str) -> list[str]:
-    """The measured cells of a group, by the numbers in their names."""
-    cells = [cell for cell in found.cells if cell.split(" ")[0] == group]
-    return sorted(cells, key=lambda cell: [float(w) for w in cell.split() if w.isdigit()])
-
-
-def _ratio(figures: CellFigures, key: str) -> Any:
-    return paired_ratio(figures[PREFIX][key], figures[SUBJECT][key])
-
-
 #: Rounds of the long stream, whose spread is that of a thousand requests.
 _STREAMS = 3
+
+#: Of the stream, by settings of `picbench traffic`: chunks of about 170 tokens each, as in
+#: MiniPIC's throughput on 2WikiMQA, at a rate that no arm keeps up with.
+_STREAM: Mapping[str, Any] = MappingProxyType(
+    {
+        "chunk_tokens": 90,
+        "chunks": 10,
+        "pool": 256,
+        "requests": 1000,
+        "rate": 500,
+        "max_tokens": 16,
+    }
+)
+
+
+class LoadReportSettings(RoundsSettings):
+    """How to measure; `only` some groups of cells (none: all)."""
+
+    rounds: int = Field(5, ge=1)
+    only: tuple[str, ...] = Field(
+        (),
+        description=(
+            "share-nothing, 2wiki, mixed, cold, closed or rate; repeat the flag for more."
+        ),
+        json_schema_extra={"metavar": "GROUP", "shown": "all"},
+    )
+    shared_decode: Literal["off", "auto", "always"] = Field(
+        "auto", description="For mepic's engine, as for picbench run."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTraffic:
+    """Requests of `chunks` chunks of `length` random tokens each, with replies of `reply`.
+
+    Chunks are drawn from a corpus that was served before, or are of one request only (`corpus` 0).
+    `running` requests are in flight at a time, or they arrive at `rate` a second (0: do not).
+    """
+
+    requests: int
+    chunks: int
+    length: int
+    corpus: int
+    running: int
+    rate: float = 0.0
+    reply: int = 16
+
+    def draw(self, name: str) -> list[list[Chunk]]:
+        """The chunks of each request, for each name others."""
+        dice = Random(name)
+        if not self.corpus:
+            names = (f"{name} {i}" for i in range(self.requests))
+            return [random_chunks(self.chunks, self.length, each) for each in names]
+        known = self.known()
+        return [dice.sample(known, self.chunks) for _ in range(self.requests)]
+
+    def known(self) -> list[Chunk]:
+        """The corpus."""
+        return random_chunks(self.corpus, self.length, "corpus")
+
+    def arrivals(self, name: str) -> list[float] | None:
+        """Seconds, by a Poisson process of which the number is known; None in a closed loop."""
+        if not self.rate:
+            return None
+        dice, span = Random(f"{name} arrivals"), self.requests / self.rate
+        return sorted(dice.uniform(0.0, span) for _ in range(self.requests))
+
+    def ask(self, chunks: Sequence[Chunk], name: str, algorithm: str | None) -> Request:
+        """A request with these chunks."""
+        head, tail = random_text(HEAD, "head"), random_text(TAIL, name)
+        return Request([head, *chunks, tail], algorithm, self.reply)
+
+    def asked(self, name: str, algorithm: str | None) -> list[Request]:
+        """All requests, for each name others."""
+        return [
+            self.ask(chunks, f"{name} {i}", algorithm) for i, chunks in enumerate(self.draw(name))
+        ]
+
+    def seconds(self, costs: CostGuess, *, reused: bool = False) -> float:
+        """What one arm may take, its corpus included.
+
+        With `reused` chunks, a request computes a block of each chunk of the corpus.
+        """
+        computed = BLOCK_SIZE if reused and self.corpus else self.length
+        steps = self.reply * self.requests / (self.running or self.requests)
+        served = costs.seconds(self.requests * self.chunks * computed, steps)
+        arriving = self.requests / self.rate if self.rate else 0.0
+        return costs.seconds(self.corpus * self.length, 0) + max(served, arriving)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedTraffic:
+    """Long prompts that arrive while `others` plain requests decode `reply` tokens each.
+
+    `arrivals` prompts of `chunks` chunks of `length` tokens come `gap` steps apart.
+    """
+
+    chunks: int
+    length: int
+    others: int
+    arrivals: int
+    gap: int
+    reply: int
+
+    def draw(self, name: str) -> list[list[Chunk]]:
+        """The chunks of each prompt, for each name others."""
+        names = (f"{name} {n}" for n in range(self.arrivals))
+        return [random_chunks(self.chunks, self.length, each) for each in names]
+
+    def seconds(self, costs: CostGuess) -> float:
+        """What one arm may take."""
+        return costs.seconds(self.arrivals * self.chunks * self.length, self.reply)
+
+
+def load_figures(engine: Engine, name: str, *, traffic: LoadTraffic) -> dict[str, float]:
+    """Requests a second, latencies and blocks of one load, from a cache with the corpus in it."""
+    algorithm = _algorithm(engine)
+    engine.reset()
+    known, size = traffic.known(), traffic.chunks
+    fill = [known[i : i + size] for i in range(0, len(known), size)]
+    if fill:
+        before = [traffic.ask(chunks, f"fill {i}", algorithm) for i, chunks in enumerate(fill)]
+        engine.generate(before, ignore_eos=True, concurrency=8)
+    requests = traffic.asked(name, algorithm)
+    return _served(engine, requests, traffic.arrivals(name), traffic.running)
+
+
+def stream_figures(
+    engine: Engine, name: str, *, requests: Sequence[Request], arrivals: Sequence[float]
+) -> dict[str, float]:
+    """The same of a stream of requests, from an empty cache."""
+    engine.reset()
+    return _served(engine, requests, arrivals, 0)
+
+
+def _served(
+    engine: Engine, requests: Sequence[Request], arrivals: Sequence[float] | None, running: int
+) -> dict[str, float]:
+    engine.measure()
+    results = engine.generate(
+        requests,
+        ignore_eos=True,
+        concurrency=running or None,
+        arrivals=arrivals,
+    )
+    took = engine.busy_s - (min(arrivals) if arrivals else 0.0)
+    _require_answers(results)
+    blocks = summarise(engine.memory)
+    ttft = sorted(result.timings.ttft for result in results)
+    tpot = [result.timings.tpot for result in results if result.timings.tpot is not None]
+    return {
+        "requests_s": len(results) / took,
+        "ttft_ms": median(ttft) * 1e3,
+        "ttft_p95_ms": ttft[math.ceil(0.95 * len(ttft)) - 1] * 1e3,
+        "tpot_ms": mean(tpot) * 1e3,
+        "referenced": blocks.peak_referenced,
+        "resident": blocks.peak_resident,
+    }
+
+
+def mixed_figures(
+    engine: Engine, name: str, *, traffic: MixedTraffic, new: bool
+) -> dict[str, float]:
+    """Milliseconds between tokens of plain requests, alone and beside long prompts.
+
+    The prompts' chunks are `new`, or in the pool, which stock vLLM cannot make use of. Each step
+    gives each plain request a token. Raises InvalidRun if prompts were left when these ended.
+    """
+    engine.reset()
+    prompts = traffic.draw(name)
+    asked = random_text(TAIL, name)
+    algorithm = _algorithm(engine)
+    if not new:
+        before = [Request([*chunks[::-1], asked], algorithm) for chunks in prompts]
+        engine.generate(before, max_tokens=1, ignore_eos=True, concurrency=1)
+    requests = [Request([*chunks, asked], algorithm) for chunks in prompts]
+    quiet, busy = _gaps(engine, requests, name, traffic)
+    return {
+        "itl_alone_ms": median(quiet) * 1e3,
+        "itl_ms": median(busy) * 1e3,
+        "itl_p99_ms": quantiles(busy, n=100, method="inclusive")[-1] * 1e3,
+        "itl_most_ms": max(busy) * 1e3,
+    }
+
+
+def _gaps(
+    engine: Engine, prompts: Sequence[Request], name: str, traffic: MixedTraffic
+) -> tuple[list[float], list[float]]:
+    """Seconds between the ends of steps, before the first prompt and from then on."""
+    texts = (random_text(HEAD, f"{name} other {i}") for i in range(traffic.others))
+    others = {
+        engine.submit(Request([text], "prefix"), max_tokens=traffic.reply, ignore_eos=True)
+        for text in texts
+    }
+    waiting, came, ended = list(prompts), set[str](), set[str]()
+    gaps, last = list[float](), time.perf_counter()
+    while not others & ended:
+        if waiting and gaps and len(gaps) % traffic.gap == 0:
+            came.add(engine.submit(waiting.pop(0), max_tokens=1, ignore_eos=True))
+        ended |= engine.step().keys()
+        now = time.perf_counter()
+        gaps.append(now - last)
+        last = now
+    served = not waiting and came <= ended
+    while (others | came) - ended:
+        ended |= engine.step().keys()
+    if not served:
+        raise InvalidRun(
+            "plain requests ended before the prompts beside them", hint="raise `reply`"
+        )
+    # The first steps compute the others' prompts.
+    return gaps[traffic.gap // 2 : traffic.gap], gaps[traffic.gap :]
+
+
+def cold_figures(engine: Engine, name: str, *, traffic: LoadTraffic) -> dict[str, float]:
+    """Milliseconds to the first token of prompts that nothing is cached of, one at a time."""
+    algorithm = _algorithm(engine)
+    requests = traffic.asked(name, algorithm)
+    results = engine.generate(requests, ignore_eos=True, concurrency=1)
+    _require_answers(results)
+    return {"ttft_ms": median(r.timings.ttft for r in results) * 1e3}
+
+
+def _require_answers(results: Sequence[Result]) -> None:
+    failed = [result.error for result in results if result.error is not None]
+    if failed:
+        raise InvalidRun(f"{len(failed)} requests failed: {failed[0]}")
+
+
+def _algorithm(engine: Engine) -> str | None:
+    return None if engine.config.stock else "mepic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,14 +325,24 @@ class LoadSizes:
         longest = (traffic.chunks * traffic.length for traffic in (self.mixed, self.cold))
         return max(2048, *longest) + 512
 
-    @property
-    def brief(self) -> Measure:
-        """A short load, to warm up."""
+    def arm(self, name: str, measure: Measure) -> ServedArm:
+        """What an arm's engine measures, warmed up by a short load."""
         few = replace(self.base, requests=8, corpus=min(self.corpora))
-        return partial(load_figures, traffic=few)
+        return ServedArm(name, measure, partial(load_figures, traffic=few))
 
+    def cell(
+        self, name: str, work: Measure, seconds: float, arms: Sequence[str] = (SUBJECT, PREFIX)
+    ) -> Cell:
+        """A cell in which all arms do the same."""
+        return Cell(name, {arm: self.arm(arm, work) for arm in arms}, seconds)
 
-_STREAM = {key.replace("-", "_"): value for key, value in LOADS["throughput"].items()}
+    def load(
+        self, name: str, traffic: LoadTraffic, arms: Sequence[str] = (SUBJECT, PREFIX)
+    ) -> Cell:
+        """A cell of one load."""
+        seconds = sum(traffic.seconds(self.costs, reused=arm == SUBJECT) for arm in arms)
+        return self.cell(name, partial(load_figures, traffic=traffic), seconds, arms)
+
 
 #: By device. On a GPU two engines with such pools fit 139 GiB.
 LOAD_SIZES: Mapping[str, LoadSizes] = MappingProxyType(
@@ -322,148 +374,260 @@ LOAD_SIZES: Mapping[str, LoadSizes] = MappingProxyType(
             nothing=(40,),
             cold=LoadTraffic(2, 4, 40, 0, 1, reply=2),
             mixed=MixedTraffic(4, 40, 3, 2, 6, 40),
-            stream=_STREAM | {"requests": 6, "pool": 24, "chunks": 8, "chunk_tokens": 20},
+            stream={**_STREAM, "requests": 6, "pool": 24, "chunks": 8, "chunk_tokens": 20},
             costs=CostGuess(3_000, 0.02),
         ),
     }
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRun(ServingRun):
-    """How to measure; `only` some groups of cells (none: all)."""
-
-    only: Sequence[str] = ()
-    shared_decode: str = "off"
-
-
-def measure(run: LoadRun, say: Callable[[str], None]) -> tuple[str, bool]:
-    """Measure what is left: the page of all that is measured, and whether nothing is left.
-
-    The page is empty before any cell is done.
-    """
-    began = time.monotonic()
-    plan = load_plan(run)
-    if run.seconds:  # Drawing requests takes seconds, too.
-        plan = replace(plan, seconds=max(1.0, run.seconds - (time.monotonic() - began)))
-    return measure_rounds(plan, partial(write_report, output=run.output), say)
-
-
-def estimated(run: LoadRun) -> str:
-    """What is left."""
-    plan = load_plan(run)
-    return str(estimate(plan, plan.read()))
-
-
-def load_plan(run: LoadRun) -> RoundsPlan:
-    """The cells that are asked for. Raises ConfigError for a group that is not there."""
-    for name in run.only:
-        if name not in GROUPS:
-            raise ConfigError(f"`only` {name}: no such group", hint=closest(name, GROUPS))
-    sizes = LOAD_SIZES[run.device]
-    config = EngineConfig(
-        model=str(models.resolve(run.model).path),
-        device=run.device,
-        dtype=run.dtype,
-        context=sizes.context,
-        kv_blocks=sizes.pool,
-        max_requests=sizes.running,
-        tiers="",
-        shared_decode=run.shared_decode,
-    )
-    facts = run.facts() | {"pool": sizes.pool, "running": sizes.running}
-    facts["block_tokens"] = BLOCK_SIZE
-    facts["shared_decode"] = run.shared_decode
-    stock = replace(config, stock=True, algorithm="prefix", shared_decode="off")
-    return RoundsPlan(
-        run.output / "load-report.json",
-        facts,
-        {SUBJECT: config, PREFIX: stock},
-        list(_cells(sizes, run)),
-        run.rounds,
-        run.seconds,
-    )
-
-
-def _cells(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
-    for rank, group in enumerate(GROUPS):
-        if not run.only or group in run.only:
-            for cell in _CELLS[group](sizes, run):
-                yield replace(cell, rank=rank)
-
-
-def _nothing(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
+def _nothing(sizes: LoadSizes, model: str) -> Iterator[Cell]:
     for length in sizes.nothing:
         traffic = replace(sizes.base, length=length, corpus=0)
-        yield _loaded(f"share-nothing {length}", traffic, sizes, (SUBJECT, PREFIX))
+        yield sizes.load(f"share-nothing {length}", traffic)
 
 
-def _stream(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
-    values = {key: value for key, value in sizes.stream.items() if key != "chunks"}
-    values |= {"rate": float(values["rate"]), "chunks": str(sizes.stream["chunks"])}
+def _stream(sizes: LoadSizes, model: str) -> Iterator[Cell]:
+    values = {**sizes.stream, "rate": float(sizes.stream["rate"])}
+    values["chunks"] = str(sizes.stream["chunks"])
     config = parse_traffic({"dataset": "2wikimqa", **values})
-    tokenizer = models.load_tokenizer(models.resolve(run.model))
-    traffic: Traffic = config.traffic()
-    stream = draw(traffic, build(config.source(models.resolve(run.model)), tokenizer, traffic.seed))
+    found = models.resolve(model)
+    traffic = config.traffic()
+    source = build(config.source(found), models.load_tokenizer(found), traffic.seed)
+    stream = draw(traffic, source)
     assert stream.arrivals is not None
     requests = tuple(to_request(sample) for sample in stream.samples)
     work = partial(stream_figures, requests=requests, arrivals=tuple(stream.arrivals))
     tokens = sum(sample.prompt_tokens for sample in stream.samples)
-    cell = _cell("2wiki", work, sizes, sizes.costs.prompts(tokens, 0.3 * tokens))
+    cell = sizes.cell("2wiki", work, sizes.costs.seconds(1.3 * tokens, 0))
     yield replace(cell, most=_STREAMS)
 
 
-def _mixed(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
+def _mixed(sizes: LoadSizes, model: str) -> Iterator[Cell]:
     work = partial(mixed_figures, traffic=sizes.mixed)
     arms = {
-        SUBJECT: ServedArm(SUBJECT, partial(work, new=False), sizes.brief),
+        SUBJECT: sizes.arm(SUBJECT, partial(work, new=False)),
         NEW: ServedArm(SUBJECT, partial(work, new=True)),
-        PREFIX: ServedArm(PREFIX, partial(work, new=True), sizes.brief),
+        PREFIX: sizes.arm(PREFIX, partial(work, new=True)),
     }
-    yield ServedCell("mixed", arms, len(arms) * sizes.costs.mixed(sizes.mixed))
+    yield Cell("mixed", arms, len(arms) * sizes.mixed.seconds(sizes.costs))
 
 
-def _cold(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
-    seconds = 2 * sizes.costs.load(sizes.cold)
-    yield _cell("cold", partial(cold_figures, traffic=sizes.cold), sizes, seconds)
+def _cold(sizes: LoadSizes, model: str) -> Iterator[Cell]:
+    seconds = 2 * sizes.cold.seconds(sizes.costs)
+    yield sizes.cell("cold", partial(cold_figures, traffic=sizes.cold), seconds)
 
 
-def _closed(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
+def _closed(sizes: LoadSizes, model: str) -> Iterator[Cell]:
     for corpus, running in product(sizes.corpora, sizes.in_flight):
         requests = sizes.base.requests if running > 1 else max(2, sizes.base.requests // 4)
         traffic = replace(sizes.base, corpus=corpus, running=running, requests=requests)
-        name = f"closed {corpus} chunks, {running} in flight"
-        yield _loaded(name, traffic, sizes, (SUBJECT, PREFIX))
+        yield sizes.load(f"closed {corpus} chunks, {running} in flight", traffic)
 
 
-def _rates(sizes: LoadSizes, run: LoadRun) -> Iterator[ServedCell]:
+def _rates(sizes: LoadSizes, model: str) -> Iterator[Cell]:
     for rate in (*sizes.rates, *sizes.high_rates):
         traffic = replace(sizes.base, requests=round(sizes.arriving * rate), running=0, rate=rate)
         arms = (SUBJECT,) if rate in sizes.high_rates else (SUBJECT, PREFIX)
-        yield _loaded(f"rate {rate:g}", traffic, sizes, arms)
+        yield sizes.load(f"rate {rate:g}", traffic, arms)
 
 
-#: Cells of each group.
-_CELLS: Mapping[str, Callable[[LoadSizes, LoadRun], Iterator[ServedCell]]] = MappingProxyType(
+@dataclass(frozen=True, slots=True)
+class CellGroup:
+    """Cells of one kind: a section's title and text, columns, of which the first is compared.
+
+    `cells` makes them for a device's sizes and a model.
+    """
+
+    title: str
+    text: str
+    columns: Columns
+    cells: Callable[[LoadSizes, str], Iterator[Cell]]
+
+
+_LOAD: Columns = MappingProxyType(
     {
-        "share-nothing": _nothing,
-        "2wiki": _stream,
-        "mixed": _mixed,
-        "cold": _cold,
-        "closed": _closed,
-        "rate": _rates,
+        "requests_s": ("requests/s", 2),
+        "ttft_ms": ("TTFT p50, ms", 0),
+        "ttft_p95_ms": ("p95, ms", 0),
+        "tpot_ms": ("TPOT, ms", 1),
+        "referenced": ("referenced, blocks", 0),
+        "resident": ("resident, blocks", 0),
+    }
+)
+_MIXED: Columns = MappingProxyType(
+    {
+        "itl_p99_ms": ("between tokens, p99, ms", 1),
+        "itl_ms": ("median, ms", 2),
+        "itl_most_ms": ("most, ms", 1),
+        "itl_alone_ms": ("median without prompts, ms", 2),
+    }
+)
+_COLD: Columns = MappingProxyType({"ttft_ms": ("TTFT, ms", 0)})
+
+#: By the first word of their cells' names, in the order of the page and of what matters most.
+GROUPS: Mapping[str, CellGroup] = MappingProxyType(
+    {
+        "share-nothing": CellGroup(
+            "Nothing is shared",
+            "Each chunk is in one request only; by tokens of a chunk, ten in a request.",
+            _LOAD,
+            _nothing,
+        ),
+        "2wiki": CellGroup(
+            "2WikiMQA-like requests, more than any arm can serve",
+            "The load of `picbench measure load`, from an empty cache.",
+            _LOAD,
+            _stream,
+        ),
+        "mixed": CellGroup(
+            "Plain requests beside long prompts",
+            "Plain requests decode while long prompts of chunks arrive; chunks are in the pool of "
+            f"`{SUBJECT}`, and new otherwise.",
+            _MIXED,
+            _mixed,
+        ),
+        "cold": CellGroup(
+            "Nothing is cached",
+            "A long prompt of new chunks, one request at a time.",
+            _COLD,
+            _cold,
+        ),
+        "closed": CellGroup(
+            "Closed loop",
+            "By distinct chunks, which were all served before, and requests in flight.",
+            _LOAD,
+            _closed,
+        ),
+        "rate": CellGroup(
+            "Rates",
+            "Poisson arrivals a second; chunks were all served before.",
+            _LOAD,
+            _rates,
+        ),
     }
 )
 
 
-def _loaded(name: str, traffic: LoadTraffic, sizes: LoadSizes, arms: tuple[str, ...]) -> ServedCell:
-    """A cell of one load."""
-    seconds = sum(sizes.costs.load(traffic, reused=arm == SUBJECT) for arm in arms)
-    found = _cell(name, partial(load_figures, traffic=traffic), sizes, seconds)
-    return replace(found, arms={arm: found.arms[arm] for arm in arms})
+def load_plan(settings: LoadReportSettings) -> ExperimentPlan:
+    """The cells that are asked for. Raises ConfigError for a group that is not there."""
+    for name in settings.only:
+        if name not in GROUPS:
+            raise ConfigError(f"`only` {name}: no such group", hint=closest(name, GROUPS))
+    sizes = LOAD_SIZES[settings.device]
+    config = settings.engine(
+        context=sizes.context,
+        kv_blocks=sizes.pool,
+        max_requests=sizes.running,
+        shared_decode=settings.shared_decode,
+    )
+    facts = {
+        "pool": sizes.pool,
+        "running": sizes.running,
+        "block_tokens": BLOCK_SIZE,
+        "shared_decode": settings.shared_decode,
+    }
+    return ExperimentPlan(
+        name="load-report",
+        facts=settings.facts() | facts,
+        engines={SUBJECT: config, PREFIX: as_stock(config)},
+        cells=[
+            replace(cell, rank=rank)
+            for rank, (name, group) in enumerate(GROUPS.items())
+            if not settings.only or name in settings.only
+            for cell in group.cells(sizes, settings.served)
+        ],
+        rounds=settings.rounds,
+    )
 
 
-def _cell(name: str, work: Measure, sizes: LoadSizes, seconds: float) -> ServedCell:
-    """A cell of both arms."""
-    arms = {arm: ServedArm(arm, work, sizes.brief) for arm in (SUBJECT, PREFIX)}
-    return ServedCell(name, arms, seconds)
+def report_figures(record: RoundsRecord) -> dict[str, Any]:
+    """The figures for ``summary.json`` of the groups that are measured.
+
+    Requests a second and their ratios to stock vLLM's are medians over rounds, `spread` is the
+    range of MEPIC's over their median.
+    """
+    figures: dict[str, Any] = {}
+    shared = {
+        f"chunk_{cell.rpartition(' ')[2]}": median(by_round(*_rates_of(record.cells[cell])))
+        for cell in _measured(record, "share-nothing")
+    }
+    if shared:
+        figures["share_nothing"] = shared
+    if "2wiki" in record.cells:
+        ours, theirs = _rates_of(record.cells["2wiki"])
+        figures["load"] = {
+            "mepic_rps": median(ours),
+            "prefix_rps": median(theirs),
+            "spread": (max(ours) - min(ours)) / median(ours),
+        }
+    if SUBJECT in record.compiled:
+        figures["jit_after_ready"] = len(record.compiled[SUBJECT])
+    return figures
+
+
+def _rates_of(figures: Found) -> tuple[Sequence[float], Sequence[float]]:
+    """Requests a second of MEPIC's engine and of stock vLLM, round by round."""
+    return figures[SUBJECT]["requests_s"], figures[PREFIX]["requests_s"]
+
+
+def render_report(record: RoundsRecord) -> str:
+    """The page, in Markdown."""
+    if not record.cells:
+        return ""
+    facts = record.facts
+    kernels = ", ".join(f"{arm}: {len(names)}" for arm, names in record.compiled.items())
+    sections = []
+    for name, group in GROUPS.items():
+        if cells := _measured(record, name):
+            sections += [f"## {group.title}", group.text, _table(record, cells, group.columns)]
+    if cells := _measured(record, "rate"):
+        knees = (f"{arm} {_knee(record, cells, arm)}" for arm in (SUBJECT, PREFIX))
+        served = f"Highest rate of which {_SERVED:.0%} is served, requests/s"
+        sections.append(f"{served}: {', '.join(knees)}.")
+    return page(
+        "Loads, each arm with a server of its own",
+        f"{WHERE.format(**facts)} `{SUBJECT}` is an engine of picbench (shared decode: "
+        f"{facts['shared_decode']}), `{PREFIX}` stock vLLM with "
+        f"prefix caching; both are up at once with pools of {facts['pool']:,} blocks of "
+        f"{facts['block_tokens']} tokens, at most {facts['running']} requests at a time and the "
+        "token budget that they have by default, and take turns, another one first in each round. "
+        f"Median (lowest - highest). Over {PREFIX}: geometric mean of rounds (95 %). Kernels "
+        f"compiled after engines were ready: {kernels}.",
+        *sections,
+        *first_lines(record.failures),
+    )
+
+
+def _table(record: RoundsRecord, cells: Sequence[str], columns: Columns) -> str:
+    key = next(iter(columns))
+    rows = []
+    for cell in cells:
+        figures = record.cells[cell]
+        for arm, values in figures.items():
+            alone = arm == PREFIX or PREFIX not in figures
+            over = NOTHING if alone else mean_ratio(values[key], figures[PREFIX][key])
+            rows.append((cell, str(len(values[key])), arm, *spreads(values, columns), over))
+    head = ("", "n", "arm", *(name for name, _ in columns.values()), f"{columns[key][0]}, over")
+    return table(head, rows, right=3)
+
+
+def _knee(record: RoundsRecord, cells: Sequence[str], arm: str) -> str:
+    """The highest rate that an arm serves; at least that where no higher one was measured."""
+    rates = {float(cell.removeprefix("rate ")): record.cells[cell] for cell in cells}
+    own = {rate: arms[arm] for rate, arms in rates.items() if arm in arms}
+    served = [r for r, cell in own.items() if median(cell["requests_s"]) >= _SERVED * r]
+    if not served:
+        return f"below {min(rates):g}"
+    return f"{'at least ' if max(served) == max(own) else ''}{max(served):g}"
+
+
+def _measured(record: RoundsRecord, group: str) -> list[str]:
+    """The measured cells of a group, by the numbers in their names."""
+    cells = [cell for cell in record.cells if cell.split(" ")[0] == group]
+    return sorted(cells, key=lambda cell: [float(w) for w in cell.split() if w.isdigit()])
+
+
+LOAD_REPORT = RoundsExperiment(
+    settings=LoadReportSettings, plan=load_plan, render=render_report, figures=report_figures
+)

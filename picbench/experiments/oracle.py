@@ -15,20 +15,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from picbench.engines.config import DEFAULT_TIERS, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.engines.self_check import TOLERANCE
 from picbench.errors import ConfigError, closest
+from picbench.experiments.measurements import Architectures, OracleCheck, Outcome
 from picbench.experiments.page import page, save
-from picbench.experiments.runner import MeasureSettings, Outcome, Say, random_tokens
+from picbench.experiments.runner import random_tokens
 from picbench.store import provenance
 from picbench.tables.table import table
 from picbench.workloads import models
-from picbench.workloads.models.architectures import ARCHITECTURES, Architecture
-from picbench.workloads.models.random_weights import write
+from picbench.workloads.models.architectures import Architecture, architectures, write
 
 LENGTHS = {"A": 150, "B": 35, "C": 81, "D": 400}
 ORDERS = ("ABCD", "DCBA", "ABA", "C")
@@ -114,41 +112,18 @@ def alike_cases(vocabulary: int) -> Iterator[OracleCase]:
         yield OracleCase(f"plain alike {number}", Request([Text(tokens=prefix + own)]), full())
 
 
-class OracleSettings(BaseModel):
-    """The engine that is compared."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    device: str = Field("cuda", description="cuda or cpu.")
-    model: str = Field("testbed", description="With full attention and RoPE.")
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    eager: bool = Field(False, description="Neither compile nor capture CUDA graphs.")
-    synchronous: bool = Field(False, description="Schedule no step ahead.")
-    keys_without_rope: bool = Field(False, description="Cache all keys without RoPE.")
-    tensor_parallel: int = Field(1, ge=1, description="GPUs of the engine.")
-    shared_decode: Literal["off", "auto", "always"] = Field(
-        "off",
-        description="Read chunks once for all requests that decode; always, also where that is "
-        "slower.",
-    )
-
-    def engine(self) -> EngineConfig:
-        """Tiers are off by default on a GPU, and checked all the same."""
-        chosen = self.model_dump(exclude={"model", "synchronous"})
-        return EngineConfig(
-            model=str(models.resolve(self.model).path),
-            asynchronous=not self.synchronous,
-            tiers=DEFAULT_TIERS["cpu"],
-            context=2048,
-            batch_tokens=512,
-            max_requests=32,
-            **chosen,
-        )
-
-
-def measure(settings: OracleSettings, say: Say = print) -> Outcome:
+def measure(settings: OracleCheck) -> Outcome:
     """Compare an engine with the oracle; exit code 1 where any request differs."""
-    good = check(settings.engine(), TOLERANCE[settings.dtype], added=True, say=say)
+    config = EngineConfig(
+        model=str(models.resolve(settings.model).path),
+        asynchronous=not settings.synchronous,
+        tiers=DEFAULT_TIERS["cpu"],  # Tiers are off by default on a GPU, and checked all the same.
+        context=2048,
+        batch_tokens=512,
+        max_requests=32,
+        **settings.model_dump(exclude={"model", "synchronous"}),
+    )
+    good = check(config, TOLERANCE[settings.dtype], added=True)
     return Outcome(f"{'all' if good else 'NOT all'} agree with the oracle", 0 if good else 1)
 
 
@@ -158,7 +133,6 @@ def check(
     orders: Sequence[str] = ORDERS,
     *,
     added: bool = False,
-    say: Say = print,
 ) -> bool:
     """Serve all cases, say a line for each, and return whether all are the oracle's.
 
@@ -178,7 +152,7 @@ def check(
         found += added_cases(model.vocab_size, model.bos_token_id)
         found += alike_cases(model.vocab_size)
     # First, so that a model that neither knows is refused in the engine's words.
-    served = _serve(config, [case.request for case in found], say)
+    served = _serve(config, [case.request for case in found])
     settle_first_calls()
     oracle, good = Oracle(config.model), True
     for case, *replies in zip(found, *served.values(), strict=True):
@@ -200,7 +174,7 @@ def check(
             notes = [*([] if same else ["other token"]), *([] if reused else ["nothing reused"])]
             notes += [f"{other} of {len(picked or ())} picked otherwise"] if other else []
             verdict = "ok" if right else "WRONG"
-            say(f"{verdict:5} {case.name:16} {name} {error:.2e} {', '.join(notes)}")
+            print(f"{verdict:5} {case.name:16} {name} {error:.2e} {', '.join(notes)}")
     return good
 
 
@@ -219,10 +193,10 @@ class _Reply(NamedTuple):
     picked: tuple[int, ...] | None
 
 
-def _serve(config: EngineConfig, requests: Sequence[Request], say: Say) -> dict[str, list[_Reply]]:
+def _serve(config: EngineConfig, requests: Sequence[Request]) -> dict[str, list[_Reply]]:
     cold: list[_Reply] = []
     with Engine(config) as engine:
-        say(str(engine.describe()))
+        print(engine.describe())
         for request in requests:
             engine.reset()
             cold.append(_reply(engine, request))
@@ -278,29 +252,6 @@ _LINES: Mapping[CheckOutcome, str] = {
 _TAIL = 4000
 
 
-class ArchitectureSettings(MeasureSettings):
-    """The architectures that are checked, and on what."""
-
-    device: str = Field("cuda", description="cuda or cpu.")
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    eager: bool = Field(False, description="Neither compile nor capture CUDA graphs.")
-    only: tuple[str, ...] = Field(
-        (),
-        description="Only these; repeat the flag for more.",
-        json_schema_extra={"metavar": "NAME"},
-    )
-    jobs: int = Field(1, ge=1, description="At a time.")
-
-    @property
-    def chosen(self) -> list[Architecture]:
-        """Those that are named, or all. Raises ConfigError for an unknown name."""
-        names = [row.name for row in ARCHITECTURES]
-        for name in self.only:
-            if name not in names:
-                raise ConfigError(f"`only` {name}: no such architecture", hint=closest(name, names))
-        return [row for row in ARCHITECTURES if not self.only or row.name in self.only]
-
-
 @dataclass(frozen=True, slots=True)
 class ArchitectureVerdict:
     """What became of one architecture; `line` is what its process said of it."""
@@ -317,17 +268,22 @@ class ArchitectureVerdict:
         return self.verdict == "checked" or (claimed == "not checked" and self.verdict == "refused")
 
 
-def check_architectures(settings: ArchitectureSettings, say: Say = print) -> Outcome:
+def check_architectures(settings: Architectures) -> Outcome:
     """Compare a tiny model of each architecture with the oracle, and write what was found.
 
     The exit code is 1 unless each is what the table says of this device, or better. Raises
     ConfigError for an unknown name.
     """
-    chosen = settings.chosen
+    known, only = architectures(), settings.only
+    names = [row.name for row in known]
+    for name in only:
+        if name not in names:
+            raise ConfigError(f"`only` {name}: no such architecture", hint=closest(name, names))
+    chosen = [row for row in known if not only or row.name in only]
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(settings.jobs) as pool:
         # One after another: torch's generator belongs to all threads.
         models = [write(row, Path(scratch) / row.name) for row in chosen]
-        checking = partial(_check, settings=settings, say=say)
+        checking = partial(_check, settings=settings)
         found = list(pool.map(checking, [row.name for row in chosen], models))
     facts = provenance.facts(*provenance.ENGINE, device=settings.device, commit=settings.commit)
     facts |= settings.model_dump(include={"device", "dtype", "eager"})
@@ -349,17 +305,15 @@ def render(found: Sequence[ArchitectureVerdict], facts: Mapping[str, Any]) -> st
     return page("Architectures against the oracle", lines, made)
 
 
-def _check(
-    name: str, model: Path, *, settings: ArchitectureSettings, say: Say
-) -> ArchitectureVerdict:
+def _check(name: str, model: Path, *, settings: Architectures) -> ArchitectureVerdict:
     flags = ["--device", settings.device, "--dtype", settings.dtype]
     flags += ["--eager"] if settings.eager else []
     command = [sys.executable, "-m", "picbench", "measure", "oracle", "--model", str(model), *flags]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = judge(name, done.returncode, done.stdout, done.stderr)
-    say(f"{found.verdict:8} {found.name:14} {found.line}")
+    print(f"{found.verdict:8} {found.name:14} {found.line}", flush=True)
     if found.verdict == "failed":
-        say(done.stderr[-_TAIL:])
+        print(done.stderr[-_TAIL:], flush=True)
     return found
 
 

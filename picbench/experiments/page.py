@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from string import Formatter
-from typing import Any
+from typing import Any, Protocol
 
 from picbench.compare.significance import paired_ratio
 from picbench.files import locked, write_json, write_whole
@@ -84,6 +84,13 @@ def spreads(figures: Mapping[str, Sequence[float]], columns: Columns) -> Iterato
         yield spread(figures[name], digits)
 
 
+class DrawnTable(Protocol):
+    """A table of figures."""
+
+    def render(self, found: Found) -> str:
+        """The table in Markdown; nothing if no figure of it was measured."""
+
+
 @dataclass(frozen=True, slots=True)
 class FigureTable:
     """A row for each figure and a column for each arm; `heading` stands above it.
@@ -102,7 +109,7 @@ class FigureTable:
     extra: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def render(self, found: Found) -> str:
-        """The table in Markdown; nothing if no figure of it was measured."""
+        """See `DrawnTable`."""
         arms = self.columns or {arm: arm for arm in found}
         rows = [
             (
@@ -154,6 +161,12 @@ def filled(sentences: Sequence[str], figures: Mapping[str, float]) -> Iterator[s
 
 def _names(sentence: str) -> Collection[str]:
     return {name for _, name, _, _ in Formatter().parse(sentence) if name}
+
+
+def first_lines(failures: Mapping[str, str]) -> Iterator[str]:
+    """What failed, by name, and the first line of its error."""
+    for name, error in failures.items():
+        yield f"{name} failed: {error.splitlines()[0]}"
 
 
 def paragraphs(*texts: str) -> str:

@@ -34,8 +34,15 @@ from picbench.experiments.grid_plan import (
     plan_grid,
 )
 from picbench.files import locked, write_json, write_whole
-from picbench.profile.costs import graph_warning, links_chunks
-from picbench.profile.grid import ALONE, BURST, ArmCell, GridFacts, GridPoint, MeasuredGrid
+from picbench.profile.grid import (
+    ALONE,
+    BURST,
+    ArmCell,
+    GridFacts,
+    GridPoint,
+    MeasuredGrid,
+    links_chunks,
+)
 from picbench.profile.predictor import GridPredictor
 from picbench.profile.profile import ArmProfile, TraceProfile, profile_trace
 from picbench.profile.traces import Encode, read_trace_file
@@ -230,7 +237,7 @@ def summarise_figures(found: Sequence[CheckedFigure]) -> str:
 
 def graph_warnings(facts: GridFacts, predictor: GridPredictor) -> list[str]:
     """What to know where the engines of `facts`, or a calibration's, had other CUDA graphs."""
-    here = graph_warning(facts, predictor.grid.facts, "these engines")
+    here = facts.graph_warning(predictor.grid.facts, "these engines")
     return [warning for warning in (predictor.warning, here) if warning]
 
 
@@ -347,7 +354,7 @@ class GridControls:
         wanted = (
             profile.traffic.prompt / profile.traffic.requests,
             arm.counted.computed / max(1, arm.counted.requests),
-            fmean(sizes.output) if sizes.output else 1.0,
+            fmean(size.output for size in sizes) if sizes else 1.0,
         )
         planned = {
             traffic: size

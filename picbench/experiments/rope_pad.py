@@ -1,36 +1,58 @@
-"""The page and the file of the 2x2 ablation, `rope_pad_ablation`: ratios within repeats, scores."""
+"""The 2x2 ablation: keys rotated in attention or before it, and pads masked or counted.
 
-import random
+Two engines, one of each way to cache keys, are up at once; each serves both kinds of pad. Times and
+blocks are of warm prompts of random tokens, scores of the testbed's rows.
+"""
+
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from math import sqrt
-from pathlib import Path
+from random import Random
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.footprint import GpuFootprint
 from picbench.engines.model_config import read_model_config
-from picbench.engines.request import Chunk, Request, Result, Text
-from picbench.experiments.engines import ArmFigures, Measure, random_tokens, run_interleaved
-from picbench.experiments.page import Spread, save
+from picbench.engines.request import Chunk, Request, Result
+from picbench.experiments.engine_speed import times_of
+from picbench.experiments.page import Found, Spread, page, save
+from picbench.experiments.runner import (
+    ArmFigures,
+    ArmsRecord,
+    EngineSettings,
+    ExperimentPlan,
+    Launcher,
+    Measure,
+    Measurement,
+    Outcome,
+    Say,
+    interleaved,
+    random_chunks,
+    random_text,
+    run,
+)
 from picbench.run.schedule import to_request
 from picbench.run.workload import load_workload
 from picbench.settings import parse_config
 from picbench.store import provenance
-from picbench.tables import table as markdown
-from picbench.workloads import models
+from picbench.tables.table import NOTHING, table
 from picbench.workloads.testbed import DATASETS, answer, model_path
-from picbench.workloads.testbed.testbed_prompt import dataset
+from picbench.workloads.testbed.prompt import dataset
 
 #: The engines: keys cached as the device serves them fastest, or all of them without RoPE.
 DEFAULT, FUSED = "default", "fused"
 
 #: Algorithms by kind of pad, the default first.
 PADS: Mapping[str, str] = {"masked": "mepic", "paper": "mepic:pad=paper"}
+
+#: Engine and kind of pad.
+VARIANTS = tuple(product((DEFAULT, FUSED), PADS))
 
 #: A ratio is called negligible if both quartiles are within this of 1.
 NEGLIGIBLE = 0.02
@@ -47,12 +69,187 @@ _KEYS = {
     },
 }
 
+#: Tokens of a chunk (half of its last block is pads), of the question, and of the timed reply.
+CHUNK, QUESTION, REPLY = 504, 80, 64
+
+#: A block of text, another one in each repeat: orders that begin alike would share linked blocks.
+HEAD = BLOCK_SIZE
+
+#: A plain prompt, which has no chunks, is as long as a quarter of the chunks.
+PLAIN_SHARE = 4
+
+#: Rows that are served at once.
+AT_ONCE = 60
+
+
+class AblationSettings(EngineSettings):
+    """A model is timed on prompts of `chunks` chunks; the testbed answers `rows` of each set."""
+
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    chunks: int = Field(64, ge=4, description="Timed.")
+    repeats: int = Field(9, ge=2)
+    rows: int = Field(50, ge=2, description="Of each data set.")
+    eager: bool = Field(False, description="Neither compile nor capture CUDA graphs.")
+
+    @property
+    def served_dtype(self) -> str:
+        """The type of weights and KV that was asked for."""
+        return self.dtype
+
+    @property
+    def plain_tokens(self) -> int:
+        """Tokens of a prompt without chunks."""
+        return self.chunks // PLAIN_SHARE * CHUNK
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """A row of a data set as a request, and its right answers."""
+
+    dataset: str
+    row: int
+    request: Request
+    answers: tuple[str, ...]
+
+
+def times(engine: Engine, name: str, *, chunks: int) -> dict[str, float]:
+    """Milliseconds, blocks and linked tokens of one warm prompt under both kinds of pad."""
+    kinds = list(PADS)
+    Random(f"pads {name}").shuffle(kinds)
+    found: dict[str, float] = {}
+    for pad in kinds:
+        found |= {f"{pad} {key}": value for key, value in _warm(engine, name, pad, chunks).items()}
+    return found
+
+
+def _warm(engine: Engine, name: str, pad: str, count: int) -> dict[str, float]:
+    """One prompt whose chunks are cached, in an order that the engine has not seen."""
+    chunks = random_chunks(count, CHUNK, "chunk")
+    engine.generate([_prompt(chunks, "", PADS[pad])], max_tokens=1)
+    Random(name).shuffle(chunks)
+    engine.measure()
+    result = _timed(engine, _prompt(chunks, name, PADS[pad]))
+    held = max(snapshot.referenced for snapshot in engine.memory)
+    blocks = {"blocks": held, "own_blocks": held - result.hits.chunk}
+    return times_of(result) | blocks | {"linked": float(result.counts.linked)}
+
+
+def plain(engine: Engine, name: str, *, tokens: int) -> dict[str, float]:
+    """One prompt without chunks and with nothing cached; memory that attention holds by itself."""
+    result = _timed(engine, Request([random_text(tokens, f"plain {name}")], "prefix"))
+    return times_of(result) | {"workspace_mib": engine.workspace_bytes / 2**20}
+
+
+def scores(engine: Engine, name: str, *, prompts: Sequence[ScoredPrompt]) -> dict[str, float]:
+    """The score of each row under both kinds of pad."""
+    found: dict[str, float] = {}
+    for pad, algorithm in PADS.items():
+        asked = [replace(prompt.request, algorithm=algorithm) for prompt in prompts]
+        for prompt, result in zip(prompts, engine.generate(asked), strict=True):
+            reply = answer(prompt.dataset, result.text)
+            score = dataset(prompt.dataset).score(reply, prompt.answers)
+            found[f"{pad} {prompt.dataset} {prompt.row}"] = score
+    return found
+
+
+def _prompt(chunks: Sequence[Chunk], name: str, algorithm: str) -> Request:
+    head, question = random_text(HEAD, f"head {name}"), random_text(QUESTION, f"question {name}")
+    return Request([head, *chunks, question], algorithm)
+
+
+def _timed(engine: Engine, request: Request) -> Result:
+    [result] = engine.generate([request], max_tokens=REPLY, ignore_eos=True)
+    return result
+
+
+def measure(settings: AblationSettings, say: Say, launcher: Launcher | None = None) -> Outcome:
+    """Measure all variants, and write ``rope-pad-ablation.json`` and ``.md``."""
+    config = timed_config(settings)
+    timed, scored = ArmsRecord(say), ArmsRecord(say)
+    run(timed_plan(settings, config), timed, say, launcher=launcher)
+    run(scored_plan(settings), scored, say, launcher=launcher)
+    facts = ablation_facts(settings, config)
+    found = document(timed.found, scored.found, facts)
+    rendered = render(timed.found, scored.found, facts)
+    save(settings.output / "rope-pad-ablation", found, rendered)
+    return Outcome(rendered)
+
+
+ROPE_PAD = Measurement(settings=AblationSettings, measure=measure)
+
+
+def timed_config(settings: AblationSettings) -> EngineConfig:
+    """The default engine for the timed prompts, with room for all chunks under both pads."""
+    context = settings.chunks * (CHUNK + BLOCK_SIZE) + QUESTION + REPLY + 4 * BLOCK_SIZE
+    return settings.engine(
+        eager=settings.eager,
+        context=context,
+        batch_tokens=8192,
+        kv_blocks=5 * context // BLOCK_SIZE,
+        max_requests=8,
+    )
+
+
+def timed_plan(settings: AblationSettings, config: EngineConfig) -> ExperimentPlan:
+    """Prompts with and without chunks."""
+    measures: dict[str, Measure] = {
+        "chunks": partial(times, chunks=settings.chunks),
+        "no chunks": partial(plain, tokens=settings.plain_tokens),
+    }
+    return interleaved("timed", {}, _engines(config), measures, settings.repeats)
+
+
+def scored_plan(settings: AblationSettings) -> ExperimentPlan:
+    """All rows, some at a time, once."""
+    config = settings.engine(model=str(model_path()), eager=settings.eager, kv_blocks=4096)
+    rows = list(_rows(settings.rows))
+    measures: dict[str, Measure] = {
+        f"rows from {start}": partial(scores, prompts=rows[start : start + AT_ONCE])
+        for start in range(0, len(rows), AT_ONCE)
+    }
+    return interleaved("scored", {}, _engines(config), measures, 1, warm_up=False)
+
+
+def _engines(config: EngineConfig) -> Mapping[str, EngineConfig]:
+    return {DEFAULT: config, FUSED: replace(config, keys_without_rope=True)}
+
+
+def _rows(count: int) -> Iterator[ScoredPrompt]:
+    for name in DATASETS:
+        wanted = {"algo": ("mepic",), "dataset": name, "limit": count}
+        for number, sample in enumerate(load_workload(parse_config(wanted)).samples):
+            yield ScoredPrompt(name, number, to_request(sample), sample.answers)
+
+
+def ablation_facts(settings: AblationSettings, config: EngineConfig) -> dict[str, Any]:
+    """What was measured, and on what; of the machine also how busy it is."""
+    named = (*provenance.ENGINE, "cores", "load")
+    asked = {
+        "model": settings.facts()["model"],
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "chunks": settings.chunks,
+        "repeats": settings.repeats,
+        "rows": settings.rows,
+        "eager": settings.eager,
+    }
+    # Bytes of a KV block in all layers; 0 if the model's configuration does not tell.
+    footprint = GpuFootprint.of(config, read_model_config(config.model))
+    return provenance.facts(*named, device=settings.device, commit=settings.commit) | {
+        "settings": asked,
+        "block_bytes": footprint.block if footprint else 0,
+        "chunk": CHUNK,
+        "question": QUESTION,
+        "plain": settings.plain_tokens,
+        "reply": REPLY,
+    }
+
 
 @dataclass(frozen=True, slots=True)
 class PairedScores:
-    """Scores of a cell on rows that the default cell answered, too.
+    """Scores of a variant on rows that the default one answered, too.
 
-    `difference` is the mean of the cell's less the default's, `error` its standard error, and
+    `difference` is the mean of the variant's less the default's, `error` its standard error, and
     `changed` how many rows have another score.
     """
 
@@ -67,76 +264,62 @@ class PairedScores:
         """Compare two rows or more."""
         apart = [a - b for a, b in zip(ours, theirs, strict=True)]
         error = stdev(apart) / sqrt(len(apart))
-        changed = sum(map(bool, apart))
-        return cls(fmean(ours), fmean(apart), error, changed, len(apart))
+        return cls(fmean(ours), fmean(apart), error, sum(map(bool, apart)), len(apart))
+
+    def __str__(self) -> str:
+        return f"{self.difference:+.3f} ± {self.error:.3f}"
 
 
-def write(timed: ArmFigures, scored: ArmFigures, facts: Mapping[str, Any], output: Path) -> str:
-    """Write ``rope-pad-ablation.json`` and ``.md``; return the page."""
-    document = {
-        "schema": 1,
-        "provenance": facts,
-        "timed": timed,
-        "ratios": {f"{k} {p}": _all_ratios(timed, k, p) for k, p in _cells()},
-        "scores": {f"{k} {p}": asdict(paired_scores(scored, k, p)) for k, p in _cells()},
-        "scored": {key: {n: v[0] for n, v in rows.items()} for key, rows in scored.items()},
-    }
-    page = render(timed, scored, facts)
-    save(output / "rope-pad-ablation", document, page)
-    return page
-
-
-def ratios(timed: ArmFigures, keys: str, figure: str, base: str) -> Spread:
+def ratios(timed: Found, keys: str, figure: str, base: str) -> Spread:
     """A figure of an engine over the default engine's `base`, repeat by repeat."""
-    ours, theirs = timed[keys][figure], timed[DEFAULT][base]
-    return Spread.of([a / b for a, b in zip(ours, theirs, strict=True)])
+    return Spread.of_ratios(timed[keys][figure], timed[DEFAULT][base])
 
 
-def paired_scores(scored: ArmFigures, keys: str, pad: str, name: str = "") -> PairedScores:
-    """A cell's scores on all rows, or on those of one data set, against the default cell's."""
+def paired_scores(scored: Found, keys: str, pad: str, name: str = "") -> PairedScores:
+    """A variant's scores on all rows, or on those of one data set, against the default one's."""
     rows = [key.partition(" ")[2] for key in scored[keys] if key.startswith(f"{pad} {name}")]
     ours = [scored[keys][f"{pad} {row}"][0] for row in rows]
     return PairedScores.of(ours, [scored[DEFAULT][f"masked {row}"][0] for row in rows])
 
 
-def render(timed: ArmFigures, scored: ArmFigures, facts: Mapping[str, Any]) -> str:
-    """The page, in Markdown."""
-    return "\n".join(
-        [
-            "# RoPE in attention or before it, pads masked or counted",
-            "",
-            _caption(facts),
-            "",
-            "## Chunks that are cached",
-            "",
-            _times(timed, facts),
-            "",
-            "## No chunks",
-            "",
-            _plain(timed, facts),
-            "",
-            "## Scores",
-            "",
-            "Mean score on the testbed's rows; in the last columns the difference to the default "
-            "cell with its standard error, and rows with another score.",
-            "",
-            _scores(scored, facts),
-            "",
-            "## Is the overhead negligible?",
-            "",
-            *_verdict(timed, scored),
-            "",
-        ]
-    )
-
-
-def _cells() -> Iterator[tuple[str, str]]:
-    return product((DEFAULT, FUSED), PADS)
-
-
-def _all_ratios(timed: ArmFigures, keys: str, pad: str) -> dict[str, Any]:
+def document(timed: ArmFigures, scored: ArmFigures, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``rope-pad-ablation.json`` has."""
     figures = ("ttft_ms", "tpot_ms", "blocks", "own_blocks")
-    return {f: asdict(ratios(timed, keys, f"{pad} {f}", f"masked {f}")) for f in figures}
+    return {
+        "schema": 1,
+        "provenance": facts,
+        "timed": timed,
+        "ratios": {
+            f"{keys} {pad}": {
+                name: asdict(ratios(timed, keys, f"{pad} {name}", f"masked {name}"))
+                for name in figures
+            }
+            for keys, pad in VARIANTS
+        },
+        "scores": {f"{k} {p}": asdict(paired_scores(scored, k, p)) for k, p in VARIANTS},
+        "scored": {key: {n: v[0] for n, v in rows.items()} for key, rows in scored.items()},
+    }
+
+
+def render(timed: Found, scored: Found, facts: Mapping[str, Any]) -> str:
+    """The page, in Markdown."""
+    return page(
+        "RoPE in attention or before it, pads masked or counted",
+        _caption(facts),
+        "## Chunks that are cached",
+        _times(timed, facts),
+        "## No chunks",
+        f"A prompt of {facts['plain']:,} random tokens of which nothing is cached; and the memory "
+        "that attention held by then beside the KV pool, for all that was timed.",
+        _plain(timed, facts),
+        "## Scores",
+        "Mean score on the testbed's rows; in the last columns the difference to the default "
+        "cell with its standard error, and rows with another score.",
+        _scores(scored, facts),
+        "## Is the overhead negligible?",
+        "MEPIC says of rotating keys in attention that its overhead is negligible. Here:",
+        "\n".join(_verdict(timed, scored)),
+    )
 
 
 def _caption(facts: Mapping[str, Any]) -> str:
@@ -154,55 +337,59 @@ def _caption(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _times(timed: ArmFigures, facts: Mapping[str, Any]) -> str:
+def _times(timed: Found, facts: Mapping[str, Any]) -> str:
     head = ["keys", "pads", "TTFT, ms", "ratio", "time per token, ms", "ratio"]
     head += ["KV blocks", "its own", "MiB", "linked tokens"]
     rows = []
-    for keys, pad in _cells():
+    for keys, pad in VARIANTS:
+        figures = timed[keys]
+        middle = partial(_middle, figures, pad)
+        size = middle("blocks") * facts["block_bytes"] / 2**20
         row = [_keys(facts, keys), pad]
-        for figure in ("ttft_ms", "tpot_ms"):
-            row.append(_spread(Spread.of(timed[keys][f"{pad} {figure}"])))
-            row.append(_spread(ratios(timed, keys, f"{pad} {figure}", f"masked {figure}"), 3))
-        blocks = median(timed[keys][f"{pad} blocks"])
-        own = median(timed[keys][f"{pad} own_blocks"])
-        row += [f"{blocks:,.0f}", f"{own:,.0f}", _mebibytes(blocks, facts)]
-        rows.append([*row, f"{median(timed[keys][f'{pad} linked']):,.0f}"])
-    return markdown.table(head, rows, right=2)
+        for name in ("ttft_ms", "tpot_ms"):
+            row += _with_ratio(timed, keys, f"{pad} {name}", f"masked {name}")
+        row += [f"{middle(name):,.0f}" for name in ("blocks", "own_blocks")]
+        rows.append([*row, f"{size:,.1f}" if size else NOTHING, f"{middle('linked'):,.0f}"])
+    return table(head, rows, right=2)
 
 
-def _plain(timed: ArmFigures, facts: Mapping[str, Any]) -> str:
-    rows = []
-    for keys in (DEFAULT, FUSED):
-        row = [_keys(facts, keys)]
-        for figure in ("ttft_ms", "tpot_ms"):
-            row.append(_spread(Spread.of(timed[keys][figure])))
-            row.append(_spread(ratios(timed, keys, figure, figure), 3))
-        rows.append([*row, f"{max(timed[keys]['workspace_mib']):,.0f}"])
-    head = ["keys", "TTFT, ms", "ratio", "time per token, ms", "ratio", "beside the pool, MiB"]
-    about = (
-        f"A prompt of {facts['plain']:,} random tokens of which nothing is cached; and the memory "
-        "that attention held by then beside the KV pool, for all that was timed."
-    )
-    return f"{about}\n\n{markdown.table(head, rows, right=1)}"
+def _middle(figures: Mapping[str, Sequence[float]], pad: str, name: str) -> float:
+    return median(figures[f"{pad} {name}"])
 
 
-def _scores(scored: ArmFigures, facts: Mapping[str, Any]) -> str:
+def _with_ratio(timed: Found, keys: str, figure: str, base: str) -> tuple[str, str]:
+    """A figure, and its ratio to the default engine's `base`."""
+    return Spread.of(timed[keys][figure]).text(1), ratios(timed, keys, figure, base).text(3)
+
+
+def _plain(timed: Found, facts: Mapping[str, Any]) -> str:
+    head = ("keys", "TTFT, ms", "ratio", "time per token, ms", "ratio", "beside the pool, MiB")
+    rows = [
+        (
+            _keys(facts, keys),
+            *_with_ratio(timed, keys, "ttft_ms", "ttft_ms"),
+            *_with_ratio(timed, keys, "tpot_ms", "tpot_ms"),
+            f"{max(timed[keys]['workspace_mib']):,.0f}",
+        )
+        for keys in (DEFAULT, FUSED)
+    ]
+    return table(head, rows, right=1)
+
+
+def _scores(scored: Found, facts: Mapping[str, Any]) -> str:
     names = [name for name in DATASETS if any(f" {name} " in key for key in scored[DEFAULT])]
     rows = []
-    for keys, pad in _cells():
+    for keys, pad in VARIANTS:
         means = [paired_scores(scored, keys, pad, f"{name} ").mean for name in names]
         whole = paired_scores(scored, keys, pad)
-        row = [_keys(facts, keys), pad, *(f"{mean:.3f}" for mean in means), f"{whole.mean:.3f}"]
-        rows.append(
-            [*row, f"{whole.difference:+.3f} ± {whole.error:.3f}", f"{whole.changed} of {whole.n}"]
-        )
-    return markdown.table(["keys", "pads", *names, "all", "difference", "changed"], rows, right=2)
+        shown = [f"{mean:.3f}" for mean in (*means, whole.mean)]
+        changed = f"{whole.changed} of {whole.n}"
+        rows.append([_keys(facts, keys), pad, *shown, str(whole), changed])
+    return table(["keys", "pads", *names, "all", "difference", "changed"], rows, right=2)
 
 
-def _verdict(timed: ArmFigures, scored: ArmFigures) -> Iterator[str]:
+def _verdict(timed: Found, scored: Found) -> Iterator[str]:
     figures = {"time to the first token": "ttft_ms", "time per token": "tpot_ms"}
-    yield "MEPIC says of rotating keys in attention that its overhead is negligible. Here:"
-    yield ""
     for name, figure in figures.items():
         found = ratios(timed, FUSED, f"masked {figure}", f"masked {figure}")
         yield f"- {name} after cached chunks, every key without RoPE: {_judged(found)};"
@@ -213,8 +400,7 @@ def _verdict(timed: ArmFigures, scored: ArmFigures) -> Iterator[str]:
         yield f"- {name}, the paper's pads: {_judged(found)};"
     pads, keys = paired_scores(scored, DEFAULT, "paper"), paired_scores(scored, FUSED, "masked")
     yield (
-        f"- score: {pads.difference:+.3f} ± {pads.error:.3f} with the paper's pads, "
-        f"{keys.difference:+.3f} ± {keys.error:.3f} with every key without RoPE (n={pads.n})."
+        f"- score: {pads} with the paper's pads, {keys} with every key without RoPE (n={pads.n})."
     )
 
 
@@ -225,179 +411,8 @@ def _judged(found: Spread) -> str:
         word = "more"
     else:
         word = "less" if found.q75 < 1 else "not to be told from 1 in this spread"
-    return f"{_spread(found, 3)} of the default's, {word}"
+    return f"{found.text(3)} of the default's, {word}"
 
 
 def _keys(facts: Mapping[str, Any], keys: str) -> str:
     return _KEYS[facts["settings"]["device"]][keys]
-
-
-def _spread(found: Spread, digits: int = 1) -> str:
-    ends = (found.median, found.q25, found.q75)
-    middle, low, high = (f"{number:,.{digits}f}" for number in ends)
-    return f"{middle} ({low} - {high})"
-
-
-def _mebibytes(blocks: float, facts: Mapping[str, Any]) -> str:
-    each = facts["block_bytes"]
-    return f"{blocks * each / 2**20:,.1f}" if each else "-"
-
-
-#: Tokens of a chunk (half of its last block is pads), of the question, and of the timed reply.
-CHUNK, QUESTION, REPLY = 504, 80, 64
-
-#: A block of text, another one in each repeat: orders that begin alike would share linked blocks.
-HEAD = BLOCK_SIZE
-
-#: A plain prompt, which has no chunks, is as long as a quarter of the chunks.
-PLAIN_SHARE = 4
-
-#: Rows that are served at once.
-AT_ONCE = 60
-
-
-@dataclass(frozen=True, slots=True)
-class AblationSettings:
-    """`model` is timed on prompts of `chunks` chunks; the testbed answers `rows` of each set."""
-
-    model: str
-    device: str
-    dtype: str
-    chunks: int = 64
-    repeats: int = 9
-    rows: int = 50
-    eager: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredPrompt:
-    """A row of a data set as a request, and its right answers."""
-
-    dataset: str
-    row: int
-    request: Request
-    answers: tuple[str, ...]
-
-
-def times(engine: Engine, name: str, *, chunks: int) -> dict[str, float]:
-    """Milliseconds, blocks and linked tokens of one warm prompt under both kinds of pad."""
-    kinds = list(PADS)
-    random.Random(f"pads {name}").shuffle(kinds)
-    found: dict[str, float] = {}
-    for pad in kinds:
-        found |= {f"{pad} {key}": value for key, value in _warm(engine, name, pad, chunks).items()}
-    return found
-
-
-def _warm(engine: Engine, name: str, pad: str, count: int) -> dict[str, float]:
-    """One prompt whose chunks are cached, in an order that the engine has not seen."""
-    chunks = [Chunk(tokens=random_tokens(CHUNK, f"chunk {i}")) for i in range(count)]
-    engine.generate([_prompt(chunks, "", PADS[pad])], max_tokens=1)
-    random.Random(name).shuffle(chunks)
-    engine.measure()
-    result = _timed(engine, _prompt(chunks, name, PADS[pad]))
-    held = max(snapshot.referenced for snapshot in engine.memory)
-    blocks = {"blocks": held, "own_blocks": held - result.hits.chunk}
-    return _milliseconds(result) | blocks | {"linked": float(result.counts.linked)}
-
-
-def plain(engine: Engine, name: str, *, tokens: int) -> dict[str, float]:
-    """One prompt without chunks and with nothing cached; memory that attention holds by itself."""
-    prompt = Text(tokens=random_tokens(tokens, f"plain {name}"))
-    result = _timed(engine, Request([prompt], "prefix"))
-    return _milliseconds(result) | {"workspace_mib": engine.workspace_bytes / 2**20}
-
-
-def scores(engine: Engine, name: str, *, prompts: Sequence[ScoredPrompt]) -> dict[str, float]:
-    """The score of each row under both kinds of pad."""
-    found: dict[str, float] = {}
-    for pad, algorithm in PADS.items():
-        asked = [replace(prompt.request, algorithm=algorithm) for prompt in prompts]
-        for prompt, result in zip(prompts, engine.generate(asked), strict=True):
-            reply = answer(prompt.dataset, result.text)
-            score = dataset(prompt.dataset).score(reply, prompt.answers)
-            found[f"{pad} {prompt.dataset} {prompt.row}"] = score
-    return found
-
-
-def measure(settings: AblationSettings, commit: str | None, output: Path) -> str:
-    """Measure all cells, write ``rope-pad-ablation.json`` and ``.md``, and return the page."""
-    model = models.resolve(settings.model)
-    config = timed_config(settings, str(model.path))
-    measures: dict[str, Measure] = {
-        "chunks": partial(times, chunks=settings.chunks),
-        "no chunks": partial(plain, tokens=settings.chunks // PLAIN_SHARE * CHUNK),
-    }
-    timed = run_interleaved(_engines(config), measures, settings.repeats)
-    rows = list(_rows(settings.rows))
-    groups: dict[str, Measure] = {
-        f"rows from {start}": partial(scores, prompts=rows[start : start + AT_ONCE])
-        for start in range(0, len(rows), AT_ONCE)
-    }
-    scored = run_interleaved(_engines(_scored_config(settings)), groups, 1, warm_up=False)
-    named = (*provenance.ENGINE, "cores", "load")
-    facts = provenance.facts(*named, device=settings.device, commit=commit)
-    facts |= {"settings": asdict(settings) | {"model": model.label}}
-    facts |= {"block_bytes": _block_bytes(config), "chunk": CHUNK, "question": QUESTION}
-    facts |= {"plain": settings.chunks // PLAIN_SHARE * CHUNK, "reply": REPLY}
-    return write(timed, scored, facts, output)
-
-
-def timed_config(settings: AblationSettings, path: str) -> EngineConfig:
-    """The default engine for the timed prompts, with room for all chunks under both pads."""
-    context = settings.chunks * (CHUNK + BLOCK_SIZE) + QUESTION + REPLY + 4 * BLOCK_SIZE
-    return EngineConfig(
-        model=path,
-        device=settings.device,
-        dtype=settings.dtype,
-        eager=settings.eager,
-        context=context,
-        batch_tokens=8192,
-        kv_blocks=5 * context // BLOCK_SIZE,
-        max_requests=8,
-        tiers="",
-    )
-
-
-def _scored_config(settings: AblationSettings) -> EngineConfig:
-    return EngineConfig(
-        model=str(model_path()),
-        device=settings.device,
-        dtype=settings.dtype,
-        eager=settings.eager,
-        kv_blocks=4096,
-        tiers="",
-    )
-
-
-def _engines(config: EngineConfig) -> Mapping[str, EngineConfig]:
-    return {DEFAULT: config, FUSED: replace(config, keys_without_rope=True)}
-
-
-def _rows(count: int) -> Iterator[ScoredPrompt]:
-    for name in DATASETS:
-        wanted = {"algo": ("mepic",), "dataset": name, "limit": count}
-        for number, sample in enumerate(load_workload(parse_config(wanted)).samples):
-            yield ScoredPrompt(name, number, to_request(sample), sample.answers)
-
-
-def _prompt(chunks: Sequence[Chunk], name: str, algorithm: str) -> Request:
-    head = Text(tokens=random_tokens(HEAD, f"head {name}"))
-    question = Text(tokens=random_tokens(QUESTION, f"question {name}"))
-    return Request([head, *chunks, question], algorithm)
-
-
-def _timed(engine: Engine, request: Request) -> Result:
-    [result] = engine.generate([request], max_tokens=REPLY, ignore_eos=True)
-    return result
-
-
-def _milliseconds(result: Result) -> dict[str, float]:
-    timings = result.timings
-    return {"ttft_ms": timings.ttft * 1e3, "tpot_ms": (timings.tpot or 0.0) * 1e3}
-
-
-def _block_bytes(config: EngineConfig) -> int:
-    """Bytes of a KV block in all layers; 0 if the model's configuration does not tell."""
-    footprint = GpuFootprint.of(config, read_model_config(config.model))
-    return footprint.block if footprint else 0

@@ -7,7 +7,6 @@ add to it.
 """
 
 import json
-import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -24,10 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
+from picbench.engines.request import Chunk, Text
 from picbench.errors import PicBenchError
 from picbench.experiments.page import (
+    DrawnTable,
     FigureRatio,
-    FigureTable,
     filled,
     page,
     ratio_figures,
@@ -103,8 +103,18 @@ def random_tokens(count: int, name: str, vocabulary: int = 1000) -> tuple[int, .
 
     The first 16 of the vocabulary, which are often special, are left out.
     """
-    source = random.Random(name)
+    source = Random(name)
     return tuple(source.randrange(16, vocabulary) for _ in range(count))
+
+
+def random_text(count: int, name: str) -> Text:
+    """A text of random tokens that belong to `name`."""
+    return Text(tokens=random_tokens(count, name))
+
+
+def random_chunks(count: int, length: int, name: str) -> list[Chunk]:
+    """Chunks of `length` random tokens each, which belong to `name`."""
+    return [Chunk(tokens=random_tokens(length, f"{name} {i}")) for i in range(count)]
 
 
 def share(items: Sequence[T], part: tuple[int, int]) -> Sequence[T]:
@@ -461,15 +471,30 @@ def rounds_of(record: CellRecord, cell: Cell) -> int:
     return len(record.seconds.get(cell.name, ()))
 
 
-def interleaved(measures: Mapping[str, Measure], engines: Collection[str]) -> list[Cell]:
-    """A cell for each measure, all engines in turn; one that is not kept warms it up.
+def interleaved(
+    name: str,
+    facts: Mapping[str, Any],
+    engines: Mapping[str, EngineConfig],
+    measures: Mapping[str, Measure],
+    rounds: int,
+    *,
+    warm_up: bool = True,
+) -> ExperimentPlan:
+    """A cell for each measure, one after another, all engines in turn.
 
-    They are served one after another if the plan's `few` are all rounds.
+    A round that is not kept warms each of them up, unless they need no `warm_up`.
     """
-    return [
-        Cell(label, {name: ServedArm(name, measure, measure) for name in engines}, rank=rank)
-        for rank, (label, measure) in enumerate(measures.items())
+    cells = [
+        Cell(
+            label,
+            {engine: ServedArm(engine, work, work if warm_up else None) for engine in engines},
+            rank=rank,
+        )
+        for rank, (label, work) in enumerate(measures.items())
     ]
+    return ExperimentPlan(
+        name=name, facts=facts, engines=engines, cells=cells, rounds=rounds, few=rounds
+    )
 
 
 def run(
@@ -539,14 +564,20 @@ class EngineSettings(MeasureSettings):
         return self.model or LLAMA
 
     @property
-    def dtype(self) -> str:
+    def served_dtype(self) -> str:
         """The type of weights and KV, by the device."""
         return "float32" if self.device == "cpu" else "bfloat16"
+
+    def engine(self, **wanted: Any) -> EngineConfig:
+        """An engine of the model, without tiers if none are `wanted`."""
+        path = str(models.resolve(self.served).path)
+        given = {"model": path, "device": self.device, "dtype": self.served_dtype, "tiers": ""}
+        return EngineConfig(**given | wanted)
 
     def facts(self) -> dict[str, Any]:
         """The machine, versions, the measured code, and the model."""
         found = provenance.facts(*provenance.ENGINE, device=self.device, commit=self.commit)
-        return found | {"model": models.resolve(self.served).label, "dtype": self.dtype}
+        return found | {"model": models.resolve(self.served).label, "dtype": self.served_dtype}
 
 
 class RoundsSettings(EngineSettings):
@@ -586,6 +617,14 @@ class Outcome(NamedTuple):
 UNFINISHED = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement(Generic[S]):
+    """What the command line needs of a measurement: its settings, and how it is measured."""
+
+    settings: type[S]
+    measure: Callable[[S, Say], Outcome]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment(Generic[S]):
     """A measurement of arms in turn, all of it in one call: what is served, what is written.
@@ -598,7 +637,7 @@ class Experiment(Generic[S]):
     plan: Callable[[S], ExperimentPlan]
     title: str
     about: str
-    tables: Sequence[FigureTable]
+    tables: Sequence[DrawnTable]
     ratios: Sequence[FigureRatio] = ()
     sentences: Sequence[str] = ()
     check: Callable[[S], object] = lambda _: None

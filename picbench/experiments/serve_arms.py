@@ -14,9 +14,7 @@ from operator import methodcaller
 from pathlib import Path
 from random import Random
 from statistics import fmean
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from picbench.engines.algorithms import Registry
 from picbench.engines.config import EngineConfig
@@ -31,6 +29,7 @@ from picbench.experiments.arm_scores import (
     planned_links,
     ran,
 )
+from picbench.experiments.measurements import Accuracy, Outcome, ServeAlone, ServeScores
 from picbench.experiments.page import page, save
 from picbench.experiments.runner import (
     UNFINISHED,
@@ -39,9 +38,6 @@ from picbench.experiments.runner import (
     Engines,
     ExperimentPlan,
     Launcher,
-    MeasureSettings,
-    Outcome,
-    Say,
     TimeBudget,
     run,
 )
@@ -57,107 +53,56 @@ from picbench.workloads.testbed import DATASETS, model_path
 WINDOW = 10
 
 
-class ScoreSettings(MeasureSettings):
-    """On what, and in which type, rows are served."""
+class ServeSettings(ServeScores):
+    """What is served, and where rows are, unless they are bundled.
 
-    device: str = Field("cuda", description="cuda or cpu.")
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    eager: bool = Field(False, description="Neither compile nor capture CUDA graphs.")
-
-    def facts(self) -> dict[str, Any]:
-        """The machine, versions, the measured code, and the engine's type."""
-        found = provenance.facts(*provenance.ENGINE, device=self.device, commit=self.commit)
-        return found | {"dtype": self.dtype, "eager": self.eager}
-
-
-class ArmSettings(ScoreSettings):
-    """The arms that serve data sets, and their engine. `algo` replaces all but `full`.
-
-    Prompts with more than `longest` tokens, their reply included, lose their middle; the engine has
-    positions for twice as many, if the model has them.
+    `name` is what files call the model, where that is not `model`, `data` where the rows of a data
+    set are. Prompts with more than `longest` tokens, their reply included, lose their middle; the
+    engine has positions for twice as many, if the model has them.
     """
 
-    model: str = Field("testbed", description="Or a tuned variant.")
-    dataset: tuple[str, ...] = Field(
-        DATASETS,
-        description="Only this one; repeat the flag for more.",
-        json_schema_extra={"metavar": "NAME", "shown": "all six"},
-    )
-    algo: tuple[str, ...] = Field(
-        (), description="Only these, and full.", json_schema_extra={"metavar": "SPEC"}
-    )
-    kv_blocks: int = Field(
-        16_384, ge=1024, description="Pool of the engine, in blocks of 16 tokens."
-    )
-    max_requests: int = Field(64, ge=1)
-    seed: int = Field(0, description="For inputs and order.")
-    longest: int | None = Field(None, json_schema_extra={"flag": False})
-
-    @property
-    def arms(self) -> tuple[str, ...]:
-        """The canonical specs of all arms."""
-        return arms_of(self.model, only=self.algo)
-
-    def facts(self) -> dict[str, Any]:
-        """See `ScoreSettings`."""
-        return super().facts() | {"seed": self.seed}
-
-    def engine(self, workload: Workload) -> EngineConfig:
-        """An engine for all arms: pads and documents may take the positions that the model has."""
-        positions = workload.model.context
-        if self.longest is not None:
-            positions = min(positions or 2 * self.longest, 2 * self.longest)
-        return EngineConfig(
-            model=str(workload.model.path),
-            device=self.device,
-            dtype=self.dtype,
-            eager=self.eager,
-            context=positions,
-            kv_blocks=self.kv_blocks,
-            max_requests=self.max_requests,
-            tiers="",
-        )
-
-
-class ServeSettings(ArmSettings):
-    """The rows that are scored: `rows` from the start of a data set, but for the `first` ones.
-
-    `name` is what files call the model, where that is not `model`. `data` says where the rows of a
-    data set are, unless they are bundled.
-    """
-
-    output: Path = Field(Path("results/testbed/algorithms"), json_schema_extra={"folder": True})
-    rows: int = Field(200, ge=1, description="Rows of each data set.")
-    first: int = Field(0, ge=0, description="Skip this many rows.")
-    drop: bool = Field(False, description="Leave out the passages before those that answer.")
-    seconds: float = Field(
-        0.0,
-        description="Begin no rows after this time.",
-        json_schema_extra={"shown": "no limit"},
-    )
-    name: str = Field("", json_schema_extra={"flag": False})
-    data: Mapping[str, str] = Field({}, json_schema_extra={"flag": False})
+    name: str = ""
+    data: Mapping[str, str] = {}
+    longest: int | None = None
 
     @property
     def cases(self) -> list[Case]:
-        """The cases that are measured."""
-        wanted = [d for d in self.dataset if not self.drop or d in DROP_DATASETS]
+        """The cases that are measured: rows from the start of a data set but for the first."""
+        wanted = [d for d in self.dataset or DATASETS if not self.drop or d in DROP_DATASETS]
         return [Case(self.name or self.model, d, self.drop, self.first) for d in wanted]
 
     @property
     def arms(self) -> tuple[str, ...]:
-        """See `ArmSettings`; with `drop` a model has fewer."""
+        """The canonical specs of all arms."""
         return arms_of(self.model, drop=self.drop, only=self.algo)
-
-    def facts(self) -> dict[str, Any]:
-        """See `ScoreSettings`."""
-        return super().facts() | ({} if self.longest is None else {"longest": self.longest})
 
     def load(self, case: Case) -> Workload:
         """The rows of a case. Raises what `load_case` does."""
         reading: dict[str, Any] = {"model": self.model, "context": self.longest}
         reading |= {"data": self.data[case.dataset]} if case.dataset in self.data else {}
         return load_case(case, self.arms, self.rows, reading)
+
+
+def engine_config(
+    settings: ServeScores | ServeAlone, workload: Workload, longest: int | None = None
+) -> EngineConfig:
+    """An engine for all arms: pads and documents may take as many positions as the model has."""
+    positions = workload.model.context
+    if longest is not None:
+        positions = min(positions or 2 * longest, 2 * longest)
+    chosen = {"device", "dtype", "eager", "kv_blocks", "max_requests"}
+    return EngineConfig(
+        model=str(workload.model.path),
+        context=positions,
+        tiers="",
+        **settings.model_dump(include=chosen),
+    )
+
+
+def _facts(settings: ServeScores | ServeAlone | Accuracy) -> dict[str, Any]:
+    found = provenance.facts(*provenance.ENGINE, device=settings.device, commit=settings.commit)
+    chosen = {"dtype", "eager", "seed", "longest"}
+    return found | settings.model_dump(include=chosen, exclude_none=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +170,12 @@ class PartsRecord:
         raise error
 
 
-def measure(settings: ServeSettings, say: Say = print, launcher: Launcher | None = None) -> Outcome:
+def serve(settings: ServeScores) -> Outcome:
+    """Measure bundled rows; see `measure`."""
+    return measure(ServeSettings(**dict(settings)))
+
+
+def measure(settings: ServeSettings, launcher: Launcher | None = None) -> Outcome:
     """Measure what is missing in the parts in the output folder; exit code 4 if rows are left.
 
     Raises ConfigError for parts of other settings, InvalidRun for a request that fails.
@@ -233,7 +183,8 @@ def measure(settings: ServeSettings, say: Say = print, launcher: Launcher | None
     loads = {case: settings.load(case) for case in settings.cases}
     if not loads:
         return Outcome("")
-    facts, cells, windows = settings.facts(), [], {}
+    facts = _facts(settings)
+    cells, windows = [], {}
     for rank, (case, load) in enumerate(loads.items()):
         part = _begun(case, load, settings, facts)
         windows[case.name] = [0.0] * -(-part.rows // WINDOW)
@@ -246,13 +197,13 @@ def measure(settings: ServeSettings, say: Say = print, launcher: Launcher | None
     plan = ExperimentPlan(
         name="algorithms",
         facts={},
-        engines={"picbench": settings.engine(first)},
+        engines={"picbench": engine_config(settings, first, settings.longest)},
         cells=cells,
         rounds=rounds,
         few=rounds,
     )
     record = PartsRecord(settings.output, {cell.name: cell.part for cell in cells}, windows)
-    run(plan, record, say, TimeBudget(settings.seconds), launcher)
+    run(plan, record, print, TimeBudget(settings.seconds), launcher)
     return Outcome("", 0 if plan.done(record) else UNFINISHED)
 
 
@@ -296,13 +247,6 @@ def check_served(result: Result, what: str) -> None:
         raise InvalidRun(f"{what} failed: {result.error}")
 
 
-class AloneSettings(ArmSettings):
-    """The requests that are served in a batch, and then alone."""
-
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    requests: int = Field(200, ge=1)
-
-
 @dataclass(frozen=True, slots=True)
 class Differing:
     """A request with other tokens in the batch than alone, the first of them at `token`.
@@ -318,15 +262,15 @@ class Differing:
     gap: float
 
 
-def measure_alone(settings: AloneSettings, say: Say = print) -> Outcome:
+def measure_alone(settings: ServeAlone) -> Outcome:
     """Serve requests of all arms and data sets at once, then each in an empty engine.
 
     Arms and data sets take turns; the order is random. Writes ``alone-DTYPE.json`` and ``.md``.
     Raises InvalidRun if any differs in float32.
     """
-    count, arms, model = settings.requests, settings.arms, settings.model
-    rows = -(-count // len(settings.dataset))
-    loads = {d: load_case(Case(model, d), arms, rows) for d in settings.dataset}
+    count, model, datasets = settings.requests, settings.model, settings.dataset or DATASETS
+    arms, rows = arms_of(model, only=settings.algo), -(-count // len(datasets))
+    loads = {dataset: load_case(Case(model, dataset), arms, rows) for dataset in datasets}
     named = [
         (
             dataset,
@@ -337,7 +281,7 @@ def measure_alone(settings: AloneSettings, say: Say = print) -> Outcome:
         for (row, dataset), arm in zip(product(range(rows), loads), cycle(arms), strict=False)
     ][:count]
     Random(settings.seed).shuffle(named)
-    with Engine(settings.engine(next(iter(loads.values())))) as engine:
+    with Engine(engine_config(settings, next(iter(loads.values())))) as engine:
         engine.warm_up()
         together = engine.generate([request for *_, request in named], logprobs=2)
         alone = []
@@ -350,15 +294,14 @@ def measure_alone(settings: AloneSettings, say: Say = print) -> Outcome:
             check_served(result, f"{arm} on row {row} of {dataset}")
         if one.tokens != other.tokens:
             found.append(Differing(dataset, row, arm, *first_difference(one, other)))
-    facts = settings.facts() | {"arms": len(arms), "datasets": len(loads)}
+    facts = _facts(settings) | {"arms": len(arms), "datasets": len(loads)}
     facts |= {"tokens": sum(len(result.tokens) for result in together)}
     document = {"schema": 1, "provenance": facts, "requests": count}
     document |= {"differing": [asdict(differing) for differing in found]}
-    shown = render(found, count, facts)
-    save(settings.output / f"alone-{settings.dtype}", document, shown)
+    save(settings.output / f"alone-{settings.dtype}", document, render(found, count, facts))
     if found and settings.dtype == "float32":
         raise InvalidRun(f"{len(found)} of {count} requests differ from those alone")
-    return Outcome(shown)
+    return Outcome()
 
 
 def first_difference(alone: Result, together: Result) -> tuple[int, float]:
@@ -397,17 +340,6 @@ TOLERANCE = 0.03
 ROWS = 200
 
 
-class AccuracySettings(ScoreSettings):
-    """The rows that are held to the card."""
-
-    rows: int = Field(
-        ROWS,
-        ge=1,
-        description="Of each set. The card is about 200: other numbers are shown beside it and not "
-        "judged.",
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Score:
     """Mean scores of an arm on the rows of a data set: the engine's and the card's."""
@@ -424,7 +356,7 @@ class Score:
         return self.engine - self.card
 
 
-def measure_accuracy(settings: AccuracySettings, say: Say = print) -> Outcome:
+def measure_accuracy(settings: Accuracy) -> Outcome:
     """Run all rows through all arms; InvalidRun where scores are further apart than noise.
 
     Writes ``accuracy-DTYPE.json`` and ``.md``.
@@ -445,7 +377,7 @@ def measure_accuracy(settings: AccuracySettings, say: Say = print) -> Outcome:
     scores = []
     with Engine(config) as engine:
         engine.warm_up()
-        facts = settings.facts() | {"dtype": engine.describe()["dtype"]}
+        facts = _facts(settings) | {"dtype": engine.describe()["dtype"]}
         for load, (arm, name) in product(loads, ARMS.items()):
             results = engine.generate([to_request(sample, arm) for sample in load.samples])
             mean = fmean(
@@ -453,15 +385,15 @@ def measure_accuracy(settings: AccuracySettings, say: Say = print) -> Outcome:
                 for sample, result in zip(load.samples, results, strict=True)
             )
             scores.append(Score(load.dataset, arm, len(results), mean, card[name][load.dataset]))
-            say(f"{load.dataset:12} {arm:10} {mean:.3f} / {scores[-1].card:.3f}")
+            print(f"{load.dataset:12} {arm:10} {mean:.3f} / {scores[-1].card:.3f}", flush=True)
     results = [asdict(score) | {"difference": score.difference} for score in scores]
     document = {"schema": 1, "provenance": facts, "rows": "synthetic", "results": results}
-    shown = render_accuracy(scores, facts)
-    save(settings.output / f"accuracy-{facts['dtype']}", document, shown)
+    made = render_accuracy(scores, facts)
+    save(settings.output / f"accuracy-{facts['dtype']}", document, made)
     if apart := [s for s in scores if s.rows == ROWS and abs(s.difference) > TOLERANCE]:
         names = ", ".join(f"{s.arm} on {s.dataset}: {s.difference:+.3f}" for s in apart)
         raise InvalidRun(f"the engine's scores and the card's differ: {names}")
-    return Outcome(shown)
+    return Outcome()
 
 
 def render_accuracy(scores: Sequence[Score], facts: Mapping[str, Any]) -> str:

@@ -31,11 +31,10 @@ from picbench.experiments.kernels import (
 from picbench.experiments.page import page, update_summary
 from picbench.experiments.scenes import TOLERANCE, ChunkReads, Scene, draw, rope_table
 from picbench.kernels.cuda.decode.attention import read_tiles
-from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch
 from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
 from picbench.kernels.cuda.decode.shared.key_cells import CELL_BLOCKS, KeyCell
 from picbench.kernels.cuda.decode.shared.reader_groups import ReaderGroups
-from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
+from picbench.kernels.cuda.decode.shared.shared_decode import GroupLaunch, SharedDecodeBatch
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import (
     SharingCosts,
@@ -50,7 +49,7 @@ from picbench.store import provenance
 from picbench.tables.table import NOTHING, table
 
 #: Every cell with two readers is shared, whatever it costs.
-FORCED = SharingCosts.none()
+FORCED = SharingCosts.always()
 
 #: The kernel of groups launched in other ways than by default, and blocks of its cells.
 LAUNCHES: Mapping[str, tuple[GroupLaunch, int]] = {

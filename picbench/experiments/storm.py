@@ -9,21 +9,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.errors import ConfigError
+from picbench.experiments.measurements import Outcome, Storm
 from picbench.experiments.page import page, save
-from picbench.experiments.runner import MeasureSettings, Outcome, Say, random_tokens
+from picbench.experiments.runner import random_tokens
 from picbench.store import provenance
 from picbench.tables.table import table
 from picbench.workloads import models
-from picbench.workloads.models.build import materialise
-from picbench.workloads.models.shapes import SHAPES
+from picbench.workloads.models.shapes import all_shapes, materialise
 
 #: Algorithms of requests with chunks.
 ALGORITHMS = (
@@ -121,64 +119,47 @@ _LIKELY = 5
 FACTOR, MARGIN = 2.0, 0.02
 
 
-class StormSettings(MeasureSettings):
-    """What is run, and where."""
+def file_name(settings: Storm) -> str:
+    """The name of the files with results."""
+    parts = ["storm", settings.dtype]
+    parts += [f"tp{settings.tensor_parallel}"] if settings.tensor_parallel > 1 else []
+    parts += ["eager"] if settings.eager else []
+    parts += ["synchronous"] if settings.synchronous else []
+    return "-".join(parts)
 
-    model: str = "shape:small"
-    device: str = Field("auto", description="cuda or cpu.")
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    eager: bool = Field(False, description="Neither compile nor capture CUDA graphs.")
-    synchronous: bool = Field(False, description="Schedule no step ahead.")
-    tensor_parallel: int = Field(1, ge=1, description="Workers.")
-    pool: int = Field(5000, ge=32, description="Blocks.")
-    tiers: str = Field("", description="As for picbench run.", json_schema_extra={"shown": "none"})
-    requests: int = Field(1000, ge=1)
-    longest: int = Field(
-        32_000, ge=256, description="Prompt tokens. Shapes get as many positions as that needs."
+
+def _starved(settings: Storm, context: int) -> EngineConfig:
+    """The engine with the starved pool, for requests of at most `context` positions."""
+    from picbench.engines.vllm.device import find
+
+    return EngineConfig(
+        model=str(_model(settings, context)),
+        device=find(settings.device).name,
+        dtype=settings.dtype,
+        eager=settings.eager,
+        asynchronous=not settings.synchronous,
+        tensor_parallel=settings.tensor_parallel,
+        kv_blocks=settings.pool,
+        tiers=settings.tiers,
+        context=context,
+        batch_tokens=min(2048, settings.longest),
+        max_requests=RUNNING,
     )
-    preemptions: int = Field(0, description="At least this many.")
-    seed: int = Field(0, description="For inputs and order.")
 
-    @property
-    def name(self) -> str:
-        """The name of the files with results."""
-        parts = ["storm", self.dtype]
-        parts += [f"tp{self.tensor_parallel}"] if self.tensor_parallel > 1 else []
-        parts += ["eager"] if self.eager else []
-        parts += ["synchronous"] if self.synchronous else []
-        return "-".join(parts)
 
-    def engine(self, context: int) -> EngineConfig:
-        """The engine with the starved pool, for requests of at most `context` positions."""
-        from picbench.engines.vllm.device import find
-
-        return EngineConfig(
-            model=str(self._model(context)),
-            device=find(self.device).name,
-            dtype=self.dtype,
-            eager=self.eager,
-            asynchronous=not self.synchronous,
-            tensor_parallel=self.tensor_parallel,
-            kv_blocks=self.pool,
-            tiers=self.tiers,
-            context=context,
-            batch_tokens=min(2048, self.longest),
-            max_requests=RUNNING,
+def _model(settings: Storm, context: int) -> Path | str:
+    """The folder of a model; shapes get as many positions as the storm needs."""
+    name = settings.model
+    shape = all_shapes().get(name.removeprefix("shape:")) if name.startswith("shape:") else None
+    if shape is not None and shape.positions < context:
+        return materialise(replace(shape, positions=context))
+    model = models.resolve(name)
+    if model.context is not None and model.context < context:
+        raise ConfigError(
+            f"`longest`: the model has {model.context} positions",
+            hint=f"use `longest` <= {settings.longest * model.context // context}",
         )
-
-    def _model(self, context: int) -> Path | str:
-        """The folder of a model; shapes get as many positions as the storm needs."""
-        name = self.model.removeprefix("shape:")
-        shape = SHAPES.get(name) if name != self.model else None
-        if shape is not None and shape.positions < context:
-            return materialise(replace(shape, positions=context))
-        model = models.resolve(self.model)
-        if model.context is not None and model.context < context:
-            raise ConfigError(
-                f"`longest`: the model has {model.context} positions",
-                hint=f"use `longest` <= {self.longest * model.context // context}",
-            )
-        return model.path
+    return model.path
 
 
 @dataclass(slots=True)
@@ -257,10 +238,10 @@ def serve(
     return run
 
 
-def measure(settings: StormSettings, say: Say = print) -> Outcome:
+def measure(settings: Storm) -> Outcome:
     """Run the storm, and write what was found; exit code 1 if anything is wrong."""
     requests = draw_requests(settings.requests, settings.longest, settings.seed)
-    config = settings.engine(max(map(positions, requests)))
+    config = _starved(settings, max(map(positions, requests)))
     with Engine(replace(config, kv_blocks=LARGE * settings.pool, tiers="")) as engine:
         expected = serve(engine, requests, logprobs=_LIKELY)
         engine.reset()
@@ -278,7 +259,7 @@ def measure(settings: StormSettings, say: Say = print) -> Outcome:
     shown = render(settings, facts, tallies, found, wrong)
     rows = {name: asdict(row) for name, row in tallies.items()}
     document = {"schema": 1, "provenance": facts, "algorithms": rows, "faults": wrong}
-    save(settings.output / settings.name, document | {"run": found.counts()}, shown)
+    save(settings.output / file_name(settings), document | {"run": found.counts()}, shown)
     return Outcome(shown, 1 if wrong else 0)
 
 
@@ -319,7 +300,7 @@ def is_tie(expected: Result, found: Result, tie: float) -> bool:
     return two is not None and abs(one - two) < tie
 
 
-def faults(settings: StormSettings, tallies: Mapping[str, StormTally], run: StormRun) -> list[str]:
+def faults(settings: Storm, tallies: Mapping[str, StormTally], run: StormRun) -> list[str]:
     """What is wrong with a storm, a line each. In float32 no answer may differ."""
     answered = sum(row.answered for row in tallies.values())
     differ = sum(row.differ for row in tallies.values())
@@ -340,7 +321,7 @@ def faults(settings: StormSettings, tallies: Mapping[str, StormTally], run: Stor
 
 
 def render(
-    settings: StormSettings,
+    settings: Storm,
     facts: Mapping[str, Any],
     tallies: Mapping[str, StormTally],
     run: StormRun,

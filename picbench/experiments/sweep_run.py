@@ -25,7 +25,6 @@ from picbench.experiments.sweep import (
     work_of,
 )
 from picbench.files import check_place, write_json, write_whole
-from picbench.metrics import NOTHING, arm_columns
 from picbench.run.job import Job, prepare
 from picbench.run.overview import arms_of, headline
 from picbench.run.progress import Progress, minutes
@@ -35,8 +34,8 @@ from picbench.store import provenance
 from picbench.store.reader import Run, read_run
 from picbench.store.summary import ArmSummary, labels_of
 from picbench.store.writer import MANIFEST
-from picbench.tables import table as markdown
-from picbench.tables.run import arms_frame, plain, short_caption, warnings_of
+from picbench.tables.run import arms_frame, arms_table, short_caption, warnings_of
+from picbench.tables.table import NOTHING
 
 #: What a sweep's folder is recognised by: its cells, and the settings in which they differ.
 SWEEP = "sweep.json"
@@ -345,24 +344,13 @@ class SweepTable:
         return f"Sweep {self.name}: {len(self.results)} cells, {counts}."
 
     def _table(self) -> str:
-        arms = [
-            (result, label, result.arms[name])
+        axes = self._axes()
+        rows = [
+            ([*(_cell_text(_axis(result, axis)) for axis in axes), label], result.arms[name])
             for result in self.results
             for name, label in labels_of(result.arms).items()
         ]
-        metrics = dict.fromkeys(arm.score.metric for _, _, arm in arms)
-        columns = arm_columns([arm for _, _, arm in arms], "/".join(metrics))
-        axes = self._axes()
-        head = [*axes, "arm", *(column.title for column in columns)]
-        rows = [
-            [
-                *(_cell_text(_axis(result, axis)) for axis in axes),
-                label,
-                *(plain(column.value(arm), column.digits) for column in columns),
-            ]
-            for result, label, arm in arms
-        ]
-        return markdown.table(head, rows, right=len(axes) + 1)
+        return arms_table(rows, [*axes, "arm"]).markdown(right=len(axes) + 1, plain=True)
 
     def _axes(self) -> list[str]:
         """What cells differ in."""

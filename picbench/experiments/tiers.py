@@ -7,19 +7,17 @@ from memory wherever the system caches it, so disk reads are not the device's.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
-from picbench.engines.chunk_cache.tiers.spec import TierSpec, parse_size
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
+from picbench.engines.chunk_cache.tiers.tier import TierSpec, parse_size
 from picbench.errors import ConfigError, InvalidRun
-from picbench.experiments.runner import Outcome, Say
+from picbench.experiments.measurements import Outcome, Tiers
 from picbench.files import write_json
 from picbench.store import provenance
 from picbench.tables.table import table
@@ -33,20 +31,7 @@ _WAIT = 120.0
 _WAYS = ("store", "fetch")
 
 
-class TierSettings(BaseModel):
-    """The tiers that are timed, and with what."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    tiers: str = Field(description="Tiers to measure, each alone, as for picbench run.")
-    sizes: str = Field("1MiB,4MiB,16MiB,32MiB", description="Value sizes.")
-    batch: str = Field("64MiB", description="Bytes in flight at a time.")
-    rounds: int = Field(7, ge=1)
-    seed: int = Field(0, description="For inputs and order.")
-    output: Path | None = Field(None, description="JSON file to write.")
-
-
-def measure(settings: TierSettings, say: Say = print) -> Outcome:
+def measure(settings: Tiers) -> Outcome:
     """Time all tiers with all sizes; write JSON, if asked to.
 
     Raises InvalidRun if a tier does not keep or return what was stored.

@@ -14,7 +14,9 @@ from rich.text import Text
 
 from picbench.engines.algorithms import Algorithm, Reuse
 from picbench.engines.config import BLOCK_SIZE
-from picbench.engines.planning.picture import (
+from picbench.engines.planning.policy import LayoutConfig, Segment
+from picbench.errors import ConfigError
+from picbench.figures.picture import (
     PicturedBlock,
     PicturedToken,
     PlanPicture,
@@ -22,8 +24,6 @@ from picbench.engines.planning.picture import (
     TokenGroup,
     TokenRole,
 )
-from picbench.engines.planning.policy import LayoutConfig, Segment
-from picbench.errors import ConfigError
 from picbench.figures.style import drawing
 from picbench.files import write_whole
 

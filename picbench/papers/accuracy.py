@@ -23,7 +23,7 @@ from picbench.experiments.arm_scores import (
 from picbench.figures.canvas import Panel
 from picbench.figures.panels import Spot, draw_dots
 from picbench.files import write_whole
-from picbench.papers.data import Cell, MeanCell, ReportTable
+from picbench.papers.data import mean_value, report_table
 from picbench.papers.judge import (
     BASE,
     CONFIDENCE,
@@ -44,9 +44,10 @@ from picbench.papers.settings import (
     arm_names,
     read_yaml,
 )
-from picbench.tables import table as markdown
+from picbench.tables.table import Table, Value
+from picbench.tables.table import table as markdown_table
 from picbench.workloads import datasets, models
-from picbench.workloads.models.extras import engine_packages
+from picbench.workloads.models import engine_packages
 from picbench.workloads.sources.bundled import BUNDLED
 from picbench.workloads.sources.hub import HUB
 
@@ -212,7 +213,7 @@ def write_accuracy(
         lines += _model_section(settings, one, folder)
     gaps = gap_table(settings, found)
     gaps.write(folder)
-    lines += ["## Published gaps", "", *_ABOUT_GAPS, gaps.markdown(), *_AGAIN]
+    lines += ["## Published gaps", "", *_ABOUT_GAPS, gaps.section(), *_AGAIN]
     write_whole(folder / PAGE, "\n".join(lines).encode())
     return verdicts
 
@@ -286,7 +287,7 @@ def _model_section(settings: AccuracySettings, one: ModelScores, folder: Path) -
         for arm in settings.arms
         if any(arm in part.arms for part in one.parts.values())
     ]
-    yield markdown.table(head, rows)
+    yield markdown_table(head, rows)
     yield ""
 
 
@@ -330,7 +331,7 @@ def _kept_spots(gap: PublishedGap) -> dict[str, Spot]:
     return {arm: Spot((low + high) / 2, 0, low, high) for arm, (low, high) in found.items()}
 
 
-def _scores_table(settings: AccuracySettings, found: Sequence[ModelScores]) -> ReportTable:
+def _scores_table(settings: AccuracySettings, found: Sequence[ModelScores]) -> Table:
     """Everything in one table, for programs."""
     rows = [
         [one.model, dataset, arm, part.rows, *_numbers(gap)]
@@ -341,10 +342,10 @@ def _scores_table(settings: AccuracySettings, found: Sequence[ModelScores]) -> R
     ]
     less, kept = ("less full", "low", "high"), ("kept", "kept low", "kept high")
     head = ("model", "data set", "arm", "rows", "score", *less, *kept, "linked")
-    return ReportTable("arms", "Every arm on every data set", head, rows)
+    return report_table("arms", "Every arm on every data set", head, rows)
 
 
-def _numbers(gap: ArmGap) -> Iterator[Cell]:
+def _numbers(gap: ArmGap) -> Iterator[Value]:
     less, kept = gap.difference, gap.kept
     yield from (gap.score, less.value, less.low, less.high)
     yield from (kept.value, kept.low, kept.high) if kept else (None, None, None)
@@ -370,24 +371,24 @@ _AGAIN = (
 )
 
 
-def gap_table(settings: AccuracySettings, found: Sequence[ModelScores]) -> ReportTable:
+def gap_table(settings: AccuracySettings, found: Sequence[ModelScores]) -> Table:
     """A line for each published gap and each of our models on the same data set."""
-    rows: list[list[Cell]] = []
+    rows: list[list[Value]] = []
     for gap in settings.gaps:
         for arm in gap.arms:
-            theirs: list[Cell] = [gap.source, gap.model, gap.rows, arm, _range(gap.gap(arm))]
+            theirs: list[Value] = [gap.source, gap.model, gap.rows, arm, _range(gap.gap(arm))]
             # Others were tuned, as those models here are not.
             ours = list(_our_gaps(gap.dataset, arm, found)) if arm in settings.arms else []
             rows += [theirs + cells for cells in ours or [[None, None, None]]]
     head = ("source", "model", "rows", "arm", "gap", "our model", "our gap", "95 %")
-    return ReportTable("published-gaps", "Arms less full recompute", head, rows)
+    return report_table("published-gaps", "Arms less full recompute", head, rows)
 
 
-def _our_gaps(dataset: str, arm: str, found: Sequence[ModelScores]) -> Iterator[list[Cell]]:
+def _our_gaps(dataset: str, arm: str, found: Sequence[ModelScores]) -> Iterator[list[Value]]:
     for one in found:
         if dataset and (gap := one.gap(dataset, arm)) is not None:
             less = gap.difference
-            yield [one.model, MeanCell(100 * less.value, None, 1), _interval(less)]
+            yield [one.model, mean_value(100 * less.value, None, 1), _interval(less)]
 
 
 def _range(ends: tuple[float, float]) -> str:

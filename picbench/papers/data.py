@@ -11,111 +11,72 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from picbench.errors import ConfigError, DataError
-from picbench.files import write_json, write_whole
-from picbench.tables import table as markdown
+from picbench.files import write_json
+from picbench.papers.settings import Point
+from picbench.tables.table import Column, Shown, Table, Value
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
+
+from picbench.workloads.traffic.traffic_facts import TrafficFacts
 
 
-@dataclass(frozen=True, slots=True)
-class MeanCell:
-    """A mean and its deviation, None of a single value; `digits` are shown in Markdown."""
-
-    mean: float
-    deviation: float | None = None
-    digits: int = 2
-
-
-Cell = str | float | int | MeanCell | None
+def mean_value(mean: float, deviation: float | None = None, digits: int = 2) -> Shown:
+    """A mean with its deviation, which a single value has not, as tables show it."""
+    text = f"{mean:,.{digits}f}"
+    if deviation is not None:
+        text += f" ± {deviation:,.{digits}f}"
+    return Shown(text, mean, deviation)
 
 
-@dataclass(frozen=True, slots=True)
-class ReportTable:
-    """A table: `name` for files, `title` above it, `notes` below.
-
-    Cells are numbers, means, text, or None where nothing was measured.
-    """
-
-    name: str
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    notes: Sequence[str] = ()
-
-    def frame(self) -> "pd.DataFrame":
-        """The cells as they are; a column of means has its deviations in one more, ``... sd``."""
-        import pandas as pd
-
-        columns = {
-            name: values
-            for index, column in enumerate(self.columns)
-            for name, values in _numbers(column, [row[index] for row in self._checked()])
-        }
-        # Counts beside which some are missing would become fractions.
-        return pd.DataFrame(
-            {
-                name: pd.Series(values, dtype="Int64" if _are_counts(values) else None)
-                for name, values in columns.items()
-            }
-        )
-
-    def markdown(self) -> str:
-        """The table as Markdown."""
-        lines = [
-            f"### {self.title}",
-            "",
-            markdown.table(self.columns, [[_text(cell) for cell in row] for row in self.rows]),
-            "",
-            *(f"{note}  " for note in self.notes),
-        ]
-        return "\n".join(lines).rstrip() + "\n"
-
-    def write(self, folder: Path) -> None:
-        """Write ``name.md``, and ``name.csv`` and ``name.json`` with the frame's numbers."""
-        folder.mkdir(parents=True, exist_ok=True)
-        base = folder / self.name
-        frame = self.frame()
-        write_whole(base.with_suffix(".md"), self.markdown().encode())
-        write_whole(base.with_suffix(".csv"), frame.to_csv(index=False).encode())
-        content = {
-            "title": self.title,
-            "rows": json.loads(frame.to_json(orient="records", double_precision=15)),
-            "notes": list(self.notes),
-        }
-        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        write_whole(base.with_suffix(".json"), text.encode())
-
-    def _checked(self) -> Sequence[Sequence[Cell]]:
-        if any(len(row) != len(self.columns) for row in self.rows):
-            raise ValueError(f"a row of {self.name} has not {len(self.columns)} cells")
-        return self.rows
+def report_table(
+    name: str,
+    title: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[Value]],
+    notes: Sequence[str] = (),
+) -> Table:
+    """A table of papers' pages, whose numbers have two digits, or none where they are whole."""
+    columns = [Column(heading) for heading in head]
+    return Table(title, columns, [[_shown(value) for value in row] for row in rows], notes, name)
 
 
-def _numbers(column: str, cells: Sequence[Cell]) -> Iterator[tuple[str, list[Cell]]]:
-    """A column for a frame, and one of deviations where its cells have any."""
-    yield column, [cell.mean if isinstance(cell, MeanCell) else cell for cell in cells]
-    if any(isinstance(cell, MeanCell) for cell in cells):
-        yield (
-            f"{column} sd",
-            [cell.deviation if isinstance(cell, MeanCell) else None for cell in cells],
-        )
+def _shown(value: Value) -> Value:
+    if isinstance(value, float):
+        return Shown(f"{value:,.0f}" if value.is_integer() else f"{value:,.2f}", value)
+    return Shown(str(value), value) if isinstance(value, int) else value
 
 
-def _are_counts(values: Sequence[Cell]) -> bool:
-    known = [value for value in values if value is not None]
-    return bool(known) and all(isinstance(value, int) for value in known)
+#: Prompt tokens a second: of requests that run together, and of one at a time. CPU: two cores of an
+#: AMD EPYC, testbed model; CUDA: H200, shapes of 7 and 8 billion weights (results/papers).
+COMPUTED: Mapping[str, float] = {"cpu": 3_400, "cuda": 41_000}
+ALONE: Mapping[str, float] = {"cpu": 2_700, "cuda": 38_000}
+
+#: What a token of a cached chunk takes of the time of one that is computed.
+_REUSED = 0.2
+
+#: Arms that compute what the same text does not precede.
+_PREFIX_ONLY = ("full", "prefix")
+
+#: Seconds until engines answer that start together: start, compilation, graphs, first requests.
+START: Mapping[str, float] = {"cpu": 25, "cuda": 100}
+
+#: Tokens of the question of a single request.
+QUESTION = 32
 
 
-def _text(cell: Cell) -> str:
-    if cell is None:
-        return "-"
-    if isinstance(cell, MeanCell):
-        text = f"{cell.mean:,.{cell.digits}f}"
-        return text if cell.deviation is None else f"{text} ± {cell.deviation:,.{cell.digits}f}"
-    if isinstance(cell, float):
-        return f"{cell:,.0f}" if cell.is_integer() else f"{cell:,.2f}"
-    return str(cell)
+def expected_load(point: Point, facts: TrafficFacts) -> float:
+    """About how many seconds a load takes: each arm until all have arrived and are served."""
+    return sum(expected_arm(arm, facts, point.device) for arm in point.arms)
+
+
+def expected_arm(arm: str, facts: TrafficFacts, device: str) -> float:
+    """About how many seconds an arm takes; what was measured corrects it (`TimeBudget`)."""
+    tokens = facts.mean_tokens
+    if arm.partition(":")[0] not in _PREFIX_ONLY:
+        tokens = facts.fresh_tokens + _REUSED * (facts.mean_tokens - facts.fresh_tokens)
+    arriving = facts.requests / facts.rate if facts.rate else 0.0
+    return max(facts.requests * tokens / COMPUTED[device], arriving)
 
 
 SCHEMA = 1
@@ -308,9 +269,9 @@ class SeedSpread:
         """The deviation; None below two values."""
         return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
 
-    def cell(self, digits: int = 2) -> MeanCell | None:
-        """A cell of a table; None of nothing."""
-        return None if self.mean is None else MeanCell(self.mean, self.deviation, digits)
+    def value(self, digits: int = 2) -> Shown | None:
+        """A value of a table; None of nothing."""
+        return None if self.mean is None else mean_value(self.mean, self.deviation, digits)
 
 
 def by_label(data: ExperimentData) -> dict[str, list[PointData]]:

@@ -2,10 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -14,15 +13,23 @@ from picbench.engines.algorithms import Algorithm, Registry
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.planning.layout import lay_out
-from picbench.engines.planning.picture import example_picks, planned_tokens
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.engines.request import Chunk, Request, Text
-from picbench.errors import ConfigError
-from picbench.experiments.engines import ArmFigures, random_tokens, run_interleaved
-from picbench.experiments.runner import TimeBudget
+from picbench.errors import ConfigError, PicBenchError
+from picbench.experiments.runner import (
+    Cell,
+    Described,
+    Engines,
+    ExperimentPlan,
+    ServedArm,
+    TimeBudget,
+    add_figures,
+    random_tokens,
+    run,
+)
+from picbench.figures.picture import example_picks, planned_tokens
 from picbench.files import write_json
-from picbench.papers.budget import QUESTION, START, expected_latency
-from picbench.papers.data import ExperimentData, PointArm, PointData
+from picbench.papers.data import ALONE, QUESTION, START, ExperimentData, PointArm, PointData
 from picbench.papers.settings import (
     AttentionExperiment,
     AttentionSettings,
@@ -36,7 +43,7 @@ from picbench.workloads import models
 
 if TYPE_CHECKING:
     from picbench.engines.oracle import GivenSegment, Oracle, Rule
-    from picbench.workloads.testbed.lm.pic import PromptTokens
+    from picbench.workloads.testbed.pic import PromptTokens
 
 
 #: Arms of stock vLLM.
@@ -47,7 +54,7 @@ COLD = " cold"
 #: Figures of a request.
 _METRICS = ("ttft_ms", "linked", "compiled")
 
-#: Separates the names in a figure's key.
+#: Separates arm and metric in a figure's key.
 _BETWEEN = "\t"
 
 #: Metrics by arm, a list of repeats each.
@@ -55,69 +62,81 @@ Figures = dict[str, dict[str, list[float]]]
 
 
 class LatencyRun:
-    """An experiment's file: which points are measured, and which are to be."""
+    """The file of an experiment: the figures of points, and which points are missing.
+
+    Raises ConfigError if the file was measured with other settings.
+    """
 
     def __init__(self, settings: LatencySettings, device: Device, path: Path) -> None:
-        self._settings = settings
+        self.settings = settings
         self._device = device
         self._path = path
-        self._done: dict[str, Figures] = {}
+        self._points: dict[str, Figures] = {}
         self._facts: dict[str, Any] = {}
         if path.exists():
-            self._take_up(json.loads(path.read_bytes()))
+            found = json.loads(path.read_bytes())
+            if found["settings"] != self._identity:
+                raise ConfigError(
+                    f"{path}: measured with other settings",
+                    hint="remove it, or name another folder with `output`",
+                )
+            self._points, self._facts = found["points"], found["facts"]
 
     @property
     def missing(self) -> dict[str, LatencyPoint]:
-        """Points that are still to be measured."""
-        points = self._settings.points.items()
-        return {label: point for label, point in points if label not in self._done}
+        """Points some repeats of which are still to be measured."""
+        points = self.settings.points.items()
+        return {label: p for label, p in points if self.repeats(label) < self.settings.repeats}
+
+    def repeats(self, label: str) -> int:
+        """Repeats of a point that are measured."""
+        arms = self._points.get(label, {}).values()
+        return min((len(values) for arm in arms for values in arm.values()), default=0)
 
     @property
     def engine_kind(self) -> tuple[str, str]:
         """What engines are the same for: a model, and a type."""
-        return self._settings.model, self._settings.dtype
-
-    @property
-    def settings(self) -> LatencySettings:
-        """What is measured."""
-        return self._settings
+        return self.settings.model, self.settings.dtype
 
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Note what measures from now on."""
         self._facts = dict(facts)
 
-    def keep(self, name: str, label: str, found: ArmFigures) -> None:
-        """Take a point's figures, which were measured as `name`, into the file."""
-        figures: Figures = {arm: {} for arm in self._settings.arms}
-        for engine in found.values():
-            for key, values in engine.items():
-                point, arm, metric = key.split(_BETWEEN)
-                if point == name:
-                    figures[arm][metric] = [round(value, 3) for value in values]
-        self._done[label] = figures
-        document = {"settings": self._identity, "facts": self._facts, "points": self._done}
+    def keep(self, label: str, found: Mapping[str, Mapping[str, float]]) -> None:
+        """Add a repeat of a point, and write the file."""
+        figures: dict[str, dict[str, float]] = {arm: {} for arm in self.settings.arms}
+        for key, value in (each for engine in found.values() for each in engine.items()):
+            arm, metric = key.split(_BETWEEN)
+            figures[arm][metric] = round(value, 3)
+        add_figures(self._points.setdefault(label, {}), figures)
+        document = {"settings": self._identity, "facts": self._facts, "points": self._points}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self._path, document, indent=None)
 
     def expected(self, label: str) -> float:
-        """Seconds that a point may take."""
-        return expected_latency(self._settings, self._settings.points[label], self._device)
+        """About how many seconds a repeat of a point takes.
+
+        A warm arm compiles its chunks first, which takes about as long as full recompute.
+        """
+        point = self.settings.points[label]
+        tokens = point.chunks * point.tokens + QUESTION
+        return tokens * len(self.settings.arms) * 1.2 / ALONE[self._device]
 
     def data(self, paper: str, experiment: str, varies: str) -> ExperimentData:
-        """What was measured, a point's repeat a point."""
+        """The complete points, a repeat a point."""
         points = [
-            PointData(label, repeat + 1, _size(self._settings.points[label]), arms)
-            for label in self._settings.points
-            if label in self._done
-            for repeat, arms in enumerate(_by_repeat(self._done[label]))
+            PointData(label, repeat + 1, _size(self.settings.points[label]), arms)
+            for label in self.settings.points
+            if label not in self.missing
+            for repeat, arms in enumerate(_by_repeat(self._points[label]))
         ]
         facts = self._facts
-        model = models.resolve(self._settings.model)
+        model = models.resolve(self.settings.model)
         weights = "testbed weights" if model.name == "testbed" else model.label
         caption = (
             f"{facts['gpu']}; vLLM {facts['vllm']}, torch {facts['torch']}; commit "
-            f"{facts['commit'][:7]}. {weights}, random tokens, type {self._settings.dtype}; one "
-            f"request at a time, arms in turn, {self._settings.repeats} repeats. Chunks are cached "
+            f"{facts['commit'][:7]}. {weights}, random tokens, type {self.settings.dtype}; one "
+            f"request at a time, arms in turn, {self.settings.repeats} repeats. Chunks are cached "
             "but for full, prefix and cold arms."
         )
         conditions = {
@@ -128,18 +147,38 @@ class LatencyRun:
         }
         return ExperimentData(paper, experiment, self._device, varies, conditions, points)
 
-    def _take_up(self, found: Mapping[str, Any]) -> None:
-        if found["settings"] != self._identity:
-            raise ConfigError(
-                f"{self._path}: measured with other settings",
-                hint="remove it, or name another folder with `output`",
-            )
-        self._done, self._facts = found["points"], found["facts"]
-
     @property
     def _identity(self) -> dict[str, Any]:
-        kept = self._settings.model_dump(mode="json")
+        kept = self.settings.model_dump(mode="json")
         return kept | {"device": self._device, "points": None}
+
+
+@dataclass(slots=True)
+class LatencyRecord:
+    """Points of several experiments on the same engines, each kept in the file of its own.
+
+    `places` has the file and the label of each cell by its name.
+    """
+
+    places: Mapping[str, tuple[LatencyRun, str]]
+    facts: Mapping[str, Any]
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    start: float | None = None
+
+    def begin(self, engines: Engines, described: Described, seconds: float) -> None:
+        """Note what measures."""
+        for latency, _ in self.places.values():
+            latency.begin(self.facts)
+
+    def note(self, cell: Cell, number: int, figures: Mapping[str, Any], seconds: float) -> None:
+        """Keep a repeat."""
+        latency, label = self.places[cell.name]
+        latency.keep(label, figures)
+        self.seconds[cell.name].append(seconds)
+
+    def fail(self, cell: Cell, error: PicBenchError) -> None:
+        """Raise the error."""
+        raise error
 
 
 def measure_latencies(
@@ -150,50 +189,49 @@ def measure_latencies(
     Those with the same model and type are measured on engines that start once. Raises the error of
     an engine that fails.
     """
-    kinds = dict.fromkeys(run.engine_kind for run in runs.values() if run.missing)
-    for kind in kinds:
-        alike = {name: run for name, run in runs.items() if run.engine_kind == kind}
+    for kind in dict.fromkeys(one.engine_kind for one in runs.values() if one.missing):
+        alike = {name: one for name, one in runs.items() if one.engine_kind == kind}
         _measure_alike(alike, device, commit, budget)
 
 
 def _measure_alike(
     runs: Mapping[str, LatencyRun], device: Device, commit: str | None, budget: TimeBudget
 ) -> None:
-    missing = {
-        f"{experiment}: {label}": (run, label)
-        for experiment, run in runs.items()
-        for label in run.missing
+    places = {
+        f"{experiment}: {label}": (latency, label)
+        for experiment, latency in runs.items()
+        for label in latency.missing
     }
-    first, place = next(iter(missing.values()))
+    first, place = next(iter(places.values()))
     if not budget.allows(first.expected(place), START[device]):
         return
+    configs = engines([latency.settings for latency in runs.values()], device)
     facts = provenance.facts(*provenance.ENGINE, device=device, commit=commit)
-    for run, _ in missing.values():
-        run.begin(facts)
-    began = [0.0]
-
-    def go_on(name: str) -> bool:
-        run, label = missing[name]
-        began.append(monotonic())
-        return budget.allows(run.expected(label))
-
-    def keep(name: str, found: ArmFigures) -> None:
-        run, label = missing[name]
-        run.keep(name, label, found)
-        budget.note(run.expected(label), monotonic() - began[-1])
-
-    measures = {
-        name: partial(
-            serve_point,
-            label=name,
-            arms=tuple(run.settings.arms),
-            point=run.settings.points[label],
-        )
-        for name, (run, label) in missing.items()
+    cells = [
+        _cell(name, latency, label, configs, rank)
+        for rank, (name, (latency, label)) in enumerate(places.items())
+    ]
+    repeats = max(latency.settings.repeats for latency, _ in places.values())
+    plan = ExperimentPlan(
+        name="latencies", facts=facts, engines=configs, cells=cells, rounds=repeats, few=repeats
+    )
+    # Of a repeat that is measured it is not known any more how long it took.
+    seconds = {
+        name: [latency.expected(label)] * latency.repeats(label)
+        for name, (latency, label) in places.items()
     }
-    repeats = {name: run.settings.repeats for name, (run, _) in missing.items()}
-    started = engines([run.settings for run in runs.values()], device)
-    run_interleaved(started, measures, repeats, keep=keep, go_on=go_on)
+    record = LatencyRecord(places, facts, seconds)
+    run(plan, record, print, budget)
+    budget.stopped = budget.stopped or not plan.done(record)
+
+
+def _cell(
+    name: str, latency: LatencyRun, label: str, configs: Mapping[str, EngineConfig], rank: int
+) -> Cell:
+    arms, point = tuple(latency.settings.arms), latency.settings.points[label]
+    measure = partial(serve_point, arms=arms, point=point)
+    served = {engine: ServedArm(engine, measure, measure) for engine in configs}
+    return Cell(name, served, latency.expected(label), rank, latency.settings.repeats)
 
 
 def engines(experiments: Sequence[LatencySettings], device: Device) -> dict[str, EngineConfig]:
@@ -222,12 +260,12 @@ def engines(experiments: Sequence[LatencySettings], device: Device) -> dict[str,
 
 
 def serve_point(
-    engine: Engine, name: str, *, label: str, arms: Sequence[str], point: LatencyPoint
+    engine: Engine, name: str, *, arms: Sequence[str], point: LatencyPoint
 ) -> dict[str, float]:
-    """Figures of one repeat, by point, arm and metric: milliseconds, and tokens."""
+    """Figures of one repeat, by arm and metric: milliseconds, and tokens."""
     served = [arm for arm in arms if (arm in STOCK) == engine.config.stock]
     return {
-        _BETWEEN.join((label, arm, metric)): value
+        _BETWEEN.join((arm, metric)): value
         for arm in served
         for metric, value in zip(_METRICS, _serve(engine, name, arm, point), strict=True)
     }
@@ -282,8 +320,8 @@ def testbed_prompts(dataset: str, count: int) -> Iterator["PromptTokens"]:
     from tokenizers import Tokenizer
 
     from picbench.workloads.testbed import rows
-    from picbench.workloads.testbed.lm.judge import tokens_of
-    from picbench.workloads.testbed.testbed_tokenizer import Coder
+    from picbench.workloads.testbed.judge import tokens_of
+    from picbench.workloads.testbed.prompt import Coder
 
     coder = Coder(Tokenizer.from_file(str(testbed_folder() / "tokenizer.json")))
     for row in rows(dataset, count=count):

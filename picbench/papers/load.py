@@ -13,20 +13,21 @@ import numpy as np
 from picbench.engines.config import EngineConfig
 from picbench.errors import ConfigError, InvalidRun
 from picbench.experiments.runner import TimeBudget
-from picbench.papers.budget import START, expected_load
 from picbench.papers.data import (
+    START,
     OccupancySeries,
     PointArm,
     PointData,
     PointStore,
     StoredPoint,
+    expected_load,
     short,
 )
 from picbench.papers.settings import Point
 from picbench.run.arm import SharedEngines, shareable
 from picbench.run.job import Job, prepare
 from picbench.run.progress import LaterProgress, Progress
-from picbench.run.resume import can_go_on
+from picbench.run.resume import can_resume
 from picbench.run.session import Launch, Services, execute_all
 from picbench.run.traffic_file import TrafficWriter, Written
 from picbench.settings import parse_config
@@ -354,6 +355,6 @@ def _is_complete(directory: Path, wanted: Mapping[str, Any], fingerprint: str) -
         )
     if manifest["status"] == "complete":
         return True
-    if not can_go_on(run):
+    if not can_resume(run):
         shutil.rmtree(directory)
     return False

@@ -7,21 +7,21 @@ from pathlib import Path
 
 from picbench.files import write_whole
 from picbench.papers.data import (
-    Cell,
     ExperimentData,
-    MeanCell,
     PointData,
-    ReportTable,
     SeedSpread,
     by_label,
+    mean_value,
     quartiles,
+    report_table,
 )
 from picbench.papers.drawings import draw
 from picbench.papers.judge import ClaimVerdict, Evidence, judge_all, number, write_verdicts
 from picbench.papers.reproduce import DATA, SCORES
 from picbench.papers.settings import Figure, Published, Settings, read_published
 from picbench.store.reader import HELD
-from picbench.tables import table as markdown
+from picbench.tables.table import Shown, Table, Value
+from picbench.tables.table import table as markdown_table
 
 #: Columns of tables by metric: title and digits. Metrics that no arm has are left out.
 _COLUMNS: Mapping[str, tuple[str, int]] = {
@@ -50,7 +50,7 @@ _COLUMNS: Mapping[str, tuple[str, int]] = {
 _AS_LONG, _AS_REUSABLE = 1.15, 3.0
 
 
-def experiment_table(data: ExperimentData) -> ReportTable:
+def experiment_table(data: ExperimentData) -> Table:
     """What every arm did at every point of an experiment."""
     if data.single_requests:
         return _latency_table(data)
@@ -59,12 +59,12 @@ def experiment_table(data: ExperimentData) -> ReportTable:
         for metric, column in _COLUMNS.items()
         if any(data.values(label, arm, metric) for label in data.labels for arm in data.arms)
     }
-    rows: list[list[Cell]] = [
+    rows: list[list[Value]] = [
         [
             label,
             arm,
             *(
-                data.spread(label, arm, metric).cell(digits)
+                data.spread(label, arm, metric).value(digits)
                 for metric, (_, digits) in shown.items()
             ),
         ]
@@ -72,7 +72,7 @@ def experiment_table(data: ExperimentData) -> ReportTable:
         for arm in data.arms
         if any(data.values(label, arm, metric) for metric in shown)
     ]
-    return ReportTable(
+    return report_table(
         data.name,
         f"{data.experiment} on {data.device}: what each arm did",
         (data.varies, "arm", *(title for title, _ in shown.values())),
@@ -81,15 +81,15 @@ def experiment_table(data: ExperimentData) -> ReportTable:
     )
 
 
-def _latency_table(data: ExperimentData) -> ReportTable:
-    def row(label: str, arm: str) -> list[Cell]:
+def _latency_table(data: ExperimentData) -> Table:
+    def row(label: str, arm: str) -> list[Value]:
         low, middle, high = quartiles(data.values(label, arm, "ttft_ms").values())
         counts = [data.spread(label, arm, name).mean for name in ("linked", "compiled")]
-        times = [MeanCell(time, None, 1) for time in (middle, low, high)]
+        times = [mean_value(time, None, 1) for time in (middle, low, high)]
         return [label, arm, *times, *(None if n is None else int(n) for n in counts)]
 
     quartile = ("TTFT ms, median", "lower quartile", "upper quartile")
-    return ReportTable(
+    return report_table(
         data.name,
         f"{data.experiment} on {data.device}: what each arm did",
         (data.varies, "arm", *quartile, "linked tokens", "compiled tokens"),
@@ -103,10 +103,10 @@ def _latency_table(data: ExperimentData) -> ReportTable:
     )
 
 
-def workload_table(data: ExperimentData, published: Published) -> ReportTable:
+def workload_table(data: ExperimentData, published: Published) -> Table:
     """MEPIC's Table 1: how long prompts are and how much of them is reused."""
     groups = by_label(data)
-    return ReportTable(
+    return report_table(
         f"table1-{data.device}",
         f"The workloads on {data.device}",
         (
@@ -148,7 +148,7 @@ def _likeness(groups: Mapping[str, Sequence[PointData]], published: Published) -
     return f"of about the same reuse, but {longer}" if alike else f"{longer} and {apart}"
 
 
-def _workload_row(label: str, points: Sequence[PointData], published: Published) -> list[Cell]:
+def _workload_row(label: str, points: Sequence[PointData], published: Published) -> list[Value]:
     paper = published.workload(label)
 
     def facts(name: str, scale: float = 1.0) -> SeedSpread:
@@ -160,17 +160,17 @@ def _workload_row(label: str, points: Sequence[PointData], published: Published)
         f"{label}-like",
         None if requests is None else int(requests),
         paper.get("tokens"),
-        facts("mean_tokens").cell(0),
+        facts("mean_tokens").value(0),
         paper.get("reuse_pct"),
-        facts("reuse", 100).cell(1),
+        facts("reuse", 100).value(1),
         paper.get("recomputed"),
-        facts("fresh_tokens").cell(0),
+        facts("fresh_tokens").value(0),
     ]
 
 
-def result_table(data: ExperimentData, published: Published) -> ReportTable:
+def result_table(data: ExperimentData, published: Published) -> Table:
     """MEPIC's Table 2: latency, peak occupancy, score."""
-    return ReportTable(
+    return report_table(
         f"table2-{data.device}",
         f"Total latency, peak KV occupancy and score on {data.device}",
         (
@@ -193,27 +193,27 @@ def result_table(data: ExperimentData, published: Published) -> ReportTable:
     )
 
 
-def _result_row(data: ExperimentData, label: str, arm: str, published: Published) -> list[Cell]:
-    def printed(metric: str) -> MeanCell | None:
+def _result_row(data: ExperimentData, label: str, arm: str, published: Published) -> list[Value]:
+    def printed(metric: str) -> Shown | None:
         found = published.result(label, metric, arm)
-        return None if found is None else MeanCell(*found)
+        return None if found is None else mean_value(*found)
 
     return [
         f"{label}-like",
         arm,
         printed("latency_s"),
-        data.spread(label, arm, "makespan_s").cell(),
+        data.spread(label, arm, "makespan_s").value(),
         printed("peak_pct"),
-        data.spread(label, arm, "peak_pct").cell(),
-        data.spread(label, arm, "resident_pct").cell(),
+        data.spread(label, arm, "peak_pct").value(),
+        data.spread(label, arm, "resident_pct").value(),
         printed("score"),
-        data.spread(label, arm, "score").cell(),
+        data.spread(label, arm, "score").value(),
     ]
 
 
-def text_table(name: str, figure: str, published: Published) -> ReportTable:
+def text_table(name: str, figure: str, published: Published) -> Table:
     """What the paper's text says of a figure, for comparison."""
-    return ReportTable(
+    return report_table(
         name,
         "What the paper's text says of this figure",
         ("quantity", "paper"),
@@ -222,9 +222,9 @@ def text_table(name: str, figure: str, published: Published) -> ReportTable:
     )
 
 
-def difference_table(data: ExperimentData) -> ReportTable:
+def difference_table(data: ExperimentData) -> Table:
     """Blocks by kind at the moment of each arm's peak."""
-    return ReportTable(
+    return report_table(
         f"{data.name}-kinds",
         f"{data.experiment} on {data.device}: blocks by kind at the peak",
         (data.varies, "seed", "arm", *HELD, "sum"),
@@ -236,7 +236,7 @@ def difference_table(data: ExperimentData) -> ReportTable:
     )
 
 
-def _kind_rows(data: ExperimentData) -> Iterator[list[Cell]]:
+def _kind_rows(data: ExperimentData) -> Iterator[list[Value]]:
     for point in data.points:
         for arm, found in point.arms.items():
             if found.at_peak:
@@ -298,11 +298,11 @@ class PaperPage:
         if made:
             yield ""
         if published.text(name):
-            yield text_table(f"{name}-paper", name, published).markdown()
+            yield text_table(f"{name}-paper", name, published).section()
         tables = list(self._tables(name, figure, published))
         for table in tables:
             table.write(self.output)
-            yield table.markdown()
+            yield table.section()
         if any(self._kinds(figure.experiment)):
             yield f"Blocks by kind at each peak are in [{KINDS}]({KINDS})."
             yield ""
@@ -319,14 +319,14 @@ class PaperPage:
         for table in tables:
             table.write(self.output)
         lines = [f"# {self.settings.paper}: blocks by kind at each peak", ""]
-        lines += [table.markdown() for table in tables]
+        lines += [table.section() for table in tables]
         write_whole(self.output / KINDS, "\n".join(lines).encode())
 
-    def _kinds(self, experiment: str) -> Iterator[ReportTable]:
+    def _kinds(self, experiment: str) -> Iterator[Table]:
         tables = map(difference_table, self.evidence.experiment(experiment))
         return (table for table in tables if table.rows)
 
-    def _tables(self, name: str, figure: Figure, published: Published) -> Iterator[ReportTable]:
+    def _tables(self, name: str, figure: Figure, published: Published) -> Iterator[Table]:
         for data in self.evidence.experiment(figure.experiment):
             if name == "table1":
                 yield workload_table(data, published)
@@ -382,7 +382,7 @@ def claims_section(verdicts: Sequence[ClaimVerdict]) -> Iterator[str]:
         )
         for verdict in verdicts
     ]
-    yield markdown.table(("verdict", "claim", "published", "ours", "why", "run"), rows)
+    yield markdown_table(("verdict", "claim", "published", "ours", "why", "run"), rows)
     yield ""
     yield "All places of all claims are in [places.md](places.md)."
     yield ""
@@ -398,7 +398,7 @@ def ours(verdict: ClaimVerdict) -> str:
     return f"{verdict.ours} [{number(low)}, {number(high)}]"
 
 
-def places_table(verdicts: Sequence[ClaimVerdict]) -> ReportTable:
+def places_table(verdicts: Sequence[ClaimVerdict]) -> Table:
     """Every claim at every place."""
     rows = [
         [
@@ -416,4 +416,4 @@ def places_table(verdicts: Sequence[ClaimVerdict]) -> ReportTable:
         for cell in verdict.cells
     ]
     head = ("claim", "place", "quantity", "ours", "low", "high", "verdict", "n", "run")
-    return ReportTable("places", "Every claim at every place", head, rows)
+    return report_table("places", "Every claim at every place", head, rows)

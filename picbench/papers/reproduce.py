@@ -10,16 +10,15 @@ from picbench.experiments import serve_arms
 from picbench.experiments.arm_scores import ARMS_OF
 from picbench.experiments.runner import TimeBudget
 from picbench.files import locked
-from picbench.papers.budget import (
+from picbench.papers.data import (
     QUESTION,
     START,
-    Room,
+    ExperimentData,
+    PointStore,
+    StoredPoint,
     expected_arm,
-    expected_attention,
     expected_load,
-    latency_serves,
 )
-from picbench.papers.data import ExperimentData, PointStore, StoredPoint
 from picbench.papers.latency import LatencyRun, measure_attention, measure_latencies, measure_layers
 from picbench.papers.load import (
     Display,
@@ -31,6 +30,7 @@ from picbench.papers.load import (
 )
 from picbench.papers.settings import (
     AttentionExperiment,
+    AttentionSettings,
     Device,
     LatencySettings,
     Point,
@@ -186,7 +186,7 @@ class Reproduction:
         if self.device != "cpu":
             return
         left = self.missing_attention
-        while left and budget.allows(expected_attention(next(iter(left.values())).cpu)):
+        while left and budget.allows(_expected_attention(next(iter(left.values())).cpu)):
             settings = next(iter(left.values())).cpu
             alike = {name: one for name, one in left.items() if one.cpu == settings}
             for data in measure_attention(alike, settings, self.name, self.commit, print):
@@ -245,8 +245,9 @@ class Reproduction:
             serve_arms.measure(settings)
 
 
-#: Prompt tokens of a row under an arm, and tokens a second of all arms in one batch.
-_ROW, _BATCH = 1_500, {"cpu": 2_000, "cuda": 90_000}
+#: Prompt tokens of a row under an arm, tokens a second of all arms in one batch, and seconds of a
+#: row's attention under an arm on a CPU.
+_ROW, _BATCH, _ATTENTION = 1_500, {"cpu": 2_000, "cuda": 90_000}, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,80 +263,54 @@ class Estimate:
 
 
 def estimate(plan: Reproduction) -> Iterator[Estimate]:
-    """An estimate for each experiment that the figures need, in their order.
-
-    Engines start once for all experiments that are served by the same ones, which counts as a part
-    of the first of these.
-    """
-    kinds: set[object] = set()
-    owned, writer = plan.owned, TrafficWriter()
+    """An estimate for each experiment that the figures need, in their order."""
+    writer = TrafficWriter()
     for experiment in plan.experiments:
-        if not (plan.is_first_part or experiment in plan.settings.loads):
+        settings = plan.settings
+        if experiment in settings.loads:
+            yield _load(experiment, plan, writer)
+        elif not plan.is_first_part:
             continue
-        if experiment in plan.settings.loads:
-            every = points(plan.settings, experiment, plan.device)
-            found = [point for point in every if point.name in owned]
-            yield _load(experiment, found, plan, kinds, writer)
-        elif experiment in plan.settings.latencies:
-            yield _latency(experiment, plan, kinds)
-        elif experiment in plan.settings.attentions:
+        elif experiment in settings.latencies:
+            yield _latency(experiment, plan)
+        elif experiment in settings.attentions:
             yield _attention(experiment, plan)
-        elif experiment in plan.settings.layers:
-            yield _layers(experiment, plan)
+        elif experiment in settings.layers:
+            rows = settings.layers[experiment].cpu.rows
+            left = rows * (experiment in plan.missing_layers)
+            yield Estimate(experiment, "rows", left, rows, 0, 0.0)
         else:
             yield _scores(plan.score_settings(), plan)
 
 
 def _attention(experiment: str, plan: Reproduction) -> Estimate:
-    """Attention; that of one pass counts as a part of the first experiment."""
-    settings, left = plan.settings.attentions[experiment].cpu, plan.missing_attention
-    if plan.device != "cpu":
-        return Estimate(experiment, "rows", 0, 0, 0, 0.0)
-    rows = settings.rows if experiment in left else 0
-    seconds = expected_attention(settings) if experiment == next(iter(left), None) else 0.0
-    tokens = rows * len(settings.arms) * _ROW
-    return Estimate(experiment, "rows", rows, settings.rows, tokens, seconds)
+    wanted = plan.settings.attentions[experiment].cpu
+    total = wanted.rows * (plan.device == "cpu")
+    left = total * (experiment in plan.missing_attention)
+    seconds = _expected_attention(wanted) if left else 0.0
+    return Estimate(experiment, "rows", left, total, left * len(wanted.arms) * _ROW, seconds)
 
 
-def _layers(experiment: str, plan: Reproduction) -> Estimate:
-    """Counts, which are made in no time."""
-    rows = plan.settings.layers[experiment].cpu.rows
-    return Estimate(experiment, "rows", rows * (experiment in plan.missing_layers), rows, 0, 0.0)
+def _expected_attention(settings: AttentionSettings) -> float:
+    return _ATTENTION * settings.rows * len(settings.arms)
 
 
-def _load(
-    experiment: str,
-    found: Sequence[Point],
-    plan: Reproduction,
-    kinds: set[object],
-    writer: TrafficWriter,
-) -> Estimate:
-    sizes: dict[str, TrafficFacts] = {}
+def _load(experiment: str, plan: Reproduction, writer: TrafficWriter) -> Estimate:
+    owned = plan.owned
+    found = [p for p in points(plan.settings, experiment, plan.device) if p.name in owned]
     with TemporaryDirectory(prefix="picbench-") as folder:
         file = Path(folder, "requests.jsonl")
-        left = [point for point in found if not _complete(plan, point, writer, file)]
-        for point in left:
-            if point.label not in sizes:
-                sizes[point.label] = _write(point, writer, file).facts
-    wanted = {_engines(point) for point in left}
-    starts = len(wanted - kinds) * START[plan.device]
-    kinds |= wanted
-    engines = max((len(point.arms) for point in left), default=0) if plan.device == "cpu" else 1
-    seconds = sum(expected_load(point, sizes[point.label]) for point in left)
-    return Estimate(
-        experiment,
-        "runs",
-        len(left),
-        len(found),
-        int(sum(_tokens(sizes[point.label]) * len(point.arms) for point in left)),
-        seconds * _factor(plan, experiment) + starts * engines,
-    )
-
-
-def _engines(point: Point) -> object:
-    """What points are served by the same engines; on a GPU arms take turns."""
-    arms = () if point.device == "cuda" else point.arms
-    return arms, repr(sorted(point.run.items()))
+        left = [
+            (point, _write(point, writer, file).facts)
+            for point in found
+            if not _complete(plan, point, writer, file)
+        ]
+    seconds = sum(expected_load(point, facts) for point, facts in left)
+    tokens = sum(facts.mean_tokens * facts.requests * len(p.arms) for p, facts in left)
+    # On a CPU each arm has an engine of its own, on a GPU arms take turns.
+    engines = max((len(p.arms) for p, _ in left), default=0) if plan.device == "cpu" else bool(left)
+    seconds = seconds * _factor(plan, experiment) + engines * START[plan.device]
+    return Estimate(experiment, "runs", len(left), len(found), int(tokens), seconds)
 
 
 def _factor(plan: Reproduction, experiment: str) -> float:
@@ -344,15 +319,10 @@ def _factor(plan: Reproduction, experiment: str) -> float:
     for name in sorted(plan.store.folder.glob(f"{plan.device}-{experiment}-*.json")):
         stored = StoredPoint.read(name)
         served = TrafficFacts(**{"users": 1, **stored.point.facts})  # type: ignore[arg-type]
-        room = Room.of(stored.identity)
         for arm, found in stored.point.arms.items():
-            expected += expected_arm(arm, served, plan.device, room)
+            expected += expected_arm(arm, served, plan.device)
             took += found.metrics["makespan_s"] or 0.0
     return took / expected if expected else 1.0
-
-
-def _tokens(facts: TrafficFacts) -> float:
-    return facts.mean_tokens * facts.requests
 
 
 def _write(point: Point, writer: TrafficWriter, file: Path) -> Written:
@@ -368,18 +338,15 @@ def _complete(plan: Reproduction, point: Point, writer: TrafficWriter, file: Pat
     return path.exists() and json.loads(path.read_bytes())["status"] == "complete"
 
 
-def _latency(experiment: str, plan: Reproduction, kinds: set[object]) -> Estimate:
+def _latency(experiment: str, plan: Reproduction) -> Estimate:
     run = plan.latency(experiment)
     if run is None:
         return Estimate(experiment, "points", 0, 0, 0, 0.0)
-    missing, settings = run.missing, run.settings
+    missing, repeats = run.missing, run.settings.repeats + 1
     tokens = sum(point.chunks * point.tokens + QUESTION for point in missing.values())
-    seconds = sum(run.expected(label) for label in missing)
-    if missing and run.engine_kind not in kinds:
-        kinds.add(run.engine_kind)
-        seconds += START[plan.device]
-    total, served = len(settings.points), 2 * tokens * latency_serves(settings)
-    return Estimate(experiment, "points", len(missing), total, served, seconds)
+    seconds = repeats * sum(map(run.expected, missing)) + START[plan.device] * bool(missing)
+    served = 2 * tokens * repeats * len(run.settings.arms)
+    return Estimate(experiment, "points", len(missing), len(run.settings.points), served, seconds)
 
 
 def _scores(settings: ScoreSettings | None, plan: Reproduction) -> Estimate:

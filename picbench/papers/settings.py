@@ -2,10 +2,10 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -114,6 +114,9 @@ _OF_RUNS = ("arms", "run", "kv_blocks")
 #: The kind of a settings file.
 Content = TypeVar("Content", bound=BaseModel)
 
+#: Sizes of an experiment on a device.
+Sizes = TypeVar("Sizes", bound=BaseModel)
+
 
 class StrictSettings(BaseModel):
     """Settings without fields that nothing reads."""
@@ -167,20 +170,12 @@ class ScoreSettings(StrictSettings):
     datasets: list[str] = Field(min_length=1)
 
 
-class LoadExperiment(StrictSettings):
-    """Loads that differ in one thing."""
+class DeviceExperiment(StrictSettings, Generic[Sizes]):
+    """What differs in one thing, with sizes of its own for each device it is run on."""
 
     varies: str
-    cpu: LoadSettings | None = None
-    cuda: LoadSettings | None = None
-
-
-class LatencyExperiment(StrictSettings):
-    """Prompts that differ in one thing."""
-
-    varies: str
-    cpu: LatencySettings | None = None
-    cuda: LatencySettings | None = None
+    cpu: Sizes | None = None
+    cuda: Sizes | None = None
 
 
 class ScoreExperiment(StrictSettings):
@@ -257,6 +252,9 @@ class Figure(StrictSettings):
     experiment: str
     drawings: list[Drawing] = Field(default_factory=list)
 
+
+LoadExperiment = DeviceExperiment[LoadSettings]
+LatencyExperiment = DeviceExperiment[LatencySettings]
 
 #: Any experiment.
 Experiment = (
@@ -371,27 +369,23 @@ def changed(
         if found is None:
             return None
         more = {} if requests is None else {"requests": requests}
-        return found.model_copy(
-            update={
-                "model": model or found.model,
-                "seeds": found.seeds[:seeds],
-                "points": {label: point | more for label, point in found.points.items()},
-            }
-        )
+        points = {label: point | more for label, point in found.points.items()}
+        update = {"model": model or found.model, "seeds": found.seeds[:seeds], "points": points}
+        return found.model_copy(update=update)
 
     def latency(found: LatencySettings | None) -> LatencySettings | None:
         return found and found.model_copy(update={"model": model or found.model})
 
+    def devices(experiments: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+        return {
+            name: old.model_copy(update={"cpu": change(old.cpu), "cuda": change(old.cuda)})
+            for name, old in experiments.items()
+        }
+
     return settings.model_copy(
         update={
-            "loads": {
-                name: old.model_copy(update={"cpu": load(old.cpu), "cuda": load(old.cuda)})
-                for name, old in settings.loads.items()
-            },
-            "latencies": {
-                name: old.model_copy(update={"cpu": latency(old.cpu), "cuda": latency(old.cuda)})
-                for name, old in settings.latencies.items()
-            },
+            "loads": devices(settings.loads, load),
+            "latencies": devices(settings.latencies, latency),
         }
     )
 
@@ -431,9 +425,6 @@ def _check_names(settings: Settings, path: Path) -> None:
             )
 
 
-FOLDER = Path(__file__).with_name("files")
-
-
 @dataclass(frozen=True, slots=True)
 class Published:
     """A paper's printed numbers and what they were measured on."""
@@ -468,11 +459,11 @@ class Published:
 
 def read_published(name: str) -> Published:
     """Read the file called `name`; ConfigError where it is missing or broken."""
-    path = FOLDER / name
+    path = FILES / name
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        known = ", ".join(sorted(found.name for found in FOLDER.glob("*.json")))
+        known = ", ".join(sorted(found.name for found in FILES.glob("*.json")))
         raise ConfigError(
             f"`published` {path.name}: cannot be read: {error}", hint=f"there are {known}"
         ) from error

@@ -7,10 +7,10 @@ from enum import StrEnum
 from math import isinf
 from typing import Any
 
-from picbench.engines.algorithms import Reuse
+from picbench.profile.grid import links_chunks
 from picbench.profile.predictor import ArmPrediction, GridPredictor, PredictorErrors
 from picbench.profile.profile import ArmProfile, TraceProfile
-from picbench.tables import table as markdown
+from picbench.tables.table import NOTHING, Column, Table
 
 #: Differences up to this share of the better figure decide nothing.
 MARGIN = 0.10
@@ -44,8 +44,8 @@ def advise(profile: TraceProfile, predicted: Mapping[str, ArmPrediction]) -> Adv
     compared. Outside of the grid times decide nothing that computed tokens do not say as well.
     Accuracy is not part of it.
     """
-    linked = [a for a in profile.arms if a.algorithm.reuse is Reuse.CHUNKS and _offered(a)]
-    plain = [a for a in profile.arms if a.algorithm.reuse is not Reuse.CHUNKS]
+    linked = [arm for arm in profile.arms if links_chunks(arm.algorithm) and _offered(arm)]
+    plain = [arm for arm in profile.arms if not links_chunks(arm.algorithm)]
     if not linked or not plain:
         return Advice(Worth.UNKNOWN, None, "unknown: an arm with chunks and one without are needed")
     ours = _best(linked, predicted)
@@ -131,10 +131,13 @@ def _why(profile: TraceProfile, ours: ArmProfile, theirs: ArmProfile) -> str:
 #: What every output says.
 SIMULATED = "simulation: no model was run"
 
+#: A column: its heading, and an arm's text in it.
+_Shown = tuple[str, Callable[[ArmProfile], str]]
+
 
 @dataclass(frozen=True, slots=True)
 class ProfileReport:
-    """What is shown: counts, what is predicted of them from which grid, and the advice."""
+    """What is shown: counts, what a grid predicts of them, and the advice."""
 
     profile: TraceProfile
     predictor: GridPredictor | None
@@ -142,8 +145,15 @@ class ProfileReport:
     errors: PredictorErrors | None
     advice: Advice
 
+    @property
+    def table(self) -> Table:
+        """A row for each arm."""
+        columns = list(self._columns())
+        rows = [[text(arm) for _, text in columns] for arm in self.profile.arms]
+        return Table(self.profile.name, [Column(heading) for heading, _ in columns], rows)
+
     def lines(self) -> Iterator[str]:
-        """What stands around the table."""
+        """What stands above the table."""
         traffic = self.profile.traffic
         yield f"{SIMULATED}. {self.profile.name} ({self.profile.kind})"
         rate = f", {traffic.rate:.3g} a second" if traffic.rate else ""
@@ -160,6 +170,21 @@ class ProfileReport:
             else "Reuse is counted block by block; contents with different names count as "
             "different from their first token on."
         )
+
+    def legend(self) -> str:
+        """What the columns mean."""
+        copies = any(getattr(arm.algorithm, "private", False) for arm in self.profile.arms)
+        ranges = any(found.ttft_s_range for found in self.predicted.values())
+        parts = {
+            "saved: prompt tokens that need not be computed, less those of compiling chunks; by a "
+            "cache that never evicts.": True,
+            "Private copies are made from a tier that never forgets.": copies,
+            "In brackets: where 90 % of the grid's single measurements lie around such a "
+            "prediction, TTFT's around medians of as many such requests.": ranges,
+            f"KV: of {self.profile.running} requests at a time.": self.predicted,
+            "TTFT at its rate: by the formula of a queue.": self._queues,
+        }
+        return " ".join(text for text, shown in parts.items() if shown)
 
     def grid_lines(self) -> Iterator[str]:
         """What the predictions are worth."""
@@ -185,33 +210,76 @@ class ProfileReport:
         if outside:
             yield f"Outside of the measured grid, so extrapolated: {', '.join(outside)}"
 
+    @property
+    def _queues(self) -> bool:
+        return bool(self.predicted and self.profile.traffic.rate)
+
+    def _columns(self) -> Iterator[_Shown]:
+        yield "arm", lambda arm: arm.algorithm.spec
+        yield "saved", lambda arm: f"{arm.unbounded.saved:z.1%}"
+        yield "computed a request", _computed
+        if self.profile.pool:
+            yield f"saved, pool of {self.profile.pool:,}", lambda arm: f"{arm.counted.saved:z.1%}"
+            yield "evicted blocks", lambda arm: f"{arm.counted.evicted_blocks:,}"
+            yield "refused", lambda arm: f"{arm.counted.refused:,}"
+        if self.predicted:
+            yield "TTFT, ms", self._shown(lambda f: _ms(f.ttft_s) + _range(f.ttft_s_range, _ms))
+            yield (
+                "requests/s",
+                self._shown(lambda f: _number(f.requests_s) + _range(f.requests_s_range, _number)),
+            )
+            yield "KV, GiB", self._shown(lambda f: f"{f.kv_gib:.2f}")
+        if self._queues:
+            yield "TTFT at its rate, ms", self._shown(lambda f: _ms(f.loaded_ttft_s))
+
+    def _shown(self, text: Callable[[ArmPrediction], str]) -> Callable[[ArmProfile], str]:
+        return lambda arm: text(self.predicted[arm.algorithm.spec])
+
+
+def _computed(arm: ArmProfile) -> str:
+    counted = arm.counted
+    return f"{counted.computed / counted.requests:,.0f}" if counted.requests else NOTHING
+
+
+def _range(found: tuple[float, float] | None, cell: Callable[[float], str]) -> str:
+    return f" ({cell(found[0])}-{cell(found[1])})" if found else ""
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None:
+        return NOTHING
+    return "overloaded" if isinf(seconds) else f"{seconds * 1e3:,.1f}"
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:,.2f}"
+
 
 def as_markdown(report: ProfileReport) -> str:
-    """A page."""
-    head, rows = _table(report)
-    blocks = [*report.lines(), markdown.table(head, rows, right=1), _legend(report)]
+    """The report as a page."""
+    blocks = [*report.lines(), report.table.markdown(right=1), report.legend()]
     return "\n\n".join([*blocks, *report.grid_lines(), f"**{report.advice.line}**"]) + "\n"
 
 
 def as_text(report: ProfileReport) -> str:
-    """The same for a terminal."""
-    head, rows = _table(report)
-    lines = [head, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    table = "\n".join(
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-    blocks = ["\n".join(report.lines()), table, _legend(report), "\n".join(report.grid_lines())]
-    return "\n\n".join([*blocks, report.advice.line]) + "\n"
+    """The report for a terminal."""
+    table = report.table
+    first, *others = zip(table.head, *table.texts(), strict=True)
+    columns = [_padded(first, str.ljust), *(_padded(column, str.rjust) for column in others)]
+    lines = ["  ".join(line).rstrip() for line in zip(*columns, strict=True)]
+    blocks = (report.lines(), lines, [report.legend()], report.grid_lines(), [report.advice.line])
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def _padded(column: Sequence[str], pad: Callable[[str, int], str]) -> list[str]:
+    width = max(map(len, column))
+    return [pad(text, width) for text in column]
 
 
 def as_json(report: ProfileReport) -> str:
     """All figures; times in seconds, None for what is infinite or not known."""
-    profile, traffic = report.profile, report.profile.traffic
+    profile, traffic, predictor = report.profile, report.profile.traffic, report.predictor
+    calibration = predictor.calibration if predictor else None
     document = {
         "schema": 1,
         "simulation": True,
@@ -228,100 +296,25 @@ def as_json(report: ProfileReport) -> str:
             "rate": traffic.rate,
         },
         "arms": {arm.algorithm.spec: _arm(report, arm) for arm in profile.arms},
-        "grid": report.predictor.grid.about() if report.predictor else None,
-        "calibration": _calibration(report.predictor),
-        "warning": report.predictor.warning if report.predictor else None,
+        "grid": predictor.grid.about() if predictor else None,
+        "calibration": calibration.about() if calibration else None,
+        "warning": predictor.warning if predictor else None,
         "errors": asdict(report.errors) if report.errors else None,
         "advice": asdict(report.advice),
     }
     return json.dumps(document, indent=1) + "\n"
 
 
-def _calibration(predictor: GridPredictor | None) -> str | None:
-    calibration = predictor.calibration if predictor else None
-    return calibration.about() if calibration else None
-
-
-FORMATS = {"text": as_text, "json": as_json, "markdown": as_markdown}
-
-
 def _arm(report: ProfileReport, arm: ArmProfile) -> dict[str, Any]:
     found = report.predicted.get(arm.algorithm.spec)
-    figures = {k: _finite(v) for k, v in asdict(found).items()} if found else None
+    figures = asdict(found) if found else {}
+    finite = {k: None if isinstance(v, float) and isinf(v) else v for k, v in figures.items()}
     return {
         "unbounded": asdict(arm.unbounded) | {"saved": arm.unbounded.saved},
         "limited": asdict(arm.limited) | {"saved": arm.limited.saved} if arm.limited else None,
         "peak_blocks": arm.peak_blocks,
-        "predicted": figures,
+        "predicted": finite or None,
     }
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and isinf(value) else value
-
-
-def _table(report: ProfileReport) -> tuple[list[str], list[list[str]]]:
-    profile = report.profile
-    head = ["arm", "saved", "computed a request"]
-    if profile.pool:
-        head += [f"saved, pool of {profile.pool:,}", "evicted blocks", "refused"]
-    if report.predicted:
-        head += ["TTFT, ms", "requests/s", "KV, GiB"]
-        head += ["TTFT at its rate, ms"] if profile.traffic.rate else []
-    return head, [_row(report, arm) for arm in profile.arms]
-
-
-def _row(report: ProfileReport, arm: ArmProfile) -> list[str]:
-    counted = arm.counted
-    row = [
-        arm.algorithm.spec,
-        f"{arm.unbounded.saved:z.1%}",
-        f"{counted.computed / counted.requests:,.0f}" if counted.requests else "-",
-    ]
-    if arm.limited:
-        row += [
-            f"{arm.limited.saved:z.1%}",
-            f"{arm.limited.evicted_blocks:,}",
-            f"{arm.limited.refused:,}",
-        ]
-    found = report.predicted.get(arm.algorithm.spec)
-    if found:
-        row += [
-            _ms(found.ttft_s) + _range(found.ttft_s_range, _ms),
-            _number(found.requests_s) + _range(found.requests_s_range, _number),
-            f"{found.kv_gib:.2f}",
-        ]
-        row += [_ms(found.loaded_ttft_s)] if report.profile.traffic.rate else []
-    return row
-
-
-def _legend(report: ProfileReport) -> str:
-    copies = any(getattr(arm.algorithm, "private", False) for arm in report.profile.arms)
-    parts: Sequence[str] = (
-        "saved: prompt tokens that need not be computed, less those of compiling chunks; by a "
-        "cache that never evicts.",
-        "Private copies are made from a tier that never forgets." if copies else "",
-        "In brackets: where 90 % of the grid's single measurements lie around such a prediction, "
-        "TTFT's around medians of as many such requests."
-        if any(found.ttft_s_range for found in report.predicted.values())
-        else "",
-        f"KV: of {report.profile.running} requests at a time." if report.predicted else "",
-        "TTFT at its rate: by the formula of a queue."
-        if report.predicted and report.profile.traffic.rate
-        else "",
-    )
-    return " ".join(filter(None, parts))
-
-
-def _range(found: tuple[float, float] | None, cell: Callable[[float], str]) -> str:
-    return f" ({cell(found[0])}-{cell(found[1])})" if found else ""
-
-
-def _ms(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    return "overloaded" if isinf(seconds) else f"{seconds * 1e3:,.1f}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.2f}"
+FORMATS = {"text": as_text, "json": as_json, "markdown": as_markdown}

@@ -1,4 +1,4 @@
-"""A grid of measured cells: the format of `grid.json`, which the package has a copy of.
+"""A grid of measured cells: the format of `grid.json`, of which the package has copies.
 
 A cell is traffic of one kind, served by every arm: how much of it recurs, how many chunks of which
 length, drawn from how many, how requests come, and what was served before. Repeats differ in their
@@ -6,13 +6,14 @@ seed.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.errors import ConfigError, first_refusal
 from picbench.files import write_json
 
@@ -26,6 +27,9 @@ SCHEMA = 3
 
 #: Files without the sizes of graphs are read, too.
 _READ = (2, SCHEMA)
+
+#: CUDA graphs of engines whose files do not say: vLLM's choice for engines of 64 requests.
+_UNRECORDED = 128
 
 #: The grids that come with the package.
 DATA = Path(__file__).parent / "data"
@@ -52,7 +56,7 @@ class GridPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmCell:
-    """What one arm took in a cell, in means over its requests if nothing else is said.
+    """What one arm took in a cell: means over its requests, except where another is named.
 
     `ttft_s` is the median from arrival to the first token, `ttft_p95_s` the 95th percentile.
     `requests_s` are answered requests over the time from the first arrival to the last token.
@@ -120,6 +124,57 @@ class GridFacts:
     step_tokens: int = 2048
     graph_tokens: Mapping[str, int] | None = None
 
+    def captured(self, *, linked: bool) -> int:
+        """Tokens of the largest step that graphs of a kind of arms served; 0 without graphs."""
+        if self.graph_tokens is None:
+            return _UNRECORDED if self._on_gpu else 0
+        parse, sizes = Registry().parse, self.graph_tokens.items()
+        return max((n for arm, n in sizes if links_chunks(parse(arm)) is linked), default=0)
+
+    def graphs(self) -> str:
+        """The sizes of graphs in words: by arm, where they differ."""
+        if not self._on_gpu or (self.graph_tokens and not any(self.graph_tokens.values())):
+            return "no CUDA graphs"
+        if self.graph_tokens is None:
+            return (
+                f"CUDA graphs whose size its file does not say ({_UNRECORDED} tokens, or 512 later)"
+            )
+        return f"CUDA graphs of up to {' and '.join(_sizes(self.graph_tokens))} tokens"
+
+    def same_graphs(self, other: "GridFacts") -> bool:
+        """Whether the arms that two grids have in common had graphs of the same sizes."""
+        here, there = self.graph_tokens, other.graph_tokens
+        if here is None or there is None:
+            return here is there or not (self._on_gpu or other._on_gpu)
+        return all(here[arm] == there[arm] for arm in here if arm in there)
+
+    def graph_warning(self, grid: "GridFacts", name: str) -> str | None:
+        """Why a grid's predictions may not be those of what was measured here, called `name`.
+
+        None for the same graphs.
+        """
+        if self.same_graphs(grid):
+            return None
+        return (
+            f"{name}: {self.graphs()}, --grid: {grid.graphs()}. Steps between these sizes take "
+            "other times; measure the grid again (picbench measure break-even)."
+        )
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.versions.get("driver", "none") != "none"
+
+
+def links_chunks(algorithm: Algorithm) -> bool:
+    """Whether an algorithm maps chunks."""
+    return algorithm.reuse is Reuse.CHUNKS
+
+
+def _sizes(tokens: Mapping[str, int]) -> Iterator[str]:
+    for size in sorted(set(tokens.values())):
+        arms = [arm for arm, own in tokens.items() if own == size]
+        yield f"{size:,}" + ("" if len(arms) == len(tokens) else f" ({', '.join(arms)})")
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredGrid:
@@ -151,7 +206,7 @@ class MeasuredGrid:
 
 
 def read_grid(path: Path, field: str = "grid") -> MeasuredGrid:
-    """Read a file that `field` names; ConfigError with the field for what is no grid."""
+    """Read a file that `field` names. Raises ConfigError that names the field for no grid."""
     try:
         found: dict[str, Any] = json.loads(path.read_bytes())
         if found.pop("schema", None) not in _READ:

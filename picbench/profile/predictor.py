@@ -1,37 +1,253 @@
-"""Times and memory of arms, predicted from a measured grid."""
+"""Times and memory of arms, predicted from a measured grid.
+
+A time is a sum of costs that cannot be negative, each multiplied by a factor: requests, computed
+tokens, the tokens that these attend to, chunks, steps, generated tokens. The sum is fitted to
+relative errors (Lawson and Hanson's non-negative least squares), so that short times count as much
+as long ones, and errors beyond the usual ones count less the larger they are (Huber's weights),
+because another program on the machine makes a cell several times as long. How well that
+interpolates is measured by leaving out one point of the grid after another (`leave_one_out`).
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from math import inf
 from statistics import fmean, median
+from typing import Any
 
+import numpy as np
+from scipy.optimize import brentq, nnls  # type: ignore[import-untyped]
+from scipy.special import ndtr  # type: ignore[import-untyped]
+
+from picbench.compare.intervals import order_interval
 from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
-from picbench.profile.costs import (
-    CellSpread,
-    CostModel,
-    InterpolationError,
-    Observation,
-    RequestSize,
-    alike,
-    captured,
-    cell_size,
-    deviations,
-    fit,
-    graph_warning,
-    leave_one_out,
+from picbench.profile.grid import (
+    ALONE,
+    BURST,
+    QUIET,
+    ArmCell,
+    GridPoint,
+    MeasuredGrid,
     links_chunks,
-    mean_size,
-    middle,
-    of_kind,
-    quiet_cells,
-    scattered_median,
 )
-from picbench.profile.grid import ALONE, BURST, ArmCell, GridPoint, MeasuredGrid
-from picbench.profile.profile import ArmProfile, LoopCounts, TraceProfile, serve_loop
+from picbench.profile.profile import (
+    ArmProfile,
+    LoopCounts,
+    RequestSize,
+    TraceProfile,
+    mean_size,
+    serve_loop,
+)
 
-_Spreads = tuple[CellSpread | None, CellSpread | None]
+#: How many different observations more than costs are needed at least.
+_SPARE = 2
+
+#: Huber's constant: errors beyond so many of their usual size count less.
+_USUAL = 1.345
+
+#: Relative errors below this one are never unusual, and how often weights are made anew.
+_LEAST, _ROUNDS = 0.01, 20
+
+#: The share of cells that a range covers.
+COVERED = 0.9
+
+#: Cells that are about as large: their share of all, and how many a range needs at least. A median
+#: does with fewer, so that it is of one size in a calibration of minutes as well.
+_NEAREST, _FEWEST, _FEWEST_OF_MEDIAN = 1 / 3, 20, 7
+
+#: The 95th percentile of a normal distribution, in standard deviations.
+_P95 = 1.6449
+
+#: The largest distance of the mean and the middle request of a cell whose requests are all alike,
+#: as a share, and in tokens.
+_ALIKE, _ALIKE_TOKENS = 0.02, 2.0
+
+#: Below all scatter that was measured.
+_LEAST_SCATTER = 1e-4
+
+_Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A measured value, and the factor of each of its costs.
+
+    Observations of one `group` are left out together. `sizes` are compared with those of what is
+    predicted.
+    """
+
+    group: object
+    counts: tuple[float, ...]
+    value: float
+    sizes: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Costs that were fitted, and the range of the sizes that they were fitted to."""
+
+    costs: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+    def predict(self, counts: Sequence[float]) -> float:
+        """The sum of the costs, each multiplied by its factor."""
+        return float(np.dot(self.costs, counts))
+
+    def covers(self, sizes: Sequence[float]) -> bool:
+        """Whether sizes are within what was measured, in every respect."""
+        found = zip(self.low, sizes, self.high, strict=True)
+        return all(low * 0.99 <= value <= high * 1.01 for low, value, high in found)
+
+
+def fit(observations: Sequence[Observation]) -> CostModel | None:
+    """Fit costs; None for too few different observations."""
+    different = np.array(list({observation.counts for observation in observations}))
+    if not observations or len(different) < different.any(axis=0).sum() + _SPARE:
+        return None
+    values = np.array([observation.value for observation in observations])
+    matrix = np.array([observation.counts for observation in observations]) / values[:, None]
+    scale = matrix.max(axis=0)
+    scale[scale == 0] = 1.0
+    costs = _robust(matrix / scale) / scale
+    sizes = np.array([observation.sizes for observation in observations])
+    low, high = sizes.min(axis=0), sizes.max(axis=0)
+    return CostModel(*(tuple(map(float, numbers)) for numbers in (costs, low, high)))
+
+
+def _robust(matrix: _Array) -> _Array:
+    """Costs that make each row 1, except rows that no costs of the others make nearly so."""
+    weights = np.ones(len(matrix))
+    costs: _Array = np.zeros(matrix.shape[1])
+    for _ in range(_ROUNDS):
+        before = costs
+        costs, _ = nnls(matrix * weights[:, None], weights)
+        errors = np.abs(matrix @ costs - 1)
+        usual = max(_USUAL * 1.4826 * float(np.median(errors)), _LEAST)
+        weights = np.sqrt(usual / np.maximum(errors, usual))
+        if np.allclose(costs, before, rtol=1e-6, atol=0):
+            break
+    return costs
+
+
+@dataclass(frozen=True, slots=True)
+class InterpolationError:
+    """Relative errors for points that were left out: median, 90th percentile, share within 15 %."""
+
+    median: float
+    p90: float
+    within: float
+    points: int
+
+    def __str__(self) -> str:
+        return (
+            f"median {self.median:.0%}, 90 % below {self.p90:.0%}, {self.within:.0%} within 15 % "
+            f"({self.points} points)"
+        )
+
+
+def leave_one_out(kinds: Iterable[Sequence[Observation]]) -> InterpolationError | None:
+    """Predict each group of each kind from all others of the kind; None for too few of them."""
+    errors: list[float] = []
+    left_out = 0
+    for observations in kinds:
+        for group in dict.fromkeys(observation.group for observation in observations):
+            model = fit([o for o in observations if o.group != group])
+            if model is None:
+                continue
+            own = [o for o in observations if o.group == group]
+            errors += [abs(model.predict(o.counts) / o.value - 1) for o in own]
+            left_out += 1
+    if not errors:
+        return None
+    middle, p90 = map(float, np.quantile(errors, (0.5, 0.9)))
+    within = float(np.mean([error <= 0.15 for error in errors]))
+    return InterpolationError(middle, p90, within, left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class CellSpread:
+    """Measured over fitted values, `ratios` [cells], by computed tokens of a request.
+
+    `sizes` [cells] are logarithms of these.
+    """
+
+    sizes: _Array
+    ratios: _Array
+
+    @classmethod
+    def of(cls, cells: Iterable[tuple[float, float]]) -> "CellSpread | None":
+        """The spread of cells with these computed tokens and ratios; None for too few cells."""
+        found = np.array(list(cells), dtype=np.float64).reshape(-1, 2)
+        if len(found) < _FEWEST:
+            return None
+        return cls(np.log(np.maximum(found[:, 0], 1.0)), found[:, 1])
+
+    def around(self, value: float, computed: float) -> tuple[float, float]:
+        """Where a single measurement of a fitted `value` would be, for so many tokens."""
+        edges = ((1 - COVERED) / 2, (1 + COVERED) / 2)
+        low, high = np.quantile(self._nearest(computed, _FEWEST), edges)
+        return float(value * low), float(value * high)
+
+    def around_median(
+        self, times: Sequence[float], computed: Sequence[float]
+    ) -> tuple[float, float]:
+        """Where a measured median of requests with these fitted `times` would be.
+
+        Few requests of few sizes have a median that jumps from one size to the next; so it is
+        between those of the requests that enclose the median of such traffic.
+        """
+        low, high = order_interval(len(times), 0.5, COVERED) or (1, len(times))
+        ordered, middle = sorted(times), float(np.median(computed))
+        least, most = (self.around(ordered[rank - 1], middle) for rank in (low, high))
+        return least[0], most[1]
+
+    def middle(self, computed: float) -> float:
+        """The median ratio for so many tokens."""
+        return float(np.median(self._nearest(computed, _FEWEST_OF_MEDIAN)))
+
+    def _nearest(self, computed: float, fewest: int) -> _Array:
+        count = max(fewest, round(_NEAREST * len(self.sizes)))
+        apart = np.abs(self.sizes - np.log(max(computed, 1.0)))
+        nearest: _Array = self.ratios[apart <= np.partition(apart, count - 1)[count - 1]]
+        return nearest
+
+
+def alike(computed: float, middle: float) -> bool:
+    """Whether all requests of a cell compute about as much, by their mean and the middle one."""
+    return abs(middle - computed) <= _ALIKE * computed + _ALIKE_TOKENS
+
+
+def deviations(tails: CellSpread | None, computed: Sequence[float]) -> _Array:
+    """Standard deviations of the logarithms of times, for requests of so many tokens [requests].
+
+    `tails` are 95th percentiles over medians, of cells whose requests are alike; without them the
+    deviations are 0.
+    """
+    if tails is None:
+        return np.zeros(len(computed))
+    different, places = np.unique(np.asarray(computed, np.float64), return_inverse=True)
+    found = np.array([max(tails.middle(size), 1.0) for size in different.tolist()])
+    each: _Array = (np.log(found) / _P95)[places]
+    return each
+
+
+def scattered_median(usual: Sequence[float], scatter: _Array) -> float:
+    """The median of requests whose times are lognormal around the `usual` ones [requests].
+
+    `scatter` [requests] are their `deviations`.
+    """
+    times = np.asarray(usual, np.float64)
+    if not scatter.any() or times.min() <= 0:
+        return float(np.median(times))
+    logs, scatter = np.log(times), np.maximum(scatter, _LEAST_SCATTER)
+
+    def above_half(log: float) -> float:
+        return float(ndtr((log - logs) / scatter).mean()) - 0.5
+
+    ends = float(logs.min()) - 1.0, float(logs.max()) + 1.0
+    return float(np.exp(brentq(above_half, *ends, xtol=1e-6)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +274,7 @@ class ArmPrediction:
 
 @dataclass(frozen=True, slots=True)
 class CellPrediction:
-    """What the grid's costs say of a cell; None for too few cells."""
+    """The predicted times of a cell; None where the grid has too few cells."""
 
     ttft_s: float | None
     requests_s: float | None
@@ -72,6 +288,98 @@ class PredictorErrors:
     requests_s: InterpolationError | None
 
 
+class _ArmKind:
+    """What is fitted for one kind of arms: those that map chunks (`linked`), or all others.
+
+    `alone` and `bursts` are how single `measured` cells lie around the fitted first tokens and
+    requests a second, `tails` the 95th percentiles over medians of cells whose requests are alike.
+    """
+
+    def __init__(self, grid: MeasuredGrid, measured: MeasuredGrid, *, linked: bool) -> None:
+        self._grid, self._linked = grid, linked
+        self.graphs = grid.facts.captured(linked=linked)
+        self.ttft = fit(list(self.first_tokens()))
+        self.seconds = fit(list(self.loops()))
+        alone, bursts = [], []
+        for point, cell in ((p, cell) for p, cells in self._observed(measured) for cell in cells):
+            fitted = self.predict(point, cell)
+            if point.load == ALONE and fitted.ttft_s:
+                alone.append((_first(cell), cell.ttft_s / fitted.ttft_s))
+            if fitted.requests_s:
+                bursts.append((cell.computed, cell.requests_s / fitted.requests_s))
+        self.alone, self.bursts = CellSpread.of(alone), CellSpread.of(bursts)
+        self.tails = CellSpread.of(
+            (cell.middle[0], cell.ttft_p95_s / cell.ttft_s)
+            for point, cells in self._observed(measured)
+            for cell in _quiet_cells(cells)
+            if point.load == ALONE and cell.middle and alike(cell.computed, cell.middle[0])
+        )
+
+    def predict(self, point: GridPoint, cell: ArmCell) -> CellPrediction:
+        """The fitted times of a cell, of what it computed."""
+        alone, loop = self._counts(point, [cell])
+        return CellPrediction(
+            self.ttft.predict(alone.first_token(self.graphs)) if self.ttft else None,
+            cell.requests / self.seconds.predict(loop.costs()) if self.seconds else None,
+        )
+
+    def covers(self, mean: RequestSize) -> bool:
+        """Whether both times are fitted to such requests; TTFT does not depend on the reply."""
+        if self.ttft is None or self.seconds is None:
+            return False
+        shape = _shape(mean)
+        return self.ttft.covers(shape[:-1]) and self.seconds.covers(shape)
+
+    def first_tokens(self) -> Iterator[Observation]:
+        """TTFT of requests alone, a median at each point."""
+        for point, arms in self._observed(self._grid):
+            if point.load == ALONE:
+                quiet = _quiet_cells(arms)
+                size, _ = self._counts(point, quiet)
+                value = median(arm.ttft_s for arm in quiet)
+                counts = size.first_token(self.graphs)
+                yield Observation(_traffic(point), counts, value, _shape(size)[:-1])
+
+    def loops(self) -> Iterator[Observation]:
+        """Seconds of the engine for all requests, a median at each point."""
+        for point, arms in self._observed(self._grid):
+            _, loop = self._counts(point, arms)
+            value = loop.requests / median(arm.requests_s for arm in arms)
+            yield Observation(_traffic(point), loop.costs(), value, _shape(self._size(point, arms)))
+
+    def _counts(self, point: GridPoint, arms: Sequence[ArmCell]) -> tuple[RequestSize, LoopCounts]:
+        """The request of the median TTFT, and what serving the cell takes."""
+        facts, size = self._grid.facts, self._size(point, arms)
+        running = 1 if point.load == ALONE else facts.running
+        requests = repeat(size, arms[0].requests)
+        loop = serve_loop(requests, running, facts.step_tokens, self.graphs)
+        known = [arm.middle for arm in arms if arm.middle is not None]
+        if len(known) == len(arms):
+            computed, compiled = (fmean(column) for column in zip(*known, strict=True))
+            size = size._replace(computed=computed, compiled=compiled)
+        return size, loop
+
+    def _size(self, point: GridPoint, arms: Sequence[ArmCell]) -> RequestSize:
+        """The mean request of a cell's repeats."""
+        return RequestSize(
+            prompt=fmean(arm.prompt for arm in arms),
+            computed=fmean(arm.computed for arm in arms),
+            compiled=fmean(arm.compiled or 0.0 for arm in arms),
+            chunks=point.chunks,
+            chunk_tokens=point.chunk_tokens,
+            output=fmean(arm.output for arm in arms),
+        ).of_kind(linked=self._linked)
+
+    def _observed(self, measured: MeasuredGrid) -> Iterator[tuple[GridPoint, list[ArmCell]]]:
+        """Each point of a closed loop, and the repeats of each arm of the kind in it."""
+        registry = Registry()
+        arms = [a for a in measured.arms if links_chunks(registry.parse(a)) is self._linked]
+        for point, cells in measured.points().items():
+            for arm in arms if point.load in (ALONE, BURST) else ():
+                if repeats := [cell.arms[arm] for cell in cells if arm in cell.arms]:
+                    yield point, repeats
+
+
 class GridPredictor:
     """Predicts from the cells of one grid; arms of one kind share their costs.
 
@@ -80,8 +388,10 @@ class GridPredictor:
     each is served again by a simulated scheduler, which counts its steps.
 
     Another machine takes other times. With a `calibration`, cells of the same grid that were
-    measured there, predictions are of that machine: how many times as long as the grid says it
-    takes is the median over those of its cells that compute about as much.
+    measured there, predictions are for that machine: each time of the grid is multiplied by the
+    median ratio of those of its cells that compute about as much.
+
+    Raises ConfigError for a calibration of another model or engine, or with too few cells.
     """
 
     def __init__(
@@ -92,150 +402,78 @@ class GridPredictor:
     ) -> None:
         self.grid, self.calibration = grid, calibration
         self._block_bytes = block_bytes or grid.facts.block_bytes
-        self._registry = Registry()
-        self._graphs = {kind: captured(grid.facts, linked=kind) for kind in (False, True)}
-        self._ttft = {linked: fit(list(self._alone(linked))) for linked in (False, True)}
-        self._seconds = {linked: fit(list(self._loops(linked))) for linked in (False, True)}
         measured = calibration or grid
-        self._spread = {linked: self._spreads(linked, measured) for linked in (False, True)}
-        self._tails = {
-            linked: CellSpread.of(self._like_requests(linked, measured)) for linked in (False, True)
-        }
+        self._kinds = {linked: _ArmKind(grid, measured, linked=linked) for linked in (False, True)}
         if calibration is not None:
-            _require_like(grid, calibration, self._spread.values())
+            _require_like(grid, calibration, self._kinds.values())
 
     @property
     def warning(self) -> str | None:
         """What to know of a calibration whose engines had other graphs than the grid's."""
         if self.calibration is None:
             return None
-        return graph_warning(self.calibration.facts, self.grid.facts, "--calibration")
+        return self.calibration.facts.graph_warning(self.grid.facts, "--calibration")
 
     def predict(self, profile: TraceProfile, arm: ArmProfile) -> ArmPrediction:
         """The figures of an arm."""
-        kind = links_chunks(arm.algorithm) and profile.traffic.chunks > 0
-        ttft, seconds = self._ttft[kind], self._seconds[kind]
-        sizes = [of_kind(size, linked=kind) for size in arm.sizes]
-        graphs = self._graphs[links_chunks(arm.algorithm)]
-        times = [ttft.predict(size.first_token(graphs)) for size in sizes] if ttft else []
-        computed = [size.computed for size in sizes]
-        alone = scattered_median(times, deviations(self._tails[kind], computed)) if times else None
-        each = _each(sizes, arm.loop, seconds) if seconds and sizes else None
-        rate = 1 / fmean(each) if each else None
-        spread, bursts = self._spread[kind]
-        slow = self._slowness(kind, median(computed), fmean(computed)) if sizes else (1.0, 1.0)
-        first = alone * slow[0] if alone else None
-        each = [one * slow[1] for one in each] if each else None
+        links = links_chunks(arm.algorithm)
+        linked = links and profile.traffic.chunks > 0
+        kind, graphs = self._kinds[linked], self._kinds[links].graphs
+        sizes = [size.of_kind(linked=linked) for size in arm.sizes]
+        kv_gib = arm.peak_blocks * self._block_bytes / 2**30
+        if not sizes:
+            return ArmPrediction(None, None, None, kv_gib, False)
+        computed, mean = [size.computed for size in sizes], mean_size(sizes)
+        slow, longer = self._slowness(kind, median(computed), mean.computed)
+        first = first_range = each = rate_range = None
+        if kind.ttft:
+            times = [kind.ttft.predict(size.first_token(graphs)) for size in sizes]
+            first = scattered_median(times, deviations(kind.tails, computed)) * slow
+            first_range = kind.alone.around_median(times, computed) if kind.alone else None
+        if kind.seconds:
+            fitted = _each(sizes, arm.loop, kind.seconds)
+            each = [seconds * longer for seconds in fitted]
+            bursts, rate = kind.bursts, 1 / fmean(fitted)
+            rate_range = bursts.around(rate, mean.computed) if bursts else None
         return ArmPrediction(
             ttft_s=first,
-            ttft_s_range=spread.around_median(times, computed) if spread and times else None,
             requests_s=1 / fmean(each) if each else None,
-            requests_s_range=bursts.around(rate, fmean(computed)) if bursts and rate else None,
             loaded_ttft_s=_loaded(first, each, profile.traffic.rate),
-            kv_gib=arm.peak_blocks * self._block_bytes / 2**30,
-            inside=bool(sizes) and _covers(ttft, seconds, _shape(mean_size(sizes))),
+            kv_gib=kv_gib,
+            inside=kind.covers(mean),
+            ttft_s_range=first_range,
+            requests_s_range=rate_range,
         )
 
     def predict_cell(self, arm: str, point: GridPoint, cell: ArmCell) -> CellPrediction:
         """The times of a cell that an arm has served, from what it computed there."""
-        linked = links_chunks(self._registry.parse(arm))
-        found = self._cell(linked, point, cell)
-        first = middle([cell]).get("computed", cell.computed)
-        slow, longer = self._slowness(linked, first, cell.computed)
+        kind = self._kinds[links_chunks(Registry().parse(arm))]
+        found = kind.predict(point, cell)
+        slow, longer = self._slowness(kind, _first(cell), cell.computed)
         return CellPrediction(
             found.ttft_s * slow if found.ttft_s else None,
             found.requests_s / longer if found.requests_s else None,
         )
 
-    def _slowness(self, linked: bool, first: float, computed: float) -> tuple[float, float]:
-        """How many times as long as the grid says first tokens and the engine's work take.
-
-        The request whose first token is meant computes `first` tokens, a mean one `computed`.
-        """
-        spread, bursts = self._spread[linked]
-        if self.calibration is None or spread is None or bursts is None:
-            return 1.0, 1.0
-        return spread.middle(first), 1 / bursts.middle(computed)
-
-    def _cell(self, linked: bool, point: GridPoint, cell: ArmCell) -> CellPrediction:
-        ttft, seconds = self._ttft[linked], self._seconds[linked]
-        alone, loop = self._cell_counts(point, [cell], linked)
-        return CellPrediction(
-            ttft.predict(alone.first_token(self._graphs[linked])) if ttft else None,
-            cell.requests / seconds.predict(loop.costs()) if seconds else None,
-        )
-
     def errors(self) -> PredictorErrors:
         """Leave-one-out errors of both times, over the arms of both kinds."""
+        kinds = self._kinds.values()
         return PredictorErrors(
-            leave_one_out([list(self._alone(linked)) for linked in (False, True)]),
-            leave_one_out([list(self._loops(linked)) for linked in (False, True)]),
+            leave_one_out([list(kind.first_tokens()) for kind in kinds]),
+            leave_one_out([list(kind.loops()) for kind in kinds]),
         )
 
-    def _spreads(self, linked: bool, measured: MeasuredGrid) -> _Spreads:
-        """How single measured cells lie around what is fitted: first tokens, requests a second."""
-        alone, loops = [], []
-        for point, arms in self._observed(linked, measured):
-            for arm, cell in ((arm, self._cell(linked, point, arm)) for arm in arms):
-                if point.load == ALONE and cell.ttft_s:
-                    computed = middle([arm]).get("computed", arm.computed)
-                    alone.append((computed, arm.ttft_s / cell.ttft_s))
-                if cell.requests_s:
-                    loops.append((arm.computed, arm.requests_s / cell.requests_s))
-        return CellSpread.of(alone), CellSpread.of(loops)
+    def _slowness(self, kind: _ArmKind, first: float, computed: float) -> tuple[float, float]:
+        """The ratios of times on this machine to the grid's: of first tokens, of the engine's work.
 
-    def _like_requests(self, linked: bool, measured: MeasuredGrid) -> Iterator[tuple[float, float]]:
-        """Computed tokens and 95th percentile over median of cells of requests alone, all alike."""
-        for point, arms in self._observed(linked, measured):
-            if point.load != ALONE:
-                continue
-            for arm in quiet_cells(arms):
-                if arm.middle is not None and alike(arm.computed, arm.middle[0]):
-                    yield arm.middle[0], arm.ttft_p95_s / arm.ttft_s
-
-    def _alone(self, linked: bool) -> Iterator[Observation]:
-        for point, arms in self._observed(linked, self.grid):
-            if point.load == ALONE:
-                quiet = quiet_cells(arms)
-                size, _ = self._cell_counts(point, quiet, linked)
-                value = median(arm.ttft_s for arm in quiet)
-                counts, shape = size.first_token(self._graphs[linked]), _shape(size)
-                yield Observation(_traffic(point), counts, value, shape[:-1])
-
-    def _loops(self, linked: bool) -> Iterator[Observation]:
-        for point, arms in self._observed(linked, self.grid):
-            _, loop = self._cell_counts(point, arms, linked)
-            value = loop.requests / median(arm.requests_s for arm in arms)
-            shape = _shape(cell_size(point, arms, linked=linked))
-            yield Observation(_traffic(point), loop.costs(), value, shape)
-
-    def _cell_counts(
-        self, point: GridPoint, arms: Sequence[ArmCell], linked: bool
-    ) -> tuple[RequestSize, LoopCounts]:
-        """The request of the median TTFT, and what serving the cell counts."""
-        size = cell_size(point, arms, linked=linked)
-        running = 1 if point.load == ALONE else self.grid.facts.running
-        requests = repeat(size, arms[0].requests)
-        budget = self.grid.facts.step_tokens
-        loop = serve_loop(requests, running, budget, self._graphs[linked])
-        return replace(size, **middle(arms)), loop
-
-    def _observed(
-        self, linked: bool, measured: MeasuredGrid
-    ) -> Iterator[tuple[GridPoint, list[ArmCell]]]:
-        """Each point of a closed loop, and the repeats of each arm of a kind in it."""
-        for point, cells in measured.points().items():
-            if point.load not in (ALONE, BURST):
-                continue
-            for arm in measured.arms:
-                repeats = [cell.arms[arm] for cell in cells if arm in cell.arms]
-                if repeats and links_chunks(self._registry.parse(arm)) is linked:
-                    yield point, repeats
+        The request whose first token is meant computes `first` tokens, the mean one `computed`.
+        """
+        if self.calibration is None or kind.alone is None or kind.bursts is None:
+            return 1.0, 1.0
+        return kind.alone.middle(first), 1 / kind.bursts.middle(computed)
 
 
-def _require_like(
-    grid: MeasuredGrid, calibration: MeasuredGrid, spreads: Iterable[_Spreads]
-) -> None:
+def _require_like(grid: MeasuredGrid, calibration: MeasuredGrid, kinds: Iterable[_ArmKind]) -> None:
     for name in ("model", "dtype", "running", "step_tokens"):
         there, here = getattr(grid.facts, name), getattr(calibration.facts, name)
         if there != here:
@@ -243,11 +481,24 @@ def _require_like(
                 f"`calibration`: its {name} is {here}, the grid's is {there}",
                 hint="measure the same grid, or name another `grid`",
             )
-    if any(spread is None for pair in spreads for spread in pair):
+    if any(kind.alone is None or kind.bursts is None for kind in kinds):
         raise ConfigError(
             "`calibration`: too few cells, it needs 20 of each load for arms that map chunks",
             hint="measure more of the grid there",
         )
+
+
+def _quiet_cells(arms: Sequence[ArmCell]) -> Sequence[ArmCell]:
+    """The repeats whose requests began on quiet cores; all of them if none did.
+
+    Small steps wait for the host, which takes 1.5 times as long for them when it is busy.
+    """
+    return [arm for arm in arms if arm.quiet is None or arm.quiet >= QUIET] or arms
+
+
+def _first(cell: ArmCell) -> float:
+    """Tokens computed for the request of the median TTFT, or else in the mean."""
+    return cell.middle[0] if cell.middle is not None else cell.computed
 
 
 def _each(sizes: Sequence[RequestSize], loop: LoopCounts, model: CostModel) -> list[float]:
@@ -265,13 +516,6 @@ def _traffic(point: GridPoint) -> GridPoint:
 def _shape(size: RequestSize) -> tuple[float, ...]:
     """What must be within the range of the grid; the reply comes last."""
     return size.prompt, size.computed, size.chunks, size.output
-
-
-def _covers(ttft: CostModel | None, seconds: CostModel | None, shape: Sequence[float]) -> bool:
-    """Whether both times are of such requests; TTFT does not depend on the reply."""
-    if ttft is None or seconds is None:
-        return False
-    return ttft.covers(shape[:-1]) and seconds.covers(shape)
 
 
 def _loaded(alone: float | None, each: Sequence[float] | None, rate: float | None) -> float | None:

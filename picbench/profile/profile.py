@@ -1,40 +1,154 @@
-"""The steps in which an engine serves requests, so many at a time: vLLM's scheduler, simulated.
+"""A trace under every arm in one pass: what is reused, and the steps that serving it takes.
 
-A step has a budget of tokens. Running requests go first: one token for each that generates, the
-rest of their prompts for the others; then waiting requests are admitted while there is room. Steps
-do not depend on how long they take, because a request is sent as soon as another one ends.
+The steps are those of vLLM's scheduler, simulated for so many requests at a time. A step has a
+budget of tokens. Running requests go first: one token for each that generates, the rest of their
+prompts for the others; then waiting requests are admitted while there is room. Steps do not depend
+on how long they take, because a request is sent as soon as another one ends.
 """
 
+from array import array
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from statistics import fmean
+from typing import NamedTuple
 
 from picbench.engines.algorithms import Algorithm
 from picbench.engines.config import BLOCK_SIZE
 from picbench.errors import DataError
-from picbench.profile.costs import (
-    KNOTS,
-    RequestSize,
-    RequestSizes,
-    beyond_knots,
-    captured,
-    links_chunks,
-)
-from picbench.profile.engine_simulation import ArmSimulation
-from picbench.profile.grid import GridFacts
-from picbench.profile.pool_simulation import HeldBlocks, RequestReuse, ReuseTotals
+from picbench.profile.grid import GridFacts, links_chunks
+from picbench.profile.reuse import ArmSimulation, RequestReuse, ReuseTotals
 from picbench.profile.traces import Trace, TracedRequest
+
+#: Thousands of tokens of a step from which on each costs more: a GPU computes a few hundred while
+#: its host starts them. Fitted costs say from which of them on, for arms of either kind.
+KNOTS = (0.5, 1.0)
+
+#: The budget of a step where no grid says another one: that of a served vLLM on a large GPU.
+STEP_TOKENS = 8192
+
+#: Thousands of computed tokens that may cost more each than the following ones, without graphs.
+_FIRST = 0.128
+
+
+def _beyond_knots(thousands: float) -> tuple[float, ...]:
+    """How many thousands of a step's tokens are beyond each knot."""
+    return tuple(max(0.0, thousands - knot) for knot in KNOTS)
+
+
+class RequestSize(NamedTuple):
+    """A request: tokens of its prompt, those computed for it, its chunks, tokens of its reply.
+
+    `compiled` of the computed tokens are those of chunks, which attend to nothing but their chunk;
+    `chunk_tokens` is the mean length of a chunk.
+    """
+
+    prompt: float
+    computed: float
+    compiled: float
+    chunks: float
+    chunk_tokens: float
+    output: float
+
+    def of_kind(self, *, linked: bool) -> "RequestSize":
+        """The size for a kind of arms: chunks are text to those that do not map them."""
+        return self if linked else self._replace(chunks=0.0)
+
+    @property
+    def pairs(self) -> float:
+        """Computed tokens times the tokens that they may attend to, in millions."""
+        own = (self.computed - self.compiled) * self.prompt
+        return (own + self.compiled * self.chunk_tokens) / 1e6
+
+    @property
+    def jobs(self) -> float:
+        """Chunks that are compiled."""
+        return self.compiled / self.chunk_tokens if self.chunk_tokens else 0.0
+
+    def prefill(self) -> tuple[float, ...]:
+        """The factors of a request's costs, without those of its steps and its reply."""
+        computed, prompt = self.computed / 1e3, self.prompt / 1e3
+        return 1.0, computed, self.pairs, prompt, self.chunks, self.jobs
+
+    def first_token(self, graph_tokens: int) -> tuple[float, ...]:
+        """The factors of the costs of the time to the first token, for a request alone.
+
+        On a GPU a step takes no less than the host needs to start it: more where chunks are
+        compiled, and where it has more than the `graph_tokens` that CUDA graphs serve, so that its
+        kernels are started one by one.
+        """
+        computed = self.computed / 1e3
+        started = float(self.computed > graph_tokens) if graph_tokens else min(_FIRST, computed)
+        return *self.prefill(), min(1.0, self.jobs), started, *_beyond_knots(computed)
+
+
+class RequestSizes:
+    """The sizes of many requests, in order, in one array."""
+
+    def __init__(self, sizes: Iterable[RequestSize] = ()) -> None:
+        self._numbers = array("d")
+        for size in sizes:
+            self.add(size)
+
+    def add(self, size: RequestSize) -> None:
+        """Append a request."""
+        self._numbers.extend(size)
+
+    def __len__(self) -> int:
+        """The number of requests."""
+        return len(self._numbers) // len(RequestSize._fields)
+
+    def __iter__(self) -> Iterator[RequestSize]:
+        """The requests, in order."""
+        numbers = iter(self._numbers)
+        return map(RequestSize._make, zip(*[numbers] * len(RequestSize._fields), strict=True))
+
+
+def mean_size(sizes: Iterable[RequestSize]) -> RequestSize:
+    """The mean of each number. Raises StatisticsError for no requests."""
+    return RequestSize(*map(fmean, zip(*sizes, strict=True)))
+
+
+class HeldBlocks:
+    """The blocks of the requests that were added and not dropped: shared ones count once."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._users: Counter[int | bytes] = Counter()
+        self._blocks = 0
+
+    def add(self, request: RequestReuse) -> None:
+        """Count a request that begins."""
+        self._blocks += request.own_blocks
+        for key, blocks in request.shared:
+            if not self._users[key]:
+                self._blocks += blocks
+            self._users[key] += 1
+
+    def note(self, others: int = 0) -> None:
+        """Count a step: the requests hold all their blocks, and `others`, which may be negative."""
+        self.peak = max(self.peak, self._blocks + others)
+
+    def drop(self, request: RequestReuse) -> None:
+        """Leave out a request that has ended."""
+        self._blocks -= request.own_blocks
+        for key, blocks in request.shared:
+            self._users[key] -= 1
+            if not self._users[key]:
+                del self._users[key]
+                self._blocks -= blocks
 
 
 @dataclass(slots=True)
 class LoopCounts:
-    """What is done for all requests, in the numbers that costs are multiplied by.
+    """What serving all requests takes, in the factors of costs.
 
-    `prefill` sums `RequestSize.prefill`. `prefill_steps` compute tokens of prompts, `started` ones
-    of them have more tokens than CUDA graphs serve, and `beyond` are thousands of tokens of prompts
-    that steps have beyond each knot. `replies` are generated tokens but the first of each request,
-    `read` thousands of tokens whose KV they read.
+    `prefill` sums `RequestSize.prefill`. `prefill_steps` compute tokens of prompts, `started` of
+    them have more tokens than CUDA graphs serve, and `beyond` are thousands of tokens of prompts
+    that steps have beyond each knot. `replies` are the generated tokens without the first of each
+    request, `read` thousands of tokens whose KV they read.
     """
 
     prefill: tuple[float, ...] = ()
@@ -47,11 +161,11 @@ class LoopCounts:
     requests: int = 0
 
     def costs(self) -> tuple[float, ...]:
-        """What each cost of the whole loop is multiplied by."""
+        """The factors of all costs of the loop."""
         return (*self.prefill, *self.step_costs())
 
     def step_costs(self) -> tuple[float, ...]:
-        """The costs that steps have, whichever requests they serve."""
+        """The factors of the costs that steps have, whichever requests they serve."""
         prefills = self.prefill_steps, self.started, *self.beyond
         return *prefills, self.steps, self.replies, self.read
 
@@ -146,7 +260,7 @@ class ClosedLoop:
 
     def _count_prompts(self, tokens: float) -> None:
         """Count a step of so many `tokens` that computes tokens of prompts."""
-        counts, beyond = self.counts, beyond_knots(self._prompts / 1e3)
+        counts, beyond = self.counts, _beyond_knots(self._prompts / 1e3)
         counts.prefill_steps += 1
         counts.started += 0 < self._graphs < tokens
         counts.beyond = tuple(a + b for a, b in zip(counts.beyond, beyond, strict=True))
@@ -195,10 +309,6 @@ def serve_loop(
     for size in sizes:
         loop.push(size)
     return loop.close()
-
-
-#: The budget of a step where no grid says another one: that of a served vLLM on a large GPU.
-STEP_TOKENS = 8192
 
 
 @dataclass(slots=True)
@@ -305,7 +415,7 @@ def profile_trace(
         for algorithm in algorithms
     ]
     traffic = TrafficSums()
-    for request in _first(trace.requests, requests):
+    for request in islice(trace.requests, requests):
         traffic.add(request)
         for arm in arms:
             arm.serve(request)
@@ -318,7 +428,8 @@ def profile_trace(
 def _loop(algorithm: Algorithm, running: int, facts: GridFacts | None) -> ClosedLoop:
     if facts is None:
         return ClosedLoop(running, STEP_TOKENS)
-    return ClosedLoop(running, facts.step_tokens, captured(facts, linked=links_chunks(algorithm)))
+    graphs = facts.captured(linked=links_chunks(algorithm))
+    return ClosedLoop(running, facts.step_tokens, graphs)
 
 
 class _Arm:
@@ -358,7 +469,3 @@ def _size(found: RequestReuse, request: TracedRequest) -> RequestSize:
         chunk_tokens=sum(lengths) / len(lengths) if lengths else 0.0,
         output=request.output,
     )
-
-
-def _first(requests: Iterator[TracedRequest], count: int | None) -> Iterator[TracedRequest]:
-    return requests if count is None else islice(requests, count)

@@ -1,4 +1,8 @@
-"""Requests of a trace, as far as caches can tell them apart."""
+"""Requests of a trace, as far as caches can tell them apart.
+
+A trace is RAGPulse's folder, a request file of `picbench traffic`, or a user's JSON Lines
+(`PromptLine`).
+"""
 
 import gzip
 import hashlib
@@ -18,13 +22,34 @@ from picbench.errors import ConfigError, DataError
 from picbench.workloads.traffic.file import FORMAT
 from picbench.workloads.traffic.ragpulse import LENGTHS, RETRIEVED, TRACE, read_lengths, read_lines
 
+#: Gives the token ids of a text; of an empty one, the ids that every prompt of texts begins with.
+Encode = Callable[[str], tuple[int, ...]]
+
+#: From here on ids stand for tokens of contents whose length alone is known.
+INVENTED = 1 << 40
+
+#: The most tokens of one content: more would take the memory of the machine.
+_MOST = 10_000_000
+
+#: What a file that is compressed with gzip begins with.
+_GZIP = b"\x1f\x8b"
+
+#: Lines that are looked at to tell whether a trace has texts or token ids.
+_LOOKED_AT = 100
+
+_LINES_HINT = (
+    'a line is {"arrival": 0.5, "output": 80, "parts": [{"text": "..."}, {"chunk": "a", "tokens": '
+    "300}]}; see docs/profile.md"
+)
+_TRAFFIC_HINT = "picbench traffic makes such files"
+
 
 class TraceSegment(NamedTuple):
-    """A run of prompt tokens: a chunk or text.
+    """Consecutive prompt tokens: a chunk or text.
 
-    Segments of one `content` are equal. None is content that never occurs again. `tokens` are
-    the ids, eight bytes each, where they are known. Without them segments of different contents
-    count as different from their first token on.
+    Segments of one `content` are equal; None is content that never occurs again. `tokens` are the
+    ids, eight bytes each, where they are known. Without them segments of different contents count
+    as different from their first token on.
     """
 
     content: int | None
@@ -38,8 +63,8 @@ class TracedRequest:
     """One request of a trace.
 
     `arrival` is in seconds from the start, None where the trace has no times. `output` is the
-    number of tokens that are generated; `reply` is what they are, None where that is not known.
-    `source` is where the request stands, for messages.
+    number of generated tokens; `reply` is what they are, None where that is not known. `source` is
+    the place of the request, for messages.
     """
 
     segments: tuple[TraceSegment, ...]
@@ -54,14 +79,79 @@ class TracedRequest:
         return sum(segment.length for segment in self.segments)
 
 
-#: From here on ids stand for tokens of content of which only the length is known.
-INVENTED = 1 << 40
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace that is being read.
+
+    `kind` is its format. An `exact` trace has token ids, so that contents with a common beginning
+    share their first blocks. `requests` can be iterated once; it raises DataError with file, line
+    and field.
+    """
+
+    kind: str
+    exact: bool
+    requests: Iterator[TracedRequest]
+
+
+def _form(tokens: Any) -> str:
+    """Which of both forms of `tokens` is meant, so that an error is about that one."""
+    return "ids" if isinstance(tokens, list) else "count"
+
+
+_Count = Annotated[int, Field(ge=1, le=_MOST)]
+_Ids = Annotated[list[Annotated[int, Field(ge=0, lt=INVENTED)]], Field(min_length=1)]
+
+#: Token ids, or only their number.
+_Tokens = Annotated[
+    Annotated[_Count, Tag("count")] | Annotated[_Ids, Tag("ids")], Discriminator(_form)
+]
+
+
+class PromptContent(BaseModel):
+    """Content of a prompt: its text, its token ids, or their number.
+
+    `chunk` names a chunk, `id` a text that other prompts share. The name alone is enough for a
+    content that was named before.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    text: str | None = None
+    tokens: _Tokens | None = None
+    chunk: str | None = None
+    id: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.text is not None and self.tokens is not None:
+            raise ValueError("has 'text' and 'tokens', one of them is enough")
+        if self.chunk is not None and self.id is not None:
+            raise ValueError("has 'chunk' and 'id', which are both names")
+        named = self.chunk if self.chunk is not None else self.id
+        if self.text is None and self.tokens is None and named is None:
+            raise ValueError("needs 'text', 'tokens', or the name of what came before")
+        return self
+
+
+class PromptLine(BaseModel):
+    """A request: the contents of its prompt, its arrival, and what it generated.
+
+    `arrival` is in seconds, `output` the number of generated tokens. `reply` is the generated
+    content, which later prompts may contain.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    parts: Annotated[list[PromptContent], Field(min_length=1)]
+    arrival: float | None = Field(None, ge=0, allow_inf_nan=False)
+    output: _Count = 16
+    reply: PromptContent | None = None
 
 
 class ContentTable:
     """Makes segments; in an `exact` table each has token ids, invented ones where none are known.
 
-    Raises ValueError where a name has two lengths or two contents, or has none yet.
+    Its methods raise ValueError for a name with two lengths or two contents, or with none yet.
     """
 
     def __init__(self, *, exact: bool) -> None:
@@ -86,10 +176,22 @@ class ContentTable:
         """A segment that no other prompt has, of which only the length is known."""
         if not self.exact:
             return TraceSegment(None, length, chunk)
-        return TraceSegment(self._next(), length, chunk, self._invented(length))
+        first = INVENTED + self._unique
+        self._unique += length
+        invented = array("q", range(first, first + length)).tobytes()
+        return TraceSegment(self._next(), length, chunk, invented)
+
+    def named(self, kind: str, name: str) -> TraceSegment:
+        """The segment that a name stands for since an earlier call of `name`."""
+        known = self._named.get((kind, name))
+        if known is None:
+            raise ValueError(
+                f"field {kind!r}: {name!r} has no 'text' and no 'tokens', and had none before"
+            )
+        return known
 
     def name(self, kind: str, name: str, segment: TraceSegment) -> TraceSegment:
-        """The segment that a name stands for from its first occurrence on."""
+        """The segment that a name stands for; at its first occurrence this one."""
         known = self._named.get((kind, name))
         if known is None:
             content = segment.content if segment.content is not None else self._next()
@@ -103,34 +205,63 @@ class ContentTable:
             raise ValueError(f"field {kind!r}: {name!r} has other tokens here than before")
         return known
 
-    def named(self, kind: str, name: str) -> TraceSegment:
-        """A segment that was named before."""
-        known = self._named.get((kind, name))
-        if known is None:
-            raise ValueError(
-                f"field {kind!r}: {name!r} has no 'text' and no 'tokens', and had none before"
-            )
-        return known
-
-    def length(self, kind: str, name: str) -> int | None:
-        """The length of what was named before; None for a new name."""
-        known = self._named.get((kind, name))
-        return known.length if known else None
-
     def _next(self) -> int:
         self._numbers += 1
         return self._numbers
 
-    def _invented(self, length: int) -> bytes:
-        begin = INVENTED + self._unique
-        self._unique += length
-        return array("q", range(begin, begin + length)).tobytes()
+
+def read_trace_file(path: Path, encode: Callable[[], Encode]) -> Trace:
+    """Open a trace; `encode` loads a tokenizer, and is called only for texts.
+
+    Raises ConfigError for a file that is missing or has no requests.
+    """
+    if path.is_dir():
+        return Trace("RAGPulse", False, _ragpulse_requests(path))
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file", hint=_LINES_HINT)
+    lines = _lines(path)
+    first = list(islice(lines, _LOOKED_AT))
+    if not first:
+        raise ConfigError(f"{path}: no requests", hint=_LINES_HINT)
+    every = chain(first, lines)
+    if f'"{FORMAT}"' in first[0][1]:
+        return Trace("picbench traffic", True, _traffic_requests(path, every))
+    exact = any(_has_tokens(line) for _, line in first)
+    segments = _Segments(ContentTable(exact=exact), encode)
+    return Trace("JSON Lines", exact, _user_requests(path, every, segments))
 
 
-def ragpulse_requests(folder: Path) -> Iterator[TracedRequest]:
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers. Raises ConfigError for an unreadable file."""
+    try:
+        with path.open("rb") as file:
+            packed = file.peek(len(_GZIP)).startswith(_GZIP)
+            plain = gzip.GzipFile(fileobj=file) if packed else file
+            text = io.TextIOWrapper(plain, encoding="utf-8-sig", errors="backslashreplace")
+            for number, line in enumerate(text, 1):
+                if line.strip():
+                    yield number, line
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read: {reason}", hint="name another file") from error
+
+
+def _has_tokens(line: str) -> bool:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return False  # The reader of its requests names it.
+    parts = found.get("parts") if isinstance(found, dict) else None
+    return isinstance(parts, list) and any(
+        isinstance(part, dict) and ("text" in part or isinstance(part.get("tokens"), list))
+        for part in parts
+    )
+
+
+def _ragpulse_requests(folder: Path) -> Iterator[TracedRequest]:
     """The requests in order of arrival, in seconds from the first.
 
-    Raises ConfigError where a file is missing, DataError with file and line.
+    Raises ConfigError for a missing file, DataError with file and line.
     """
     for name in (TRACE, *LENGTHS):
         if not (folder / name).is_file():
@@ -150,17 +281,14 @@ def ragpulse_requests(folder: Path) -> Iterator[TracedRequest]:
                     )
                 made = table.of_length(lengths[number], chunk=kind in RETRIEVED)
                 segments.append(table.name("part", str(number), made)._replace(chunk=made.chunk))
+        arrival = line.content.timestamp - lines[0].content.timestamp
         yield TracedRequest(
-            tuple(segments),
-            line.content.output_length,
-            line.content.timestamp - lines[0].content.timestamp,
-            None,
-            line.source,
+            tuple(segments), line.content.output_length, arrival, source=line.source
         )
 
 
-def file_requests(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TracedRequest]:
-    """The requests of a file, after its first line. Raises DataError with file and line."""
+def _traffic_requests(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[TracedRequest]:
+    """The requests of a file of `picbench traffic`. Raises DataError with file and line."""
     from picbench.workloads.sources.row_schema import first_problem
     from picbench.workloads.traffic.file_schema import (
         ChunkSchema,
@@ -179,7 +307,7 @@ def file_requests(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Trac
                 continue
             found = LineSchema.validate_json(line)
         except ValueError as error:
-            raise DataError(f"{source}: {first_problem(error)}", hint=_HINT) from error
+            raise DataError(f"{source}: {first_problem(error)}", hint=_TRAFFIC_HINT) from error
         if isinstance(found, ChunkSchema):
             chunks[found.chunk] = table.of_tokens(found.tokens, chunk=True)
             continue
@@ -192,100 +320,17 @@ def file_requests(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Trac
             else:
                 raise DataError(
                     f"{source}: field 'parts': no chunk is called {content.chunk!r} so far",
-                    hint=_HINT,
+                    hint=_TRAFFIC_HINT,
                 )
-        yield TracedRequest(tuple(segments), found.max_tokens, found.arrival, None, source)
-
-
-_HINT = "picbench traffic makes such files"
-
-
-#: From a text to its token ids, and from those of a prompt's first text to those it begins with.
-Encode = Callable[[str], tuple[int, ...]]
-
-#: What a file that is compressed with gzip begins with.
-_GZIP = b"\x1f\x8b"
-
-#: Lines that are looked at to tell whether a trace has texts or token ids.
-_LOOKED_AT = 100
-
-_TRACE_READER_HINT = (
-    'a line is {"arrival": 0.5, "output": 80, "parts": [{"text": "..."}, {"chunk": "a", "tokens": '
-    "300}]}; see docs/profile.md"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """A trace that is being read.
-
-    `kind` says what it is. `exact` traces have token ids, so that contents that begin alike share
-    their first blocks. `requests` can be gone through once; raises DataError with file, line and
-    field.
-    """
-
-    kind: str
-    exact: bool
-    requests: Iterator[TracedRequest]
-
-
-def read_trace_file(path: Path, encode: Callable[[], Encode]) -> Trace:
-    """Open a trace; `encode` loads a tokenizer, and is called where there are texts.
-
-    Raises ConfigError for what is none.
-    """
-    if path.is_dir():
-        return Trace("RAGPulse", False, ragpulse_requests(path))
-    if not path.exists():
-        raise ConfigError(f"{path}: no such file", hint=_TRACE_READER_HINT)
-    lines = _lines(path)
-    first = list(islice(lines, _LOOKED_AT))
-    if not first:
-        raise ConfigError(f"{path}: no requests", hint=_TRACE_READER_HINT)
-    every = chain(first, lines)
-    if f'"{FORMAT}"' in first[0][1]:
-        return Trace("picbench traffic", True, file_requests(path, every))
-    exact = any(_has_tokens(line) for _, line in first)
-    return Trace("JSON Lines", exact, _user_requests(path, every, encode, exact=exact))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, with their numbers; ConfigError where the file cannot be read."""
-    try:
-        with path.open("rb") as file:
-            packed = file.peek(len(_GZIP)).startswith(_GZIP)
-            plain = gzip.GzipFile(fileobj=file) if packed else file
-            text = io.TextIOWrapper(plain, encoding="utf-8-sig", errors="backslashreplace")
-            for number, line in enumerate(text, 1):
-                if line.strip():
-                    yield number, line
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: cannot be read: {reason}", hint="name another file") from error
-
-
-def _has_tokens(line: str) -> bool:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return False  # It is named when it is read.
-    parts = found.get("parts") if isinstance(found, dict) else None
-    return isinstance(parts, list) and any(
-        isinstance(part, dict) and ("text" in part or isinstance(part.get("tokens"), list))
-        for part in parts
-    )
+        yield TracedRequest(tuple(segments), found.max_tokens, found.arrival, source=source)
 
 
 def _user_requests(
-    path: Path,
-    lines: Iterator[tuple[int, str]],
-    encode: Callable[[], Encode],
-    *,
-    exact: bool,
+    path: Path, lines: Iterator[tuple[int, str]], made: "_Segments"
 ) -> Iterator[TracedRequest]:
+    """The requests of a user's lines. Raises DataError with file, line and field."""
     from picbench.workloads.sources.row_schema import first_problem
 
-    maker = _SegmentMaker(ContentTable(exact=exact), encode)
     clock: float | None = None
     for number, line in lines:
         source = f"{path}:{number}"
@@ -293,132 +338,69 @@ def _user_requests(
             found = PromptLine.model_validate_json(line.rstrip())
             if found.arrival is not None and clock is not None and found.arrival < clock:
                 raise ValueError(f"field 'arrival': {found.arrival} is earlier than {clock} before")
-            segments = maker.prompt(found.parts)
-            reply = maker.segment(found.reply, "reply") if found.reply else None
+            segments = made.of_prompt(found.parts)
+            reply = made.of_content(found.reply, "reply") if found.reply else None
         except ValueError as error:
             # The line's own number is in `source`.
             problem = first_problem(error).replace(" at line 1 column ", " at column ")
-            raise DataError(f"{source}: {problem}", hint=_TRACE_READER_HINT) from error
+            raise DataError(f"{source}: {problem}", hint=_LINES_HINT) from error
         clock = found.arrival if found.arrival is not None else clock
         if not segments:
-            raise DataError(f"{source}: field 'parts': no tokens", hint=_TRACE_READER_HINT)
+            raise DataError(f"{source}: field 'parts': no tokens", hint=_LINES_HINT)
         yield TracedRequest(segments, found.output, found.arrival, reply, source)
 
 
-class _SegmentMaker:
+class _Segments:
     """Makes segments of the contents of a user's lines."""
 
-    def __init__(self, table: ContentTable, encode: Callable[[], Encode]) -> None:
+    def __init__(self, table: ContentTable, load: Callable[[], Encode]) -> None:
         self._table = table
-        self._load = encode
+        self._load = load
         self._encode: Encode | None = None
         self._start: tuple[int, ...] = ()
         self._texts: set[tuple[str, str]] = set()
 
-    def prompt(self, parts: Sequence["PromptContent"]) -> tuple[TraceSegment, ...]:
+    def of_prompt(self, parts: Sequence[PromptContent]) -> tuple[TraceSegment, ...]:
         """The segments of a prompt that have tokens.
 
-        What a tokenizer begins prompts with is text of its own, before a chunk as well: the tokens
-        of names are the same wherever they stand.
+        The ids that a tokenizer begins prompts with are a text of their own, before a chunk as
+        well, so that a named content has the same tokens in every place.
         """
-        made = [self.segment(content, f"parts.{place}") for place, content in enumerate(parts)]
+        made = [self.of_content(content, f"parts.{place}") for place, content in enumerate(parts)]
         if self._start and self._is_text(parts[0]):
             made.insert(0, self._table.of_tokens(self._start, chunk=False))
         return tuple(segment for segment in made if segment.length)
 
-    def segment(self, content: "PromptContent", where: str) -> TraceSegment:
-        """The segment of a content; ValueError, with `where` it stands, for what is none."""
-        chunk = content.chunk is not None
-        kind, name = ("chunk", content.chunk) if chunk else ("id", content.id)
+    def of_content(self, content: PromptContent, where: str) -> TraceSegment:
+        """The segment of a content. Raises ValueError that names `where` it stands."""
+        kind, name = ("chunk", content.chunk) if content.chunk is not None else ("id", content.id)
         try:
             if name is None:
-                return self._made(content, kind, None)
+                return self._made(content)
             if content.text is None and content.tokens is None:
                 return self._table.named(kind, name)
             if content.text is not None:
                 self._texts.add((kind, name))
-            return self._table.name(kind, name, self._made(content, kind, name))
+            return self._table.name(kind, name, self._made(content))
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from error
 
-    def _is_text(self, content: "PromptContent") -> bool:
+    def _is_text(self, content: PromptContent) -> bool:
+        """Whether a content is given as a text, here or where it was named."""
         if content.text is not None or content.tokens is not None:
             return content.text is not None
         names = (("chunk", content.chunk), ("id", content.id))
         return any(named in self._texts for named in names)
 
-    def _made(self, content: "PromptContent", kind: str, name: str | None) -> TraceSegment:
-        chunk = content.chunk is not None
-        if content.text is not None:
-            return self._table.of_tokens(self._tokens(content.text), chunk=chunk)
-        if isinstance(content.tokens, list):
-            return self._table.of_tokens(content.tokens, chunk=chunk)
-        assert content.tokens is not None
-        if name is not None and self._table.length(kind, name) == content.tokens:
-            return self._table.named(kind, name)
-        return self._table.of_length(content.tokens, chunk=chunk)
+    def _made(self, content: PromptContent) -> TraceSegment:
+        chunk, tokens = content.chunk is not None, content.tokens
+        if isinstance(tokens, int):
+            return self._table.of_length(tokens, chunk=chunk)
+        ids = self._tokens(content.text) if content.text is not None else tokens or ()
+        return self._table.of_tokens(ids, chunk=chunk)
 
     def _tokens(self, text: str) -> tuple[int, ...]:
         if self._encode is None:
             self._encode = self._load()
             self._start = self._encode("")
         return self._encode(text)[len(self._start) :]
-
-
-#: More tokens than any prompt has; longer ones would take the memory of the machine.
-_MOST = 10_000_000
-
-_Count = Annotated[int, Field(ge=1, le=_MOST)]
-_Ids = Annotated[list[Annotated[int, Field(ge=0, lt=INVENTED)]], Field(min_length=1)]
-
-
-def _form(tokens: Any) -> str:
-    """Which of both forms of `tokens` is meant, so that an error is about that one."""
-    return "ids" if isinstance(tokens, list) else "count"
-
-
-#: Token ids, or only how many there are.
-_Tokens = Annotated[
-    Annotated[_Count, Tag("count")] | Annotated[_Ids, Tag("ids")], Discriminator(_form)
-]
-
-
-class PromptContent(BaseModel):
-    """Content of a prompt: its text, its token ids, or their number.
-
-    `chunk` names a chunk, `id` a text that other prompts have, too. What was named before may be
-    named alone.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    text: str | None = None
-    tokens: _Tokens | None = None
-    chunk: str | None = None
-    id: str | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.text is not None and self.tokens is not None:
-            raise ValueError("has 'text' and 'tokens', one of them is enough")
-        if self.chunk is not None and self.id is not None:
-            raise ValueError("has 'chunk' and 'id', which are both names")
-        named = self.chunk if self.chunk is not None else self.id
-        if self.text is None and self.tokens is None and named is None:
-            raise ValueError("needs 'text', 'tokens', or the name of what came before")
-        return self
-
-
-class PromptLine(BaseModel):
-    """A request: what its prompt is made of, when it came, what it generated.
-
-    `arrival` is in seconds, `output` the number of generated tokens. `reply` is what was generated,
-    which later prompts may contain.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    parts: Annotated[list[PromptContent], Field(min_length=1)]
-    arrival: float | None = Field(None, ge=0, allow_inf_nan=False)
-    output: _Count = 16
-    reply: PromptContent | None = None

@@ -8,7 +8,7 @@ from picbench.report.contents import RunContents
 from picbench.report.sections import HtmlCell, HtmlTable, number, text
 from picbench.store.records import SampleRow
 from picbench.store.summary import BASELINE
-from picbench.store.writer import WORKLOAD, StoredSample, StoredSegment
+from picbench.store.writer import WORKLOAD, ChunkLine, StoredSample, TextSegment
 
 #: Samples that are shown at most, whatever room there is.
 SAMPLES = 200
@@ -152,7 +152,7 @@ def _passages(stored: StoredSample | None) -> dict[str, str]:
     return {str(segment.chunk): _cut(_content(segment), _PASSAGE) for segment in chunks}
 
 
-def _content(segment: StoredSegment) -> str:
+def _content(segment: ChunkLine | TextSegment) -> str:
     return segment.text if segment.text is not None else f"({segment.tokens} tokens, no text)"
 
 

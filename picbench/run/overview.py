@@ -10,11 +10,12 @@ from rich.text import Text
 
 from picbench.engines.algorithms import Registry, Reuse
 from picbench.errors import ConfigError
+from picbench.metrics import metrics_shown
 from picbench.run.result import print_all
 from picbench.settings import RunConfig
 from picbench.store.reader import Run, read_run
 from picbench.store.summary import ArmSummary
-from picbench.tables.run import ArmTable, server_lines, stalled, verdict
+from picbench.tables.run import run_table, server_lines, stalled, verdict
 
 
 def print_overview(run: Run, stream: TextIO) -> None:
@@ -23,7 +24,7 @@ def print_overview(run: Run, stream: TextIO) -> None:
     print_all(
         stream,
         _lines([("run", str(run.path)), *_state(run)]),
-        *([ArmTable(arms, _metric(arms)), *verdict(arms, _reusing(run))] if arms else ()),
+        *([run_table(arms), *verdict(arms, _reusing(run))] if arms else ()),
         *stalled(arms),
         *server_lines(arms),
         _lines([*_results(arms), *_settings(run), *_provenance(run)]),
@@ -59,7 +60,7 @@ def _state(run: Run) -> Iterator[tuple[str, str]]:
     yield "model", f"{manifest['model']['name']} ({manifest['model']['weights']} weights)"
     yield "cache", manifest["cache"]
     yield "fingerprint", manifest["fingerprint"]
-    yield "schema", str(run.schema)
+    yield "schema", str(run.manifest["schema"])
 
 
 def _results(arms: Mapping[str, ArmSummary]) -> Iterator[tuple[str, str]]:
@@ -97,10 +98,6 @@ def _provenance(run: Run) -> Iterator[tuple[str, str]]:
     yield "command", " ".join(found["command"])
 
 
-def _metric(arms: Mapping[str, ArmSummary]) -> str:
-    return next(iter(arms.values())).score.metric
-
-
 def _reusing(run: Run) -> list[str]:
     """Arms that reuse chunks, as far as their algorithms are installed here."""
     registry = Registry()
@@ -134,13 +131,5 @@ def status_line(path: Path, exit_code: int) -> str:
 
 def headline(arm: ArmSummary) -> dict[str, Any]:
     """The main numbers of an arm."""
-    return {
-        "provenance": arm.provenance,
-        "requests": arm.requests,
-        "failed": arm.failed,
-        "ttft_p50_ms": None if arm.ttft_ms is None else arm.ttft_ms.p50,
-        "ttft_vs_full": None if arm.ttft_vs_full is None else arm.ttft_vs_full.geomean,
-        "score": arm.score.mean if arm.score.meaningful else None,
-        "peak_blocks": arm.blocks.peak_referenced if arm.blocks.pool else None,
-        "reused_tokens": arm.tokens.reused,
-    }
+    metrics = metrics_shown([arm], "status")
+    return {"provenance": arm.provenance} | {metric.name: metric.known(arm) for metric in metrics}

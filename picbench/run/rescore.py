@@ -11,7 +11,7 @@ from typing import Any
 from picbench.errors import ConfigError
 from picbench.files import hold, write_json
 from picbench.run.workload import make_grader
-from picbench.store.manifest import FINAL, SCHEMA
+from picbench.store.manifest import FINAL
 from picbench.store.reader import Run, check_rows, read_run
 from picbench.store.records import Grader, SampleRow
 from picbench.store.summary import ScoreSummary, count_outcomes, summarise_scores
@@ -59,11 +59,6 @@ def rescore(path: Path, metric: str | None = None) -> Rescored:
 
 
 def _check(run: Run) -> None:
-    if run.schema != SCHEMA:
-        raise ConfigError(
-            f"{run.path}: written in schema {run.schema}, which has no answers",
-            hint="repeat the run",
-        )
     if run.manifest["status"] not in FINAL:
         raise ConfigError(
             f"{run.path}: not finished", hint="give the command that began the run again first"

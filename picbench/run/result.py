@@ -9,7 +9,7 @@ from picbench.engines.algorithms import Reuse
 from picbench.engines.config import BLOCK_SIZE
 from picbench.run.job import Job
 from picbench.store.summary import ArmSummary
-from picbench.tables.run import ArmTable, cache_lines, memory_lines, server_lines, stalled, verdict
+from picbench.tables.run import cache_lines, memory_lines, run_table, server_lines, stalled, verdict
 from picbench.tables.table import PipedConsole
 
 #: Characters in a line where output is not a terminal.
@@ -32,7 +32,7 @@ def print_result(
         f"{facts.dataset}{_rows_label(job)}, {facts.samples} requests an arm, "
         f"{job.workload.model.label}, {load_of(job)}, "
         f"pool {job.sizes.pool} blocks",
-        ArmTable(arms, job.workload.metric),
+        run_table(arms),
         *verdict(arms, [arm.name for arm in job.arms if arm.reuse is Reuse.CHUNKS]),
         *map(worded, notes(job)),
         *map(worded, cache_lines(job.config.cache, arms)),

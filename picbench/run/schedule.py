@@ -11,7 +11,7 @@ draining the queue that they build up. There each arm serves all of them, and th
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby, islice
+from itertools import groupby
 from types import MappingProxyType
 
 from picbench.engines.request import Chunk, Request, Text
@@ -38,15 +38,22 @@ def group_size(concurrency: int, *, together: bool = False) -> int:
     return concurrency if together or concurrency == 1 else DEPTH * concurrency
 
 
+#: A round of an arm: the number of the round, the arm, the samples that it serves.
+Planned = tuple[int, str, Sequence[Sample]]
+
+
 def schedule(
-    samples: Sequence[Sample], arms: Sequence[str], size: int, repeats: int = 1
-) -> Iterator[tuple[int, str, Sequence[Sample]]]:
-    """(round, arm, group) in the order of execution; rounds are numbered through all repeats."""
+    samples: Sequence[Sample], arms: Sequence[str], size: int, repeats: int = 1, first: int = 0
+) -> Iterator[Planned]:
+    """The rounds in the order of execution, groups of `size`, numbered through all repeats.
+
+    In each round the next arm begins, in round 0 arm number `first` (modulo their number), so that
+    over several runs none always does.
+    """
     for number, start in enumerate([*range(0, len(samples), size)] * repeats):
-        group = samples[start : start + size]
-        first = number % len(arms)
-        for arm in (*arms[first:], *arms[:first]):
-            yield number, arm, group
+        begin = (first + number) % len(arms)
+        for arm in (*arms[begin:], *arms[:begin]):
+            yield number, arm, samples[start : start + size]
 
 
 def leave(arm: str, number: int) -> None:
@@ -58,71 +65,35 @@ def unchanged(arm: str, samples: Sequence[Sample]) -> Sequence[Sample]:
     return samples
 
 
-def interleave(
+def serve(
     servers: Mapping[str, ArmServer],
-    samples: Sequence[Sample],
-    concurrency: int,
+    planned: Iterable[Planned],
+    concurrency: int | None,
     rewrite: Rewrite = unchanged,
     *,
-    size: int | None = None,
-    repeats: int = 1,
-    done: int = 0,
+    arrivals: Sequence[float] | None = None,
     lost: Mapping[str, str] = MappingProxyType({}),
     prepare: Prepare = leave,
 ) -> Iterator[ArmBatch]:
-    """Run the schedule in a closed loop, but for the first `done` batches of it.
+    """Serve the planned rounds one after another.
 
-    Groups have `size` samples, by default `group_size`. An arm whose engine is gone fails its
-    remaining requests; the others go on. `lost` says why engines were gone before.
+    In a closed loop at most `concurrency` requests are in flight; with `arrivals` (seconds) each is
+    sent at its own time. An arm whose engine is gone fails its remaining requests; the others
+    continue. `lost` says why engines were gone before.
     """
     gone = dict(lost)
-    planned = schedule(samples, tuple(servers), size or group_size(concurrency), repeats)
-    for number, arm, given in islice(planned, done, None):
-        group = given
+    for number, arm, given in planned:
+        sent = given
         if arm not in gone:
             try:
                 prepare(arm, number)
-                group = rewrite(arm, given)
-                result = servers[arm].run(to_requests(group), concurrency)
+                sent = rewrite(arm, given)
+                result = servers[arm].run(to_requests(sent), concurrency, arrivals)
             except EngineError as error:
                 gone[arm] = str(error)
         if arm in gone:
-            result = _lost(group, gone[arm])
-        yield ArmBatch(number, arm, group, result, lost=gone.get(arm))
-
-
-def replay(
-    servers: Mapping[str, ArmServer],
-    samples: Sequence[Sample],
-    arrivals: Sequence[float],
-    first: int,
-    rewrite: Rewrite = unchanged,
-    *,
-    repeats: int = 1,
-    done: int = 0,
-    lost: Mapping[str, str] = MappingProxyType({}),
-    prepare: Prepare = leave,
-) -> Iterator[ArmBatch]:
-    """Send all samples to each arm at their arrival times (seconds), one arm after another.
-
-    Arm number `first` (modulo their number) begins, so that over several runs none always does;
-    in the next of `repeats` it is the next arm. The first `done` batches are left out. An arm whose
-    engine is gone fails all that is left, as in `interleave`.
-    """
-    gone, arms = dict(lost), tuple(servers)
-    starts = [(first + number) % len(arms) for number in range(repeats)]
-    planned = [(n, arm) for n, at in enumerate(starts) for arm in (*arms[at:], *arms[:at])]
-    for number, arm in planned[done:]:
-        sent = samples
-        if arm not in gone:
-            try:
-                prepare(arm, number)
-                sent = rewrite(arm, samples)
-                result = servers[arm].run(to_requests(sent), None, arrivals)
-            except EngineError as error:
-                gone[arm] = str(error)
-        if arm in gone:
-            result = _lost(sent, gone[arm])
+            failed = Failure(gone[arm])
+            result = GroupResult((failed,) * len(sent), busy=0.0, clean=False)
         yield ArmBatch(number, arm, sent, result, arrivals, gone.get(arm))
 
 
@@ -173,10 +144,6 @@ def _segment(segment: SampleSegment) -> Text | Chunk:
         return Text(tokens=segment.tokens)
     document = segment.context + segment.tokens if segment.before else None
     return Chunk(tokens=segment.tokens, document=document)
-
-
-def _lost(samples: Sequence[Sample], reason: str) -> GroupResult:
-    return GroupResult(tuple(Failure(reason) for _ in samples), busy=0.0, clean=False)
 
 
 #: A segment of a prompt: whether it is a chunk, what tells it apart, its tokens.

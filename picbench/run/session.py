@@ -1,27 +1,29 @@
-"""Checks that a batch measured what it was meant to measure."""
+"""A run: engines started, rounds served and verified, files written; and its resumption."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from picbench.engines.algorithms import Reuse
-from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.config import EngineConfig
 from picbench.engines.ledger import MemoryUse
 from picbench.errors import ConfigError, EngineError, InvalidRun
 from picbench.files import hold
 from picbench.run.arm import Arm, ArmServer, Fleet, open_fleet
-from picbench.run.cache_state import DeclaredCache, fill_requests, summarise_cache
+from picbench.run.cache_state import summarise_cache
 from picbench.run.job import Job, gpu_memory
 from picbench.run.progress import LaterProgress, Progress
-from picbench.run.remote import Endpoint, PromptText
-from picbench.run.resume import StoredRun, refill, take_up
-from picbench.run.schedule import ChunkOrder, group_size, interleave, preload, replay, schedule
+from picbench.run.remote import Endpoint, PromptText, RemoteServer
+from picbench.run.resume import StoredRun, load_progress
+from picbench.run.schedule import Planned, schedule, serve
 from picbench.run.server import launch
+from picbench.run.upkeep import CacheUpkeep
 from picbench.run.workload import Workload, load_workload
 from picbench.settings import RunConfig
 from picbench.store import provenance
@@ -33,7 +35,6 @@ from picbench.store.manifest import (
     Attempt,
     Manifest,
     ModelDocument,
-    OriginDocument,
     Status,
     Summary,
     WorkloadDocument,
@@ -44,7 +45,6 @@ from picbench.store.summary import BASELINE, ArmSummary, provenance_of, summaris
 from picbench.store.writer import MANIFEST, RunDirectory, log_name
 from picbench.workloads.facts import chunk_sets
 from picbench.workloads.models import load_tokenizer
-from picbench.workloads.sample import Sample
 
 
 def verify(batch: ArmBatch, arm: Arm, *, warm: bool = False) -> None:
@@ -82,93 +82,6 @@ def _verify_warm(batch: ArmBatch, arm: Arm) -> None:
         )
 
 
-class CacheUpkeep:
-    """What arms are put through beside measuring: caches dropped, chunks served ahead, reordering.
-
-    `declared` expects and verifies what it comes to.
-    """
-
-    def __init__(self, job: Job, fleet: Fleet, progress: Progress) -> None:
-        self._job = job
-        self._servers = fleet.servers
-        self._progress = progress
-        self._orders = {arm.name: ChunkOrder() for arm in job.arms if arm.reorders}
-        blocks = {arm.name: _block_size(fleet, arm.name) for arm in job.arms}
-        self.declared = DeclaredCache(job.config.cache, job.arms, blocks)
-
-    @property
-    def cold(self) -> bool:
-        """Whether caches are dropped before each group."""
-        return self._job.config.cache == "cold"
-
-    @property
-    def group_size(self) -> int:
-        """Samples of a group in a closed loop."""
-        return group_size(self._job.config.concurrency, together=self.cold)
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of one repeat."""
-        workload = self._job.workload
-        return 1 if workload.arrivals else -(-len(workload.samples) // self.group_size)
-
-    @property
-    def reusing(self) -> list[str]:
-        """Arms that reuse anything of earlier requests."""
-        return [arm.name for arm in self._job.arms if arm.reuse is not Reuse.NOTHING]
-
-    def begin(self) -> None:
-        """Bring the empty caches of engines that have just started into the state.
-
-        Those that arms share are brought into it at each arm's turn.
-        """
-        if self._job.shared:
-            return
-        if self._job.workload.preload:
-            count = len(self._job.workload.preload)
-            self._progress.say(f"preloading {count} chunks into each arm")
-        if self._job.config.cache == "warm":
-            count = len(fill_requests(self._job.workload.samples))
-            arms = len(self.reusing)
-            self._progress.say(f"warming up: {count} chunks into each of {arms} arms")
-        self._serve_ahead(tuple(self._servers))
-
-    def prepare(self, arm: str, number: int) -> None:
-        """Bring an arm's cache into the state before a round. EngineError if its engine is gone."""
-        if self.cold:
-            self._servers[arm].reset()
-        first = self._job.shared and not number
-        if not first and (not number or number % self.rounds):
-            return
-        self._servers[arm].reset()
-        self.declared.begin(arm)
-        if arm in self._orders:
-            self._orders[arm] = ChunkOrder()
-        self._serve_ahead((arm,))
-
-    def rewrite(self, arm: str, samples: Sequence[Sample]) -> Sequence[Sample]:
-        """What an arm is sent in place of some samples."""
-        order = self._orders.get(arm)
-        return [order.arrange(sample) for sample in samples] if order else samples
-
-    def _serve_ahead(self, arms: Collection[str]) -> None:
-        workload, concurrency = self._job.workload, self._job.config.concurrency
-        if workload.preload:
-            servers = {name: self._servers[name] for name in arms}
-            preload(servers, workload.preload, concurrency, self.rewrite)
-        if self._job.config.cache != "warm":
-            return
-        samples = fill_requests(workload.samples)
-        servers = {name: self._servers[name] for name in arms if name in self.reusing}
-        for arm, result in preload(servers, samples, concurrency, self.rewrite).items():
-            self.declared.note_fill(arm, samples, result.evicted)
-
-
-def _block_size(fleet: Fleet, arm: str) -> int:
-    found = fleet.engines[arm].get("block_size")
-    return found if isinstance(found, int) else BLOCK_SIZE
-
-
 def make_manifest(
     job: Job,
     engines: Mapping[str, Mapping[str, object]],
@@ -177,7 +90,7 @@ def make_manifest(
     reason: str | None = None,
 ) -> Manifest:
     """What was asked for and on what it ran; the last of `attempts` says how far the run is."""
-    config = job.config.published()
+    start = "warm" if job.workload.preload else "cold"
     return Manifest(
         schema=SCHEMA,
         status=attempts[-1].status,
@@ -186,11 +99,11 @@ def make_manifest(
         reason=reason,
         attempts=attempts,
         fingerprint=job.fingerprint,
-        config=config,
+        config=job.config.published(),
         sizes=job.sizes,
         model=_model(job),
         workload=_workload(job),
-        cache=_cache(job),
+        cache=job.config.cache or f"{start} at start, kept between requests",
         arms={
             arm.name: ArmDocument(
                 algorithm=arm.algorithm,
@@ -202,12 +115,6 @@ def make_manifest(
         },
         provenance=dict(provenance),
     )
-
-
-def _settings(job: Job, arm: Arm) -> dict[str, Any]:
-    if arm.endpoint is not None:
-        return asdict(arm.endpoint)
-    return asdict(job.engine(arm)) | {"tiers": job.config.published()["tiers"]}
 
 
 def make_summary(
@@ -225,32 +132,26 @@ def make_summary(
     )
 
 
-def _cache(job: Job) -> str:
-    """The declared state of caches; without one, what engines do by themselves."""
-    start = "warm" if job.workload.preload else "cold"
-    return job.config.cache or f"{start} at start, kept between requests"
+def _settings(job: Job, arm: Arm) -> dict[str, Any]:
+    if arm.endpoint is not None:
+        return asdict(arm.endpoint)
+    return asdict(job.engine(arm)) | {"tiers": job.config.published()["tiers"]}
 
 
 def _workload(job: Job) -> WorkloadDocument:
-    workload = job.workload
-    origin = workload.origin
+    workload, times = job.workload, job.workload.arrivals
     return WorkloadDocument(
         **asdict(job.facts),
         metric=workload.metric,
         synthetic=workload.synthetic,
-        arrivals=_arrivals(workload.arrivals),
+        arrivals=None if times is None else ArrivalDocument(len(times), max(times)),
         preloaded_chunks=len(workload.preload),
         request_file=workload.requests,
-        origin=None if origin is None else OriginDocument(**asdict(origin)),
+        origin=workload.origin,
         chat=workload.chat,
         skipped_rows=len(workload.skipped),
         first_skipped=next(iter(workload.skipped), None),
     )
-
-
-def _arrivals(times: Sequence[float] | None) -> ArrivalDocument | None:
-    """How requests arrive, None in a closed loop; each one's time is in its row."""
-    return None if times is None else ArrivalDocument(len(times), max(times))
 
 
 def _model(job: Job) -> ModelDocument:
@@ -261,8 +162,8 @@ def _model(job: Job) -> ModelDocument:
 #: Starts the engine of an arm: its name, its settings, the file for its output.
 Launch = Callable[[str, EngineConfig, Path], ArmServer]
 
-#: Whether there is time for a job.
-Allowed = Callable[[Job], bool]
+#: Starts the engines of a run, given the file for the output of each.
+Start = Callable[[Callable[[str], Path]], AbstractContextManager[Fleet]]
 
 
 def _run_files(path: Path) -> Iterator[str]:
@@ -299,41 +200,33 @@ def execute(job: Job, launch: Launch, progress: Progress) -> Finished:
 
     Where start-up fails nothing is left behind. From then on, whatever stops the run, all that
     was measured is kept, and the manifest says how the run ended. A run whose directory is there
-    goes on; one that has ended is only read. Raises InvalidRun for one that ended so.
+    is resumed; one that has ended is only read. Raises InvalidRun for one that ended so.
     """
-    if (job.output / MANIFEST).exists():
-        with hold(job.output):
-            return _go_on(job, launch, progress)
-    directory = RunDirectory.create(job.output)
+    return _run_or_resume(job, progress, partial(_start_engines, job, launch, progress))
+
+
+def _run_or_resume(job: Job, progress: Progress, start: Start) -> Finished:
+    """Measure what is missing in the job's directory; without engines where nothing is."""
+    resumed = (job.output / MANIFEST).exists()
+    directory = RunDirectory(job.output) if resumed else RunDirectory.create(job.output)
     with hold(job.output):
+        stored = None
+        if resumed:
+            run = read_run(job.output)
+            if run.manifest["status"] in FINAL:
+                return _finished(run, progress)
+            stored = load_progress(run)
+            progress.say(f"{run.path}: resuming after {stored.requests} of {job.requests} requests")
         try:
-            with _start_engines(job, launch, progress, directory.log) as fleet:
-                _say_notes(fleet, progress)
-                return Session(job, directory, fleet, progress).run()
+            if stored and stored.requests == job.requests:
+                fleet = Fleet({}, stored.engines)
+                return Session(job, directory, fleet, progress, stored).run()
+            with start(directory.log) as fleet:
+                return Session(job, directory, fleet, progress, stored).run()
         except BaseException:
             if not directory.begun:
                 directory.discard()
             raise
-
-
-def _go_on(job: Job, launch: Launch, progress: Progress) -> Finished:
-    """Measure what is missing in the job's directory; without engines where nothing is."""
-    run = read_run(job.output)
-    if run.manifest["status"] in FINAL:
-        return _finished(run, progress)
-    stored = _take_up(run, job, progress)
-    directory = RunDirectory(run.path)
-    if stored.requests == job.requests:
-        return Session(job, directory, Fleet({}, stored.engines), progress, stored).run()
-    with _start_engines(job, launch, progress, directory.log) as fleet:
-        _say_notes(fleet, progress)
-        return Session(job, directory, fleet, progress, stored).run()
-
-
-def _take_up(run: Run, job: Job, progress: Progress) -> StoredRun:
-    stored = take_up(run)
-    progress.say(f"{run.path}: resuming after {stored.requests} of {job.requests} requests")
-    return stored
 
 
 def _finished(run: Run, progress: Progress) -> Finished:
@@ -344,29 +237,23 @@ def _finished(run: Run, progress: Progress) -> Finished:
     return Finished(run.path, arms, sum(arm.failed for arm in arms.values()))
 
 
-def _always(job: Job) -> bool:
-    return True
-
-
 def execute_all(
     jobs: Sequence[Job],
     launch: Launch,
     progress: Progress,
     logs: Path,
-    allowed: Allowed = _always,
+    allowed: Callable[[Job], bool] = lambda job: True,
 ) -> Iterator[Finished]:
     """Run jobs one after another, each from a cold cache and into a directory of its own.
 
     The engines start once, so the jobs must agree on their settings (ConfigError); their output
-    goes to `logs`. A run that was stopped goes on, as in `execute`. One with a failed request ends
-    them all with EngineError: an engine that is gone would fail those that follow. The first one
-    that is not `allowed` ends them too, without an error.
+    goes to `logs`. A run that was stopped is resumed, as in `execute`. One with a failed request
+    ends them all with EngineError: an engine that is gone would fail those that follow. The first
+    one that is not `allowed` ends them too, without an error.
     """
     _check_alike(jobs)
     logs.mkdir(parents=True, exist_ok=True)
-    first = jobs[0]
-    with _start_engines(first, launch, progress, lambda arm: logs / log_name(arm)) as fleet:
-        _say_notes(fleet, progress)
+    with _start_engines(jobs[0], launch, progress, lambda arm: logs / log_name(arm)) as fleet:
         before = 0
         for job in jobs:
             if not allowed(job):
@@ -374,24 +261,16 @@ def execute_all(
             for server in fleet.servers.values():
                 server.reset()
             progress.say(f"{job.output.name}")
-            done = _run_on(fleet, job, LaterProgress(progress, before))
+            later = LaterProgress(progress, before)
+            done = _run_or_resume(job, later, lambda _: nullcontext(fleet))
             before += job.requests
-            _check_complete(done)
+            if done.failed:
+                raise EngineError(
+                    f"{done.failed} requests failed in {done.path}",
+                    hint="see error in its samples.jsonl, and logs/; the same command resumes "
+                    "from here",
+                )
             yield done
-
-
-def _run_on(fleet: Fleet, job: Job, progress: Progress) -> Finished:
-    """Run a job, or what is missing of it, on engines whose caches are empty."""
-    if not (job.output / MANIFEST).exists():
-        directory = RunDirectory.create(job.output)
-        with hold(job.output):
-            return Session(job, directory, fleet, progress).run()
-    with hold(job.output):
-        run = read_run(job.output)
-        if run.manifest["status"] in FINAL:
-            return _finished(run, progress)
-        stored = _take_up(run, job, progress)
-        return Session(job, RunDirectory(run.path), fleet, progress, stored).run()
 
 
 class Session:
@@ -413,8 +292,8 @@ class Session:
         self._tallies = {arm.name: Tally() for arm in job.arms}
         self._sets = chunk_sets(job.workload.samples)
         self._provenance = provenance.collect()
-        self._stored = stored
-        self._attempt = Attempt(_now(), done=stored.requests if stored else 0)
+        self._stored = stored or StoredRun({}, [], [])
+        self._attempt = Attempt(_now(), done=self._stored.requests)
         self._upkeep = CacheUpkeep(job, fleet, progress)
         self._memory: dict[str, Sequence[MemoryUse]] = {}
 
@@ -440,86 +319,48 @@ class Session:
         return Finished(self._directory.path, arms, self._failed)
 
     def _measure(self) -> None:
-        done = self._attempt.done
-        if self._stored:
-            for known in self._stored.batches:
-                self._tallies[known.line.arm].add(known.rows, known.result)
-        if done == self._job.requests:
+        for known in self._stored.batches:
+            self._tallies[known.line.arm].add(known.rows, known.result)
+        if self._attempt.done == self._job.requests:
             return
+        planned = self._schedule()
+        done = len(self._stored.batches)
         self._upkeep.begin()
-        if self._stored:
-            self._refill(self._stored)
-        self._progress.begin(done)
-        for batch in self._batches():
+        self._restore(planned[:done])
+        self._progress.begin(self._attempt.done)
+        arrivals = self._job.workload.arrivals
+        for batch in serve(
+            self._fleet.servers,
+            planned[done:],
+            self._job.config.concurrency if arrivals is None else None,
+            self._upkeep.rewrite,
+            arrivals=arrivals,
+            lost=self._stored.lost,
+            prepare=self._upkeep.prepare,
+        ):
             self._keep(batch)
         self._measure_memory()
 
-    def _refill(self, stored: StoredRun) -> None:
-        """Bring caches to where the run was stopped; in an open loop each arm begins without.
+    def _schedule(self) -> list[Planned]:
+        """All rounds of all arms; in an open loop an arm serves everything in one."""
+        samples, arms = self._job.workload.samples, tuple(self._fleet.servers)
+        size, repeats = self._upkeep.group_size, self._job.config.repeats
+        if self._job.workload.arrivals is None:
+            return list(schedule(samples, arms, size, repeats))
+        # Any number that differs from run to run will do.
+        first = int(self._job.fingerprint, 16)
+        return list(schedule(samples, arms, len(samples), repeats, first))
 
-        What was served in earlier repeats is gone from all caches.
-        """
-        workload, upkeep = self._job.workload, self._upkeep
-        if workload.arrivals is not None or not stored.batches:
-            return
-        if not upkeep.cold:
-            self._progress.say("serving stored requests again, unmeasured, to restore caches")
-        planned = list(self._schedule())
-        first = len(stored.batches) - len(stored.batches) % (upkeep.rounds * len(self._arms))
-        found = refill(
-            self._fleet.servers,
-            stored.batches[first:],
-            planned[first:],
-            concurrency=self._job.config.concurrency,
-            arms=() if upkeep.cold else upkeep.reusing,
-            rewrite=upkeep.rewrite,
-            to_rows=self._rows,
-        )
+    def _restore(self, planned: Sequence[Planned]) -> None:
+        found = self._upkeep.restore(self._stored.batches, planned, self._rows)
         self._attempt = replace(
-            self._attempt,
-            replayed=found.requests,
-            changed_outputs=found.changed_outputs,
+            self._attempt, replayed=found.requests, changed_outputs=found.changed_outputs
         )
         if found.changed_outputs:
             self._progress.say(
                 f"{found.changed_outputs} of {found.requests} replies are others this time: "
                 "this engine is not deterministic"
             )
-
-    def _batches(self) -> Iterator[ArmBatch]:
-        workload, servers = self._job.workload, self._fleet.servers
-        upkeep, repeats = self._upkeep, self._job.config.repeats
-        done = len(self._stored.batches) if self._stored else 0
-        lost = self._stored.lost if self._stored else {}
-        if workload.arrivals is None:
-            return interleave(
-                servers,
-                workload.samples,
-                self._job.config.concurrency,
-                upkeep.rewrite,
-                size=upkeep.group_size,
-                repeats=repeats,
-                done=done,
-                lost=lost,
-                prepare=upkeep.prepare,
-            )
-        # Any number that differs from run to run will do.
-        first = int(self._job.fingerprint, 16)
-        return replay(
-            servers,
-            workload.samples,
-            workload.arrivals,
-            first,
-            upkeep.rewrite,
-            repeats=repeats,
-            done=done,
-            lost=lost,
-            prepare=upkeep.prepare,
-        )
-
-    def _schedule(self) -> Iterator[tuple[int, str, Sequence[Sample]]]:
-        size, repeats = self._upkeep.group_size, self._job.config.repeats
-        return schedule(self._job.workload.samples, tuple(self._fleet.servers), size, repeats)
 
     def _rows(self, batch: ArmBatch) -> list[SampleRow]:
         """The rows of a batch that was just served; for each batch once."""
@@ -591,7 +432,7 @@ class Session:
             self._job,
             self._fleet.engines,
             self._provenance,
-            [*(self._stored.attempts if self._stored else ()), self._attempt],
+            [*self._stored.attempts, self._attempt],
             reason,
         )
         self._directory.write_manifest(asdict(manifest))
@@ -601,48 +442,37 @@ class Session:
         return sum(tally.failed for tally in self._tallies.values())
 
 
+@contextmanager
 def _start_engines(
     job: Job, launch: Launch, progress: Progress, log: Callable[[str], Path]
-) -> AbstractContextManager[Fleet]:
+) -> Iterator[Fleet]:
+    """The engines of all arms; says what was chosen where nothing was given, each note once."""
     for note in job.notes:
         progress.say(note)
-    with ExitStack() as stack:
-        for arm in job.arms:
-            if arm.endpoint is not None:
-                server = stack.enter_context(closing(_connect(job, arm, arm.endpoint)))
+    for arm in job.arms:
+        if arm.endpoint is not None:
+            with closing(_connect(job, arm, arm.endpoint)) as server:
                 server.ready()  # Before engines start, which takes minutes.
     ours = [arm.name for arm in job.arms if arm.endpoint is None]
     many = "s" if len(ours) > 1 else ""
     what = f"arm{many} in turn" if job.shared else f"engine{many}"
     progress.say(f"starting {len(ours)} {what}: {', '.join(ours)}")
-    return open_fleet(
-        job.arms,
-        lambda arm: (
-            launch(arm.name, job.engine(arm), log(arm.name))
-            if arm.endpoint is None
-            else _connect(job, arm, arm.endpoint)
-        ),
-        lambda name: progress.say(f"{name} is up"),
-    )
+
+    def start(arm: Arm) -> ArmServer:
+        if arm.endpoint is not None:
+            return _connect(job, arm, arm.endpoint)
+        return launch(arm.name, job.engine(arm), log(arm.name))
+
+    with open_fleet(job.arms, start, lambda name: progress.say(f"{name} is up")) as fleet:
+        noted = [engine.get("notes") for engine in fleet.engines.values()]
+        for note in dict.fromkeys(chain.from_iterable(n for n in noted if isinstance(n, list))):
+            progress.say(note)
+        yield fleet
 
 
 def _connect(job: Job, arm: Arm, endpoint: Endpoint) -> ArmServer:
-    from picbench.run.remote import RemoteServer
-
     text_of = PromptText(partial(load_tokenizer, job.workload.model))
     return RemoteServer(arm.name, endpoint, text_of)
-
-
-def _say_notes(fleet: Fleet, progress: Progress) -> None:
-    """Say what engines chose where nothing was given, each note once."""
-    noted = [note for engine in fleet.engines.values() for note in _notes(engine)]
-    for note in dict.fromkeys(noted):
-        progress.say(note)
-
-
-def _notes(engine: Mapping[str, object]) -> Sequence[str]:
-    notes = engine.get("notes")
-    return notes if isinstance(notes, list) else ()
 
 
 def _check_alike(jobs: Sequence[Job]) -> None:
@@ -651,14 +481,6 @@ def _check_alike(jobs: Sequence[Job]) -> None:
         raise ConfigError(
             "runs on the same engines need the same arms, model, pool and context",
             hint="fix kv_blocks, context and max_running for all of them",
-        )
-
-
-def _check_complete(done: Finished) -> None:
-    if done.failed:
-        raise EngineError(
-            f"{done.failed} requests failed in {done.path}",
-            hint="see error in its samples.jsonl, and logs/; the same command resumes from here",
         )
 
 

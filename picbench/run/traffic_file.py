@@ -6,11 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from picbench.errors import ConfigError
 from picbench.run.workload import reply_tokens
-from picbench.settings import parse_settings
+from picbench.settings import SettingsModel, parse_settings, setting
 from picbench.workloads import models
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sources.bundled import BUNDLED
@@ -23,37 +21,65 @@ from picbench.workloads.traffic.settings import Traffic
 from picbench.workloads.traffic.traffic_facts import TrafficFacts, measure
 
 #: The settings that there are for a trace.
-_OF_TRACES = {"trace", "requests", "seed", "speed", "longest", "max_tokens"}
+_OF_TRACES = {"trace", "requests", "seed", "model", "speed", "longest", "max_tokens"}
 
 #: Those that there are for nothing else.
 _ONLY_OF_TRACES = ("speed", "longest")
 
 
-class TrafficConfig(BaseModel):
+class TrafficConfig(SettingsModel):
     """The settings of a request file; each field is an option of `picbench traffic`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    requests: int = 100
-    seed: int = 0
-    dataset: str = "musique"
-    data: str = "bundled"
-    columns: str | None = None
-    pool: int = 64
-    join: int = 1
-    chunk_tokens: int = 0
-    passages: int = 8
-    questions: int = 6
-    max_tokens: int | None = Field(None, ge=1)
-    chunks: str | None = None
-    zipf: float = 0.0
-    cached: float | None = None
-    users: int | None = None
-    rate: float | None = None
-    arrivals: Literal["poisson", "uniform"] = "poisson"
-    trace: str | None = None
-    speed: float = 1.0
-    longest: int | None = None
+    requests: int = setting(100, "Number of requests.", metavar="N")
+    seed: int = setting(0, "For everything drawn.")
+    dataset: str = setting(
+        "musique",
+        "Passages and questions of a data set, or synthetic: random tokens, for memory and time.",
+        metavar="NAME",
+    )
+    data: str = setting(
+        "bundled", "Rows of the data set.", metavar="bundled|DIR|FILE|hf:OWNER/NAME"
+    )
+    columns: str | None = setting(None, "As in picbench run.", metavar="NAME|FIELD=COLUMN,...")
+    model: str = setting("testbed", "The model whose tokenizer makes the ids.", metavar="NAME")
+    pool: int = setting(64, "Distinct chunks that requests share.", metavar="N")
+    join: int = setting(1, "Least number of passages in a chunk.", metavar="N")
+    chunk_tokens: int = setting(0, "Least number of tokens in a chunk.", metavar="N")
+    passages: int = setting(8, "Passages of a generated context.", metavar="N")
+    questions: int = setting(6, "Questions about a generated context.", metavar="N")
+    chunks: str | None = setting(
+        None,
+        "Chunks of a request: those it asks about, and others. Without it, only the former.",
+        metavar="N|LOW-HIGH",
+    )
+    zipf: float = setting(0.0, "Popularity of rank r is r^-A; 0: uniform.", metavar="A")
+    cached: float | None = setting(
+        None,
+        "EPIC's context-cache ratio: this share of chunk tokens is in the cache before the run, "
+        "the rest belong to one request only.",
+        metavar="SHARE",
+    )
+    users: int | None = setting(None, "Users who each repeat one request.", metavar="N")
+    rate: float | None = setting(
+        None, "Arrivals per second; without it, a closed loop.", metavar="R"
+    )
+    arrivals: Literal["poisson", "uniform"] = setting(
+        "poisson", "Gaps at --rate: random, or all the same."
+    )
+    max_tokens: int | None = setting(
+        None, "Output tokens per request.", metavar="N", shown="the data set's", ge=1
+    )
+    trace: str | None = setting(
+        None,
+        "Replay real requests instead: the folder data of RAGPulse, with --requests, --speed, "
+        "--longest, --max-tokens and --seed. Its passages and sessions are real, its text is "
+        "random tokens.",
+        metavar="DIR",
+    )
+    speed: float = setting(1.0, "Replay the arrivals of a trace F times as fast.", metavar="F")
+    longest: int | None = setting(
+        None, "Leave out requests of a trace with more tokens of prompt and reply.", metavar="N"
+    )
 
     def replay(self) -> TraceReplay:
         """What is taken of a trace; ConfigError for settings of other traffic beside it."""
@@ -134,7 +160,7 @@ class Written:
 
 
 def parse_traffic(values: Mapping[str, Any]) -> TrafficConfig:
-    """Check raw values; ConfigError names the first that is wrong."""
+    """Check raw values; raises ConfigError that names the first that is wrong."""
     return parse_settings(TrafficConfig, values, command="picbench traffic")
 
 

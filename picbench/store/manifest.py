@@ -7,18 +7,18 @@ from typing import Any, Literal
 from picbench.store.records import Sizes
 from picbench.store.summary import ArmSummary
 from picbench.workloads.facts import WorkloadFacts
+from picbench.workloads.sources.hub import Origin
 
 #: The version of all files of a run directory. It changes when a field changes its meaning or is
-#: no longer written, and when one is added that readers rely on; then `migration.py` learns to read
-#: the version before.
+#: no longer written, and when one is added that readers rely on.
 SCHEMA = 2
 
-#: How far a run is. `running` stays where a run was killed. Of the ends, `complete` and `partial`
-#: (requests failed) are final, as is `invalid` (its numbers mean nothing); after `interrupted` and
-#: `failed` the same command goes on.
+#: How far a run is. `running` stays if a run was killed. `complete`, `partial` (requests failed)
+#: and `invalid` (its numbers mean nothing) are final; after `interrupted` and `failed` the same
+#: command resumes.
 Status = Literal["running", "complete", "partial", "interrupted", "failed", "invalid"]
 
-#: The ends after which a run does not go on.
+#: The ends after which a run is not resumed.
 FINAL = ("complete", "partial", "invalid")
 
 
@@ -44,22 +44,11 @@ class ArrivalDocument:
 
 
 @dataclass(frozen=True, slots=True)
-class OriginDocument:
-    """Where rows from the hub are from; see `Origin` of the hub's source."""
-
-    repository: str
-    revision: str
-    file: str
-    sha256: str | None
-    pinned: bool
-
-
-@dataclass(frozen=True, slots=True)
 class WorkloadDocument(WorkloadFacts):
     """The facts about the requests, and how they are sent.
 
-    `metric` is how replies are scored, None in runs of schema 1. `arrivals` is None in a closed
-    loop, `request_file` the fingerprint of a replayed file.
+    `metric` is how replies are scored. `arrivals` is None in a closed loop, `request_file` the
+    fingerprint of a replayed file.
     """
 
     metric: str | None
@@ -67,7 +56,7 @@ class WorkloadDocument(WorkloadFacts):
     arrivals: ArrivalDocument | None
     preloaded_chunks: int
     request_file: str | None
-    origin: OriginDocument | None
+    origin: Origin | None
     chat: bool
     skipped_rows: int
     first_skipped: str | None
@@ -75,7 +64,7 @@ class WorkloadDocument(WorkloadFacts):
 
 @dataclass(frozen=True, slots=True)
 class ArmDocument:
-    """An arm: its algorithm, the settings of its engine, and what the engine says of itself."""
+    """An arm: its algorithm, the settings of its engine, and what the engine says it is."""
 
     algorithm: str
     stock: bool
@@ -89,7 +78,7 @@ class Attempt:
 
     It began after `done` requests of all arms together. To have its caches as they were then, it
     served `replayed` of these again without measuring them; `changed_outputs` of them got another
-    reply than the first time. `status` is "running" where it was killed.
+    reply than the first time. `status` is "running" if it was killed.
     """
 
     began: str

@@ -1,10 +1,5 @@
-"""Files of older runs, as they would be written today: of the version before, and no older.
+"""Run directories, as far as they got."""
 
-A reader knows two versions, so that results outlive one change of format. All functions take and
-return JSON values.
-"""
-
-import gc
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,56 +31,6 @@ from picbench.store.writer import (
     read_batches,
     read_workload,
 )
-
-Json = dict[str, Any]
-
-
-def version_of(path: Path, document: Mapping[str, Any]) -> int:
-    """The version of a manifest or a summary in `path`.
-
-    InvalidRun for one that this picbench does not read, KeyError where none is given.
-    """
-    version: int = document["schema"]
-    if version not in (SCHEMA - 1, SCHEMA):
-        raise InvalidRun(
-            f"{path}: written in schema {version}; this picbench reads {SCHEMA - 1} and {SCHEMA}",
-            hint="repeat the run, or read it with the picbench version that its manifest names",
-        )
-    return version
-
-
-def migrate_manifest(path: Path, document: Json) -> Json:
-    """A manifest in today's schema."""
-    if version_of(path, document) == SCHEMA:
-        return document
-    attempt = {"began": document["began"], "ended": document["ended"], "status": document["status"]}
-    counts = {"done": 0, "replayed": 0, "changed_outputs": 0}
-    new = {"schema": SCHEMA, "reason": None, "attempts": [attempt | counts]}
-    return document | new | _named(document)
-
-
-def migrate_summary(path: Path, document: Json) -> Json:
-    """A summary in today's schema; what older runs did not count is missing in it."""
-    if version_of(path, document) == SCHEMA:
-        return document
-    return document | {"schema": SCHEMA} | _named(document)
-
-
-def migrate_row(version: int, row: Json) -> Json:
-    """A row in today's schema; nothing is known of abstentions and of shared chunks."""
-    if version == SCHEMA:
-        return row
-    return {"outcome": "answered" if row["error"] is None else "error"} | row
-
-
-def _named(document: Json) -> Json:
-    """What both files have of the model and the workload."""
-    restates = document["model"]["name"].startswith("testbed")
-    return {
-        "model": document["model"] | {"restates": restates},
-        "workload": document["workload"] | {"metric": None},
-    }
-
 
 Array = npt.NDArray[np.float64]
 
@@ -131,16 +76,12 @@ class Series:
 class Run:
     """A run directory; everything but the manifest is read when it is first used.
 
-    Summary and ledger of an unfinished run are those of the batches that it has.
-
-    Files of the schema before are read as if they were written today; `schema` is the one that they
-    were written in. A run that was killed may have the manifest alone. What is missing raises
-    ConfigError.
+    Summary and ledger of an unfinished run are those of the batches that it has. A run that was
+    killed may have the manifest alone. What is missing raises ConfigError.
     """
 
     path: Path
     manifest: Mapping[str, Any]
-    schema: int = SCHEMA
 
     @cached_property
     def rows(self) -> Sequence[SampleRow]:
@@ -149,12 +90,11 @@ class Run:
             lines = (self.path / SAMPLES).read_bytes().splitlines(keepends=True)
             if self._unfinished:
                 lines = lines[: committed_rows(self.path)]
-            with _uncollected():
-                return _rows([migrate_row(self.schema, row) for row in _parsed(lines)])
+            return _rows(list(_parsed(lines)))
 
     @cached_property
     def workload(self) -> Mapping[str, StoredSample]:
-        """What was sent, by sample; runs of schema 1 do not have it."""
+        """What was sent, by sample."""
         with _reading(self.path / WORKLOAD):
             return read_workload(self.path / WORKLOAD)
 
@@ -169,9 +109,7 @@ class Run:
         with _reading(self.path / SUMMARY):
             if self._unfinished:
                 return self._summary_so_far()
-            found = _DOCUMENT.validate_json((self.path / SUMMARY).read_bytes())
-            document = migrate_summary(self.path, found)
-            return _ARMS.validate_python(document["arms"])
+            return _ARMS.validate_python(_document(self.path, SUMMARY)["arms"])
 
     @cached_property
     def ledger(self) -> Mapping[str, Series]:
@@ -212,14 +150,24 @@ class Run:
 def read_run(path: Path) -> Run:
     """Read a run directory.
 
-    Raises ConfigError for what is not one, and InvalidRun for one of an unknown schema.
+    Raises ConfigError for what is not one, and InvalidRun for one of another schema.
     """
     with _reading(path / MANIFEST):
-        found = _DOCUMENT.validate_json((path / MANIFEST).read_bytes())
-        manifest = migrate_manifest(path, found)
+        manifest = _document(path, MANIFEST)
         if "status" not in manifest:
             raise KeyError("status")
-        return Run(path, manifest, found["schema"])
+        return Run(path, manifest)
+
+
+def _document(path: Path, name: str) -> dict[str, Any]:
+    """A manifest or a summary; raises InvalidRun for one of another schema."""
+    found = _DOCUMENT.validate_json((path / name).read_bytes())
+    if found["schema"] != SCHEMA:
+        raise InvalidRun(
+            f"{path}: written in schema {found['schema']}; this picbench reads {SCHEMA}",
+            hint="repeat the run, or read it with the picbench version that its manifest names",
+        )
+    return found
 
 
 def check_rows(run: Run) -> None:
@@ -263,8 +211,7 @@ def _rows(values: Sequence[dict[str, Any]]) -> list[SampleRow]:
     except ValidationError as error:
         first = first_refusal(error)
         number, *place = first.path
-        of_row = replace(first, path=tuple(place))
-        raise ValueError(f"line {int(number) + 1}: {of_row}") from error
+        raise ValueError(f"line {int(number) + 1}: {replace(first, path=tuple(place))}") from error
 
 
 def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
@@ -279,20 +226,8 @@ def _parsed(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep the garbage collector from going over objects that stay, again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """ConfigError for what is no run, and for files of a run that are not there or not whole.
+    """Raise ConfigError for what is no run, and if files of a run are not there or not whole.
 
     `path` is the run's directory or a file in it.
     """

@@ -1,8 +1,8 @@
-"""What a run and the process of an arm's engine send each other."""
+"""What a run and the process of an arm's engine send each other, and the rows made of it."""
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, pairwise
 from typing import Any, Literal
@@ -26,10 +26,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ServedReply:
-    """The reply of a server elsewhere; times in seconds, as in `Timings`.
+    """The reply of a remote server; times in seconds, as in `Timings`.
 
-    Of its tokens only the number is known. `cached_tokens` of the prompt came from the server's
-    cache, None where it does not say.
+    Only the number of its tokens is known. `cached_tokens` of the prompt came from the server's
+    cache, None if it does not say.
     """
 
     text: str
@@ -44,7 +44,7 @@ class ServedReply:
 
 @dataclass(frozen=True, slots=True)
 class ServerCounts:
-    """What a server elsewhere counted by itself, over all of its engines and users.
+    """What a remote server counted by itself, over all of its engines and users.
 
     Tokens of prompts: all, those that came from any cache, those looked up in its prefix cache,
     those found there, and those found in a cache outside of the engine. `peak_kv_usage` is the
@@ -70,15 +70,13 @@ class ServerCounts:
 
     def __add__(self, other: "ServerCounts") -> "ServerCounts":
         """Both together; what one of them does not say is not known of both."""
-        sums = {
-            name: None if one is None or two is None else one + two
-            for name, one, two in (
-                (f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
-            )
-        }
+        sums: dict[str, Any] = {}
+        for name in (known.name for known in fields(self)):
+            one, two = getattr(self, name), getattr(other, name)
+            sums[name] = None if one is None or two is None else one + two
         usages = (self.peak_kv_usage, other.peak_kv_usage)
-        known = [usage for usage in usages if usage is not None]
-        return replace(ServerCounts(**sums), peak_kv_usage=max(known, default=None))
+        sums["peak_kv_usage"] = max((u for u in usages if u is not None), default=None)
+        return ServerCounts(**sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +87,9 @@ class GroupResult:
     block ledger, whose times start at the group's start. `moved` gives the bytes (loaded, stored)
     between the pool and each tier, `step_times` how long steps took and what tiers took of them,
     `compiled` the kernels that were compiled meanwhile, and `evicted` the blocks of `chunk` and
-    `prefix` KV that lost it. If it is not `clean`, a request failed
-    and each was run again on its own, so that timings mean nothing. `counted` is what a server
-    elsewhere counted meanwhile, None where it does not say.
+    `prefix` KV that lost it. If it is not `clean`, a request failed and each was run again on its
+    own, so that timings mean nothing. `counted` is what a remote server counted meanwhile, None if
+    it does not say.
     """
 
     outcomes: tuple[Result | ServedReply | Failure, ...]
@@ -126,7 +124,7 @@ class ArmBatch:
     """One arm's answer to one group of samples, which are as they were sent to it.
 
     `arrivals` are in seconds, None in a closed loop. `lost` says why the arm's engine is gone, None
-    where it served the group.
+    if it served the group.
     """
 
     round: int
@@ -154,7 +152,7 @@ class Sizes:
 #: The finish reason of a request that `on_pressure=reject` turned away.
 REJECTED = "rejected"
 
-#: Takes a reply and its right answers; None where a reply cannot be scored.
+#: Takes a reply and its right answers; None if a reply cannot be scored.
 Score = Callable[[str, Sequence[str]], float | None]
 
 #: What became of a request: it was answered; the reply says that the prompt does not tell; there is
@@ -177,43 +175,37 @@ class Grader:
         """The score of a reply and its outcome.
 
         A blank reply has no score, as has one in which `score` finds nothing, and one to which no
-        right answer is known. A right answer is never an abstention. Raises DataError where `score`
+        right answer is known. A right answer is never an abstention. Raises DataError if `score`
         gives what is no score.
         """
         if not answers:
             return None, "answered"
-        score = self._checked(reply, answers) if reply.strip() else None
+        score = self.score(reply, answers) if reply.strip() else None
         if score is None:
             return None, "unparsed"
+        # A NaN is refused as well: in a mean it would hide all other scores.
+        if not 0 <= score <= 1:
+            raise DataError(
+                f"the score of a reply is {score}, and not from 0 to 1",
+                hint="see `score` of the data set's class",
+            )
         return score, "abstained" if score < 1 and self.abstained(reply) else "answered"
-
-    def _checked(self, reply: str, answers: Sequence[str]) -> float | None:
-        score = self.score(reply, answers)
-        # Of NaN neither is true; in a mean it would hide all other scores.
-        if score is None or 0 <= score <= 1:
-            return score
-        raise DataError(
-            f"the score of a reply is {score}, and not from 0 to 1",
-            hint="see `score` of the data set's class",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
     """One request of one arm; times in milliseconds, hashes of token ids.
 
-    A server elsewhere tells neither `prefill_ms` nor the ids of a reply: `output_sha256` is then
-    that of its text, in UTF-8, and `tokens.reused` is None where the server does not say.
-    Either `error` is set or every field after it is, except `tpot_ms`, which needs two tokens, and
-    `score`, which needs an answer to score. `documents` is a hash of the set of the prompt's
-    chunks, `cluster` names the samples that share some (see `ChunkSet`); both are None in runs of
-    schema 1, where they are unknown.
-    Rows that are not `timed` ran apart from their group, after another request had failed.
-    `expected_reuse` are the prompt tokens that the arm's cache has in the state that the run
-    declares (see `DeclaredCache`), None without one; what was found is in `tokens`.
-    `repeat` counts how often the whole schedule was run before; rounds are numbered through.
-    `arrival_ms` counts from the start of the arm's batch; it is None in a closed loop. A request
-    was submitted `late_ms` after it arrived, and that is part of its latencies.
+    A remote server tells neither `prefill_ms` nor the ids of a reply: `output_sha256` is then that
+    of its text, in UTF-8, and `tokens.reused` is None if the server does not say. Either `error` is
+    set or every field after it is, except `tpot_ms`, which needs two tokens, and `score`, which
+    needs an answer to score. `documents` is a hash of the set of the prompt's chunks, `cluster`
+    names the samples that share some (see `ChunkSet`). Rows that are not `timed` ran apart from
+    their group, after another request had failed. `expected_reuse` are the prompt tokens that the
+    arm's cache has in the state that the run declares (see `DeclaredCache`), None without one; what
+    was found is in `tokens`. `repeat` counts how often the whole schedule was run before; rounds
+    are numbered through. `arrival_ms` counts from the start of the arm's batch; it is None in a
+    closed loop. A request was submitted `late_ms` after it arrived, which is part of its latencies.
     """
 
     arm: str
@@ -245,17 +237,26 @@ class SampleRow:
 def to_rows(batch: ArmBatch, grader: Grader, sets: Mapping[str, ChunkSet]) -> list[SampleRow]:
     """The rows of a batch, in the order of its samples; `sets` has every sample's chunks."""
     arrivals: Sequence[float | None] = batch.arrivals or [None] * len(batch.samples)
-    rows = [
-        _row(batch, sample, outcome, arrival, grader)
-        for sample, outcome, arrival in zip(
-            batch.samples, batch.result.outcomes, arrivals, strict=True
+    outcomes = zip(batch.samples, batch.result.outcomes, arrivals, strict=True)
+    rows = []
+    for sample, outcome, arrival in outcomes:
+        row = SampleRow(
+            arm=batch.arm,
+            sample=sample.id,
+            round=batch.round,
+            timed=False,
+            prompt_sha256=hash_tokens(sample.tokens),
+            documents=sets[sample.id].documents,
+            cluster=sets[sample.id].cluster,
+            arrival_ms=_milliseconds(arrival),
         )
-    ]
-    found = [sets[row.sample] for row in rows]
-    return [
-        replace(row, documents=chunks.documents, cluster=chunks.cluster)
-        for row, chunks in zip(rows, found, strict=True)
-    ]
+        if (error := _error(outcome)) is not None:
+            rows.append(replace(row, outcome="error", error=error))
+        elif not isinstance(outcome, Failure):
+            score, kind = grader(outcome.text, sample.answers)
+            row = replace(row, timed=batch.result.clean, outcome=kind, score=score)
+            rows.append(_answered(row, sample, outcome))
+    return rows
 
 
 def hash_tokens(tokens: Sequence[int]) -> str:
@@ -263,91 +264,43 @@ def hash_tokens(tokens: Sequence[int]) -> str:
     return hashlib.sha256(np.asarray(tokens, dtype="<i4").tobytes()).hexdigest()
 
 
-def _row(
-    batch: ArmBatch,
-    sample: Sample,
-    outcome: Result | ServedReply | Failure,
-    arrival: float | None,
-    grader: Grader,
-) -> SampleRow:
-    if isinstance(outcome, ServedReply):
-        return _served(batch, sample, outcome, arrival, grader)
-    if isinstance(outcome, Failure) or outcome.finish_reason in (REJECTED, FAILED):
-        return _failed(batch, sample, outcome, arrival)
-    return _answered(batch, sample, outcome, arrival, grader)
+def _error(outcome: Result | ServedReply | Failure) -> str | None:
+    """Why a request has no reply; None if it has one."""
+    if isinstance(outcome, Failure):
+        return outcome.message
+    if isinstance(outcome, ServedReply) or outcome.finish_reason not in (REJECTED, FAILED):
+        return None
+    rejected = outcome.finish_reason == REJECTED
+    return "rejected: short of KV blocks" if rejected else outcome.error or "an error"
 
 
-def _failed(
-    batch: ArmBatch, sample: Sample, outcome: Failure | Result, arrival: float | None
-) -> SampleRow:
-    return SampleRow(
-        arm=batch.arm,
-        sample=sample.id,
-        round=batch.round,
-        timed=False,
-        prompt_sha256=hash_tokens(sample.tokens),
-        outcome="error",
-        arrival_ms=_milliseconds(arrival),
-        error=outcome.message if isinstance(outcome, Failure) else _reason(outcome),
-    )
-
-
-def _reason(result: Result) -> str:
-    rejected = result.finish_reason == REJECTED
-    return "rejected: short of KV blocks" if rejected else result.error or "an error"
-
-
-def _answered(
-    batch: ArmBatch, sample: Sample, result: Result, arrival: float | None, grader: Grader
-) -> SampleRow:
-    timings = result.timings
-    score, outcome = grader(result.text, sample.answers)
-    return SampleRow(
-        arm=batch.arm,
-        sample=sample.id,
-        round=batch.round,
-        timed=batch.result.clean,
-        prompt_sha256=hash_tokens(result.prompt_tokens),
-        outcome=outcome,
-        arrival_ms=_milliseconds(arrival),
-        late_ms=None if arrival is None else 1e3 * timings.late,
-        ttft_ms=1e3 * timings.ttft,
-        prefill_ms=1e3 * timings.prefill,
-        tpot_ms=_milliseconds(timings.tpot),
-        e2e_ms=1e3 * timings.e2e,
-        output_tokens=len(result.tokens),
-        output_sha256=hash_tokens(result.tokens),
-        tokens=result.counts,
-        hits=result.hits,
-        finish_reason=result.finish_reason,
-        text=result.text,
-        score=score,
-    )
-
-
-def _served(
-    batch: ArmBatch, sample: Sample, reply: ServedReply, arrival: float | None, grader: Grader
-) -> SampleRow:
-    """A server elsewhere has counted as many prompt tokens as the sample has."""
-    score, outcome = grader(reply.text, sample.answers)
-    return SampleRow(
-        arm=batch.arm,
-        sample=sample.id,
-        round=batch.round,
-        timed=batch.result.clean,
-        prompt_sha256=hash_tokens(sample.tokens),
-        outcome=outcome,
-        arrival_ms=_milliseconds(arrival),
-        late_ms=None if arrival is None else 1e3 * reply.late,
-        ttft_ms=1e3 * reply.ttft,
-        tpot_ms=_milliseconds(reply.tpot),
-        e2e_ms=1e3 * reply.e2e,
-        output_tokens=reply.output_tokens,
-        output_sha256=hashlib.sha256(reply.text.encode("utf-8", "surrogatepass")).hexdigest(),
-        tokens=TokenCounts(prompt=sample.prompt_tokens, reused=reply.cached_tokens),
+def _answered(row: SampleRow, sample: Sample, reply: Result | ServedReply) -> SampleRow:
+    times = reply if isinstance(reply, ServedReply) else reply.timings
+    row = replace(
+        row,
+        late_ms=None if row.arrival_ms is None else 1e3 * times.late,
+        ttft_ms=1e3 * times.ttft,
+        tpot_ms=_milliseconds(times.tpot),
+        e2e_ms=1e3 * times.e2e,
         finish_reason=reply.finish_reason,
         text=reply.text,
-        score=score,
+    )
+    if isinstance(reply, ServedReply):
+        return replace(
+            row,
+            output_tokens=reply.output_tokens,
+            output_sha256=hashlib.sha256(reply.text.encode("utf-8", "surrogatepass")).hexdigest(),
+            # The server has counted as many prompt tokens as the sample has.
+            tokens=TokenCounts(prompt=sample.prompt_tokens, reused=reply.cached_tokens),
+        )
+    return replace(
+        row,
+        prompt_sha256=hash_tokens(reply.prompt_tokens),
+        prefill_ms=1e3 * reply.timings.prefill,
+        output_tokens=len(reply.tokens),
+        output_sha256=hash_tokens(reply.tokens),
+        tokens=reply.counts,
+        hits=reply.hits,
     )
 
 
@@ -423,35 +376,30 @@ class Stalls:
 class StepSeconds:
     """Seconds of steps while requests were running: those with prompt tokens, and all others."""
 
-    prompt: tuple[float, ...] = ()
-    other: tuple[float, ...] = ()
-
-    @classmethod
-    def of(cls, batches: Sequence["StepSeconds"]) -> "StepSeconds":
-        """The steps of several batches together."""
-        prompt = tuple(chain.from_iterable(batch.prompt for batch in batches))
-        return cls(prompt, tuple(chain.from_iterable(batch.other for batch in batches)))
+    prompt: Sequence[float] = ()
+    other: Sequence[float] = ()
 
 
-def step_seconds(snapshots: Sequence[Snapshot]) -> StepSeconds:
-    """The times between the snapshots of one batch, by the class of the step between them.
+def step_seconds(batches: Iterable[Sequence[Snapshot]]) -> StepSeconds:
+    """The times between the snapshots of each batch, by the class of the step between them.
 
-    A snapshot is taken when a step is scheduled. Where it has more of a prompt than the one before,
+    A snapshot is taken when a step is scheduled. If it has more of a prompt than the one before,
     the step computes prompt tokens. Time in which nothing was running is no step's.
     """
     prompt: list[float] = []
     other: list[float] = []
-    before = dict.fromkeys(_PROMPT, 0.0)
-    for now, following in pairwise(snapshots):
-        grown = any(now.blocks[kind] > before[kind] for kind in _PROMPT)
-        if now.pool > sum(now.blocks[kind] for kind in IDLE):
-            (prompt if grown else other).append(following.time - now.time)
-        before = {kind: now.blocks[kind] for kind in _PROMPT}
-    return StepSeconds(tuple(prompt), tuple(other))
+    for snapshots in batches:
+        before = dict.fromkeys(_PROMPT, 0.0)
+        for now, following in pairwise(snapshots):
+            grown = any(now.blocks[kind] > before[kind] for kind in _PROMPT)
+            if now.pool > sum(now.blocks[kind] for kind in IDLE):
+                (prompt if grown else other).append(following.time - now.time)
+            before = {kind: now.blocks[kind] for kind in _PROMPT}
+    return StepSeconds(prompt, other)
 
 
 def find_stalls(seconds: StepSeconds) -> Stalls | None:
-    """Stalls by the arm's own measure; None where it has too few steps to have one.
+    """Stalls by the arm's own measure; None if it has too few steps to have one.
 
     The quartile of a class does not change by a few steps that stalled, and the slowest class
     decides, so that a long prompt among many steps of decoding is none.
@@ -468,51 +416,75 @@ def find_stalls(seconds: StepSeconds) -> Stalls | None:
 
 @dataclass(slots=True)
 class Tally:
-    """Rows, busy seconds and the block ledger of one arm, round after round.
-
-    `busy` counts clean rounds only, as do timings. The ledger's clock stops while other arms
-    compute, so that averages over time are averages over the arm's own busy time. `moved` are
-    bytes (loaded, stored) by tier, `step_times` the sum over rounds, `compiled` how often each
-    kernel was compiled, and `evicted` how many blocks of `chunk` and `prefix` KV lost it.
-    `steps` has the times of steps, batch by batch, and `counts` what a server elsewhere counted.
-    """
+    """What one arm did, round after round: rows, and results without their outcomes."""
 
     rows: list[SampleRow] = field(default_factory=list)
-    snapshots: list[Snapshot] = field(default_factory=list)
-    busy: float = 0.0
-    moved: dict[str, tuple[int, int]] = field(default_factory=dict)
-    step_times: StepTimes = field(default_factory=StepTimes)
-    compiled: Counter[str] = field(default_factory=Counter)
-    evicted: Counter[str] = field(default_factory=Counter)
-    steps: list[StepSeconds] = field(default_factory=list)
-    counts: list[ServerCounts | None] = field(default_factory=list)
-    _clock: float = 0.0
+    results: list[GroupResult] = field(default_factory=list)
 
     def add(self, rows: Sequence[SampleRow], result: GroupResult) -> None:
         """Add a round."""
         self.rows.extend(rows)
-        known = len(self.snapshots)
-        self.snapshots.extend(
-            replace(snapshot, step=known + number, time=self._clock + snapshot.time)
-            for number, snapshot in enumerate(result.snapshots)
-        )
-        for tier, (loaded, stored) in result.moved.items():
-            before = self.moved.get(tier, (0, 0))
-            self.moved[tier] = (before[0] + loaded, before[1] + stored)
-        self.step_times += result.step_times
-        self.compiled.update(result.compiled)
-        self.evicted.update(result.evicted)
-        self.steps.append(step_seconds(result.snapshots))
-        self.counts.append(result.counted)
-        self._clock += result.busy
-        if result.clean:
-            self.busy += result.busy
+        self.results.append(replace(result, outcomes=()))
+
+    @property
+    def busy(self) -> float:
+        """Busy seconds of clean rounds, which are those with timings."""
+        return sum((result.busy for result in self.results if result.clean), 0.0)
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """The block ledger of all rounds.
+
+        Its clock stops while other arms compute, so that averages over time are averages over the
+        arm's own busy time.
+        """
+        found: list[Snapshot] = []
+        clock = 0.0
+        for result in self.results:
+            found += (
+                replace(snapshot, step=step, time=clock + snapshot.time)
+                for step, snapshot in enumerate(result.snapshots, len(found))
+            )
+            clock += result.busy
+        return found
+
+    @property
+    def moved(self) -> dict[str, tuple[int, int]]:
+        """Bytes (loaded, stored) by tier."""
+        found: dict[str, tuple[int, int]] = {}
+        for tier, (loaded, stored) in chain.from_iterable(r.moved.items() for r in self.results):
+            before = found.get(tier, (0, 0))
+            found[tier] = (before[0] + loaded, before[1] + stored)
+        return found
+
+    @property
+    def step_times(self) -> StepTimes:
+        """How long steps took, and what tiers took of them."""
+        return sum((result.step_times for result in self.results), StepTimes())
+
+    @property
+    def compiled(self) -> Counter[str]:
+        """How often each kernel was compiled."""
+        return Counter(chain.from_iterable(result.compiled for result in self.results))
+
+    @property
+    def evicted(self) -> Counter[str]:
+        """How many blocks of `chunk` and `prefix` KV lost it."""
+        found = Counter[str]()
+        for result in self.results:
+            found.update(result.evicted)
+        return found
+
+    @property
+    def stalls(self) -> Stalls | None:
+        """Steps that took too long, None if there are too few to tell."""
+        return find_stalls(step_seconds(result.snapshots for result in self.results))
 
     @property
     def counted(self) -> ServerCounts | None:
-        """What a server elsewhere counted in all rounds; None unless it did so in each."""
-        known = [counts for counts in self.counts if counts is not None]
-        return sum(known[1:], known[0]) if known and len(known) == len(self.counts) else None
+        """What a remote server counted in all rounds; None unless it did so in each."""
+        known = [result.counted for result in self.results if result.counted is not None]
+        return sum(known[1:], known[0]) if known and len(known) == len(self.results) else None
 
     @property
     def failed(self) -> int:

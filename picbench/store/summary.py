@@ -16,9 +16,7 @@ from picbench.store.records import (
     SampleRow,
     ServerCounts,
     Stalls,
-    StepSeconds,
     Tally,
-    find_stalls,
 )
 
 #: The arm that ratios are taken to.
@@ -242,7 +240,7 @@ def summarise_arm(
         step_times=tally.step_times,
         compiled=dict(tally.compiled),
         outcomes=count_outcomes(tally.rows),
-        stalls=find_stalls(StepSeconds.of(tally.steps)),
+        stalls=tally.stalls,
         counted=tally.counted,
         makespan_s=mean(makespans),
         late_ms=percentiles(row.late_ms for row in timed),

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -28,11 +28,11 @@ from pydantic import TypeAdapter
 from picbench.engines.chunk_cache.transfers import StepTimes
 from picbench.engines.ledger import KINDS, Snapshot
 from picbench.errors import ConfigError
-from picbench.files import check_place, naming, parse_line, whole_file, write_json
+from picbench.files import LOCK, check_place, naming, parse_line, whole_file, write_json
 from picbench.store.manifest import SCHEMA
 from picbench.store.records import ArmBatch, GroupResult, SampleRow, ServerCounts
 from picbench.workloads.facts import ChunkSet, chunk_id
-from picbench.workloads.sample import Sample, SampleSegment
+from picbench.workloads.sample import Sample
 
 SAMPLES = "samples.jsonl"
 LEDGER = "ledger.jsonl"
@@ -46,7 +46,7 @@ INTERVAL = 1.0
 class BatchLine:
     """A batch of one arm, of `rows` requests; see `GroupResult` for the other fields.
 
-    `lost` is why the arm's engine served none of it, None where the engine was there.
+    `lost` is why the arm's engine served nothing of it, None if the engine was there.
     """
 
     round: int
@@ -72,17 +72,10 @@ class LedgerLine:
     time: Sequence[float]
     blocks: Mapping[str, Sequence[float]]
 
-    def snapshots(self) -> tuple[Snapshot, ...]:
-        """The ledger as it was measured."""
-        return tuple(
-            Snapshot(step, time, self.pool, {kind: self.blocks[kind][step] for kind in KINDS})
-            for step, time in enumerate(self.time)
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A committed batch; `result` has everything of it but the outcomes, which are `rows`."""
+    """A committed batch; `result` has all but the outcomes, which are `rows`."""
 
     line: BatchLine
     rows: Sequence[SampleRow]
@@ -93,6 +86,9 @@ _LINE = TypeAdapter(BatchLine)
 _LEDGER_LINE = TypeAdapter(LedgerLine)
 _ROW = TypeAdapter(SampleRow)
 _FIELDS = tuple(known.name for known in fields(SampleRow))
+
+#: What lines and results both have, under the same names.
+_SHARED = ("clean", "moved", "step_times", "compiled", "evicted", "counted")
 
 
 class BatchLog:
@@ -121,9 +117,13 @@ def append_rows(path: Path, rows: Iterable[SampleRow], *, flush: bool = True) ->
 
 
 def _lines(rows: Iterable[SampleRow]) -> bytes:
-    lines = "".join(json.dumps(_values(row), ensure_ascii=False) + "\n" for row in rows)
-    # Replies may have lone surrogates, which become escapes in JSON.
-    return lines.encode("utf-8", "backslashreplace")
+    return b"".join(_encoded(_values(row)) for row in rows)
+
+
+def _encoded(values: Mapping[str, object]) -> bytes:
+    """A line of JSON. Replies may have lone surrogates, which become escapes."""
+    text = json.dumps(values, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace")
 
 
 def _values(row: SampleRow) -> dict[str, object]:
@@ -146,8 +146,11 @@ def read_batches(folder: Path) -> list[StoredBatch]:
     for number, text in enumerate(_whole_lines(folder / BATCHES)):
         try:
             line = _LINE.validate_json(text)
-            rows = [_row(sample) for sample in samples[start : start + line.rows]]
             ledger = _LEDGER_LINE.validate_json(ledgers[number])
+            rows = [
+                _ROW.validate_python(parse_line(sample))
+                for sample in samples[start : start + line.rows]
+            ]
         except (ValueError, IndexError):
             break
         if len(rows) < line.rows:
@@ -158,7 +161,7 @@ def read_batches(folder: Path) -> list[StoredBatch]:
 
 
 def committed_rows(folder: Path) -> int | None:
-    """How many rows are of committed batches; None where batches are not logged."""
+    """How many rows are of committed batches; None if batches are not logged."""
     if not (folder / BATCHES).exists():
         return None
     return sum(_LINE.validate_json(text).rows for text in _whole_lines(folder / BATCHES))
@@ -170,8 +173,7 @@ def cut(folder: Path, batches: Sequence[StoredBatch]) -> None:
     for name, lines in ((SAMPLES, rows), (LEDGER, len(batches)), (BATCHES, len(batches))):
         path = folder / name
         if path.exists():
-            kept = sum(map(len, _whole_lines(path)[:lines]))
-            os.truncate(path, kept)
+            os.truncate(path, sum(map(len, _whole_lines(path)[:lines])))
 
 
 def _append(path: Path, lines: bytes, *, flush: bool) -> None:
@@ -183,93 +185,33 @@ def _append(path: Path, lines: bytes, *, flush: bool) -> None:
 
 
 def _whole_lines(path: Path) -> list[bytes]:
-    """The lines of a file but for a torn last one; none where there is no file."""
+    """The lines of a file but for a torn last one; none if there is no file."""
     if not path.exists():
         return []
     lines = path.read_bytes().splitlines(keepends=True)
     return [line for line in lines if line.endswith(b"\n")]
 
 
-def _row(text: bytes) -> SampleRow:
-    return _ROW.validate_python(parse_line(text))
-
-
 def _line_of(batch: ArmBatch) -> BatchLine:
-    result = batch.result
-    return BatchLine(
-        round=batch.round,
-        arm=batch.arm,
-        rows=len(batch.samples),
-        busy_s=result.busy,
-        clean=result.clean,
-        lost=batch.lost,
-        moved=result.moved,
-        step_times=result.step_times,
-        compiled=result.compiled,
-        evicted=result.evicted,
-        counted=result.counted,
-    )
+    shared = {name: getattr(batch.result, name) for name in _SHARED}
+    busy, rows = batch.result.busy, len(batch.samples)
+    return BatchLine(batch.round, batch.arm, rows, busy_s=busy, lost=batch.lost, **shared)
 
 
 def _ledger_of(batch: ArmBatch) -> LedgerLine:
-    snapshots = batch.result.snapshots
-    return LedgerLine(
-        round=batch.round,
-        arm=batch.arm,
-        pool=snapshots[0].pool if snapshots else 0,
-        time=[snapshot.time for snapshot in snapshots],
-        blocks={kind: [snapshot.blocks[kind] for snapshot in snapshots] for kind in KINDS},
-    )
+    steps = batch.result.snapshots
+    blocks = {kind: [step.blocks[kind] for step in steps] for kind in KINDS}
+    pool = steps[0].pool if steps else 0
+    return LedgerLine(batch.round, batch.arm, pool, [step.time for step in steps], blocks)
 
 
 def _result_of(line: BatchLine, ledger: LedgerLine) -> GroupResult:
-    return GroupResult(
-        outcomes=(),
-        busy=line.busy_s,
-        snapshots=ledger.snapshots(),
-        clean=line.clean,
-        moved=line.moved,
-        step_times=line.step_times,
-        compiled=tuple(line.compiled),
-        evicted=line.evicted,
-        counted=line.counted,
+    snapshots = tuple(
+        Snapshot(step, time, ledger.pool, {kind: ledger.blocks[kind][step] for kind in KINDS})
+        for step, time in enumerate(ledger.time)
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSegment:
-    """A segment of a prompt: of `tokens` tokens, with a `text`, or else with their `ids`.
-
-    `chunk` is the id of a chunk, None for text of this prompt.
-    """
-
-    tokens: int
-    text: str | None = None
-    ids: Sequence[int] | None = None
-    chunk: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSample:
-    """A sample as workload.jsonl has it; see `ChunkSet` for `documents` and `cluster`."""
-
-    sample: str
-    dataset: str
-    cluster: str
-    documents: str
-    answers: Sequence[str]
-    max_tokens: int
-    segments: Sequence[StoredSegment]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkLine:
-    """A line with a chunk."""
-
-    chunk: str
-    tokens: int
-    text: str | None = None
-    ids: Sequence[int] | None = None
+    shared = {name: getattr(line, name) for name in _SHARED}
+    return GroupResult((), line.busy_s, snapshots, **shared | {"compiled": tuple(line.compiled)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,9 +222,19 @@ class ChunkReference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkLine(ChunkReference):
+    """A line with a chunk."""
+
+    tokens: int
+    text: str | None = None
+    ids: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextSegment:
     """A segment that only this prompt has."""
 
+    chunk: ClassVar[None] = None
     tokens: int
     text: str | None = None
     ids: Sequence[int] | None = None
@@ -301,16 +253,25 @@ class SampleLine:
     segments: Sequence[ChunkReference | TextSegment]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSample(SampleLine):
+    """A sample as it was sent, with its chunks; see `ChunkSet` for `documents` and `cluster`.
+
+    A segment has a `text`, or else the `ids` of its tokens.
+    """
+
+    segments: Sequence[ChunkLine | TextSegment]
+
+
 _STORED = TypeAdapter(StoredSample)
-_SEGMENT = TypeAdapter(StoredSegment)
+_CHUNK = TypeAdapter(ChunkLine)
 
 
 def write_workload(path: Path, samples: Iterable[Sample], sets: Mapping[str, ChunkSet]) -> None:
     """Write what `samples` send; `sets` has the chunks of each. A reader finds all or no file."""
     with whole_file(path, durable=True) as file:
         for line in _lines_of_workload_file(samples, sets):
-            text = json.dumps(line, ensure_ascii=False) + "\n"
-            file.write(text.encode("utf-8", "backslashreplace"))
+            file.write(_encoded(line))
 
 
 def read_workload(path: Path, only: Container[str] | None = None) -> dict[str, StoredSample]:
@@ -319,33 +280,30 @@ def read_workload(path: Path, only: Container[str] | None = None) -> dict[str, S
     `only` names the samples that are wanted, None for all. Nothing else is checked then, which
     reads few of many several times as fast.
     """
-    chunks: dict[str, StoredSegment | Mapping[str, Any]] = {}
+    chunks: dict[str, Any] = {}
     samples: dict[str, StoredSample] = {}
+
+    def segment(value: dict[str, Any]) -> Any:
+        """A segment; a chunk is checked when it is first used, and is one object from then on."""
+        if "chunk" not in value:
+            return value
+        found = chunks[value["chunk"]]
+        if not isinstance(found, ChunkLine):
+            found = chunks[value["chunk"]] = _CHUNK.validate_python(found)
+        return found
+
     with path.open("rb") as file:
         for number, text in enumerate(file, 1):
             line: dict[str, Any] = parse_line(text)
             try:
                 if "sample" not in line:
-                    whole = only is None
-                    chunks[line["chunk"]] = _SEGMENT.validate_python(line) if whole else line
+                    chunks[line["chunk"]] = _CHUNK.validate_python(line) if only is None else line
                 elif only is None or line["sample"] in only:
-                    line["segments"] = [_segment(s, chunks) for s in line["segments"]]
+                    line["segments"] = [segment(value) for value in line["segments"]]
                     samples[line["sample"]] = _STORED.validate_python(line)
             except KeyError as error:
                 raise ValueError(f"line {number}: no {error}") from error
     return samples
-
-
-def _segment(
-    segment: Mapping[str, Any], chunks: dict[str, StoredSegment | Mapping[str, Any]]
-) -> StoredSegment:
-    """A segment; a chunk is checked when it is first used, and its object then is the chunk's."""
-    if "chunk" not in segment:
-        return _SEGMENT.validate_python(segment)
-    found = chunks[segment["chunk"]]
-    if not isinstance(found, StoredSegment):
-        found = chunks[segment["chunk"]] = _SEGMENT.validate_python(found)
-    return found
 
 
 def _lines_of_workload_file(
@@ -355,14 +313,16 @@ def _lines_of_workload_file(
     for sample in samples:
         segments: list[dict[str, Any]] = []
         for segment in sample.segments:
+            text = {"text": segment.text} if segment.text else {"ids": list(segment.tokens)}
+            content = {"tokens": len(segment.tokens)} | text
             if segment.kind == "text":
-                segments.append(_content(segment))
+                segments.append(content)
                 continue
             name = chunk_id(segment)
             segments.append({"chunk": name})
             if name not in written:
                 written.add(name)
-                yield {"chunk": name} | _content(segment)
+                yield {"chunk": name} | content
         found = sets[sample.id]
         yield {
             "sample": sample.id,
@@ -375,20 +335,13 @@ def _lines_of_workload_file(
         }
 
 
-def _content(segment: SampleSegment) -> dict[str, Any]:
-    content: dict[str, Any] = {"tokens": len(segment.tokens)}
-    if segment.text:
-        return content | {"text": segment.text}
-    return content | {"ids": list(segment.tokens)}
-
-
 MANIFEST = "manifest.json"
 WORKLOAD = "workload.jsonl"
 MEMORY = "memory.parquet"
 SUMMARY = "summary.json"
 
 #: What a run writes before its manifest.
-_EARLY = ("logs", WORKLOAD)
+_EARLY = ("logs", WORKLOAD, LOCK)
 _EARLY_DRAFTS = re.compile(rf"\.({re.escape(WORKLOAD)}|{re.escape(MANIFEST)})\.(\d+\.)?tmp")
 
 
@@ -402,7 +355,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path) -> "RunDirectory":
-        """Make the directory, or take a free one; ConfigError where that cannot be."""
+        """Make the directory, or take a free one; raises ConfigError if that cannot be."""
         check_free(path)
         missing = tuple(p for p in (path, *path.parents) if not p.exists())
         try:
@@ -425,7 +378,7 @@ class RunDirectory:
         write_json(self.path / MANIFEST, {"schema": SCHEMA} | dict(manifest))
 
     def write_workload(self, samples: Sequence[Sample], sets: Mapping[str, ChunkSet]) -> None:
-        """Write what is sent; see `store/workload_file.py`."""
+        """Write what is sent."""
         write_workload(self.path / WORKLOAD, samples, sets)
 
     def append(self, rows: Iterable[SampleRow]) -> None:
@@ -449,7 +402,7 @@ class RunDirectory:
         write_json(self.path / SUMMARY, summary)
 
     def compact(self) -> None:
-        """Remove what only a run that goes on needs."""
+        """Remove what only a run that is resumed needs."""
         (self.path / LEDGER).unlink(missing_ok=True)
 
     def discard(self) -> None:
@@ -467,9 +420,9 @@ def log_name(arm: str) -> str:
 
 
 def check_free(path: Path) -> None:
-    """ConfigError unless a run may be written to `path`: absent below a directory, or an empty one.
+    """Raise ConfigError unless a run may be written to `path`: a new or an empty directory.
 
-    One that was killed before its manifest was written counts as empty.
+    The directory of a run that was killed before it had a manifest counts as empty.
     """
     try:
         check_place(path)
@@ -487,21 +440,14 @@ def _is_early(name: str) -> bool:
 
 
 def _memory_schema() -> pa.Schema:
-    head = [
-        ("arm", pa.string()),
-        ("step", pa.int64()),
-        ("time", pa.float64()),
-        ("pool", pa.int64()),
-    ]
-    return pa.schema([*head, *((kind, pa.float64()) for kind in KINDS)])
+    head = {"arm": pa.string(), "step": pa.int64(), "time": pa.float64(), "pool": pa.int64()}
+    return pa.schema(list((head | dict.fromkeys(KINDS, pa.float64())).items()))
 
 
 def _memory_table(arm: str, snapshots: Sequence[Snapshot]) -> pa.Table:
     columns = {
         "arm": [arm] * len(snapshots),
-        "step": [s.step for s in snapshots],
-        "time": [s.time for s in snapshots],
-        "pool": [s.pool for s in snapshots],
+        **{name: [getattr(s, name) for s in snapshots] for name in ("step", "time", "pool")},
         **{kind: [s.blocks[kind] for s in snapshots] for kind in KINDS},
     }
     return pa.Table.from_pydict(columns, schema=_memory_schema())

@@ -4,24 +4,20 @@ pandas takes most of a second to import, so this module is imported where a fram
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
-from rich.table import Table as RichTable
-from rich.text import Text
 
 from picbench.engines.ledger import IDLE, MemoryUse
-from picbench.metrics import NOTHING, ArmColumn, arm_columns
+from picbench.metrics import Metric, metrics_shown
 from picbench.store.reader import Run
 from picbench.store.records import ServerCounts
 from picbench.store.summary import BASELINE, ArmSummary, CacheSummary, DecayWindow, labels_of
 from picbench.store.writer import MEMORY
-from picbench.tables import table as markdown
+from picbench.tables.table import NOTHING, Column, Shown, Table
 
 
 def samples_frame(run: Run) -> pd.DataFrame:
@@ -46,10 +42,22 @@ def arms_frame(run: Run) -> pd.DataFrame:
     return frame.assign(weights=run.manifest["model"]["weights"])
 
 
-def shown_frame(arms: Mapping[str, ArmSummary], columns: Sequence[ArmColumn]) -> pd.DataFrame:
-    """What is shown of each arm, under the headings of the printed table."""
-    values = {column.title: [column.value(arm) for arm in arms.values()] for column in columns}
-    return pd.DataFrame({"arm": list(labels_of(arms).values()), **values})
+def arms_table(rows: Sequence[tuple[Sequence[str], ArmSummary]], head: Sequence[str]) -> Table:
+    """What is shown of arms, each after its names; `head` has a heading for each of these."""
+    metrics = metrics_shown([arm for _, arm in rows])
+    columns = [Column(metric.printed, metric.digits, metric.title_unit) for metric in metrics]
+    values = [[*names, *(_shown(metric, arm) for metric in metrics)] for names, arm in rows]
+    return Table("Arms", [*map(Column, head), *columns], values)
+
+
+def run_table(arms: Mapping[str, ArmSummary]) -> Table:
+    """What is shown of the arms of a run."""
+    return arms_table([((label,), arms[name]) for name, label in labels_of(arms).items()], ["arm"])
+
+
+def _shown(metric: Metric, arm: ArmSummary) -> Shown | None:
+    text = metric.text(arm)
+    return None if text is None else Shown(text, metric.value(arm))
 
 
 def of_runs(runs: Sequence[Run], frame: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
@@ -203,14 +211,9 @@ def figure_labels(arms: Mapping[str, ArmSummary]) -> dict[str, str]:
 
 def as_markdown(runs: Sequence[Run]) -> str:
     """The columns of the printed table, and what holds for them, in Markdown."""
-    frame, columns = _shown(runs)
-    texts = frame.astype(object).where(frame.notna(), None)
-    for column in columns:
-        texts[column.title] = [plain(value, column.digits) for value in texts[column.title]]
-    lines = [list(map(str, line)) for line in texts.to_numpy()]
-    head = list(map(str, frame.columns))
-    table = markdown.table(head, lines, right=len(head) - len(columns))
-    return "\n\n".join([*_captions(runs), table, *warnings_of(runs)]) + "\n"
+    names = 1 if len(runs) == 1 else 2
+    table = _table_of_runs(runs).markdown(right=names, plain=True)
+    return "\n\n".join([*map(caption, runs), table, *warnings_of(runs)]) + "\n"
 
 
 def as_latex(runs: Sequence[Run]) -> str:
@@ -218,12 +221,8 @@ def as_latex(runs: Sequence[Run]) -> str:
 
     What holds for it stands before it in comments.
     """
-    frame, columns = _shown(runs)
-    formatters = {
-        column.title: lambda value, digits=column.digits: plain(value, digits) for column in columns
-    }
-    table = str(frame.to_latex(index=False, na_rep=NOTHING, escape=True, formatters=formatters))
-    return "".join(f"% {line}\n" for line in (*_captions(runs), *warnings_of(runs))) + table
+    comments = (f"% {line}\n" for line in (*map(caption, runs), *warnings_of(runs)))
+    return "".join(comments) + _table_of_runs(runs).latex()
 
 
 def as_csv(runs: Sequence[Run]) -> str:
@@ -238,22 +237,16 @@ TABLE_FORMATS: Mapping[str, Callable[[Sequence[Run]], str]] = MappingProxyType(
 )
 
 
-def _shown(runs: Sequence[Run]) -> tuple[pd.DataFrame, list[ArmColumn]]:
-    arms = [arm for run in runs for arm in run.summary.values()]
-    metrics = list(dict.fromkeys(arm.score.metric for arm in arms))
-    columns = arm_columns(arms, "/".join(metrics))
+def _table_of_runs(runs: Sequence[Run]) -> Table:
+    """The arms of a run, or of several, whose names then stand first."""
     if len(runs) == 1:
-        return shown_frame(runs[0].summary, columns), columns
-    return of_runs(runs, lambda run: shown_frame(run.summary, columns)), columns
-
-
-def plain(value: float | None, digits: int) -> str:
-    """A number for programs, a dash for what was not measured."""
-    return NOTHING if value is None or pd.isna(value) else f"{value:.{digits}f}"
-
-
-def _captions(runs: Sequence[Run]) -> list[str]:
-    return [caption(run) for run in runs]
+        return run_table(runs[0].summary)
+    rows = [
+        ((_name(run.path), label), run.summary[name])
+        for run in runs
+        for name, label in labels_of(run.summary).items()
+    ]
+    return arms_table(rows, ["run", "arm"])
 
 
 def caption(run: Run) -> str:
@@ -348,61 +341,3 @@ def _difference(arm: ArmSummary, full: ArmSummary) -> str | None:
     if arm.failed or full.failed:
         return None
     return f"{round(arm.score.mean - full.score.mean, 2) + 0.0:+.2f}"
-
-
-_NAME_WIDTH = len("(simulated)")
-
-
-@dataclass(frozen=True, slots=True)
-class ArmTable:
-    """An arm a row; where lines are too short for that, an arm a column, as many as fit.
-
-    Names are folded, and numbers are not: a number that is cut is another number. Arms in an open
-    loop have columns of their own.
-    """
-
-    arms: Mapping[str, ArmSummary]
-    metric: str
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """See rich's Console Protocol."""
-
-        def fits(table: RichTable) -> bool:
-            unlimited = options.update(max_width=10_000)
-            return Measurement.get(console, unlimited, table).maximum <= options.max_width
-
-        if fits(self._rows(folded=True)):
-            yield self._rows()
-            return
-        left = list(self.arms)
-        while left:
-            counts = range(len(left), 1, -1)
-            count = next((n for n in counts if fits(self._columns(left[:n], folded=True))), 1)
-            yield self._columns(left[:count])
-            left = left[count:]
-
-    def _rows(self, *, folded: bool = False) -> RichTable:
-        table = RichTable()
-        table.add_column("arm", overflow="fold", max_width=_NAME_WIDTH if folded else None)
-        columns = arm_columns(self.arms.values(), self.metric)
-        for column in columns:
-            table.add_column(column.heading, justify="right", no_wrap=True)
-        labels = labels_of(self.arms)
-        for name, arm in self.arms.items():
-            cells = (labels[name], *(column.text(arm) for column in columns))
-            table.add_row(*map(Text, cells))
-        return table
-
-    def _columns(self, names: Sequence[str], *, folded: bool = False) -> RichTable:
-        columns, labels = arm_columns(self.arms.values(), self.metric), labels_of(self.arms)
-        table = RichTable()
-        table.add_column("arm", no_wrap=True)
-        for name in names:
-            width = max(_NAME_WIDTH, *(len(column.text(self.arms[name])) for column in columns))
-            heading = Text(labels[name], overflow="fold")
-            table.add_column(heading, justify="right", max_width=width if folded else None)
-        for column in columns:
-            texts = [column.text(self.arms[name]) for name in names]
-            cells = (Text(text, no_wrap=True, overflow="ellipsis") for text in texts)
-            table.add_row(column.title, *cells)
-        return table

@@ -111,9 +111,20 @@ class Table:
             for row in self.rows
         ]
 
-    def markdown(self, *, right: int | None = None) -> str:
-        """The table in Markdown, without title and notes; see `table` for `right`."""
-        return table(self.head, self.texts(), right)
+    def plain(self) -> list[list[str]]:
+        """The values for programs."""
+        return [
+            [column.plain(value) for column, value in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+
+    def markdown(self, *, right: int | None = None, plain: bool = False) -> str:
+        """The table in Markdown, without title and notes, values as shown or `plain`.
+
+        A value may have bars in it. See `table` for `right`.
+        """
+        rows = self.plain() if plain else self.texts()
+        return table(self.head, [[text.replace("|", "\\|") for text in row] for row in rows], right)
 
     def section(self, level: int = 3) -> str:
         """The table in Markdown under its title, with its notes, a line each."""
@@ -141,11 +152,13 @@ class Table:
         """A LaTeX ``tabular`` with rules of booktabs."""
         import pandas as pd
 
-        rows = [
-            [column.plain(value) for column, value in zip(self.columns, row, strict=True)]
-            for row in self.rows
+        numeric = [
+            any(number_of(row[i]) is not None for row in self.rows)
+            for i in range(len(self.columns))
         ]
-        return str(pd.DataFrame(rows, columns=self.head).to_latex(index=False, escape=True))
+        aligned = "".join("r" if numbers else "l" for numbers in numeric)
+        frame = pd.DataFrame(self.plain(), columns=self.head)
+        return str(frame.to_latex(index=False, escape=True, column_format=aligned))
 
     def document(self) -> dict[str, Any]:
         """Title, rows by column and notes, as JSON values."""

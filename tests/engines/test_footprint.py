@@ -1,6 +1,8 @@
 """What an engine takes of a GPU."""
 
+import json
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,14 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig, planned_capacity
+from picbench.engines.engine import warm_up_requests
 from picbench.engines.footprint import LINK_WORKSPACE, SHARED_PARTS, GpuFootprint, parameters
+from picbench.engines.model_config import check_ranks, head_size, read_model_config
+from picbench.engines.request import Chunk, Request
+from picbench.engines.vllm.launch import _context
+from picbench.errors import ConfigError
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
-from picbench.workloads.models.architectures import ARCHITECTURES, Architecture
-from picbench.workloads.models.build import _config
-from picbench.workloads.models.shapes import LLAMA_8B, SHAPES
+from picbench.workloads.models.architectures import Architecture, architectures
+from picbench.workloads.models.shapes import _config, all_shapes
 
-LLAMA = _config(LLAMA_8B)
+LLAMA = _config(all_shapes()["llama-3.1-8b"])
 CONFIG = EngineConfig("llama", context=9789)
 
 
@@ -31,7 +37,7 @@ def test_llama_has_as_many_parameters_as_its_card_says() -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [row for row in ARCHITECTURES if row.cpu == "checked"], ids=lambda row: row.name
+    "row", [row for row in architectures() if row.cpu == "checked"], ids=lambda row: row.name
 )
 def test_parameters_of_all_architectures(row: Architecture) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -79,9 +85,9 @@ def test_a_model_that_does_not_tell_its_size(change: dict[str, Any]) -> None:
     assert GpuFootprint.of(CONFIG, model) is None
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", all_shapes())
 def test_every_shape_tells_its_size(name: str) -> None:
-    assert GpuFootprint.of(replace(CONFIG, context=512), _config(SHAPES[name])) is not None
+    assert GpuFootprint.of(replace(CONFIG, context=512), _config(all_shapes()[name])) is not None
 
 
 def test_the_workspace_is_that_of_the_kernels() -> None:
@@ -136,3 +142,67 @@ def test_more_never_takes_less(context: int, requests: int, stock: bool, dtype: 
     larger = replace(config, context=context + 999, max_requests=requests + 1)
     small, large = asdict(footprint(config)), asdict(footprint(larger))
     assert all(large[name] >= value > 0 or value == 0 for name, value in small.items())
+
+
+def written(folder: Path, **fields: Any) -> str:
+    (folder / "config.json").write_text(json.dumps(fields))
+    return str(folder)
+
+
+def test_other_names_are_translated(tmp_path: Path) -> None:
+    model = read_model_config(written(tmp_path, model_type="bloom", n_head=4, n_layer=3))
+    assert (model["num_attention_heads"], model["num_hidden_layers"]) == (4, 3)
+    assert head_size(model) == model["hidden_size"] // 4
+
+
+def test_a_model_with_other_modalities_is_its_language_model(tmp_path: Path) -> None:
+    text = {"hidden_size": 96, "num_attention_heads": 3, "max_position_embeddings": 77}
+    model = read_model_config(written(tmp_path, model_type="llava", text_config=text))
+    assert (model["hidden_size"], head_size(model)) == (96, 32)
+    assert model["max_position_embeddings"] == 77
+
+
+def test_an_unknown_kind_is_left_to_the_engine(tmp_path: Path) -> None:
+    assert read_model_config(written(tmp_path, model_type="ours", n_head=4)) == {
+        "model_type": "ours",
+        "n_head": 4,
+    }
+
+
+def test_a_model_of_any_length_needs_a_context(tmp_path: Path) -> None:
+    model = read_model_config(written(tmp_path, model_type="bloom", n_head=4))
+    assert _context(EngineConfig("bloom", context=300), model) == 300
+    with pytest.raises(ConfigError, match=r"no length \(give `context`\)"):
+        _context(EngineConfig("bloom"), model)
+
+
+def test_gpus_have_as_many_heads_each() -> None:
+    check_ranks({"num_attention_heads": 8}, 4)
+    check_ranks({}, 3)  # A model that does not say is left to vLLM.
+    with pytest.raises(ConfigError, match=r"`tensor_parallel` 16: .* 8 .*possible are 1, 2, 4, 8"):
+        check_ranks({"num_attention_heads": 8}, 16)
+
+
+def tokens(request: Request) -> int:
+    return sum(len(segment.tokens or ()) for segment in request.segments)
+
+
+def chunks(request: Request) -> int:
+    return sum(isinstance(segment, Chunk) for segment in request.segments)
+
+
+@given(st.integers(1, 100_000), st.sampled_from(["cpu", "cuda"]), st.booleans())
+def test_no_prompt_is_longer_than_the_engine_serves(longest: int, device: str, pic: bool) -> None:
+    found = list(warm_up_requests(longest, device, chunks=pic))
+    assert all(0 < tokens(request) <= longest for request in found)
+    assert chunks(found[0]) == 0
+
+
+def test_engines_with_chunks_link_few_and_many_tokens() -> None:
+    assert [chunks(r) for r in warm_up_requests(9000, "cpu", chunks=True)] == [0, 1, 12]
+    assert [chunks(r) for r in warm_up_requests(700, "cpu", chunks=True)] == [0, 12]
+
+
+def test_prompts_on_gpus_fill_steps() -> None:
+    assert [chunks(r) for r in warm_up_requests(9787, "cuda", chunks=True)] == [0, 1, 12, 19]
+    assert tokens(list(warm_up_requests(131_072, "cuda", chunks=False))[-1]) == 32_040

@@ -25,21 +25,21 @@ def made(text: str, clock: Clock, **settings: Any) -> Pace[str]:
 
 
 def taken(pace: Pace[str]) -> list[str]:
-    return [departure.item for departure in pace.departures()]
+    return [one.item for one in pace.due()]
 
 
 def test_a_closed_loop_keeps_so_many_in_flight() -> None:
     pace = Pace("abcd", limit=2)
     assert taken(pace) == ["a", "b"]
     assert taken(pace) == []
-    pace.landed()
+    pace.finished()
     assert taken(pace) == ["c"]
     assert pace
     for _ in range(2):
-        pace.landed()
+        pace.finished()
     assert pace.idle
     assert taken(pace) == ["d"]
-    pace.landed()
+    pace.finished()
     assert not pace
 
 
@@ -57,13 +57,13 @@ def test_latency_counts_from_the_arrival_that_was_meant() -> None:
     clock = Clock()
     pace = made("ab", clock, limit=1, arrivals=[1.0, 2.0])
     clock.now += 1.5
-    [first] = pace.departures()
+    [first] = pace.due()
     assert first.late == pytest.approx(0.5)
     assert first.arrived == pytest.approx(1e9 + 101.0)
     clock.now += 3.5
-    assert not list(pace.departures())
-    pace.landed()
-    [second] = pace.departures()
+    assert not list(pace.due())
+    pace.finished()
+    [second] = pace.due()
     assert second.late == pytest.approx(3.0)
     assert second.arrived - first.arrived == pytest.approx(1.0)
 
@@ -71,10 +71,10 @@ def test_latency_counts_from_the_arrival_that_was_meant() -> None:
 def test_a_closed_loop_is_never_late() -> None:
     clock = Clock()
     pace = made("ab", clock, limit=1)
-    [first] = pace.departures()
+    [first] = pace.due()
     clock.now += 5
-    pace.landed()
-    [second] = pace.departures()
+    pace.finished()
+    [second] = pace.due()
     assert (first.late, second.late) == (0.0, 0.0)
     assert second.arrived - first.arrived == pytest.approx(5)
 
@@ -82,17 +82,17 @@ def test_a_closed_loop_is_never_late() -> None:
 def test_an_item_of_a_closed_loop_arrives_when_there_is_room_for_it() -> None:
     clock = Clock()
     pace = made("abcd", clock, limit=2)
-    departures = pace.departures()
-    first = next(departures)
+    due = pace.due()
+    first = next(due)
     clock.now += 3  # Whoever submits "a" is busy for so long.
-    second = next(departures)
+    second = next(due)
     assert second.arrived - first.arrived == pytest.approx(0)
     clock.now += 1
-    pace.landed()
+    pace.finished()
     clock.now += 2
-    pace.landed()
+    pace.finished()
     clock.now += 5
-    third, fourth = pace.departures()
+    third, fourth = pace.due()
     assert third.arrived - first.arrived == pytest.approx(4)
     assert fourth.arrived - first.arrived == pytest.approx(6)
     assert fourth.late == 0
@@ -102,10 +102,10 @@ def test_an_item_of_a_closed_loop_arrives_when_there_is_room_for_it() -> None:
 def test_a_wall_clock_that_is_set_shifts_no_later_request(arrivals: list[float] | None) -> None:
     clock, wall = Clock(), Clock(5e8)
     pace = Pace("ab", 1, arrivals, clock, wall)
-    list(pace.departures())
+    list(pace.due())
     clock.now, wall.now = clock.now + 2, wall.now + 3600
-    pace.landed()
-    [second] = pace.departures()
+    pace.finished()
+    [second] = pace.due()
     waited = 0.0 if arrivals is None else 2.0
     assert second.arrived == pytest.approx(wall.now - waited)
 
@@ -124,14 +124,14 @@ def test_nothing_is_early_and_nothing_is_lost(
     flying = 0
     for step in [*steps, *[60.0] * (len(arrivals) + 1)]:
         clock.now += step
-        for departure in pace.departures():
-            assert clock.now - 100.0 >= arrivals[departure.item]
-            assert departure.late >= 0
-            seen.append(departure.item)
+        for one in pace.due():
+            assert clock.now - 100.0 >= arrivals[one.item]
+            assert one.late >= 0
+            seen.append(one.item)
             flying += 1
         assert flying <= limit
         while flying:
-            pace.landed()
+            pace.finished()
             flying -= 1
     assert sorted(seen) == list(range(len(arrivals)))
     assert [arrivals[item] for item in seen] == sorted(arrivals)

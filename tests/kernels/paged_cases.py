@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from picbench.kernels.cpu.attention import attend, store
-from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu.attention import AttentionBatch, attend, store
 from picbench.kernels.cpu.reference import attend_reference
 from picbench.kernels.paging import BLOCK_SIZE, GAP
 from picbench.kernels.rope import RopeTable, rotate

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from picbench.errors import EngineError
-from picbench.kernels.cpu.workspace import Workspace
+from picbench.kernels.cpu.scratch import Workspace
 from picbench.kernels.paging import halves, split
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from picbench.workloads.models import ModelSpec, load_tokenizer
-from picbench.workloads.models.build import materialise
-from picbench.workloads.models.shapes import TINY
+from picbench.workloads.models.shapes import all_shapes, materialise
 from picbench.workloads.prompts.tokens import Tokenizer
 
 WriteRows = Callable[..., Path]
@@ -51,7 +50,9 @@ def make_tokenizer() -> type[WordTokenizer]:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
-    return ModelSpec("shape:tiny", materialise(TINY, tmp_path_factory.mktemp("models")), "random")
+    return ModelSpec(
+        "shape:tiny", materialise(all_shapes()["tiny"], tmp_path_factory.mktemp("models")), "random"
+    )
 
 
 @pytest.fixture(scope="session")

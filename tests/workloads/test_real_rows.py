@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from picbench.errors import ConfigError, DataError
+from picbench.errors import DataError
 from picbench.workloads.datasets import Reading, find
 from picbench.workloads.load import load_samples
 from picbench.workloads.models import ModelSpec, load_tokenizer
@@ -73,14 +73,6 @@ def test_every_answer_scores_fully(
         assert found > 0.99 or (rule == "cacheblend" and reply.lower().startswith(("no", "yes")))
 
 
-@pytest.mark.parametrize("dataset", NAMES)
-def test_rows_render(dataset: str, real_data: Path, word_tokenizer: Tokenizer) -> None:
-    for sample in load_samples(dataset, real_data, word_tokenizer, limit=12):
-        assert len(sample.chunks) > 1
-        assert sample.segments[0].kind == sample.segments[-1].kind == "text"
-        assert [segment.kind for segment in sample.segments[1:-1]] == ["chunk"] * len(sample.chunks)
-
-
 @pytest.mark.parametrize(
     "file", ["samsum/raw/samsum_test.jsonl", "2wikimqa/raw/hipporag_2wikimultihopqa_corpus.json"]
 )
@@ -104,40 +96,6 @@ def test_longbenchs_prompts(dataset: str, real_data: Path, word_tokenizer: Token
         assert read(sample) == whole
         assert sample.chunks == ours.chunks
         assert sample.max_tokens == texts["dataset2maxlen"][dataset]
-
-
-def test_longbench_has_no_prompt_for_needle(real_data: Path, word_tokenizer: Tokenizer) -> None:
-    prompts = real_data / "longbench_prompts.json"
-    with pytest.raises(ConfigError, match="no prompt for data set 'needle'"):
-        load_samples("needle", real_data, word_tokenizer, prompts=prompts)
-
-
-@pytest.mark.parametrize("dataset", ["musique", "samsum", "multi_news"])
-def test_long_prompts_are_cut_by_longbenchs_rule(
-    dataset: str, real_data: Path, word_tokenizer: Tokenizer
-) -> None:
-    budget = 601
-    whole = load_samples(dataset, real_data, word_tokenizer, limit=20)
-    context = budget + whole[0].max_tokens
-    cut = load_samples(dataset, real_data, word_tokenizer, limit=20, context=context)
-    assert any(sample.truncated for sample in cut)
-    for before, after in zip(whole, cut, strict=True):
-        ids, half = list(before.tokens), budget // 2
-        if len(ids) > budget:
-            ids = ids[:half] + ids[-half:]
-        assert list(after.tokens) == ids
-        assert read(after) == word_tokenizer.decode(ids[1:])
-
-
-@pytest.mark.parametrize("dataset", NAMES)
-def test_the_built_in_tokenizer_takes_real_text(
-    dataset: str, real_data: Path, tiny_tokenizer: Tokenizer
-) -> None:
-    for sample in load_samples(dataset, real_data, tiny_tokenizer, limit=2, context=16_384):
-        assert sample.prompt_tokens <= 16_384 - sample.max_tokens
-        assert all(0 <= token < 2048 for token in sample.tokens)
-        if not sample.truncated:
-            assert tiny_tokenizer.decode(sample.tokens[1:]) == read(sample)
 
 
 def test_the_testbeds_tokenizer_takes_real_text(real_data: Path) -> None:

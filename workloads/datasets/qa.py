@@ -1,4 +1,4 @@
-"""The base of the multi-hop question data sets."""
+"""Questions over passages: the multi-hop data sets, and any other that a user names."""
 
 from collections.abc import Hashable, Sequence
 from typing import ClassVar
@@ -33,3 +33,31 @@ class PassageQA(Dataset):
     def abstained(self, prediction: str) -> bool:
         """Whether the reply says that the passages do not tell."""
         return abstains(prediction)
+
+
+class MuSiQue(PassageQA):
+    """MuSiQue-Ans (Trivedi et al., 2022): two to four facts from up to twenty passages."""
+
+    name: ClassVar[str] = "musique"
+    summary: ClassVar[str] = "questions over 2-4 hops, up to 20 passages"
+
+
+class WikiMQA(PassageQA):
+    """2WikiMultihopQA (Ho et al., 2020)."""
+
+    name: ClassVar[str] = "2wikimqa"
+    summary: ClassVar[str] = "bridge, comparison and inference questions, 10 passages"
+
+
+class HotpotQA(PassageQA):
+    """HotpotQA in the distractor setting (Yang et al., 2018)."""
+
+    name: ClassVar[str] = "hotpotqa"
+    summary: ClassVar[str] = "two-hop questions, 2 gold passages among distractors"
+
+
+class AnyQA(PassageQA):
+    """Short answers to questions over text, such as SQuAD's; there are no bundled rows of it."""
+
+    name: ClassVar[str] = "qa"
+    summary: ClassVar[str] = "questions over passages or a text, in rows that you name with --data"

@@ -2,16 +2,17 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from picbench.errors import ConfigError, closest
-from picbench.workloads.models.extras import engine_packages
-from picbench.workloads.models.shapes import SHAPES
+from picbench.workloads.models.shapes import all_shapes, materialise
 from picbench.workloads.prompts.tokens import Tokenizer
 
-__all__ = ["ModelSpec", "describe", "load_tokenizer", "resolve"]
+__all__ = ["ModelSpec", "describe", "engine_packages", "load_tokenizer", "resolve"]
 
 Weights = Literal["real", "random", "dummy"]
 
@@ -59,9 +60,9 @@ class ModelSpec:
 
 def describe() -> dict[str, str]:
     """Return one line about each model that needs no download, by name."""
-    shapes = {_PREFIX + name: shape.summary for name, shape in SHAPES.items()}
+    shaped = {_PREFIX + name: shape.summary for name, shape in all_shapes().items()}
     testbed = {_TESTBED: "trained on picbench's synthetic rows, 4k positions: accuracy"}
-    return testbed | _VARIANTS | shapes
+    return testbed | _VARIANTS | shaped
 
 
 def resolve(spec: str) -> ModelSpec:
@@ -80,7 +81,7 @@ def resolve(spec: str) -> ModelSpec:
     if _is_hub_id(spec):
         return ModelSpec(spec, spec)
     raise ConfigError(
-        f"`model` {spec}: no such model", hint=f"{closest(spec, SHAPES, _PREFIX)}; {_HINT}"
+        f"`model` {spec}: no such model", hint=f"{closest(spec, all_shapes(), _PREFIX)}; {_HINT}"
     )
 
 
@@ -101,6 +102,18 @@ def load_tokenizer(model: ModelSpec) -> Tokenizer:
     return cast(Tokenizer, found)
 
 
+@contextmanager
+def engine_packages() -> Iterator[None]:
+    """Turn a missing package inside the block into a ConfigError that says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the package {error.name!r} is not installed",
+            hint="pip install 'picbench[cpu]' or 'picbench[cuda]'",
+        ) from error
+
+
 def _reach(repository: str) -> None:
     """ConnectionError at once where a model is neither in the hub's cache nor can be fetched."""
     from huggingface_hub import hf_hub_url, is_offline_mode, try_to_load_from_cache
@@ -117,12 +130,12 @@ def _reach(repository: str) -> None:
 
 
 def _shape(spec: str) -> ModelSpec:
-    from picbench.workloads.models.build import materialise
-
     name = spec.removeprefix(_PREFIX)
-    if name not in SHAPES:
-        raise ConfigError(f"`model` {spec}: no such shape", hint=closest(name, SHAPES, _PREFIX))
-    shape = SHAPES[name]
+    if name not in all_shapes():
+        raise ConfigError(
+            f"`model` {spec}: no such shape", hint=closest(name, all_shapes(), _PREFIX)
+        )
+    shape = all_shapes()[name]
     with engine_packages():
         return ModelSpec(spec, materialise(shape), shape.weights, shape.positions)
 
@@ -137,7 +150,7 @@ def _testbed(spec: str) -> ModelSpec:
                 f"`model` {spec}: no such variant of the testbed", hint=closest(spec, _VARIANTS)
             )
         with engine_packages():
-            from picbench.workloads.testbed.variants import build_variant
+            from picbench.workloads.testbed.model_files import build_variant
 
             folder = build_variant(folder, spec.partition(":")[2])
     return replace(_local(spec, folder), restates=True)

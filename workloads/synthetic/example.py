@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
-from picbench.workloads.synthetic.world.invented_names import Split
-from picbench.workloads.synthetic.world.passages import Manner
+from picbench.workloads.synthetic.names import Split
+from picbench.workloads.synthetic.passages import Manner
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from types import MappingProxyType
 from typing import Any
 
 from picbench.errors import ConfigError, closest
-from picbench.workloads.synthetic.example import Example, Level, Make
-from picbench.workloads.synthetic.rows import (
+from picbench.workloads.synthetic import (
     multi_news_rows,
     needle_rows,
     qa_rows,
     samsum_rows,
 )
-from picbench.workloads.synthetic.world.invented_names import SPLITS, Split
+from picbench.workloads.synthetic.example import Example, Level, Make
+from picbench.workloads.synthetic.names import SPLITS, Split
 
 #: The seed of the rows that ship with picbench.
 SEED = 0

@@ -137,12 +137,7 @@ def _read_header(line: bytes, path: Path) -> Header:
             f"`requests` {path}: no request file of version {VERSION}",
             hint="picbench traffic makes such files",
         ) from error
-    return Header(
-        dataset=found.dataset,
-        synthetic=found.synthetic,
-        settings=found.settings,
-        sha256=found.sha256,
-    )
+    return Header(**found.model_dump(exclude={"format", "version"}))
 
 
 class _Reader:

@@ -4,9 +4,9 @@
     backends/          one kind a file: host, disk, redis, lmcache, mooncake; an engine's nearest
                        host tier is not among them (`Arena` in engines/chunk_cache/arena.py)
     envelope.py        a value with a checksum, which detects corrupt and foreign values
-    guarded_tier.py    one tier with deadlines and counters (call_limits.py), which never raises
-    stack.py           all tiers in order, on threads of their own (background.py): for the engine
-    kinds.py           parsing and opening ``host:4GiB,disk:/path:20GiB`` (spec.py)
+    guarded_tier.py    one tier with deadlines and counters, which never raises
+    stack.py           all tiers in order, on threads of their own: for the engine
+    kinds.py           parsing and opening ``host:4GiB,disk:/path:20GiB``
 
 Nothing here imports torch or vllm; a kind's client library is imported when the tier is opened.
 """

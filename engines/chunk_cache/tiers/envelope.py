@@ -50,10 +50,7 @@ def stamp(key: Key, enclosed: memoryview) -> memoryview:
 
 
 def unseal(key: Key, sealed: Buffer) -> memoryview | None:
-    """The payload, a read-only view; None unless the value is intact and was sealed under `key`.
-
-    Truncated and altered values and those of another version or key are not told apart.
-    """
+    """The payload, read-only; None unless the value is intact and was sealed under `key`."""
     view = memoryview(sealed).toreadonly().cast("B")
     payload = view[HEADER_BYTES:]
     intact = len(view) >= HEADER_BYTES and view[:HEADER_BYTES] == _header(key, payload)

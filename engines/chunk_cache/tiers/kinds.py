@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint
 
 from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
 from picbench.engines.chunk_cache.tiers.stack import StackLimits, TierStack
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, pageable
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Tier, TierSpec, pageable
 from picbench.errors import ConfigError, closest
 from picbench.plugins import installed, load_class
 
@@ -47,8 +46,7 @@ def open_tiers(
 ) -> TierStack:
     """Open the tiers of specs; `allocate` makes the memory of host tiers (pinned, for a GPU).
 
-    `taken` are names of tiers that are open already. Raises ConfigError for specs that a
-    kind does not take and for a tier that is listed twice.
+    Raises ConfigError for what a kind does not take, and tiers listed twice or already `taken`.
     """
     opened: list[GuardedTier] = []
     try:

@@ -1,15 +1,13 @@
 """The tiers of an engine, nearest first, called in the background."""
 
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
-from picbench.engines.chunk_cache.tiers.background import (
-    BackgroundPool,
-    Budget,
-    Ticket,
-    group_by_size,
-)
 from picbench.engines.chunk_cache.tiers.envelope import (
     HEADER_BYTES,
     enclose,
@@ -19,6 +17,132 @@ from picbench.engines.chunk_cache.tiers.envelope import (
 )
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters, GuardedTier
 from picbench.engines.chunk_cache.tiers.tier import Key, Payload, Usage
+
+T = TypeVar("T")
+
+Group = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TicketGroup(Generic[T]):
+    """The answers of a ticket at the indices of `group`, in that order."""
+
+    group: Group
+    future: Future[list[T]]
+
+
+class Ticket(Generic[T]):
+    """The answers to a batch, later; what is in no group or was dropped is answered `nothing`."""
+
+    def __init__(self, size: int, nothing: T, groups: Sequence[TicketGroup[T]]) -> None:
+        self._size = size
+        self._nothing = nothing
+        self._groups = groups
+
+    def done(self) -> bool:
+        """Whether `result` would return at once; never blocks."""
+        return all(group.future.done() for group in self._groups)
+
+    def result(self, timeout: float | None = None) -> list[T]:
+        """The answers, in order; TimeoutError if they take longer than `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        answers = [self._nothing] * self._size
+        for group in self._groups:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            with suppress(CancelledError):
+                for index, answer in zip(group.group, group.future.result(left), strict=False):
+                    answers[index] = answer
+        return answers
+
+
+class BackgroundPool:
+    """A thread pool for one kind of work, which can be drained.
+
+    Work must end by itself: a process that exits waits for what has begun.
+    """
+
+    def __init__(self, name: str, threads: int) -> None:
+        self._pool = ThreadPoolExecutor(threads, name)
+        self._lock = Lock()
+        self._pending: set[Future[Any]] = set()
+        self._closed = False
+
+    def run(
+        self,
+        size: int,
+        nothing: T,
+        groups: Sequence[Group],
+        work: Callable[[Group], list[T]],
+        after: Callable[[Group], None] = lambda group: None,
+    ) -> Ticket[T]:
+        """A ticket of `size` answers; `work` returns those of a group of indices, in its order.
+
+        `after` is called once for each group, when its work has ended or was dropped.
+        """
+        return Ticket(size, nothing, [self._submit(group, work, after) for group in groups])
+
+    def drain(self, timeout: float) -> bool:
+        """Take no more work, wait for what is pending, drop the rest; whether all has ended."""
+        with self._lock:
+            self._closed = True
+            pending = set(self._pending)
+        late = wait(pending, timeout).not_done
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        return not late
+
+    def _submit(
+        self, group: Group, work: Callable[[Group], list[T]], after: Callable[[Group], None]
+    ) -> TicketGroup[T]:
+        with self._lock:
+            future = _dropped() if self._closed else self._pool.submit(work, group)
+            self._pending.add(future)
+        future.add_done_callback(lambda _: after(group))
+        future.add_done_callback(self._forget)
+        return TicketGroup(group, future)
+
+    def _forget(self, future: Future[Any]) -> None:
+        with self._lock:
+            self._pending.discard(future)
+
+
+class Budget:
+    """A number of bytes that may be in flight; what is larger than all of it is in flight alone."""
+
+    def __init__(self, limit: int) -> None:
+        self._lock = Lock()
+        self._limit = self._left = limit
+
+    def take(self, nbytes: int) -> bool:
+        """Take `nbytes` if so many are left; False otherwise."""
+        with self._lock:
+            enough = nbytes <= self._left or self._left == self._limit
+            self._left -= nbytes if enough else 0
+            return enough
+
+    def give(self, nbytes: int) -> None:
+        """Give back what was taken."""
+        with self._lock:
+            self._left += nbytes
+
+
+def _dropped() -> Future[Any]:
+    future: Future[Any] = Future()
+    future.cancel()
+    return future
+
+
+def group_by_size(sizes: Sequence[int], limit: int, indices: Sequence[int]) -> Sequence[Group]:
+    """Split indices, in order, into groups of at most `limit` bytes; larger ones are alone."""
+    groups: list[list[int]] = []
+    filled = 0
+    for index in indices:
+        if not groups or filled + sizes[index] > limit:
+            groups.append([])
+            filled = 0
+        groups[-1].append(index)
+        filled += sizes[index]
+    return groups
+
 
 Sealed = tuple[Key, memoryview]
 
@@ -78,8 +202,7 @@ class TierStack:
     def fetch(self, wanted: Sequence[tuple[Key, int]]) -> Ticket[Fetched | None]:
         """Payloads by key and length in bytes, each from the nearest tier that has it intact.
 
-        None for what no tier has in that length. What a farther tier had is then copied into the
-        nearest one.
+        None for what is nowhere. What a farther tier had is then copied into the nearest one.
         """
         sizes = [HEADER_BYTES + length for _, length in wanted]
         asked = range(len(wanted)) if self._tiers else ()
@@ -114,11 +237,6 @@ class TierStack:
         groups = [range(len(keys))] if keys and self._tiers else []
         return self._stores.run(len(keys), None, groups, lambda _: self._delete(keys))
 
-    @property
-    def refused(self) -> int:
-        """Values that were not stored or copied upwards because too much was in flight."""
-        return self._budget.refusals
-
     def counters(self) -> dict[str, Counters]:
         """What each tier has done, by name; makes no call."""
         return {tier.name: tier.counters() for tier in self._tiers}
@@ -128,13 +246,10 @@ class TierStack:
         return {tier.name: tier.usage() for tier in self._tiers}
 
     def close(self, timeout: float = 5.0) -> bool:
-        """Take no more work, finish what is pending within `timeout` seconds, close the tiers.
-
-        What has not begun by then is dropped. Returns whether everything was finished.
-        """
-        end = monotonic() + timeout
+        """Finish or drop what is pending in `timeout` s, close the tiers; whether all ended."""
+        end = time.monotonic() + timeout
         pools = (self._lookups, self._fetches, self._stores)  # fetches hand work to stores
-        drained = [pool.drain(max(0.0, end - monotonic())) for pool in pools]
+        drained = [pool.drain(max(0.0, end - time.monotonic())) for pool in pools]
         for tier in self._tiers:
             tier.close()
         return all(drained)

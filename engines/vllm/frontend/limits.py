@@ -10,7 +10,6 @@ from picbench.engines.algorithms import Algorithm, Registry, Reuse, check_served
 from picbench.engines.planning.documents import ChunkContexts
 from picbench.engines.planning.layout import Footprint, measure
 from picbench.engines.planning.policy import LayoutConfig
-from picbench.engines.vllm.frontend.placements import SlotSpan
 from picbench.engines.vllm.frontend.request_args import (
     RequestArgs,
     cut,
@@ -60,8 +59,8 @@ class Limits:
     def check(self, footprint: Footprint, max_tokens: int) -> int:
         """Blocks that a request needs to finish, compiles included.
 
-        Raises ConfigError if the pool or the context is too small for it, or the model has no check
-        layer that it needs.
+        Raises ConfigError if pool or context are too small for it, or the model lacks a check
+        layer.
         """
         if footprint.compares and self.layers < 2:
             raise ConfigError(
@@ -166,21 +165,32 @@ def check_request(
 
 def _footprint(
     config: Any,
-    tokens: Sequence[int],
+    prompt: Sequence[int],
     args: RequestArgs,
     algorithm: Algorithm,
     layout: LayoutConfig,
     limits: Limits,
 ) -> Footprint:
     """What a prompt with chunks needs. Raises ConfigError for one that cannot be arranged."""
-    _check_slots(args.slots, limits.positions)
-    _check_added(algorithm, len(args.spans), limits.capacity)
-    given = cut(tokens, args, layout.pad_token)
+    # Both are counted before they are made: segments have a token for each place of a slot.
+    length, added = sum(slot[3] for slot in args.slots), algorithm.added(len(args.spans))
+    if length > limits.positions:
+        raise ConfigError(
+            f"slots of {length} positions; the context has {limits.positions}",
+            hint="raise `context` (vLLM: max_model_len), or give slots fewer positions",
+        )
+    if added > limits.capacity:
+        raise ConfigError(
+            f"{algorithm.spec} adds {added} tokens to the prompt; the engine has room for "
+            f"{limits.capacity} KV slots a request",
+            hint="lower the option, or send fewer chunks",
+        )
+    given = cut(prompt, args, layout.pad_token)
     _check_ids(args.documents, config.model_config.get_vocab_size())
     try:
         segments = algorithm.arrange(given, layout)
-        added = {token for segment in segments for token in segment.added}
-        _check_vocabulary(config, added, f"{algorithm.spec} adds")
+        tokens = {token for segment in segments for token in segment.added}
+        _check_vocabulary(config, tokens, f"{algorithm.spec} adds")
         return measure(segments, algorithm.plan_chunk, layout)
     except ValueError as error:
         raise ConfigError(f"{algorithm.spec}: {error}", hint="use another algorithm") from error
@@ -210,27 +220,6 @@ def _check_ids(documents: ChunkContexts, vocabulary: int) -> None:
                 f"documents[{index}] has token id {largest}, the model has {vocabulary}",
                 hint="send the ids of the served model's tokenizer",
             )
-
-
-def _check_added(algorithm: Algorithm, chunks: int, capacity: int) -> None:
-    """Raise ConfigError for more tokens of an algorithm than a request may have."""
-    added = algorithm.added(chunks)
-    if added > capacity:
-        raise ConfigError(
-            f"{algorithm.spec} adds {added} tokens to the prompt; the engine has room for "
-            f"{capacity} KV slots a request",
-            hint="lower the option, or send fewer chunks",
-        )
-
-
-def _check_slots(slots: Collection[SlotSpan], positions: int) -> None:
-    """Raise ConfigError for slots longer than any prompt: segments have a token for each place."""
-    length = sum(slot[3] for slot in slots)
-    if length > positions:
-        raise ConfigError(
-            f"slots of {length} positions; the context has {positions}",
-            hint="raise `context` (vLLM: max_model_len), or give slots fewer positions",
-        )
 
 
 def _shorten(request: Any, capacity: int, room: int) -> None:

@@ -6,11 +6,12 @@ before they are sent to the engine core. In engine cores prompts with chunks are
 requests are received, and hashed by the scheduler; servers tell their clients why a request failed.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from functools import wraps
 from typing import Any
 
-from vllm.exceptions import VLLMValidationError
+from vllm.exceptions import GenerationError, RetryableRequestError, VLLMValidationError
 
 from picbench.engines.vllm.compat import (
     check_frontend,
@@ -18,34 +19,22 @@ from picbench.engines.vllm.compat import (
     check_signature,
     check_version,
 )
-from picbench.engines.vllm.frontend.early_planning import plan_on_receipt
-from picbench.engines.vllm.frontend.hashing import defer_hashing
-from picbench.engines.vllm.frontend.reasons import tell_reasons
+from picbench.engines.vllm.frontend.engine_core import defer_hashing, plan_on_receipt
+from picbench.engines.vllm.settings import REJECTED
 from picbench.errors import ConfigError, PicBenchError
 from picbench.kernels.first_calls import settle_first_calls
 
 #: Upstream `InputProcessor.process_inputs` (vllm/v1/engine/input_processor.py:373), which offline
 #: and online requests share and which is the first to have a prompt's tokens.
-_PARAMETERS = (
-    "self",
-    "request_id",
-    "prompt",
-    "params",
-    "supported_tasks",
-    "arrival_time",
-    "lora_request",
-    "tokenization_kwargs",
-    "trace_headers",
-    "priority",
-    "data_parallel_rank",
-    "resumable",
-    "session_id",
-    "kv_hints",
+_OF_INPUTS = (
+    "self, request_id, prompt, params, supported_tasks, arrival_time, lora_request, "
+    "tokenization_kwargs, trace_headers, priority, data_parallel_rank, resumable, session_id, "
+    "kv_hints"
 )
 
 #: Upstream `InputProcessor.__init__` (vllm/v1/engine/input_processor.py:42), which offline and
 #: online engines call before they start an engine core.
-_OF_PROCESSOR = ("self", "vllm_config", "renderer", "mm_registry")
+_OF_PROCESSOR = "self, vllm_config, renderer, mm_registry"
 
 
 def register() -> None:
@@ -59,7 +48,7 @@ def register() -> None:
     plan_on_receipt()
     tell_reasons()
     if not _registered():
-        check_signature(InputProcessor.process_inputs, _PARAMETERS)
+        check_signature(InputProcessor.process_inputs, _OF_INPUTS)
         guarded = _guarded(InputProcessor.process_inputs)
         InputProcessor.process_inputs = guarded  # type: ignore[method-assign]
         check_signature(InputProcessor.__init__, _OF_PROCESSOR)
@@ -121,3 +110,77 @@ class RequestError(ConfigError, VLLMValidationError, ValueError):
         super().__init__(message, hint=hint)
         self.parameter: str | None = None
         self.value: Any = None
+
+
+#: Upstream `AsyncLLM.generate` (vllm/v1/engine/async_llm.py:698).
+_OF_GENERATE = (
+    "self, prompt, sampling_params, request_id, prompt_text, lora_request, tokenization_kwargs, "
+    "trace_headers, priority, data_parallel_rank, session_id, kv_hints, reasoning_ended, "
+    "reasoning_parser_kwargs"
+)
+
+#: Upstream `ParentRequest.get_outputs` (vllm/v1/engine/parallel_sampling.py:102).
+_OF_SAMPLES = "self, child_request_id, completion_output"
+
+
+def tell_reasons() -> None:
+    """Have vLLM's server say why a request ended with an error; done again, it does nothing.
+
+    A request that a fault ends has the reason as its stop reason (`PicScheduler`). Of the finish
+    reason "error" vLLM's server makes a 500 without it (vllm/entrypoints/generate/base/serving.py,
+    `_raise_if_error`). `AsyncLLM.generate`, which all of its endpoints call, is therefore extended:
+    it raises the error that the server answers with. Of several samples that are not streamed,
+    upstream keeps what ended until all have; one that failed is passed on at once, so that its
+    siblings, which nothing will read, are aborted.
+    """
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.parallel_sampling import ParentRequest
+
+    if not getattr(AsyncLLM.generate, "tells_reasons", False):
+        check_signature(AsyncLLM.generate, _OF_GENERATE)
+        check_signature(ParentRequest.get_outputs, _OF_SAMPLES)
+        AsyncLLM.generate = _telling(AsyncLLM.generate)  # type: ignore[method-assign]
+        early = _early(ParentRequest.get_outputs)
+        ParentRequest.get_outputs = early  # type: ignore[method-assign]
+
+
+def _telling(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(upstream)
+    async def generate(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        # Closed after an error, upstream aborts what else was sampled for the request.
+        async with aclosing(upstream(self, *args, **kwargs)) as outputs:
+            async for output in outputs:
+                check_output(output)
+                yield output
+
+    generate.tells_reasons = True  # type: ignore[attr-defined]
+    return generate
+
+
+def _early(upstream: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(upstream)
+    def get_outputs(
+        self: Any, child_request_id: str, completion_output: Any
+    ) -> tuple[list[Any], bool]:
+        outputs, finished = upstream(self, child_request_id, completion_output)
+        if not outputs and not finished and _failed(completion_output):
+            outputs = [completion_output]
+        return outputs, finished
+
+    return get_outputs
+
+
+def check_output(output: Any) -> None:
+    """Raise vLLM's error of a failed generation if a `RequestOutput` ended with a reason.
+
+    It is one that may be sent again (503) if the pool was short of blocks, and a 500 otherwise.
+    """
+    for one in output.outputs:
+        if _failed(one):
+            kind = RetryableRequestError if one.stop_reason == REJECTED else GenerationError
+            raise kind(one.stop_reason)
+
+
+def _failed(completion: Any) -> bool:
+    """Whether a `CompletionOutput` ended with an error and a reason."""
+    return completion.finish_reason == "error" and isinstance(completion.stop_reason, str)

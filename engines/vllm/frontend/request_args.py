@@ -32,42 +32,49 @@ from typing import Any
 from picbench.engines.algorithms import Algorithm, Registry
 from picbench.engines.planning.documents import ChunkContexts, Context
 from picbench.engines.planning.policy import Segment, Slot
-from picbench.engines.vllm.frontend.chunk_documents import documents_of_flat, read_documents
-from picbench.engines.vllm.frontend.lists import rows_of_flat, rows_of_integers
 from picbench.engines.vllm.frontend.placements import (
     Position,
     SlotSpan,
     Span,
+    documents_of_flat,
     ordered_spans,
     overlapping,
     read_dependent,
+    read_documents,
     read_positions,
     read_slots,
+    rows_of_flat,
+    rows_of_integers,
 )
 from picbench.errors import ConfigError, closest
 
 ARGS = "pic"
-FLAT_SPANS = "pic_spans"
-FLAT_ALGORITHM = "pic_algorithm"
-FLAT_POSITIONS = "pic_positions"
-FLAT_SLOTS = "pic_slots"
-FLAT_DOCUMENTS = "pic_documents"
-FLAT_DEPENDENT = "pic_dependent"
-_FLAT = (FLAT_SPANS, FLAT_ALGORITHM, FLAT_POSITIONS, FLAT_SLOTS, FLAT_DOCUMENTS, FLAT_DEPENDENT)
 
 #: What flat arguments begin with; vLLM's other plug-ins have arguments, too.
 _PREFIX = "pic_"
 
+_FLAT = tuple(
+    _PREFIX + name
+    for name in ("spans", "algorithm", "positions", "slots", "documents", "dependent")
+)
+
+#: Flat lists of rows: how many integers each has, and which.
+_ROWS = {
+    "spans": (2, "start, end, start, end, ..."),
+    "positions": (2, "token, position, token, ..."),
+    "slots": (4, "chunk, start, end, length, chunk, ..."),
+    "dependent": (2, "start, end, start, end, ..."),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class RequestArgs:
-    """A request's chunks as ``[start, end)`` spans of prompt tokens, and its algorithm.
+    """A request's chunks as ``[start, end)`` spans of prompt tokens, and its algorithm, a spec.
 
-    `algorithm` is a valid spec; None means the engine's default. `tag` comes back with the
-    request's cost. `positions` and `slots` say where tokens stand, if not one after the other.
-    `documents` has what stands before the chunks in their documents. `dependent` spans of chunks
-    are recomputed under any algorithm. `checked` requests were checked already by who sends them,
-    in the same process; no arguments that a client sends can say so.
+    `tag` comes back with the request's cost. `positions` and `slots` say where tokens stand, if not
+    one after the other, `documents` what stands before the chunks in theirs. `dependent` spans are
+    recomputed under any algorithm. `checked` requests were checked by who sends them, in the same
+    process; clients cannot say so.
     """
 
     spans: tuple[Span, ...]
@@ -81,10 +88,7 @@ class RequestArgs:
 
 
 def request_args(request: Any, registry: Registry) -> RequestArgs | None:
-    """A request's PIC arguments, parsed if they have not been; None if it has none.
-
-    `request` has vLLM's `sampling_params` and `prompt_token_ids`. Raises what `read_args` does.
-    """
+    """A request's arguments, parsed once; None if it has none. Raises what `read_args` does."""
     params, prompt = request.sampling_params, request.prompt_token_ids
     if params is None or prompt is None:
         return None
@@ -155,7 +159,9 @@ def read_args(
             raise ConfigError(f"the {name} is {value!r}, not a string")
     if algorithm:
         registry.parse(algorithm)
-    spans = _spans(given.get("spans", ()), len(prompt))
+    hint = "each span is [start, end] in prompt tokens"
+    rows = rows_of_integers(given.get("spans", ()), "spans", 2, hint)
+    spans = ordered_spans(rows, "spans", len(prompt))
     return RequestArgs(
         spans,
         algorithm or None,
@@ -174,7 +180,7 @@ def describes_chunks(extra_args: Mapping[str, Any] | None) -> bool:
     if (parsed := _parsed(extra_args)) is not None:
         return bool(parsed.spans)
     given = extra_args.get(ARGS)
-    spans = given.get("spans") if isinstance(given, Mapping) else extra_args.get(FLAT_SPANS)
+    spans = given.get("spans") if isinstance(given, Mapping) else extra_args.get("pic_spans")
     return bool(spans)
 
 
@@ -245,19 +251,13 @@ def _with_dependent(
     # Both ascend: slots that end before a token have moved it.
     moved, left = 0, deque(slots)
     for first, last in dependent:
-        for token in range(*_common(span, (first, last))):
+        for token in range(max(span[0], first), min(span[1], last)):
             while left and left[0][2] <= token:
                 _, start, end, length = left.popleft()
                 moved += length - (end - start)
             if not (left and left[0][1] <= token):
                 indices.append(token - span[0] + moved)
-    if not indices:
-        return chunk
-    return replace(chunk, dependent=tuple(indices))
-
-
-def _common(one: Span, other: Span) -> Span:
-    return max(one[0], other[0]), min(one[1], other[1])
+    return replace(chunk, dependent=tuple(indices)) if indices else chunk
 
 
 def _keep(request: Any, found: RequestArgs) -> None:
@@ -282,20 +282,9 @@ def _check_names(given: Iterable[Any], known: Collection[str], where: str = "") 
 
 def _unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Flat arguments under the names that they have in a mapping."""
-    spans = rows_of_flat(flat.get(FLAT_SPANS, ()), FLAT_SPANS, 2, "start, end, start, end, ...")
-    positions = flat.get(FLAT_POSITIONS, ())
-    slots = flat.get(FLAT_SLOTS, ())
-    dependent = flat.get(FLAT_DEPENDENT, ())
-    return {
-        "spans": spans,
-        "algorithm": flat.get(FLAT_ALGORITHM),
-        "positions": rows_of_flat(positions, FLAT_POSITIONS, 2, "token, position, token, ..."),
-        "slots": rows_of_flat(slots, FLAT_SLOTS, 4, "chunk, start, end, length, chunk, ..."),
-        "documents": documents_of_flat(flat.get(FLAT_DOCUMENTS), FLAT_DOCUMENTS),
-        "dependent": rows_of_flat(dependent, FLAT_DEPENDENT, 2, "start, end, start, end, ..."),
+    found: dict[str, Any] = {
+        name: rows_of_flat(flat.get(_PREFIX + name, ()), _PREFIX + name, *columns)
+        for name, columns in _ROWS.items()
     }
-
-
-def _spans(given: Any, prompt_tokens: int) -> tuple[Span, ...]:
-    rows = rows_of_integers(given, "spans", 2, "each span is [start, end] in prompt tokens")
-    return ordered_spans(rows, "spans", prompt_tokens)
+    documents = documents_of_flat(flat.get("pic_documents"), "pic_documents")
+    return {**found, "algorithm": flat.get("pic_algorithm"), "documents": documents}

@@ -22,10 +22,9 @@ _Held = tuple[Ids, Codes]
 
 
 class Attribution:
-    """The holders of a pool's blocks, and the kinds of slots by holder.
+    """The holders of a pool's blocks [blocks, size], and the kinds of slots by holder.
 
-    If several hold a block, the smallest code of each slot counts. A holder may hold a block more
-    than once. The pool has `blocks` blocks of `size` slots; codes are below `kinds`.
+    Of several holders the smallest code of each slot counts. Codes are below `kinds`.
     """
 
     def __init__(self, blocks: int, size: int, kinds: int) -> None:

@@ -18,8 +18,7 @@ from picbench.engines.ledger import KINDS, Snapshot
 from picbench.engines.planning.keys import is_canonical
 from picbench.engines.planning.plan import Plan
 from picbench.engines.vllm.scheduler.attribution import Attribution, Codes, Ids
-from picbench.engines.vllm.scheduler.evictions import listen
-from picbench.engines.vllm.scheduler.pool import key_of
+from picbench.engines.vllm.scheduler.pool import key_of, listen
 from picbench.errors import EngineError
 
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
@@ -34,10 +33,10 @@ LATEST = 10_000
 class _Watched:
     """A request's blocks at the last snapshot.
 
-    `blocks` is vLLM's list of them, which only grows; a request that lost its blocks (preempted, or
-    a load failed) gets another list. `planned` [slots] are the kinds of the prompt's slots. The
-    first `full` of `ids` are filled and attributed for good; `codes` [others, slots of a block] are
-    the kinds of the others' slots. The first `cached` blocks have a key.
+    `blocks` is vLLM's list of them, which only grows, but for a request that lost its blocks.
+    `planned` [slots] are the kinds of the prompt's slots. The first `full` of `ids` are filled and
+    attributed for good; `codes` [others, slots of a block] are those of the others. The first
+    `cached` have a key.
     """
 
     blocks: list[Any]
@@ -52,8 +51,7 @@ class _Watched:
 class BlockLedger:
     """Takes snapshots of one scheduler's blocks, and counts its preemptions and evictions.
 
-    As an eviction listener it is told when a cached block is reused, so that a snapshot takes time
-    in proportion to what changed, not to the size of the pool.
+    It listens to evictions, so that a snapshot takes time in proportion to what changed.
     """
 
     def __init__(self, scheduler: Any) -> None:
@@ -66,28 +64,26 @@ class BlockLedger:
         self._idle: Codes = np.full(self._pool.num_gpu_blocks, _FREE, dtype=np.uint8)
         self._seen = Attribution(self._pool.num_gpu_blocks, self._size, len(KINDS))
         self._watched: dict[str, _Watched] = {}
-        self._preemptions = 0
+        #: Preemptions since the engine started.
+        self.preemptions = 0
+        self._snapshots: deque[Snapshot]
         self._evictions = {"chunk": 0, "prefix": 0}
         self.forget()
         listen(self._pool, self)
         scheduler.schedule = _followed_by(scheduler.schedule, self.note)
-        scheduler._preempt_request = _followed_by(
-            scheduler._preempt_request, self._count_preemption
-        )
+        scheduler._preempt_request = _followed_by(scheduler._preempt_request, self._preempted)
 
     def begin(self) -> None:
         """Start a measurement: drop earlier snapshots, set the clock to zero, and keep all."""
-        self._restart(None)
+        self.forget()
+        self._snapshots = deque()
 
     def forget(self) -> None:
         """End a measurement: drop snapshots, and keep the latest ones alone from now on.
 
         An engine that serves for days would keep gigabytes of steps that are not asked for.
         """
-        self._restart(LATEST)
-
-    def _restart(self, most: int | None) -> None:
-        self._snapshots: deque[Snapshot] = deque(maxlen=most)
+        self._snapshots = deque(maxlen=LATEST)
         self._steps = 0
         self._began = time.monotonic()
 
@@ -95,11 +91,6 @@ class BlockLedger:
     def snapshots(self) -> list[Snapshot]:
         """One snapshot per step since the measurement began; without one those of the latest."""
         return list(self._snapshots)
-
-    @property
-    def preemptions(self) -> int:
-        """Preemptions since the engine started."""
-        return self._preemptions
 
     @property
     def evictions(self) -> dict[str, int]:
@@ -144,8 +135,8 @@ class BlockLedger:
         )
         self._steps += 1
 
-    def _count_preemption(self) -> None:
-        self._preemptions += 1
+    def _preempted(self) -> None:
+        self.preemptions += 1
 
     def _holding(self) -> list[Any]:
         """Requests that hold blocks: running, being loaded, or ended while they were."""

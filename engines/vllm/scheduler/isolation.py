@@ -6,8 +6,9 @@ until the scheduler ends it: out of the step if possible, else in the step with 
 dropped.
 """
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from picbench.engines.chunk_cache.transfers import TransferResults
 from picbench.engines.vllm.faults import Faults
@@ -15,6 +16,24 @@ from picbench.engines.vllm.scheduler.linker import Linker
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _guarded(
+    hook: "Callable[Concatenate[Linker, Request, P], T]", doing: str, otherwise: T
+) -> "Callable[Concatenate[IsolatedLinker, Request, P], T]":
+    """A hook of the linker that answers `otherwise` where it raises, and ends its request."""
+
+    def guarded(
+        self: "IsolatedLinker", request: "Request", /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        own: Any = getattr(self._linker, hook.__name__)
+        call = partial(own, request, *args, **kwargs)
+        return self._faults.attempt(doing, request.request_id, call, otherwise)
+
+    return guarded
 
 
 class IsolatedLinker:
@@ -34,11 +53,7 @@ class IsolatedLinker:
         """Whether a request is to be ended."""
         return request.request_id in self._faults
 
-    def on_arrival(self, request: "Request") -> None:
-        """Plan a new request."""
-        self._faults.succeeds(
-            "plan a request", request.request_id, lambda: self._linker.on_arrival(request)
-        )
+    on_arrival = _guarded(Linker.on_arrival, "plan a request", None)
 
     def before_schedule(self, waiting: "Iterable[Request]", reserved: int) -> None:
         """Request chunks; what fails for no request in particular is the first one's fault."""
@@ -47,84 +62,46 @@ class IsolatedLinker:
             names = (request.request_id for request in waiting)
             return next((name for name in names if self._linker.plan_of(name)), None)
 
-        self._faults.succeeds(
-            "prepare a step", first, lambda: self._linker.before_schedule(waiting, reserved)
-        )
+        prepare = partial(self._linker.before_schedule, waiting, reserved)
+        self._faults.succeeds("prepare a step", first, prepare)
 
-    def can_schedule(self, request: "Request") -> bool:
-        """Whether a waiting request may be scheduled now."""
-        return self._faults.attempt(
-            "look up chunks",
-            request.request_id,
-            lambda: self._linker.can_schedule(request),
-            False,
-        )
+    can_schedule = _guarded(Linker.can_schedule, "look up chunks", False)
 
-    def check_hits(self, request: "Request", hit_tokens: int) -> None:
-        """Check that a request finds the chunks that it maps."""
-        self._faults.succeeds(
-            "map chunks",
-            request.request_id,
-            lambda: self._linker.check_hits(request, hit_tokens),
-        )
+    check_hits = _guarded(Linker.check_hits, "map chunks", None)
+
+    _external_tokens = _guarded(Linker.external_tokens, "find chunks", (0, False))
 
     def external_tokens(self, request: "Request", hit_tokens: int) -> tuple[int | None, bool]:
         """Tokens that a tier or a copy provides; None keeps the request out of the step."""
-        tokens, loads = self._faults.attempt(
-            "find chunks",
-            request.request_id,
-            lambda: self._linker.external_tokens(request, hit_tokens),
-            (0, False),
-        )
-        return (None, False) if self.has_failed(request) else (tokens, loads)
+        found = self._external_tokens(request, hit_tokens)
+        return (None, False) if self.has_failed(request) else found
 
     def on_allocated(self, request: "Request", block_ids: tuple[int, ...], external: int) -> None:
         """Command loads and copies; after a fault, none of them."""
-        if not self._faults.succeeds(
-            "load chunks",
-            request.request_id,
-            lambda: self._linker.on_allocated(request, block_ids, external),
-        ):
+        command = partial(self._linker.on_allocated, request, block_ids, external)
+        if not self._faults.succeeds("load chunks", request.request_id, command):
             self._linker.withdraw(request)
             self.unloaded.add(request.request_id)
 
-    def on_scheduled(self, request: "Request", hit_tokens: int) -> None:
-        """Release what was held for a request, and count its cost."""
-        self._faults.succeeds(
-            "count a request's cost",
-            request.request_id,
-            lambda: self._linker.on_scheduled(request, hit_tokens),
-        )
+    on_scheduled = _guarded(Linker.on_scheduled, "count a request's cost", None)
 
     def on_transfer_results(self, results: TransferResults) -> None:
         """Apply the results; what cannot be applied counts as a failure of the tiers."""
         for request_id, reason in results.faults.items():
             self._faults.blame(request_id, reason)
         for received in (results, results.as_failed()):
-            if self._faults.succeeds(
-                "use a tier's results",
-                None,
-                lambda received=received: self._linker.on_transfer_results(received),  # type: ignore[misc]
-            ):
+            apply = partial(self._linker.on_transfer_results, received)
+            if self._faults.succeeds("use a tier's results", None, apply):
                 return
 
-    def on_preempted(self, request: "Request", block_ids: tuple[int, ...]) -> None:
-        """Forget private blocks."""
-        self._faults.succeeds(
-            "preempt a request",
-            request.request_id,
-            lambda: self._linker.on_preempted(request, block_ids),
-        )
+    on_preempted = _guarded(Linker.on_preempted, "preempt a request", None)
 
     def on_finished(self, request: "Request", block_ids: tuple[int, ...], *, success: bool) -> None:
         """Drop everything kept for a request, also if that fails at first."""
         own = self._linker.is_own(request)
-        if not self._faults.succeeds(
-            "finish a request",
-            request.request_id,
-            lambda: self._linker.on_finished(request, block_ids, success=success),
-        ):
-            self._faults.succeeds("clean up", None, lambda: self._linker.abandon(request))
+        finish = partial(self._linker.on_finished, request, block_ids, success=success)
+        if not self._faults.succeeds("finish a request", request.request_id, finish):
+            self._faults.succeeds("clean up", None, partial(self._linker.abandon, request))
             if not own:
                 self.ended[request.request_id] = request.client_index
 

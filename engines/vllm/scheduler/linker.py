@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from picbench.engines.algorithms import Algorithm, Reuse
+from picbench.engines.algorithms import Reuse
 from picbench.engines.chunk_cache.transfers import (
     ChunkLoad,
     CopyCommand,
@@ -29,11 +29,9 @@ from picbench.engines.planning.pages import SlotKind
 from picbench.engines.planning.plan import Canonical, Plan
 from picbench.engines.request import Hits, TokenCounts
 from picbench.engines.vllm.faults import Faults
-from picbench.engines.vllm.frontend.hashing import hash_prompt
-from picbench.engines.vllm.frontend.request_args import RequestArgs
+from picbench.engines.vllm.frontend.engine_core import hash_prompt
 from picbench.engines.vllm.scheduler import rewrite
-from picbench.engines.vllm.scheduler.batch_barrier import BatchBarrier
-from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJob, ChunkJobs
+from picbench.engines.vllm.scheduler.chunk_jobs import BatchBarrier, ChunkJob, ChunkJobs
 from picbench.engines.vllm.scheduler.planner import RequestPlanner, has_plan
 from picbench.engines.vllm.scheduler.pool import Pool
 from picbench.engines.vllm.settings import PicSettings
@@ -79,8 +77,7 @@ class PromptCost:
 class Linker:
     """Plans the requests of one scheduler and has their missing chunks compiled or fetched.
 
-    The scheduler and its connector call the hooks, in the order in which they are defined, by way
-    of `IsolatedLinker`: a hook that raises ends the request that it was called for.
+    Its hooks are called by way of `IsolatedLinker`, in the order in which they are defined.
     """
 
     def __init__(
@@ -106,16 +103,16 @@ class Linker:
         self._barrier = BatchBarrier() if settings.compile_order == "batch" else None
 
     def on_arrival(self, request: "Request") -> None:
-        """Plan a new request and rewrite it into compute order; leave plain requests alone.
-
-        Raises ConfigError if its arguments are wrong, or if it can never fit the engine.
-        """
+        """Plan and rewrite a new request, unless it is plain. Raises ConfigError if it is wrong."""
         found = self._planner.read(request)
         if found is None:
             return
         args, algorithm = found
         if has_plan(args, algorithm):
-            self._plan(request, args, algorithm)
+            planned = self._planner.plan(request, args, algorithm)
+            rewrite.apply_plan(request, planned.plan)
+            self._links[request.request_id] = Link(planned.plan, planned.need, planned.tag)
+            self._store.lookup(planned.plan.canonicals)
             return
         hash_prompt(request)
         if algorithm.reuse is Reuse.NOTHING:
@@ -123,10 +120,7 @@ class Linker:
             self._isolated.add(request.request_id)
 
     def before_schedule(self, waiting: "Iterable[Request]", reserved: int) -> None:
-        """Request the chunks that waiting requests need, in queue order.
-
-        `reserved` is the number of blocks that must remain available to be allocated.
-        """
+        """Request chunks for waiting requests, in order; `reserved` blocks must stay available."""
         self._store.release_stored()
         if not (self._links or self._store.pinned):
             return
@@ -235,17 +229,19 @@ class Linker:
     def on_finished(self, request: "Request", block_ids: tuple[int, ...], *, success: bool) -> None:
         """Drop everything kept for a request that ended for whatever reason."""
         self._pool.forget(self._private(request, block_ids))
-        self._drop(request)
+        self.abandon(request, block_ids, success=success)
+
+    def abandon(
+        self, request: "Request", block_ids: tuple[int, ...] = (), *, success: bool = False
+    ) -> None:
+        """Drop everything kept for a request, as where its last hook failed."""
+        self._isolated.discard(request.request_id)
+        link = self._links.pop(request.request_id, None)
+        if link is not None:
+            self._release(link)
         job = self._jobs.find(request.request_id)
         if job is not None:
             self._jobs.finish(job, block_ids, success=success)
-
-    def abandon(self, request: "Request") -> None:
-        """Drop everything kept for a request whose last hook failed."""
-        self._drop(request)
-        job = self._jobs.find(request.request_id)
-        if job is not None:
-            self._jobs.finish(job, (), success=False)
 
     def withdraw(self, request: "Request") -> None:
         """Take back what was commanded for a request in this step."""
@@ -306,10 +302,7 @@ class Linker:
         return planned.plan if planned else None
 
     def new_slots(self, tag: str) -> int | None:
-        """Slots that a waiting request has computed, its missing chunks' among them; whole blocks.
-
-        None for a plain request.
-        """
+        """Slots that a waiting request computes, missing chunks' included; None for a plain one."""
         link = next((link for link in reversed(self._links.values()) if link.tag == tag), None)
         if link is None:
             return None
@@ -334,12 +327,6 @@ class Linker:
     def idle(self) -> bool:
         """Whether nothing is planned, held or under way."""
         return not self._links and self._store.idle
-
-    def _plan(self, request: "Request", args: RequestArgs, algorithm: Algorithm) -> None:
-        planned = self._planner.plan(request, args, algorithm)
-        rewrite.apply_plan(request, planned.plan)
-        self._links[request.request_id] = Link(planned.plan, planned.need, planned.tag)
-        self._store.lookup(planned.plan.canonicals)
 
     def _available(self, canonical: Canonical, link: Link) -> bool:
         if link.copies:
@@ -386,12 +373,6 @@ class Linker:
         if head and missing:
             self._hold(link)
         else:
-            self._release(link)
-
-    def _drop(self, request: "Request") -> None:
-        self._isolated.discard(request.request_id)
-        link = self._links.pop(request.request_id, None)
-        if link is not None:
             self._release(link)
 
     def _hold(self, link: Link) -> None:

@@ -1,7 +1,7 @@
 """Plans of requests, made before the scheduler gets them where that is possible.
 
 An engine core in a process of its own has a thread that receives requests
-(`engines/vllm/frontend/early_planning.py`). Planned there, a prompt of many chunks costs no step
+(`engines/vllm/frontend/engine_core.py`). Planned there, a prompt of many chunks costs no step
 its milliseconds: the thread runs while steps wait for the device.
 """
 
@@ -17,7 +17,7 @@ from picbench.engines.algorithms import Algorithm, Registry, Reuse
 from picbench.engines.planning.chunk_pages import PageCache
 from picbench.engines.planning.layout import Footprint, lay_out
 from picbench.engines.planning.plan import Plan
-from picbench.engines.vllm.frontend.hashing import hash_lead
+from picbench.engines.vllm.frontend.engine_core import hash_lead
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.frontend.request_args import RequestArgs, cut, request_args
 from picbench.engines.vllm.settings import PicSettings
@@ -54,10 +54,7 @@ class RequestPlanner:
         return self._limits.block_size
 
     def read(self, request: "Request") -> "tuple[RequestArgs, Algorithm] | None":
-        """A request's arguments and algorithm; None for a request without any.
-
-        Raises ConfigError if they are wrong.
-        """
+        """A request's arguments and algorithm, if it has any. Raises ConfigError for wrong ones."""
         args = request_args(request, self._registry)
         if args is None:
             return None

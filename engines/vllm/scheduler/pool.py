@@ -1,9 +1,12 @@
 """The operations on vLLM's block pool that the linker and the chunk cache need."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-from picbench.engines.planning.keys import Key
+from picbench.engines.chunk_cache.chunk_store import ChunkStore
+from picbench.engines.planning.keys import Key, is_canonical
+from picbench.engines.vllm.faults import Faults
 
 if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
@@ -80,7 +83,8 @@ class Pool:
     def discard(self, keys: Iterable[Key]) -> None:
         """Forget the content of idle blocks, and make them the first to be reused."""
         for block in map(self._find, keys):
-            if block is not None and not block.ref_cnt and _queued(block):
+            # A block that was just popped for an allocation is in no queue and has no references.
+            if block and not block.ref_cnt and block.prev_free_block is not None:
                 self._pool.free_block_queue.remove(block)
                 self._pool._maybe_evict_cached_block(block)
                 self._pool.free_block_queue.prepend_n([block])
@@ -112,11 +116,78 @@ class Pool:
         return found[0] if found else None
 
 
-def _queued(block: "KVCacheBlock") -> bool:
-    # A block that was just popped for an allocation is in no queue and has no references yet.
-    return block.prev_free_block is not None
-
-
 def key_of(block: "KVCacheBlock") -> Key | None:
     """The key under which a block is cached; None if it is not."""
     return None if block.block_hash is None else bytes(block.block_hash[: -len(_GROUP_ID)])
+
+
+class EvictionListener(Protocol):
+    """Is notified of evictions."""
+
+    def on_block_evicted(self, block: Any) -> None:
+        """A block is reused or forgotten; its key is still set."""
+
+    def reset(self) -> None:
+        """All keys were dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvictionCollector:
+    """The collector of a block pool; `stock` is vLLM's own, one of the listeners.
+
+    The other listeners are not told of hits: a prompt of 32k tokens has two thousand of them.
+    """
+
+    stock: Any
+    listeners: list[EvictionListener]
+
+    def on_block_evicted(self, block: Any) -> None:
+        """Notify all listeners."""
+        for listener in self.listeners:
+            listener.on_block_evicted(block)
+
+    def on_block_allocated(self, block: Any) -> None:
+        """Notify the stock collector."""
+        if self.stock is not None:
+            self.stock.on_block_allocated(block)
+
+    def on_block_accessed(self, block: Any) -> None:
+        """Notify the stock collector."""
+        if self.stock is not None:
+            self.stock.on_block_accessed(block)
+
+    def reset(self) -> None:
+        """Notify all listeners."""
+        for listener in self.listeners:
+            listener.reset()
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkEvictions:
+    """Tells the chunk store which pages the pool evicts."""
+
+    store: ChunkStore
+    pool: Pool
+    faults: Faults = field(default_factory=Faults)
+
+    def on_block_evicted(self, block: Any) -> None:
+        """Evict the page's chunks, unless another block holds the same page.
+
+        vLLM calls this in the middle of an allocation, which must not be left half done.
+        """
+        key = key_of(block)
+        if key is not None and is_canonical(key) and self.pool.is_last(block):
+            self.faults.succeeds("evict a chunk", None, lambda: self.store.evict(key))
+
+    def reset(self) -> None:
+        """The pool was emptied."""
+        self.store.reset_pool()
+
+
+def listen(block_pool: Any, listener: EvictionListener) -> None:
+    """Add a listener to a block pool."""
+    collector = block_pool.metrics_collector
+    if not isinstance(collector, EvictionCollector):
+        listeners = [] if collector is None else [collector]
+        collector = block_pool.metrics_collector = EvictionCollector(collector, listeners)
+    collector.listeners.append(listener)

@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from picbench.engines.planning.pages import TokenIds
 from picbench.engines.planning.plan import Plan
-from picbench.engines.planning.token_ids import TokenIds
 from picbench.engines.vllm.worker.slot_map import SLOT_MAP, SlotMap
 
 if TYPE_CHECKING:

@@ -1,24 +1,83 @@
 """Stores and loads of chunks, stage by stage: through the host's memory, and on to far tiers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from picbench.engines.chunk_cache.arena import Arena, Extent, runs
 from picbench.engines.chunk_cache.tiers.backends.host import Host
-from picbench.engines.chunk_cache.tiers.background import BackgroundPool, Budget, Ticket
 from picbench.engines.chunk_cache.tiers.envelope import copy_bytes
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
-from picbench.engines.chunk_cache.tiers.stack import Fetched, TierStack
+from picbench.engines.chunk_cache.tiers.stack import (
+    BackgroundPool,
+    Budget,
+    Fetched,
+    Ticket,
+    TierStack,
+)
 from picbench.engines.chunk_cache.tiers.tier import Usage
 from picbench.engines.chunk_cache.transfers import ChunkLoad
 from picbench.engines.planning.keys import Key
-from picbench.engines.vllm.transfer.copies import CopyEngine
-from picbench.engines.vllm.transfer.transfer_task import Stages
+from picbench.engines.vllm.transfer.copies import Pending, PlainCopies
+
+T = TypeVar("T")
+
+
+#: Yields what has to end before it goes on, and returns its result.
+Stages = Generator[Pending, None, T]
+
+
+class TransferTask(Generic[T]):
+    """Runs the stages of a transfer one after the other, each once the one before has ended."""
+
+    def __init__(self, stages: Stages[T]) -> None:
+        self._stages = stages
+        self._pending: Pending | None = None
+        self._results: list[T] = []
+        self._error: Exception | None = None
+
+    def advance(self) -> bool:
+        """Go on without waiting; whether the transfer has ended, be it with an exception."""
+        while not self.ended:
+            try:
+                if self._waits():
+                    return False
+                self._pending = next(self._stages)
+            except StopIteration as end:
+                self._results.append(end.value)
+            except Exception as error:
+                self._error = error
+        return True
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to do."""
+        return bool(self._results) or self._error is not None
+
+    def result(self) -> T:
+        """What the stages returned; raises what they raised."""
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+    def _waits(self) -> bool:
+        """Whether what the transfer waits for goes on; the stages get what that raises."""
+        try:
+            return self._pending is not None and not self._pending.done()
+        except Exception as error:
+            self._pending = self._stages.throw(error)
+            return True
+
+
+def advance_all(tasks: Iterable[TransferTask[T]]) -> bool:
+    """Go on with all of them; whether all have ended."""
+    ended = [task.advance() for task in tasks]
+    return all(ended)
+
 
 #: Bytes on their way to far tiers that no host tier holds.
 _PASSING = 256 << 20
@@ -46,7 +105,7 @@ class _Room:
     def parts(self) -> list[memoryview]:
         """The rows' bytes, runs of consecutive rows as one."""
         found = (self.memory[first : first + count] for first, _, count in runs(self.rows))
-        return [_bytes_of(part).data for part in found]
+        return [part.numpy().reshape(-1).view(np.uint8).data for part in found]
 
 
 class ChunkTransfers:
@@ -62,7 +121,7 @@ class ChunkTransfers:
 
     def __init__(
         self,
-        copies: CopyEngine,
+        copies: PlainCopies,
         stack: TierStack,
         row_bytes: int,
         capacity: int,
@@ -112,8 +171,7 @@ class ChunkTransfers:
     def store(self, name: Key, blocks: Sequence[int], stored: Callable[[], None]) -> Stages[bool]:
         """Store the rows of `blocks`, read when the first stage is run; whether a tier has them.
 
-        `stored` is called as soon as one does. Far tiers go on afterwards; what is returned holds
-        when they have ended.
+        `stored` is called as soon as one does; the answer comes once far tiers have ended.
         """
         if self.arena is not None and self.arena.touch(name):
             stored()
@@ -123,8 +181,7 @@ class ChunkTransfers:
             return False
         try:
             yield from self._read(blocks, room)
-            if room.extent is not None:
-                self._commit(room.extent)
+            if self._commit(room):
                 stored()
             if len(self._stack):
                 ticket = self._stack.store([(name, room.parts())], copy=False)
@@ -145,7 +202,7 @@ class ChunkTransfers:
         stages = [self._from_far(*each, ticket, index) for index, each in enumerate(far)]
         for name, chunk in chunks:
             # Rows that are found are held from now on.
-            if (extent := self._find(name, len(chunk.pages))) is not None:
+            if self.arena and (extent := self.arena.find(name, len(chunk.pages))) is not None:
                 stages.append(self._from_host(extent, chunk))
         return stages
 
@@ -165,17 +222,14 @@ class ChunkTransfers:
         fetched = ticket.result()[index]
         if fetched is None:
             return chunk, None
-        room = self._room(name, chunk.size)
-        if room is None:
-            room = self._passing_room(chunk.size)
+        room = self._room(name, chunk.size) or self._passing_room(chunk.size)
         try:
             parts = room.parts()
             filled = self._background.run(1, False, [[0]], lambda _: [_fill(parts, fetched.data)])
             yield filled
             if not filled.result()[0]:
                 return chunk, None
-            if room.extent is not None:
-                self._commit(room.extent)
+            self._commit(room)
             yield from self._write(room, chunk)
             return chunk, fetched.tier
         finally:
@@ -201,9 +255,6 @@ class ChunkTransfers:
             self._copies.finish()
             raise
 
-    def _find(self, name: Key, pages: int) -> Extent | None:
-        return None if self.arena is None else self.arena.find(name, pages)
-
     def _room(self, name: Key, rows: int, *, passing: bool = False) -> _Room | None:
         """Rows of the host tier, else with `passing` memory to pass through, if little is in it."""
         if self.arena is not None and name not in self.arena and not self.arena.is_filling(name):
@@ -219,13 +270,14 @@ class ChunkTransfers:
     def _passing_room(self, rows: int, budget: int = 0) -> _Room:
         return _Room(self._copies.passing_memory(rows), range(rows), None, budget)
 
-    def _commit(self, extent: Extent) -> None:
-        assert self.arena is not None
-        self.arena.commit(extent)
+    def _commit(self, room: _Room) -> bool:
+        """Rows were filled; whether they are the host tier's."""
+        if self.arena is not None and room.extent is not None:
+            self.arena.commit(room.extent)
+        return room.extent is not None
 
     def _leave(self, room: _Room) -> None:
-        if room.extent is not None:
-            assert self.arena is not None
+        if self.arena is not None and room.extent is not None:
             self.arena.release(room.extent)
         self._passing.give(room.budget)
 
@@ -236,7 +288,3 @@ def _fill(parts: Sequence[memoryview], value: memoryview) -> bool:
         copy_bytes(part, value[begin : begin + part.nbytes])
         begin += part.nbytes
     return True
-
-
-def _bytes_of(rows: Tensor) -> NDArray[np.uint8]:
-    return rows.numpy().reshape(-1).view(np.uint8)

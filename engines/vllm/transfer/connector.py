@@ -33,10 +33,7 @@ class TransferPlanner(Protocol):
     """The linker, as the scheduler's connector calls it; nothing raises."""
 
     def external_tokens(self, request: Any, hit_tokens: int) -> tuple[int | None, bool]:
-        """Tokens after the hits that a tier or a copy provides, and whether that takes steps.
-
-        None keeps the request out of the step.
-        """
+        """Tokens that a tier or a copy provides, and whether that takes steps; None: not now."""
 
     def on_allocated(self, request: Any, block_ids: tuple[int, ...], external: int) -> None:
         """Blocks were allocated, some of them for `external` tokens."""

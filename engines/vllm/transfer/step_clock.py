@@ -4,9 +4,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
 
 import torch
 
@@ -18,27 +17,15 @@ _LOG = logging.getLogger(__name__)
 _WINDOW = 5.0
 
 
-class Timer(Protocol):
-    """Sums the durations of what is done within `measure`."""
-
-    def measure(self) -> AbstractContextManager[None]:
-        """Measure what is done inside."""
-        ...
-
-    def take(self) -> float:
-        """Seconds since the last call, of what has ended."""
-        ...
-
-
 class WallTimer:
-    """On a CPU: what a method did has ended when it returns."""
+    """Sums how long what is done within `measure` takes. On a CPU it has ended when it returns."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """See `Timer.measure`."""
+        """Measure what is done inside."""
         began = time.perf_counter()
         try:
             yield
@@ -46,7 +33,7 @@ class WallTimer:
             self._seconds += time.perf_counter() - began
 
     def take(self) -> float:
-        """See `Timer.take`."""
+        """Seconds since the last call, of what has ended."""
         taken, self._seconds = self._seconds, 0.0
         return taken
 
@@ -68,7 +55,7 @@ class StreamTimer:
 
     @contextmanager
     def measure(self) -> Iterator[None]:
-        """See `Timer.measure`."""
+        """Measure what is done inside."""
         first, last = self._take_event(), self._take_event()
         first.record()
         try:
@@ -78,7 +65,7 @@ class StreamTimer:
             self._pending.append((first, last))
 
     def take(self) -> float:
-        """See `Timer.take`; what the GPU has not reached is counted by a later call."""
+        """Seconds since the last call; what the GPU has not reached is counted by a later one."""
         milliseconds = 0.0
         while self._pending and self._pending[0][1].query():  # type: ignore[no-untyped-call]
             first, last = self._pending.popleft()
@@ -93,7 +80,7 @@ class StreamTimer:
 class StepClock:
     """Measures a worker's steps, and in them what tiers take; `timer` makes its two timers."""
 
-    def __init__(self, timer: Callable[[], Timer]) -> None:
+    def __init__(self, timer: Callable[[], WallTimer | StreamTimer]) -> None:
         self._steps, self._tiers = timer(), timer()
         self._in_step = False
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from picbench.engines.chunk_cache.tiers.backends.host import Host
-from picbench.engines.chunk_cache.tiers.background import Ticket
 from picbench.engines.chunk_cache.tiers.guarded_tier import Counters
 from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
+from picbench.engines.chunk_cache.tiers.stack import Ticket
 from picbench.engines.chunk_cache.tiers.tier import Usage
 from picbench.engines.chunk_cache.transfers import (
     LoadCommand,
@@ -26,13 +26,16 @@ from picbench.engines.chunk_cache.transfers import (
 )
 from picbench.engines.planning.keys import Key
 from picbench.engines.vllm.faults import Faults
-from picbench.engines.vllm.transfer.chunk_transfers import ChunkTransfers, Served
-from picbench.engines.vllm.transfer.copies import CopyEngine, PlainCopies
-from picbench.engines.vllm.transfer.cuda_streams import CudaStreams
+from picbench.engines.vllm.transfer.chunk_transfers import (
+    ChunkTransfers,
+    Served,
+    TransferTask,
+    advance_all,
+)
+from picbench.engines.vllm.transfer.copies import PlainCopies
 from picbench.engines.vllm.transfer.pool_rows import PoolRows
 from picbench.engines.vllm.transfer.step_clock import StepClock, StreamTimer, WallTimer
-from picbench.engines.vllm.transfer.stream_copies import StreamCopies
-from picbench.engines.vllm.transfer.transfer_task import TransferTask, advance_all
+from picbench.engines.vllm.transfer.stream_copies import StreamCopies, Streams
 
 #: Seconds that an idle step waits for transfers instead of spinning.
 _WAIT = 0.001
@@ -74,8 +77,7 @@ class TierClient:
     def register_kv_caches(self, layers: Sequence[Tensor]) -> None:
         """Set the pool's tensors, one per layer, [blocks, kv_heads, slots, 2 * head_size] each.
 
-        Allocates the host tier, for which a GPU's driver needs seconds. Raises ConfigError if there
-        is not so much memory.
+        Allocates the host tier, for seconds on a GPU. Raises ConfigError without so much memory.
         """
         self._pool = PoolRows(layers)
         self._copies = self._copy_engine()
@@ -115,7 +117,7 @@ class TierClient:
 
         Without tiers on a GPU there is nothing that copies: both are infinite.
         """
-        if isinstance(self._copies, PlainCopies) and self._pool.device.type != "cpu":
+        if type(self._copies) is PlainCopies and self._pool.device.type != "cpu":
             return inf, inf
         ids, memory = range(min(blocks, self._pool.blocks)), self._copies.passing_memory(blocks)
         times = []
@@ -225,11 +227,11 @@ class TierClient:
         else:
             self._stack.close()
 
-    def _copy_engine(self) -> CopyEngine:
+    def _copy_engine(self) -> PlainCopies:
         """What copies to and from this pool; without tiers nothing is staged on a device."""
         if not self._tiers or self._pool.device.type == "cpu":
             return PlainCopies(self._pool)
-        copies = StreamCopies(self._pool, CudaStreams(self._pool.device))
+        copies = StreamCopies(self._pool, Streams(self._pool.device))
         copies.warm_up()
         return copies
 

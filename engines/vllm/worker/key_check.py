@@ -1,4 +1,4 @@
-"""Whether what a model caches depends on positions by its rotary embedding alone.
+"""Whether what a model caches depends on positions by its rotary embedding alone, as `rope` says.
 
 A model may change keys after it has rotated them: some normalise them there, with a weight for each
 dimension. Such a key cannot be re-rotated, and nothing in the model says so. So each attention
@@ -7,12 +7,13 @@ the same values, and keys that differ by the rotation.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from picbench.errors import ConfigError
 from picbench.kernels.rope import RopeTable, rotate
@@ -23,6 +24,12 @@ _TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 #: Positions of the hidden states, the first and the second time.
 _FROM, _TO = (0, 1, 2, 40, 90, 7, 33, 64), (40, 3, 90, 41, 2, 100, 0, 65)
 
+#: Largest error of re-rotated keys that passes, of keys whose elements are about 1, by type.
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 6e-2, torch.float16: 1e-2}
+
+#: Chunks are cached at the first of these positions and read anywhere, also before those.
+_CACHED, _READ = (0, 0, 1, 40, 300), (0, 7, 300, 40, 11)
+
 
 class _Seen(Exception):  # noqa: N818
     """Leaves a block when its attention layer is reached."""
@@ -31,8 +38,7 @@ class _Seen(Exception):  # noqa: N818
 def check_keys(model: nn.Module, rope: RopeTable, hidden_size: int, dtype: torch.dtype) -> None:
     """Raise ConfigError unless keys of every attention block can be re-rotated by `rope`.
 
-    The model is loaded, and its rotary modules are its own. `hidden_size` is that of what its
-    blocks take, `dtype` their type.
+    The model's rotary modules are its own; its blocks take `hidden_size` numbers of `dtype`.
     """
     device = rope.cos_sin_cache.device
     last = len(rope.cos_sin_cache) - 1
@@ -96,3 +102,26 @@ def _distance(found: Tensor, expected: Tensor) -> float:
     """Relative to the size of `expected`; keys that are 0 are at no distance from themselves."""
     size = expected.float().norm().clamp(min=torch.finfo(torch.float32).tiny)
     return float((found.float() - expected.float()).norm() / size)
+
+
+def rotary_error(model: nn.Module, rope: RopeTable, head_size: int, dtype: torch.dtype) -> float:
+    """The largest error of keys that the model rotates to one position and `rope` to another.
+
+    `rope` may be rounded to the model's type `dtype`. Positions beyond the model's are left out.
+    """
+    rotary = next(m for m in model.modules() if isinstance(m, RotaryEmbedding))
+    device = rotary.cos_sin_cache.device
+    last = len(rope.cos_sin_cache) - 1
+    start, end = (torch.tensor(p, device=device).clamp(max=last) for p in (_CACHED, _READ))
+    noise = torch.Generator().manual_seed(0)
+    key = torch.randn(len(start), 1, head_size, generator=noise).to(device, dtype)
+    before, rows = _rotated(rotary, start, key), rope.shift_rows(end - start)
+    moved = rotate(before, rows, is_neox=rope.is_neox)
+    error = (moved.float() - _rotated(rotary, end, key).float()).abs().max()
+    return float(error)
+
+
+def _rotated(rotary: Callable[..., tuple[Tensor, Tensor]], at: Tensor, key: Tensor) -> Tensor:
+    """The model's rotation of `key` [n, 1, head_size] to positions [n]."""
+    flat = key.flatten(1).clone()
+    return rotary(at, flat.clone(), flat)[1].view_as(key)

@@ -22,10 +22,7 @@ from picbench.kernels.rope import RopeTable, unit_length
 
 
 class KeyPositions:
-    """The positions that the keys of a step are rotated to; the model runner sets them.
-
-    `step` [tokens] int64, or None if keys are rotated like queries.
-    """
+    """Positions that a step's keys are rotated to: `step` [tokens] int64; None: as queries are."""
 
     def __init__(self) -> None:
         self.step: Tensor | None = None
@@ -88,8 +85,8 @@ def rope_table(model: nn.Module, *, exact: bool = False) -> RopeTable:
     whose layers do not follow the pattern `q, k = self.rotary_emb(positions, q, k)` with one set of
     parameters, and for rotary embeddings that are not rotations by position times frequency.
     """
-    check_signature(RotaryEmbedding.forward_native, ("self", "positions", "query", "key"))
-    check_signature(RotaryEmbedding._compute_cos_sin_cache, ("self",))
+    check_signature(RotaryEmbedding.forward_native, "self, positions, query, key")
+    check_signature(RotaryEmbedding._compute_cos_sin_cache, "self")
     rotary = _shared_rotary(model)
     kept = rotary.cos_sin_cache
     try:

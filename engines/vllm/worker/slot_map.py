@@ -5,9 +5,14 @@ without RoPE and rotated when they are read. On a GPU they are cached with RoPE 
 that they had when the chunk was compiled, which lets compiles run vLLM's own RoPE unchanged, and
 re-rotated by the difference when they are read. All other keys are cached at their logical
 positions. The message is sent once, in the request's sampling parameters.
+
+For linked tokens that the worker picks the scheduler reserves slots. All that it plans depends on
+how many there are, not on which they are, so that it never waits for the worker's answer.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any, Self
 
@@ -17,6 +22,7 @@ from numpy.typing import NDArray
 from picbench.engines.planning.pages import GAP
 from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import Picks
+from picbench.errors import EngineError
 from picbench.kernels.slot_runs import SlotRuns
 
 #: The key in `SamplingParams.extra_args` under which the scheduler sends a request's `SlotMap`.
@@ -110,3 +116,102 @@ def _expand(runs: Runs) -> Positions:
     # This lets runs of gaps ascend from GAP.
     values += np.arange(len(values), dtype=np.int32)
     return np.minimum(values, GAP, out=values)
+
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """The slots of a request in compute order, once its linked tokens are picked.
+
+    `positions` [slots] are logical positions, GAP for canonical slots that linked tokens replace.
+    `tokens` [slots - first] are the token ids of the computed slots, of which `first` is the first.
+    """
+
+    positions: Positions
+    tokens: Tokens
+    first: int
+
+    def fresh(self, start: int, stop: int) -> tuple[int, Tokens]:
+        """Token ids of the computed ones among the slots [start, stop), and where they begin."""
+        begin = max(start, self.first)
+        return begin, self.tokens[begin - self.first : max(stop, begin) - self.first]
+
+
+@dataclass(frozen=True)
+class Pickable:
+    """A request before its linked tokens are picked.
+
+    `positions` and `cached_at` [slots] are its slot map's; `prompt` [tokens] has ids in logical
+    order.
+    """
+
+    picks: Picks
+    positions: Positions
+    cached_at: Positions
+    first: int
+    prompt: Tokens
+
+    @classmethod
+    def of(cls, slot_map: SlotMap, tokens: Sequence[int]) -> Self:
+        """A request with picks; `tokens` [>= slots] are in compute order.
+
+        Raises EngineError if the slots do not hold the whole prompt.
+        """
+        assert slot_map.picks is not None
+        positions, cached_at = slot_map.positions(), slot_map.cached_at()
+        seen = np.flatnonzero(positions != GAP)
+        prompt = np.full(slot_map.end, -1, dtype=np.int32)
+        prompt[positions[seen]] = np.asarray(tokens[: len(positions)], dtype=np.int32)[seen]
+        if len(seen) != slot_map.end or (prompt < 0).any():
+            raise EngineError(f"{len(seen)} of {slot_map.end} prompt tokens have slots")
+        return cls(slot_map.picks, positions, cached_at, slot_map.first_computed, prompt)
+
+    @cached_property
+    def slots(self) -> NDArray[np.int64]:
+        """Canonical slots of the tokens that may be picked, in logical order."""
+        slots = np.flatnonzero(self.positions[: self.first] != GAP)
+        order: NDArray[np.int64] = slots[np.argsort(self.positions[slots])]
+        return order
+
+    @property
+    def computed(self) -> Positions:
+        """Positions of the tokens that are computed whatever is picked, ascending."""
+        positions = self.positions[self.first :]
+        fixed: Positions = positions[positions != GAP]
+        return fixed
+
+    @property
+    def stop(self) -> int:
+        """The position after the last token that may be picked."""
+        return int(self.positions[self.slots[-1]]) + 1
+
+    def arrange(self, picked: NDArray[np.int64]) -> Arrangement:
+        """Link the tokens `picked` [count], given as indices into `slots`."""
+        positions = self.positions.copy()
+        gone = self.slots[picked]
+        linked, computed = positions[gone], positions[self.first :]
+        positions[gone] = GAP
+        computed[: len(linked)] = linked
+        computed.sort()
+        return Arrangement(positions, self.prompt[computed], self.first)
+
+
+def drop_foreign_tokens(batch: Any, requests: Mapping[str, Any]) -> None:
+    """Take the tokens that users did not send out of the prompts that penalties count.
+
+    vLLM penalizes each token of a prompt once, so that linked tokens, which have two slots, and
+    hidden pads, which repeat a token of the prompt, make no difference; visible pads do. Upstream:
+    vllm/v1/worker/gpu_input_batch.py of vLLM 0.32.0, for model runner V1.
+
+    `batch` is the runner's `InputBatch`, whose prompts [requests, longest] are filled up with
+    `vocab_size`; None if no request of the batch has a penalty. `requests` are the runner's, by id.
+    """
+    prompts = batch.sampling_metadata.prompt_token_ids
+    if prompts is None:
+        return
+    for prompt, request_id in zip(prompts, batch.req_ids, strict=True):
+        slot_map = SlotMap.sent(requests[request_id].sampling_params)
+        for token in slot_map.foreign if slot_map is not None else ():
+            prompt.masked_fill_(prompt == token, batch.vocab_size)

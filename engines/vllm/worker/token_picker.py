@@ -28,15 +28,15 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 from picbench.engines.planning.policy import Deviation
 from picbench.engines.vllm.faults import Faults
-from picbench.engines.vllm.worker.arrangement import Arrangement, Pickable
-from picbench.engines.vllm.worker.first_layers import FirstLayers
-from picbench.engines.vllm.worker.model_pass import LayerKv, ModelPass
-from picbench.engines.vllm.worker.question_attention import (
+from picbench.engines.vllm.worker.model_pass import (
     CachedTokens,
+    FirstLayers,
+    LayerKv,
+    ModelPass,
     QuestionAttention,
     ReadKv,
 )
-from picbench.engines.vllm.worker.slot_map import SlotMap
+from picbench.engines.vllm.worker.slot_map import Arrangement, Pickable, SlotMap
 from picbench.kernels.paging import BLOCK_SIZE, flat_slots
 from picbench.kernels.rope import RopeTable, rotate
 
@@ -81,8 +81,7 @@ class TokenPicker:
     ) -> Iterator[tuple[str, Arrangement]]:
         """Pick for the requests with these slot maps, which compute their first tokens now.
 
-        A request for which that fails is ended by the scheduler; what it computes until then is of
-        no use.
+        One for which that fails is ended by the scheduler.
         """
         for request_id, slot_map in slot_maps.items():
             connector: Any = get_kv_transfer_group()
@@ -137,14 +136,14 @@ class TokenPicker:
     def _replace_first_layers(
         self, prompt: Tensor, cached: CachedTokens, deviation: Deviation
     ) -> Tensor:
-        """Write the first layers' KV of `prompt` [tokens] for cached tokens, and compare it.
-
-        Returns deviations [cached].
-        """
+        """Write the first layers' KV of `prompt` [tokens] for cached ones; deviations [cached]."""
         attentions = self._first_layers.attentions
         fresh = [self._as_cached(kv, cached) for kv in self._first_layers.run(prompt)]
         before = LayerKv(*self._read(attentions[1].kv_cache, cached.slots))
-        found = _deviation(fresh[1], before, deviation)
+        # Keys are rotated alike in both.
+        kind = "keys" if deviation is Deviation.KEYS else "values"
+        pair = (getattr(kv, kind).float() for kv in (fresh[1], before))
+        found = torch.sub(*pair).square().sum(dim=(1, 2))
         for attention, kv in zip(attentions, fresh, strict=True):
             attention.impl.do_kv_cache_update(
                 attention, kv.keys, kv.values, attention.kv_cache, cached.slots
@@ -163,10 +162,9 @@ class TokenPicker:
 def pickable(
     request_ids: Sequence[str], slot_maps: Mapping[str, SlotMap | None], computed: Sequence[int]
 ) -> dict[str, SlotMap]:
-    """The requests of a step whose linked tokens have to be picked before it, and their slot maps.
+    """Slot maps of a step's requests whose linked tokens have to be picked before it.
 
-    Request i computes tokens after its `computed[i]` slots. `slot_maps` may leave out requests
-    without a plan.
+    Request i has `computed[i]` slots. `slot_maps` may leave out requests without a plan.
     """
     found: dict[str, SlotMap] = {}
     for request_id, slots in zip(request_ids, computed, strict=True):
@@ -174,12 +172,6 @@ def pickable(
         if slot_map is not None and slot_map.picks and slot_map.first_computed == slots:
             found[request_id] = slot_map
     return found
-
-
-def _deviation(fresh: LayerKv, before: LayerKv, of: Deviation) -> Tensor:
-    """Squared differences by token [n], in float32; keys are rotated alike in both."""
-    pair = (fresh.keys, before.keys) if of is Deviation.KEYS else (fresh.values, before.values)
-    return (pair[0].float() - pair[1].float()).square().sum(dim=(1, 2))
 
 
 def _block_means(attended: Tensor, blocks: Tensor) -> Tensor:
@@ -190,13 +182,16 @@ def _block_means(attended: Tensor, blocks: Tensor) -> Tensor:
 
 
 def note_picks(worker: Any) -> None:
-    """Begin to note which tokens a worker picks, or begin again.
-
-    A function for `collective_rpc`, which calls it with each worker, where that is.
-    """
-    worker.model_runner.token_picker.noted = {}
+    """Begin to note which tokens a worker picks, or begin again. For `collective_rpc`."""
+    _picker_of(worker).noted = {}
 
 
 def noted_picks(worker: Any) -> list[tuple[int, ...]]:
     """Logical positions of the tokens picked since `note_picks`, request by request."""
-    return list((worker.model_runner.token_picker.noted or {}).values())
+    return list((_picker_of(worker).noted or {}).values())
+
+
+def _picker_of(worker: Any) -> TokenPicker:
+    runner = worker.model_runner
+    picker: TokenPicker = getattr(runner, "attention", runner).picker
+    return picker

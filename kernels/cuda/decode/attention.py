@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from picbench.kernels.cuda.base_two import LOG2E
 from picbench.kernels.cuda.decode import split_kv
-from picbench.kernels.cuda.decode.block_lookup import SPAN, look_up_blocks
 from picbench.kernels.cuda.decode.request_table import TILE_BLOCKS, RequestTable
 from picbench.kernels.cuda.device import gluon_serves, multiprocessors, overwrite, precision
 from picbench.kernels.cuda.layout import key_value
@@ -30,6 +30,10 @@ _SPLIT_COST = 0.005
 _MOST_SPLITS = 64
 # The most query heads that may share a KV head, for the Gluon kernel.
 _MAX_GROUP = 16
+# Visible blocks that one program looks up.
+_SPAN = 1024
+# Parts of tensors that are uploaded with each step: where they begin depends on its requests.
+_PER_STEP = ["block_table", "table_rows", "lengths"]
 
 
 def choose_splits(pairs: int, resident: int) -> int:
@@ -133,21 +137,11 @@ class DecodeBatch:
         table = self.table
         table.flush()
         width = table.blocks.shape[1]
-        look_up_blocks[(self.size, triton.cdiv(width, SPAN))](
-            table.blocks,
-            table.seen,
-            table.bounds,
-            block_table,
-            self.table_rows,
-            self.lengths,
-            self.blocks,
-            self.seen,
-            self.tiles,
-            width,
-            block_table.stride(0),
-            WIDTH=table.tile_blocks,
-            SPAN=SPAN,
-        )
+        listed = (table.blocks, table.seen, table.bounds, block_table)
+        step = (self.table_rows, self.lengths, self.blocks, self.seen, self.tiles)
+        strides = (width, block_table.stride(0))
+        grid = (self.size, triton.cdiv(width, _SPAN))
+        look_up_blocks[grid](*listed, *step, *strides, WIDTH=table.tile_blocks, SPAN=_SPAN)
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> Tensor:
         """`decode` of this batch."""
@@ -203,13 +197,13 @@ def _gluon(batch: DecodeBatch) -> tuple[Any, dict[str, int]]:
 
 def _triton(batch: DecodeBatch) -> tuple[Any, dict[str, Any]]:
     shape, table = batch.shape, batch.table
-    kernel = split_kv.decode_rotating_keys if table.unrotated else split_kv.decode_rotating_query
-    return kernel, {
+    return split_kv.decode_tiles, {
         "HEAD": shape.head_size,
         "PACKED": max(16, triton.next_power_of_2(shape.group)),
         "ROTARY": batch.rope.rotary_dim,
         "NEOX": batch.rope.is_neox,
         "TILE": table.tile_blocks * BLOCK_SIZE,
+        "UNROTATED": table.unrotated,
         "PRECISION": precision(shape.dtype),
         "num_warps": 4,
         "num_stages": _stages(batch),
@@ -223,3 +217,52 @@ def _stages(batch: DecodeBatch) -> int:
     if batch.table.unrotated:
         return 2 if row_bytes <= 256 else 1
     return 3 if row_bytes <= 512 else 2
+
+
+# Of what depends on the step nothing is assumed: each assumption would be a kernel of its own.
+@triton.jit(do_not_specialize=["table_stride"], do_not_specialize_on_alignment=_PER_STEP)
+def look_up_blocks(
+    listed_blocks: tl.tensor,
+    listed_seen: tl.tensor,
+    bounds: tl.tensor,
+    block_table: tl.tensor,
+    table_rows: tl.tensor,
+    lengths: tl.tensor,
+    blocks: tl.tensor,
+    seen: tl.tensor,
+    tiles: tl.tensor,
+    list_stride: tl.tensor,
+    table_stride: tl.tensor,
+    WIDTH: tl.constexpr,
+    SPAN: tl.constexpr,
+) -> None:
+    """Fills `blocks`, `seen` [requests, width] and `tiles` [requests]; all tensors are int32.
+
+    Grid (requests, width / SPAN). The visible blocks of request r are those listed in row
+    table_rows[r] of the request table (`listed_blocks`, `listed_seen`, `bounds`), then the tail, in
+    tiles of WIDTH. Their indices become cache blocks by `block_table` [requests, max_blocks], and
+    slots after the first lengths[r] are cleared from `seen`. A length of 0 makes no tiles, a
+    negative one -1, which `merge` takes for a request without keys.
+    """
+    request = tl.program_id(0).to(tl.int64)
+    row = tl.load(table_rows + request).to(tl.int64)
+    length = tl.load(lengths + request)
+    listed = tl.load(bounds + row * 2)
+    tail = tl.load(bounds + row * 2 + 1)
+    tail_blocks = tl.maximum(tl.cdiv(length, 16) - tail, 0)
+    count = tl.where(length > 0, listed + tl.cdiv(tail_blocks, WIDTH), 0)
+    if tl.program_id(1) == 0:
+        tl.store(tiles + request, tl.where(length < 0, -1, count))
+    place = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
+    wanted = place < count * WIDTH
+    known = wanted & (place < listed * WIDTH)
+    index = tl.load(listed_blocks + row * list_stride + place, mask=known, other=0)
+    bits = tl.load(listed_seen + row * list_stride + place, mask=known, other=0xFFFF)
+    index = tl.where(known, index, tail + place - listed * WIDTH)
+    filled = tl.minimum(tl.maximum(length - index * 16, 0), 16)
+    bits = tl.where(index >= 0, bits & ((1 << filled) - 1), 0)
+    block = tl.load(
+        block_table + request * table_stride + index, mask=wanted & (bits != 0), other=0
+    )
+    tl.store(blocks + request * list_stride + place, block, mask=wanted)
+    tl.store(seen + request * list_stride + place, bits, mask=wanted)

@@ -1,4 +1,4 @@
-"""Decode on Hopper: `split_kv.decode_rotating_query` with keys as the rows of products (Gluon).
+"""Decode on Hopper: `split_kv.decode_tiles` with keys as the rows of products (Gluon).
 
 A product of Hopper's tensor cores has at least 64 rows, and a KV head has few queries. So scores
 are K Q^T and the output is V^T P^T: keys and dimensions are the rows, queries the columns, at least
@@ -113,7 +113,7 @@ def decode_transposed(
     GROUP: gl.constexpr,
     COLUMNS: gl.constexpr,
 ) -> None:
-    """Partial attention as `split_kv.decode_rotating_query`, with the same arguments; 4 warps.
+    """Partial attention as `split_kv.decode_tiles`, with the same arguments; 4 warps.
 
     For heads of 64 or 128 dimensions, all of them rotated, in half precision. COLUMNS is a power of
     two from 8 to 16 that is not less than GROUP.

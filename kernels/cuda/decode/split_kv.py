@@ -8,8 +8,8 @@ tile, so that keys and values are read once.
 `hopper_decode` does the same for most heads on Hopper; this serves other heads and other GPUs.
 
 The keys of a tile share a RoPE shift. Since <q, R(s) k> = <R(-s) q, k>, the query is re-rotated
-once a tile in place of every key (`decode_rotating_query`). Keys cached without RoPE have a shift
-each and are rotated themselves (`decode_rotating_keys`).
+once a tile in place of every key. Keys cached without RoPE have a shift each and are rotated
+themselves.
 
 The blocks of a tile are loaded a tile ahead and carried in registers: then no load of keys or
 values waits for another load, and the compiler keeps `num_stages` tiles of them in flight.
@@ -106,7 +106,7 @@ def _load_cos_sin(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["splits"])
-def decode_rotating_query(
+def decode_tiles(
     query: tl.tensor,
     key: tl.tensor,
     value: tl.tensor,
@@ -133,16 +133,17 @@ def decode_rotating_query(
     ROTARY: tl.constexpr,
     NEOX: tl.constexpr,
     TILE: tl.constexpr,
+    UNROTATED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
-    """Partial attention over keys cached with RoPE, in tiles of one shift.
+    """Partial attention over keys cached with RoPE, in tiles of one shift, or without (UNROTATED).
 
     Grid (KV heads, splits, requests). `query` [requests, HEADS, HEAD], `key` and `value` (see
     `layout.key_value`). `blocks` and `seen_bits` [requests, width] int32 are cache blocks and their
     visible slots, TILE / 16 blocks a tile; `tiles` [requests] int32 counts tiles. `rope_shift`
-    [rows, max_tiles] int32 is that of the request table, `table_rows` [requests] int32 the row of
-    each request. `scale` includes log2(e). `partial` [requests * splits, HEADS, HEAD] and `lse`
-    [requests * splits, HEADS] are float32.
+    int32 is that of the request table, [rows, max_tiles] or [rows, slots], `table_rows` [requests]
+    int32 the row of each request. `scale` includes log2(e). `partial` [requests * splits, HEADS,
+    HEAD] and `lse` [requests * splits, HEADS] are float32.
     """
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
@@ -152,118 +153,64 @@ def decode_rotating_query(
         return
 
     dim = tl.arange(0, HEAD)
+    if UNROTATED:
+        pair, low, high = pairs(HEAD, ROTARY, NEOX)
+        rotates = (pair < ROTARY // 2)[:, None]
     lane = tl.arange(0, TILE)
     member = tl.arange(0, PACKED)
     packed = member < GROUP
     heads = kv_head * GROUP + member
-    paired_dim, column, leads = pair_of(dim, ROTARY, NEOX)
-    rotates = dim < ROTARY
-    q_at = query + request * query_stride + heads[:, None] * HEAD
-    q = tl.load(q_at + dim[None, :], mask=packed[:, None], other=0.0).to(tl.float32)
-    paired = tl.load(q_at + paired_dim[None, :], mask=packed[:, None], other=0.0).to(tl.float32)
-    paired = paired * tl.where(leads, 1.0, -1.0)[None, :]
+    if UNROTATED:
+        q_at = query + request * query_stride + heads[:, None] * HEAD
+        q_low = tl.load(q_at + low[None, :], mask=packed[:, None], other=0.0)
+        q_high = tl.load(q_at + high[None, :], mask=packed[:, None], other=0.0)
+    else:
+        paired_dim, column, leads = pair_of(dim, ROTARY, NEOX)
+        rotates = dim < ROTARY
+        q_at = query + request * query_stride + heads[:, None] * HEAD
+        q = tl.load(q_at + dim[None, :], mask=packed[:, None], other=0.0).to(tl.float32)
+        paired = tl.load(q_at + paired_dim[None, :], mask=packed[:, None], other=0.0)
+        paired = paired.to(tl.float32) * tl.where(leads, 1.0, -1.0)[None, :]
 
     blocks += request.to(tl.int64) * list_stride
     seen_bits += request.to(tl.int64) * list_stride
-    rope_shift += tl.load(table_rows + request).to(tl.int64) * shift_stride
+    shift_row = tl.load(table_rows + request).to(tl.int64) * shift_stride
+    rope_shift += (shift_row + lane) if UNROTATED else shift_row
     inside = kv_head * head_stride + (lane % 16) * slot_stride
     row_max = tl.full([PACKED], float("-inf"), tl.float32)
     row_sum = tl.zeros([PACKED], tl.float32)
     acc = tl.zeros([PACKED, HEAD], tl.float32)
     block, seen = _load_blocks(blocks, seen_bits, first, last, TILE)
-    cos, sin = _load_cos_sin(cos_sin, tl.load(rope_shift + first), column, rotates, ROTARY)
-    shift = tl.load(rope_shift + tl.minimum(first + 1, last - 1))
+    if UNROTATED:
+        shift = tl.load(rope_shift + first * TILE, mask=seen, other=0)
+    else:
+        cos, sin = _load_cos_sin(cos_sin, tl.load(rope_shift + first), column, rotates, ROTARY)
+        shift = tl.load(rope_shift + tl.minimum(first + 1, last - 1))
     for tile in range(first, last):
         at = block.to(tl.int64) * block_stride + inside
-        k = tl.load(key + at[None, :] + dim[:, None], mask=seen[None, :], other=0.0)
-        v = tl.load(value + at[:, None] + dim[None, :], mask=seen[:, None], other=0.0)
-        next_block, next_seen = _load_blocks(blocks, seen_bits, tile + 1, last, TILE)
-        next_cos, next_sin = _load_cos_sin(cos_sin, shift, column, rotates, ROTARY)
-        shift = tl.load(rope_shift + tl.minimum(tile + 2, last - 1))
-        rotated = (q * cos[None, :] + paired * sin[None, :]).to(k.dtype)
-        scores = tl.dot(rotated, k, input_precision=PRECISION) * scale
-        row_max, row_sum, acc = softmax_step(scores, seen, v, row_max, row_sum, acc, PRECISION)
-        block, seen, cos, sin = next_block, next_seen, next_cos, next_sin
-
-    index = request * splits + split
-    _store_split(partial, lse, index, heads, packed, row_max, row_sum, acc, HEADS, HEAD)
-
-
-@triton.jit(do_not_specialize=["splits"])
-def decode_rotating_keys(
-    query: tl.tensor,
-    key: tl.tensor,
-    value: tl.tensor,
-    blocks: tl.tensor,
-    seen_bits: tl.tensor,
-    rope_shift: tl.tensor,
-    tiles: tl.tensor,
-    table_rows: tl.tensor,
-    cos_sin: tl.tensor,
-    partial: tl.tensor,
-    lse: tl.tensor,
-    scale: tl.tensor,
-    query_stride: tl.tensor,
-    block_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    head_stride: tl.tensor,
-    list_stride: tl.tensor,
-    shift_stride: tl.tensor,
-    splits: tl.tensor,
-    HEADS: tl.constexpr,
-    HEAD: tl.constexpr,
-    GROUP: tl.constexpr,
-    PACKED: tl.constexpr,
-    ROTARY: tl.constexpr,
-    NEOX: tl.constexpr,
-    TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
-    """`decode_rotating_query` for keys cached without RoPE, which are rotated as they are read.
-
-    `rope_shift` [rows, slots] int32 is the shift of each slot, 16 a block.
-    """
-    kv_head = tl.program_id(0)
-    split = tl.program_id(1)
-    request = tl.program_id(2)
-    first, last = _split_tiles(tiles, request, split, splits)
-    if first >= last:
-        return
-
-    dim = tl.arange(0, HEAD)
-    pair, low, high = pairs(HEAD, ROTARY, NEOX)
-    rotates = (pair < ROTARY // 2)[:, None]
-    lane = tl.arange(0, TILE)
-    member = tl.arange(0, PACKED)
-    packed = member < GROUP
-    heads = kv_head * GROUP + member
-    q_at = query + request * query_stride + heads[:, None] * HEAD
-    q_low = tl.load(q_at + low[None, :], mask=packed[:, None], other=0.0)
-    q_high = tl.load(q_at + high[None, :], mask=packed[:, None], other=0.0)
-
-    blocks += request.to(tl.int64) * list_stride
-    seen_bits += request.to(tl.int64) * list_stride
-    rope_shift += tl.load(table_rows + request).to(tl.int64) * shift_stride + lane
-    inside = kv_head * head_stride + (lane % 16) * slot_stride
-    row_max = tl.full([PACKED], float("-inf"), tl.float32)
-    row_sum = tl.zeros([PACKED], tl.float32)
-    acc = tl.zeros([PACKED, HEAD], tl.float32)
-    block, seen = _load_blocks(blocks, seen_bits, first, last, TILE)
-    shift = tl.load(rope_shift + first * TILE, mask=seen, other=0)
-    for tile in range(first, last):
-        at = block.to(tl.int64) * block_stride + inside
-        k_low = tl.load(key + at[None, :] + low[:, None], mask=seen[None, :], other=0.0)
-        k_high = tl.load(key + at[None, :] + high[:, None], mask=seen[None, :], other=0.0)
-        v = tl.load(value + at[:, None] + dim[None, :], mask=seen[:, None], other=0.0)
-        angle = cos_sin + shift.to(tl.int64)[None, :] * ROTARY + pair[:, None]
-        cos = tl.load(angle, mask=rotates, other=1.0).to(tl.float32)
-        sin = tl.load(angle + ROTARY // 2, mask=rotates, other=0.0).to(tl.float32)
-        next_block, next_seen = _load_blocks(blocks, seen_bits, tile + 1, last, TILE)
-        shift = tl.load(rope_shift + tl.minimum(tile + 1, last - 1) * TILE, mask=next_seen, other=0)
-        k_low_rotated = (k_low * cos - k_high * sin).to(k_low.dtype)
-        k_high_rotated = (k_high * cos + k_low * sin).to(k_low.dtype)
-        scores = tl.dot(q_low, k_low_rotated, input_precision=PRECISION)
-        scores = tl.dot(q_high, k_high_rotated, scores, input_precision=PRECISION) * scale
+        if UNROTATED:
+            k_low = tl.load(key + at[None, :] + low[:, None], mask=seen[None, :], other=0.0)
+            k_high = tl.load(key + at[None, :] + high[:, None], mask=seen[None, :], other=0.0)
+            v = tl.load(value + at[:, None] + dim[None, :], mask=seen[:, None], other=0.0)
+            angle = cos_sin + shift.to(tl.int64)[None, :] * ROTARY + pair[:, None]
+            cos = tl.load(angle, mask=rotates, other=1.0).to(tl.float32)
+            sin = tl.load(angle + ROTARY // 2, mask=rotates, other=0.0).to(tl.float32)
+            next_block, next_seen = _load_blocks(blocks, seen_bits, tile + 1, last, TILE)
+            ahead = rope_shift + tl.minimum(tile + 1, last - 1) * TILE
+            shift = tl.load(ahead, mask=next_seen, other=0)
+            k_low_rotated = (k_low * cos - k_high * sin).to(k_low.dtype)
+            k_high_rotated = (k_high * cos + k_low * sin).to(k_low.dtype)
+            scores = tl.dot(q_low, k_low_rotated, input_precision=PRECISION)
+            scores = tl.dot(q_high, k_high_rotated, scores, input_precision=PRECISION) * scale
+        else:
+            k = tl.load(key + at[None, :] + dim[:, None], mask=seen[None, :], other=0.0)
+            v = tl.load(value + at[:, None] + dim[None, :], mask=seen[:, None], other=0.0)
+            next_block, next_seen = _load_blocks(blocks, seen_bits, tile + 1, last, TILE)
+            next_cos, next_sin = _load_cos_sin(cos_sin, shift, column, rotates, ROTARY)
+            shift = tl.load(rope_shift + tl.minimum(tile + 2, last - 1))
+            rotated = (q * cos[None, :] + paired * sin[None, :]).to(k.dtype)
+            scores = tl.dot(rotated, k, input_precision=PRECISION) * scale
+            cos, sin = next_cos, next_sin
         row_max, row_sum, acc = softmax_step(scores, seen, v, row_max, row_sum, acc, PRECISION)
         block, seen = next_block, next_seen
 

@@ -5,7 +5,7 @@ to the end of the keys, so queries at n consecutive positions that see `lengths[
 are an ordinary sequence, at any position of the prompt.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -66,14 +66,7 @@ class Runs:
             causal=True,
             num_splits=splits,
         )
-        return Runs(
-            self.starts,
-            self.lengths,
-            self.table,
-            self.longest_query,
-            self.longest_key,
-            schedule,
-        )
+        return replace(self, schedule=schedule)
 
     def attend(
         self,

@@ -8,7 +8,7 @@ from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.cuda.pairing import pair_of
 from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
 from picbench.kernels.paging import BLOCK_SIZE
-from picbench.kernels.rope import RopeTable, rotate
+from picbench.kernels.rope import RopeTable
 
 #: Keys of a page of the workspace: what FlashAttention-3 loads at a time, through TMA.
 PAGE = 128
@@ -48,17 +48,6 @@ def gather(
             "num_warps": 4,
         },
     )
-
-
-def gather_reference(
-    kv_cache: Tensor, slots: Tensor, rope_shift: Tensor, rope: RopeTable
-) -> tuple[Tensor, Tensor]:
-    """`gather` in plain torch: keys and values [n, kv_heads, head_size] of slots >= 0."""
-    key_cache, value_cache = key_value(kv_cache)
-    block, offset = slots // BLOCK_SIZE, slots % BLOCK_SIZE
-    rows = rope.shift_rows(rope_shift)
-    key = rotate(key_cache[block, offset], rows, is_neox=rope.is_neox)
-    return key, value_cache[block, offset]
 
 
 # KV heads are gathered in as many passes as the workspace is too small for a context.

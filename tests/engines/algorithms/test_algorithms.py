@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.engines.algorithms import NumberRange, check_served, describe, names, parse
+from picbench.engines.algorithms import (
+    Algorithm,
+    NumberRange,
+    Registry,
+    check_served,
+    describe,
+    names,
+    parse,
+)
+from picbench.engines.algorithms.registry import _REMEMBERED
+from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.pages import GAP
 from picbench.engines.planning.policy import (
     Anchor,
     Deviation,
@@ -253,3 +264,61 @@ def test_number_ranges(numbers, text, value):
 def test_number_ranges_say_what_they_are():
     assert str(NumberRange(0.0, 1.0)) == "a number from 0.0 to 1.0"
     assert str(NumberRange(1)) == "a whole number of at least 1"
+
+
+def test_a_spec_is_parsed_once() -> None:
+    registry = Registry()
+    assert registry.parse("epic:k=8") is registry.parse("epic:k=8")
+
+
+def test_specs_of_clients_do_not_fill_the_memory() -> None:
+    registry = Registry()
+    for k in range(3 * _REMEMBERED):
+        assert registry.parse(f"epic:k={k}").spec == f"epic:k={k}"
+        assert len(registry._parsed) <= _REMEMBERED
+
+
+LAYOUT = LayoutConfig(bos_token=1)
+BLOCKS, NAIVE = parse("block-attention"), parse("naive")
+HEAD, MIDDLE, QUESTION = Segment((3,) * 20), Segment((4,) * 20), Segment((5,) * 20)
+A, B = Segment((6,) * 40, chunk=True), Segment((7,) * 40, chunk=True)
+
+
+def kinds(*prompt: Segment) -> str:
+    arranged = BLOCKS.arrange(prompt, LAYOUT)
+    assert [segment.tokens for segment in arranged] == [segment.tokens for segment in prompt]
+    return "".join("c" if segment.chunk else "t" for segment in arranged)
+
+
+def plan(algorithm: Algorithm, *prompt: Segment):
+    return lay_out(algorithm.arrange(prompt, LAYOUT), algorithm.plan_chunk, LAYOUT)
+
+
+def test_every_segment_but_the_first_text_and_the_last_is_compiled_alone():
+    assert kinds(HEAD, A, B, QUESTION) == "tcct"
+    assert kinds(A, B, QUESTION) == "cct"
+    assert kinds(HEAD, A, MIDDLE, B, QUESTION) == "tccct"
+
+
+def test_a_chunk_that_ends_the_prompt_is_the_last_block():
+    assert kinds(HEAD, A, B) == "tct"
+    assert kinds(A) == "t"
+    last = plan(BLOCKS, HEAD, A, B)
+    seen = [p for p in last.positions[last.canonical * 16 :] if p != GAP]
+    assert seen == [*range(20), *range(60, 100)]
+
+
+def test_naive_plans_text_chunks_and_a_question_alike():
+    prompt = HEAD, A, B, QUESTION
+    assert plan(BLOCKS, *prompt) == plan(NAIVE, *prompt)
+    assert plan(BLOCKS, HEAD, A, MIDDLE, B) != plan(NAIVE, HEAD, A, MIDDLE, B)
+
+
+@given(st.lists(st.booleans(), min_size=3, max_size=6))
+def test_middle_blocks_are_found_in_any_prompt(chunks):
+    """Invariant: what is compiled depends on the block alone."""
+    blocks = [Segment((10 + i,) * 20, chunk=chunk) for i, chunk in enumerate(chunks)]
+    there = {c.key for c in plan(BLOCKS, HEAD, *blocks, QUESTION).canonicals}
+    back = {c.key for c in plan(BLOCKS, A, *blocks[::-1], QUESTION).canonicals}
+    assert len(there) == len(blocks)
+    assert there <= back

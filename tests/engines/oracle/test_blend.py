@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from picbench.engines.oracle import Blend, GivenSegment, Oracle, full, naive
-from picbench.engines.oracle.blend import BlendedRows
+from picbench.engines.oracle.picked import BlendedRows
 
 TOLERANCE = 1e-3
 APART = 0.1

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from picbench.engines.planning.layout import lay_out, measure
+from picbench.engines.planning.layout import lay_out, measure, place, plain_tokens
 from picbench.engines.planning.pages import GAP, SlotKind
-from picbench.engines.planning.placed_segments import place, plain_tokens
 from picbench.engines.planning.policy import (
     Anchor,
     ChunkPolicy,

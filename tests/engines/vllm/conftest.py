@@ -4,12 +4,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from picbench.engines.config import EngineConfig
+from small_engine import small_config
+
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Text
 
@@ -31,25 +33,14 @@ def start(request: pytest.FixtureRequest) -> "Start":
 
 @pytest.fixture(scope="module")
 def engine(llama: Path, start: "Start") -> Iterator[Engine]:
-    config = EngineConfig(
-        tiers="", model=str(llama), dtype="float32", kv_blocks=POOL, context=2048, batch_tokens=128
-    )
-    with start(config) as engine:
+    with start(small_config(llama, POOL, 2048, tiers="", batch_tokens=128)) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
 def starved(llama: Path, start: "Start") -> Iterator[Engine]:
     """An engine for short prompts, with blocks for a few of them."""
-    config = EngineConfig(
-        model=str(llama),
-        dtype="float32",
-        kv_blocks=90,
-        context=512,
-        batch_tokens=64,
-        max_requests=8,
-    )
-    with start(config) as engine:
+    with start(small_config(llama, 90, 512, batch_tokens=64, max_requests=8)) as engine:
         yield engine
 
 
@@ -86,6 +77,13 @@ def chunks(draw: Any) -> list[Chunk]:
 @pytest.fixture
 def question(draw: Any) -> Text:
     return Text(tokens=draw(19, 800))
+
+
+@pytest.fixture
+def tokens(draw: Any, request: pytest.FixtureRequest) -> Any:
+    """(count, key) -> tokens that no other test has cached."""
+    seed = crc32(request.node.nodeid.encode())
+    return lambda count, key=0: draw(count, hash((seed, key)))
 
 
 @pytest.fixture

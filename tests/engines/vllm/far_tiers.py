@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from picbench.engines.chunk_cache.tiers.background import Ticket, TicketGroup
-from picbench.engines.chunk_cache.tiers.stack import Fetched
+from picbench.engines.chunk_cache.tiers.stack import Fetched, Ticket, TicketGroup
 
 
 class FarTiers:

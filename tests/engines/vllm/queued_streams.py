@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from picbench.engines.vllm.transfer.pool_rows import PoolRows
+from picbench.engines.vllm.transfer.stream_copies import Streams
 
 
 @dataclass(eq=False)
@@ -31,8 +32,8 @@ class Queue:
         return True
 
 
-class QueuedStreams:
-    """See `Streams`. The first queue is that of the steps; `broken` runs raise."""
+class QueuedStreams(Streams):
+    """The first queue is that of the steps; `broken` runs raise."""
 
     def __init__(self) -> None:
         self.queues = [Queue()]

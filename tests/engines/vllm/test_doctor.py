@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
+from small_engine import small_config
 
 from picbench.cli import main
 from picbench.engines.config import EngineConfig
@@ -84,9 +85,7 @@ def check(llama: Path) -> tuple[int, str]:
 
 
 def config(llama: Path) -> EngineConfig:
-    return EngineConfig(
-        str(llama), dtype="float32", kv_blocks=300, context=1024, batch_tokens=256, self_check=True
-    )
+    return small_config(llama, 300, 1024, batch_tokens=256, self_check=True)
 
 
 def other_head(*arguments: Any) -> None:

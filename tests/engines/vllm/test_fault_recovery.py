@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from ahead_engine import Start
+from small_engine import check_drained, small_config
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.transfers import TransferResults
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.vllm.scheduler.linker import Linker
@@ -20,17 +20,7 @@ from picbench.errors import EngineError
 
 
 def engine_with(model: Path, tiers: str, start: Start) -> Engine:
-    return start(
-        EngineConfig(
-            model=str(model),
-            dtype="float32",
-            kv_blocks=60,
-            context=256,
-            batch_tokens=128,
-            max_requests=4,
-            tiers=tiers,
-        )
-    )
+    return start(small_config(model, 60, 256, batch_tokens=128, max_requests=4, tiers=tiers))
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +43,6 @@ def serve(engine: Engine, *requests: Request) -> list[Result]:
     results = engine.generate(requests, max_tokens=4, ignore_eos=True)
     engine.drain()
     return results
-
-
-def check_drained(engine: Engine) -> None:
-    scheduler = engine._running.scheduler
-    assert scheduler.linker.idle
-    assert not scheduler.requests
-    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == engine._running.pool
 
 
 @pytest.mark.parametrize("algorithm", ["naive", "mepic"])

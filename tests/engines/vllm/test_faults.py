@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from ahead_engine import Start
+from small_engine import check_drained, small_config
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.chunk_cache.transfers import TransferCommands
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.pace import Departure
+from picbench.engines.pace import Submission
 from picbench.engines.request import Chunk, Request, Result, Text
 from picbench.engines.vllm.scheduler.chunk_jobs import ChunkJobs
 from picbench.engines.vllm.scheduler.linker import Linker
@@ -63,22 +63,18 @@ OF_NO_REQUEST = [
     (PlainCopies, "store"),
 ]
 
+#: Serves all requests, and returns those that failed.
+Failed = Callable[[], list[tuple[Request, Result]]]
+
 ALGORITHMS = ["mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "prefix"]
 
 
 @pytest.fixture(scope="module")
 def engine(pebble: Path, start: Start) -> Iterator[Engine]:
     """A pool that is too small for the requests that run at a time, and a tier for its chunks."""
-    config = EngineConfig(
-        model=str(pebble),
-        dtype="float32",
-        kv_blocks=40,
-        context=256,
-        batch_tokens=128,
-        max_requests=8,
-        tiers="host:1MiB",
-    )
-    with start(config) as engine:
+    with start(
+        small_config(pebble, 40, 256, batch_tokens=128, max_requests=8, tiers="host:1MiB")
+    ) as engine:
         yield engine
 
 
@@ -115,10 +111,30 @@ def expected(engine: Engine, requests: list[Request]) -> list[Result]:
     return results
 
 
+def check_sound(engine: Engine) -> None:
+    """Nothing is left of the requests, and every block was accounted for at every step."""
+    check_drained(engine)
+    assert all(sum(s.blocks.values()) == s.pool for s in engine.memory)
+
+
 @pytest.fixture
-def fail_once(
-    engine: Engine, expected: list[Result], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[type, str, int], list[int]]]:
+def failed(engine: Engine, requests: list[Request], expected: list[Result]) -> Failed:
+    """Serves the requests; (request, result) of those that are errors, all others being right."""
+    engine.reset()
+
+    def serve_all() -> list[tuple[Request, Result]]:
+        results = serve(engine, requests)
+        for result, right in zip(results, expected, strict=True):
+            count = None if result.error is None else len(result.tokens)
+            assert result.tokens == right.tokens[:count]
+        check_sound(engine)
+        return [pair for pair in zip(requests, results, strict=True) if pair[1].error is not None]
+
+    return serve_all
+
+
+@pytest.fixture
+def fail_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str, int], list[int]]:
     """Make the n-th call of a method raise; returns the list of its calls."""
 
     def install(owner: type, name: str, nth: int) -> list[int]:
@@ -133,55 +149,24 @@ def fail_once(
         monkeypatch.setattr(owner, name, hook)
         return calls
 
-    engine.reset()
-    yield install
-    monkeypatch.undo()
-
-
-def check_sound(engine: Engine) -> None:
-    """Nothing is left of the requests, and every block was accounted for at every step."""
-    scheduler = engine._running.scheduler
-    assert scheduler.linker.idle
-    assert not scheduler.requests
-    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == engine._running.pool
-    assert all(sum(s.blocks.values()) == s.pool for s in engine.memory)
-
-
-def ended_by_fault(results: list[Result], expected: list[Result]) -> list[Result]:
-    """The results that are errors; what there is of tokens must be as expected."""
-    for result, right in zip(results, expected, strict=True):
-        count = None if result.error is None else len(result.tokens)
-        assert result.tokens == right.tokens[:count]
-    return [result for result in results if result.error is not None]
+    return install
 
 
 @pytest.mark.parametrize("nth", [1, 2])
 @pytest.mark.parametrize(("owner", "name"), OF_A_REQUEST)
 def test_a_fault_ends_one_request(
-    engine: Engine,
-    requests: list[Request],
-    expected: list[Result],
-    fail_once: Callable[[type, str, int], list[int]],
-    owner: type,
-    name: str,
-    nth: int,
+    failed: Failed, fail_once: Any, owner: type, name: str, nth: int
 ) -> None:
     calls = fail_once(owner, name, nth)
-    results = serve(engine, requests)
+    [(_, result)] = failed()
     assert len(calls) >= nth
-    failed = ended_by_fault(results, expected)
-    assert len(failed) == 1
-    assert failed[0].finish_reason == "error"
-    assert "RuntimeError: injected" in str(failed[0].error)
-    assert "\n" not in str(failed[0].error)
-    check_sound(engine)
+    assert result.finish_reason == "error"
+    assert "RuntimeError: injected" in str(result.error)
+    assert "\n" not in str(result.error)
 
 
 def test_a_fault_ends_the_request_whose_chunks_were_requested(
-    engine: Engine,
-    requests: list[Request],
-    expected: list[Result],
-    monkeypatch: pytest.MonkeyPatch,
+    failed: Failed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not the one at the head of the queue, for which the others wait."""
     real, ends = Linker._advance, list[tuple[int, ...]]()
@@ -192,32 +177,22 @@ def test_a_fault_ends_the_request_whose_chunks_were_requested(
             raise RuntimeError("injected")
         real(self, request, link, first)
 
-    engine.reset()
-    with monkeypatch.context() as patch:
-        patch.setattr(Linker, "_advance", advance)
-        results = serve(engine, requests)
-    [failed] = ended_by_fault(results, expected)
-    assert [requests[results.index(failed)].segments[-1].tokens] == ends
-    check_sound(engine)
+    monkeypatch.setattr(Linker, "_advance", advance)
+    [(request, _)] = failed()
+    assert [request.segments[-1].tokens] == ends
 
 
 @pytest.mark.parametrize(("owner", "name"), OF_NO_REQUEST)
 def test_a_fault_of_no_request_ends_none(
-    engine: Engine,
-    requests: list[Request],
-    expected: list[Result],
-    fail_once: Callable[[type, str, int], list[int]],
-    owner: type,
-    name: str,
+    failed: Failed, fail_once: Any, owner: type, name: str
 ) -> None:
     calls = fail_once(owner, name, 2)
-    assert not ended_by_fault(serve(engine, requests), expected)
+    assert not failed()
     assert len(calls) > 2
-    check_sound(engine)
 
 
 def test_chunks_that_are_not_stored_end_no_request(
-    engine: Engine, requests: list[Request], expected: list[Result], monkeypatch: pytest.MonkeyPatch
+    failed: Failed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does one that is loaded or copied in the same step."""
     real, calls = TierClient._store, list[int]()
@@ -228,18 +203,13 @@ def test_chunks_that_are_not_stored_end_no_request(
             raise RuntimeError("injected")
         real(self, command)
 
-    engine.reset()
-    with monkeypatch.context() as patch:
-        patch.setattr(TierClient, "_store", store)
-        assert not ended_by_fault(serve(engine, requests), expected)
+    monkeypatch.setattr(TierClient, "_store", store)
+    assert not failed()
     assert len(calls) > 2
-    check_sound(engine)
 
 
 def test_a_step_whose_transfers_do_not_start_ends_those_that_need_them(
-    engine: Engine,
-    requests: list[Request],
-    expected: list[Result],
+    failed: Failed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, seen = TierClient.start, list[int]()
 
@@ -249,34 +219,24 @@ def test_a_step_whose_transfers_do_not_start_ends_those_that_need_them(
             raise RuntimeError("injected")
         real(self, commands)
 
-    engine.reset()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TierClient, "start", start)
-        failed = ended_by_fault(serve(engine, requests), expected)
-    assert 0 < len(failed) <= seen[0]
-    check_sound(engine)
-
-
-_COMPLETE = ChunkStore.complete_compile
-
-
-def _half_complete(self: ChunkStore, *args: Any, success: bool, shared: bool) -> None:
-    _COMPLETE(self, *args, success=False, shared=shared)
-    if success:
-        raise RuntimeError("injected")
+    monkeypatch.setattr(TierClient, "start", start)
+    assert 0 < len(failed()) <= seen[0]
 
 
 def test_a_job_that_always_fails_is_not_tried_for_ever(
-    engine: Engine, requests: list[Request], expected: list[Result], monkeypatch: pytest.MonkeyPatch
+    failed: Failed, requests: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each failure ends a request; the chunk's blocks serve others for as long as they last."""
-    engine.reset()
-    with monkeypatch.context() as patch:
-        patch.setattr(ChunkStore, "complete_compile", _half_complete)
-        failed = ended_by_fault(serve(engine, requests), expected)
+    complete = ChunkStore.complete_compile
+
+    def half(self: ChunkStore, *args: Any, success: bool, shared: bool) -> None:
+        complete(self, *args, success=False, shared=shared)
+        if success:
+            raise RuntimeError("injected")
+
+    monkeypatch.setattr(ChunkStore, "complete_compile", half)
     planned = [request for request in requests if request.algorithm != "prefix"]
-    assert 0 < len(failed) <= len(planned)
-    check_sound(engine)
+    assert 0 < len(failed()) <= len(planned)
 
 
 def test_an_abort_whose_orphans_are_not_found_leaks_nothing(
@@ -287,7 +247,7 @@ def test_an_abort_whose_orphans_are_not_found_leaks_nothing(
 
     engine.reset()
     prepared = engine._prepare(requests[0], 4, None, True)
-    engine._submit(Departure(prepared, time.time(), 0.0))
+    engine._submit(Submission(prepared, time.time(), 0.0))
     engine._running.engine.step()
     with monkeypatch.context() as patch:
         patch.setattr(Linker, "orphans", orphans)

@@ -10,7 +10,7 @@ import torch
 from picbench.engines.algorithms import parse
 from picbench.engines.chunk_cache.chunk_store import ChunkStore
 from picbench.engines.engine import Engine
-from picbench.engines.pace import Departure, Pace
+from picbench.engines.pace import Pace, Submission
 from picbench.engines.planning import layout, packing
 from picbench.engines.planning.keys import computed_key
 from picbench.engines.planning.layout import lay_out
@@ -197,7 +197,7 @@ def leaked(inside, engine: Engine, prompt: Request, steps: int) -> int:
     free = inside.free
     running = engine._running.engine
     prepared = engine._prepare(prompt, 4, None, True)
-    engine._submit(Departure(prepared, time.time(), 0.0))
+    engine._submit(Submission(prepared, time.time(), 0.0))
     for _ in range(steps):
         running.step()
     running.abort_request([prepared.tag])
@@ -221,7 +221,7 @@ def test_an_interrupted_call_leaves_nothing_of_its_requests(engine, inside, draw
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Pace, "landed", interrupted)
+        patch.setattr(Pace, "finished", interrupted)
         engine.generate(asked, ignore_eos=True)
     engine.drain()
     assert inside.linker._costs.keys() == before

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from small_engine import small_config
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
@@ -10,14 +11,7 @@ from picbench.engines.request import Chunk, Request, Text
 
 
 def _config(model: Path, algorithm: str = "mepic", stock: bool = False) -> EngineConfig:
-    return EngineConfig(
-        model=str(model),
-        algorithm=algorithm,
-        stock=stock,
-        dtype="float32",
-        kv_blocks=200,
-        context=512,
-    )
+    return small_config(model, 200, 512, algorithm=algorithm, stock=stock)
 
 
 def _requests(count: int) -> list[Request]:

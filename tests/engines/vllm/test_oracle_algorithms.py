@@ -7,8 +7,8 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from small_engine import small_config
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import (
     Blend,
@@ -78,15 +78,7 @@ LENGTHS = {"A": 150, "B": 35, "C": 81}
 
 @pytest.fixture(scope="module")
 def engine(llama: Path) -> Iterator[Engine]:
-    config = EngineConfig(
-        model=str(llama),
-        dtype="float32",
-        kv_blocks=2000,
-        context=1024,
-        batch_tokens=64,
-        max_requests=8,
-    )
-    with Engine(config) as engine:
+    with Engine(small_config(llama, 2000, 1024, batch_tokens=64, max_requests=8)) as engine:
         yield engine
 
 

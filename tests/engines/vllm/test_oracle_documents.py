@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
+from small_engine import small_config
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
@@ -35,18 +35,8 @@ RULES: dict[str, Rule] = {
 
 @pytest.fixture(scope="module")
 def engine(llama: Path) -> Iterator[Engine]:
-    config = EngineConfig(
-        model=str(llama), dtype="float32", kv_blocks=600, context=CONTEXT, batch_tokens=64
-    )
-    with Engine(config) as engine:
+    with Engine(small_config(llama, 600, CONTEXT, batch_tokens=64)) as engine:
         yield engine
-
-
-@pytest.fixture
-def tokens(draw: Any, request: pytest.FixtureRequest) -> Any:
-    """(count, key) -> tokens that no other test has cached."""
-    seed = crc32(request.node.nodeid.encode())
-    return lambda count, key=0: draw(count, hash((seed, key)))
 
 
 def before(chunk: Chunk) -> tuple[int, ...]:

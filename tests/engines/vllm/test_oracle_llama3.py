@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_engine import small_config
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import Blend, Oracle, Rule, epic, epic_zero, full, mepic, naive
 from picbench.engines.request import Chunk, Request, Text
@@ -27,15 +27,9 @@ REUSING: dict[str, Rule | Blend] = {
 
 @pytest.fixture(scope="module", params=[False, True], ids=["default", "keys without RoPE"])
 def engine(llama3: Path, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    config = EngineConfig(
-        model=str(llama3),
-        dtype="float32",
-        kv_blocks=1000,
-        context=1024,
-        batch_tokens=2048,
-        keys_without_rope=request.param,
-    )
-    with Engine(config) as engine:
+    with Engine(
+        small_config(llama3, 1000, 1024, batch_tokens=2048, keys_without_rope=request.param)
+    ) as engine:
         yield engine
 
 

@@ -4,11 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
+from small_engine import small_config
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import Oracle, epic, full, mepic, minipic, naive
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
@@ -22,23 +21,8 @@ TOKENS = "minipic:ssep=1:pdep=2"
 
 @pytest.fixture(scope="module")
 def engine(llama: Path) -> Iterator[Engine]:
-    config = EngineConfig(
-        model=str(llama),
-        algorithm=TOKENS,
-        dtype="float32",
-        kv_blocks=600,
-        context=512,
-        batch_tokens=64,
-    )
-    with Engine(config) as engine:
+    with Engine(small_config(llama, 600, 512, algorithm=TOKENS, batch_tokens=64)) as engine:
         yield engine
-
-
-@pytest.fixture
-def tokens(draw: Any, request: pytest.FixtureRequest) -> Any:
-    """(count, key) -> tokens that no other test has cached."""
-    seed = crc32(request.node.nodeid.encode())
-    return lambda count, key=0: draw(count, hash((seed, key)))
 
 
 def run(engine: Engine, segments: Sequence[PromptSegment], algorithm: str | None = None) -> Result:

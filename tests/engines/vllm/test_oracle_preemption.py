@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_engine import small_config
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import Blend, Oracle, Rule, epic, full, mepic, naive
 from picbench.engines.request import Chunk, Request, Text
@@ -26,15 +26,7 @@ RULES: dict[str, Rule | Blend] = {
 
 @pytest.fixture(scope="module")
 def engine(llama: Path) -> Iterator[Engine]:
-    config = EngineConfig(
-        model=str(llama),
-        dtype="float32",
-        kv_blocks=40,
-        context=512,
-        batch_tokens=64,
-        max_requests=8,
-    )
-    with Engine(config) as engine:
+    with Engine(small_config(llama, 40, 512, batch_tokens=64, max_requests=8)) as engine:
         yield engine
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
+from small_engine import small_config
 from tiny_llama import write_model
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import Blend, Oracle, Rule, full, mepic, naive
 from picbench.engines.request import Chunk, Request, Text
@@ -65,15 +65,9 @@ def served(
         max_position_embeddings=256,
         rope_parameters={"rope_theta": 10_000.0} | kind.parameters,
     )
-    config = EngineConfig(
-        model=str(folder),
-        dtype="float32",
-        tiers="",
-        kv_blocks=200,
-        context=256,
-        keys_without_rope=kind.keys_without_rope,
-    )
-    with Engine(config) as engine:
+    with Engine(
+        small_config(folder, 200, 256, tiers="", keys_without_rope=kind.keys_without_rope)
+    ) as engine:
         yield Served(engine, Oracle(folder))
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from small_engine import check_drained, small_config
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.ledger import KINDS
 from picbench.engines.request import Chunk, Request, Result, Text
@@ -40,16 +40,7 @@ def workload(draw) -> list[Request]:
 
 
 def serve(model: Path, kv_blocks: int, requests: Sequence[Request]) -> tuple[Engine, list[Result]]:
-    engine = Engine(
-        EngineConfig(
-            model=str(model),
-            dtype="float32",
-            kv_blocks=kv_blocks,
-            context=256,
-            batch_tokens=192,
-            max_requests=16,
-        )
-    )
+    engine = Engine(small_config(model, kv_blocks, 256, batch_tokens=192, max_requests=16))
     return engine, engine.generate(requests, max_tokens=8, ignore_eos=True, concurrency=24)
 
 
@@ -69,6 +60,8 @@ def test_a_small_pool_gives_the_outputs_of_a_big_one(llama, requests):
     assert recompiled > 0
     check_ledger(small)
     check_drained(small)
+    small.reset()
+    small.close()
 
 
 def check_ledger(engine: Engine) -> None:
@@ -76,12 +69,3 @@ def check_ledger(engine: Engine) -> None:
     assert all(sum(s.blocks.values()) == s.pool for s in engine.memory)
     for kind in KINDS[1:]:
         assert any(s.blocks[kind] for s in engine.memory), kind
-
-
-def check_drained(engine: Engine) -> None:
-    scheduler = engine._running.scheduler
-    assert scheduler.linker.idle
-    assert not scheduler.requests
-    assert scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == engine._running.pool
-    engine.reset()
-    engine.close()

@@ -1,6 +1,7 @@
 """What is refused: at start, on arrival, and in a process without picbench's parts."""
 
 import json
+import pickle
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,16 +10,21 @@ from typing import Any
 import pytest
 from serving_document import refused_at_start
 from vllm import SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.exceptions import VLLMClientError
+from vllm.v1.engine.input_processor import InputProcessor
+from vllm.v1.engine.llm_engine import LLMEngine
 
+from picbench.engines.algorithms import Registry
 from picbench.engines.algorithms.kvlink import KVLink
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.pace import Departure
+from picbench.engines.pace import Submission
 from picbench.engines.planning.layout import Footprint
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm import compat
 from picbench.engines.vllm.frontend import limits, plugin
-from picbench.engines.vllm.frontend.limits import Limits
+from picbench.engines.vllm.frontend.limits import Limits, check_request
 from picbench.engines.vllm.launch import _settings, _start, launch
 from picbench.engines.vllm.scheduler.scheduler import _checked
 from picbench.engines.vllm.settings import (
@@ -161,7 +167,7 @@ def test_another_signature_is_refused():
     def upstream(self: Any, request: Any, more: Any) -> None: ...
 
     with pytest.raises(ConfigError, match="upstream takes"):
-        compat.check_signature(upstream, ("self", "request"))
+        compat.check_signature(upstream, "self, request")
 
 
 @pytest.mark.parametrize(
@@ -236,9 +242,6 @@ class TestStart:
     """Half a PIC engine does not start."""
 
     def test_scheduler_without_settings(self, llama):
-        from picbench.engines.vllm.launch import _start
-        from picbench.engines.vllm.settings import engine_arguments
-
         ours = engine_arguments(PicSettings(tiers=""))
         some = {name: ours[name] for name in ("scheduler_cls", "kv_transfer_config")}
         with pytest.raises(ConfigError, match="no 'pic'"):
@@ -246,9 +249,6 @@ class TestStart:
 
     @pytest.mark.parametrize(("flag", "line"), refused_at_start())
     def test_engines_without_a_part(self, llama, flag, line):
-        from picbench.engines.vllm.launch import _start
-        from picbench.engines.vllm.settings import engine_arguments
-
         arguments = self.arguments(llama) | engine_arguments(PicSettings(tiers=""))
         del arguments[flag.replace("-", "_")]
         with pytest.raises(ConfigError, match=line) as caught:
@@ -256,11 +256,6 @@ class TestStart:
         assert "\n" not in str(caught.value)
 
     def test_another_connector(self, llama):
-        from vllm.config import KVTransferConfig
-
-        from picbench.engines.vllm.launch import _start
-        from picbench.engines.vllm.settings import engine_arguments
-
         transfer = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
         arguments = self.arguments(llama) | engine_arguments(PicSettings(tiers=""))
         with pytest.raises(ConfigError, match=r"KV connector is ExampleConnector.*PicConnector"):
@@ -300,8 +295,6 @@ class TestStart:
             Engine(EngineConfig(str(llama), kv_blocks=1 << 30))
 
     def test_a_worker_that_dies_is_one_line(self, llama, monkeypatch):
-        from vllm.v1.engine.llm_engine import LLMEngine
-
         def dying(arguments: Any) -> Any:
             raise Exception("WorkerProc initialization failed due to an exception\nSee stack trace")
 
@@ -374,38 +367,42 @@ class TestArrival:
             )
         assert inside.linker.idle
 
-    def test_more_slots_than_a_request_may_have(self):
-        limits = Limits(capacity=100, positions=100, blocks=50, block_size=16, layers=2)
-        assert limits.check(Footprint(slots=90, spare=2, end=80), max_tokens=10) == 9
-        with pytest.raises(ConfigError, match="needs 101 KV slots"):
-            limits.check(Footprint(slots=90, spare=2, end=80), max_tokens=11)
-
     def test_slots_longer_than_the_context(self, engine, draw):
         """They are counted before there is a token for each of their places."""
         chunk = Chunk(tokens=draw(20, 1), slots=((2, 3, 1049), (5, 5, 1000)))
         with pytest.raises(ConfigError, match="slots of 2049 positions; the context has 2048"):
             engine.generate([Request([chunk, Text(tokens=(5,))], "prompt-cache")])
 
-    def test_a_compile_without_room_for_the_token_that_it_samples(self):
-        limits = Limits(capacity=100, positions=100, blocks=50, block_size=16, layers=2)
-        footprint = Footprint(slots=40, spare=2, end=40, compile_slots=99, compile_end=99)
-        assert limits.check(footprint, max_tokens=8) == 5
-        with pytest.raises(ConfigError, match=r"need 101 KV slots with pads; .* room for 100"):
-            limits.check(replace(footprint, compile_slots=100), max_tokens=8)
+    @pytest.mark.parametrize(
+        ("capacity", "fits", "change", "message"),
+        [
+            (100, {"slots": 90, "end": 80}, {"slots": 91}, "needs 101 KV slots"),
+            # A compile samples a token, which needs a slot.
+            (
+                100,
+                {"slots": 40, "end": 40, "compile_slots": 99, "compile_end": 99},
+                {"compile_slots": 100},
+                r"need 101 KV slots with pads; .* room for 100",
+            ),
+            (200, {"slots": 110, "end": 90}, {"end": 91}, "needs 101 positions with pads"),
+            (
+                200,
+                {"slots": 90, "end": 80},
+                {"compares": True},
+                r"the model has one layer .*select=first",
+            ),
+        ],
+    )
+    def test_more_than_a_request_may_have(self, capacity, fits, change, message):
+        limits = Limits(capacity, positions=100, blocks=50, block_size=16, layers=1)
+        footprint = Footprint(spare=2, **fits)
+        assert limits.check(footprint, max_tokens=10) == 2 + -(-(fits["slots"] + 10) // 16)
+        with pytest.raises(ConfigError, match=message):
+            limits.check(replace(footprint, **change), max_tokens=10)
 
-    def test_visible_pads_beyond_the_last_position(self):
+    def test_room_for_generated_tokens(self):
         limits = Limits(capacity=200, positions=100, blocks=50, block_size=16, layers=2)
-        footprint = Footprint(slots=110, spare=2, end=90)
-        assert limits.check(footprint, max_tokens=10) == 10
-        assert limits.room(footprint) == 10
-        with pytest.raises(ConfigError, match="needs 101 positions with pads"):
-            limits.check(footprint, max_tokens=11)
-
-    def test_picking_in_a_model_without_a_check_layer(self):
-        limits = Limits(capacity=200, positions=100, blocks=50, block_size=16, layers=1)
-        assert limits.check(Footprint(slots=90, spare=2, end=80), max_tokens=10) == 9
-        with pytest.raises(ConfigError, match=r"the model has one layer .*select=first"):
-            limits.check(Footprint(slots=90, spare=2, end=80, compares=True), max_tokens=10)
+        assert limits.room(Footprint(slots=110, spare=2, end=90)) == 10
 
     def test_a_refused_request_leaves_the_engine_usable(self, engine, inside, draw):
         good = Request([Chunk(tokens=draw(40, 2)), Text(tokens=draw(5, 3))])
@@ -428,13 +425,13 @@ class TestGuard:
             prepared = engine._prepare(Request([Text(tokens=draw(20, 1))]), 2, None, True)
             prepared.sampling_params.extra_args = {"pic": {"spans": [[0, 10]]}}
             with pytest.raises(ValueError, match="started without picbench"):
-                engine._submit(Departure(prepared, time.time(), 0.0))
+                engine._submit(Submission(prepared, time.time(), 0.0))
 
     def test_a_pic_engine_refuses_bad_spans(self, engine, draw):
         prepared = engine._prepare(Request([Text(tokens=draw(20, 1))]), 2, None, True)
         prepared.sampling_params.extra_args = {"pic": {"spans": [[4, 2]]}}
         with pytest.raises(ValueError, match=r"spans\[0\]"):
-            engine._submit(Departure(prepared, time.time(), 0.0))
+            engine._submit(Submission(prepared, time.time(), 0.0))
 
     def test_a_request_is_checked_once(self, engine, draw, monkeypatch):
         measured: list[Any] = []
@@ -450,16 +447,12 @@ class TestGuard:
         assert len(measured) == 1
 
     def test_registering_twice_guards_once(self):
-        from vllm.v1.engine.input_processor import InputProcessor
-
         plugin.register()
         guarded = InputProcessor.process_inputs
         plugin.register()
         assert InputProcessor.process_inputs is guarded
 
     def test_an_engine_whose_plugins_leave_picbench_out_does_not_start(self, monkeypatch):
-        from vllm.v1.engine.input_processor import InputProcessor
-
         stock = InputProcessor.process_inputs.__wrapped__
         monkeypatch.setattr(InputProcessor, "process_inputs", stock)
         with pytest.raises(ConfigError, match="plug-in is not loaded"):
@@ -477,8 +470,6 @@ class TestFeatures:
         ],
     )
     def test_of_requests(self, engine, draw, change, message):
-        from vllm import SamplingParams
-
         prompt, llm = {"prompt_token_ids": list(draw(20, 1))}, engine._running.engine
         change |= {"detokenize": False, "max_tokens": 1}
         chunks = {"pic": {"spans": [[0, 10]]}}
@@ -497,9 +488,6 @@ class TestFeatures:
     )
     def test_of_other_engines(self, engine, draw, change, message):
         """What this engine's vLLM has no use for, or refuses itself."""
-        from picbench.engines.algorithms import Registry
-        from picbench.engines.vllm.frontend.limits import check_request
-
         config = engine._running.engine.vllm_config
         for changes in ({}, change):
             asked = SimpleNamespace(
@@ -531,10 +519,6 @@ class TestFeatures:
 
     def test_a_refusal_is_an_error_of_the_client(self):
         """vLLM's servers answer these with 400; and they cross processes."""
-        import pickle
-
-        from vllm.exceptions import VLLMClientError
-
         refused = plugin.RequestError("too long", hint="shorten it")
         assert isinstance(refused, VLLMClientError)
         assert str(pickle.loads(pickle.dumps(refused))) == "too long (shorten it)"

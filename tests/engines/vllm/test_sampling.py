@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from small_engine import small_config
 from vllm import SamplingParams
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.vllm.device import CPU
 from picbench.engines.vllm.launch import _start
@@ -28,10 +28,7 @@ PAD = 0
 
 @pytest.fixture(scope="module")
 def stock(llama) -> Iterator[Engine]:
-    config = EngineConfig(
-        str(llama), dtype="float32", kv_blocks=300, context=1024, stock=True, algorithm="prefix"
-    )
-    with Engine(config) as engine:
+    with Engine(small_config(llama, 300, 1024, stock=True, algorithm="prefix")) as engine:
         yield engine
 
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from ahead_engine import engine_ahead
+from small_engine import small_config
 
-from picbench.engines.config import BLOCK_SIZE, EngineConfig
+from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result, Text
 
@@ -18,9 +19,7 @@ STEPS = 60
 @pytest.fixture(scope="module")
 def ahead(pebble: Path) -> Iterator[Engine]:
     """An engine whose scheduler is one step ahead of the model."""
-    config = EngineConfig(
-        tiers="", model=str(pebble), dtype="float32", kv_blocks=200, context=512, batch_tokens=64
-    )
+    config = small_config(pebble, 200, 512, tiers="", batch_tokens=64)
     with engine_ahead(config) as engine:
         yield engine
         # What was scheduled last ends with the next steps.
@@ -29,14 +28,7 @@ def ahead(pebble: Path) -> Iterator[Engine]:
 
 def test_a_drained_engine_has_no_step_and_no_store_left(pebble: Path) -> None:
     """The last step begins a store, of which the scheduler does not know before it ends."""
-    config = EngineConfig(
-        tiers="host:4MiB",
-        model=str(pebble),
-        dtype="float32",
-        kv_blocks=200,
-        context=512,
-        batch_tokens=64,
-    )
+    config = small_config(pebble, 200, 512, tiers="host:4MiB", batch_tokens=64)
     with engine_ahead(config) as engine:
         engine.submit(_asked([Chunk(tokens=tuple(range(100, 140)))], "mepic", 1), max_tokens=1)
         engine.drain()

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from ahead_engine import Start, engine_ahead
+from small_engine import small_config
 from storm_mix import draw_mix, sampling
 from tiny_llama import write_model
 
-from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.pace import Departure
+from picbench.engines.pace import Submission
 from picbench.engines.request import Chunk, Request, Text
 
 ALGORITHMS = ["mepic", "naive", "epic:k=16", "epic:k=4:copy=shared", "cacheblend:r=0.15"]
@@ -110,7 +110,7 @@ class Driver:
             prepared = self.engine._prepare(request, 3, None, True)
             for name, value in self.sampling(index).items():
                 setattr(prepared.sampling_params, name, value)
-            self.engine._submit(Departure(prepared, time.time(), 0.0))
+            self.engine._submit(Submission(prepared, time.time(), 0.0))
             alive[prepared.tag] = index
 
 
@@ -125,11 +125,10 @@ def engine_of(
     start: Start = Engine,
 ) -> Engine:
     return start(
-        EngineConfig(
-            model=str(model),
-            dtype="float32",
-            kv_blocks=blocks,
-            context=context,
+        small_config(
+            model,
+            blocks,
+            context,
             batch_tokens=batch_tokens,
             max_requests=storm.running,
             tiers=tiers,

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_engine import small_config
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
@@ -26,9 +27,7 @@ RULES = {
 def test_two_workers_agree_with_the_oracle(
     llama: Path, chunks: list[Chunk], question: Text, draw: Any, oracle: Any, deviation: Any
 ) -> None:
-    config = EngineConfig(
-        str(llama), dtype="float32", kv_blocks=400, context=2048, tensor_parallel=2
-    )
+    config = small_config(llama, 400, 2048, tensor_parallel=2)
     head = Text(tokens=draw(21, 1))
     orders = [[head, *chunks, question], [head, *reversed(chunks), question]]
     requests = [Request(order, algorithm) for algorithm in RULES for order in orders]

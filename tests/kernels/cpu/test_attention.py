@@ -1,4 +1,6 @@
-"""Attention of random paged batches against the float64 reference."""
+"""Attention of random paged batches against the float64 reference, and what `store` writes."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,14 +17,15 @@ from paged_cases import (
 )
 from torch import Tensor
 
-from picbench.kernels.cpu import kernel_calls
-from picbench.kernels.cpu.attention import attend
-from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu import attention, kernel_calls
+from picbench.kernels.cpu.attention import AttentionBatch, attend, store
+from picbench.kernels.cpu.kernel_calls import InPlaceCall
 from picbench.kernels.cpu.reference import attend_reference
-from picbench.kernels.paging import BLOCK_SIZE, GAP
+from picbench.kernels.paging import BLOCK_SIZE, GAP, split
 from picbench.kernels.shape import HeadShape
 
 SMALL = HeadShape(4, 2, 64, torch.float32)
+BLOCKS = 5
 
 
 @st.composite
@@ -198,3 +201,84 @@ def test_heads_are_taken_in_passes_where_scratch_is_scarce(
     ]
     assert passes == [2, 2]
     assert relative_error(case.run(), case.expected()) <= 1e-5
+
+
+# Whole blocks: vLLM's kernel needs finite values in the unused end of a block read in place.
+PLAIN = Layout(list(range(48)), 7, [5, 1, 3], affine=True)
+PLANNED = Layout([*range(40, 56), *range(4, 20), *range(4), *range(20, 40), 56], 3, [0, 2, 4, 6])
+
+
+def _compare(layouts: list[Layout], rotated: list[Layout], use_vllm: bool) -> None:
+    expected = make_case(layouts, SMALL).expected()
+    assert relative_error(make_case(rotated, SMALL).run(use_vllm), expected) <= 1e-5
+
+
+@BACKENDS
+def test_plain_request_read_in_place(use_vllm: bool) -> None:
+    _compare([PLAIN], [replace(PLAIN, rotated=True)], use_vllm)
+
+
+@BACKENDS
+@pytest.mark.parametrize("queries", [1, 3])
+def test_slot_by_slot(use_vllm: bool, queries: int) -> None:
+    layout = replace(PLANNED, queries=queries)
+    computed = torch.arange(len(layout.kpos)) >= 32
+    _compare([layout], [replace(layout, rotated=computed)], use_vllm)
+
+
+@BACKENDS
+def test_all_kinds_in_one_batch(use_vllm: bool) -> None:
+    decode = replace(PLAIN, queries=1, blocks=[10, 11, 12])
+    layouts = [
+        decode,
+        replace(PLAIN, blocks=[13, 14, 15]),
+        PLANNED,
+        replace(PLAIN, blocks=[7, 8, 9]),
+    ]
+    rotated = [replace(layout, rotated=layout.affine) for layout in layouts]
+    _compare(layouts, rotated, use_vllm)
+
+
+def test_nothing_is_copied_for_requests_read_in_place() -> None:
+    pytest.importorskip("vllm")
+    batch = make_case([replace(PLAIN, rotated=True)], SMALL).build()
+    assert [type(call) for call in batch.calls] == [InPlaceCall]
+
+
+@given(
+    slots=st.lists(st.integers(0, BLOCKS * BLOCK_SIZE - 1), max_size=30, unique=True),
+    skipped=st.sets(st.integers(0, 29)),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    size=st.sampled_from([48, 64, 128]),
+)
+def test_only_named_slots_change(
+    slots: list[int], skipped: set[int], dtype: torch.dtype, size: int
+) -> None:
+    mapping = torch.tensor([-1 if i in skipped else slot for i, slot in enumerate(slots)]).long()
+    key, value = torch.randn(2, len(slots) + 3, 2, size).to(dtype)
+    kv_cache = torch.full((BLOCKS, 2, BLOCK_SIZE, 2 * size), float("nan"), dtype=dtype)
+    store(key, value, kv_cache, mapping)
+    wanted = torch.full((2, BLOCKS * BLOCK_SIZE, 2, size), float("nan"), dtype=dtype)
+    kept = mapping >= 0
+    wanted[:, mapping[kept]] = torch.stack([key[: len(slots)][kept], value[: len(slots)][kept]])
+    for half, expected in zip(split(kv_cache), wanted, strict=True):
+        found = half.transpose(1, 2).flatten(0, 1)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_strided_slot_mapping_is_read_with_its_strides() -> None:
+    mapping = torch.tensor([[3, 9], [20, 9], [40, 9]])[:, 0]
+    key = torch.randn(3, 2, 64)
+    kv_cache = torch.zeros(BLOCKS, 2, BLOCK_SIZE, 128)
+    store(key, key, kv_cache, mapping)
+    assert torch.equal(split(kv_cache)[0][mapping // 16, :, mapping % 16], key)
+
+
+def test_both_ways_to_store_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, value = torch.randn(2, 7, 2, 64)
+    slots = torch.tensor([5, 70, -1, 33, 2, -1, 16])
+    by_vllm, by_torch = torch.zeros(2, BLOCKS, 2, BLOCK_SIZE, 128)
+    store(key, value, by_vllm, slots)
+    monkeypatch.setattr(attention.vllm_ops, "covers", lambda head_size, dtype: False)
+    store(key, value, by_torch, slots)
+    assert torch.equal(by_vllm, by_torch)

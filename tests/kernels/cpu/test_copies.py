@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from paged_cases import Layout, PagedCase, make_case, relative_error
 from torch import Tensor
 
-from picbench.kernels.cpu.attention import attend
-from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu.attention import AttentionBatch, attend
 from picbench.kernels.cpu.copies import KvCopies
 from picbench.kernels.cpu.kernel_calls import CopiedCall, GatheredCall, KernelCall
 from picbench.kernels.cpu.reference import attend_reference

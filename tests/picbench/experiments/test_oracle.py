@@ -12,9 +12,9 @@ from picbench.engines.engine import Engine
 from picbench.engines.oracle import Oracle, epic, full, mepic, naive
 from picbench.errors import ConfigError
 from picbench.experiments import oracle as checking
-from picbench.experiments.oracle import ArchitectureSettings, ArchitectureVerdict, cases, check
-from picbench.workloads.models.architectures import ARCHITECTURES, Architecture
-from picbench.workloads.models.random_weights import write
+from picbench.experiments.measurements import Architectures
+from picbench.experiments.oracle import ArchitectureVerdict, cases, check
+from picbench.workloads.models.architectures import Architecture, architectures, write
 
 RESULTS = Path(__file__).parents[3] / "results" / "gpu" / "architectures.json"
 TOLERANCE = 1e-3
@@ -25,7 +25,7 @@ ORDERS = ("BAB",)
 
 
 def rows(said: str) -> Any:
-    found = [pytest.param(row, id=row.name) for row in ARCHITECTURES if row.cpu == said]
+    found = [pytest.param(row, id=row.name) for row in architectures() if row.cpu == said]
     return pytest.mark.parametrize("row", found)
 
 
@@ -63,8 +63,8 @@ def test_refused_rows_are_refused_in_their_words(row: Architecture, tmp_path: Pa
 
 
 def test_every_row_has_been_tried_on_a_cpu() -> None:
-    assert {row.cpu for row in ARCHITECTURES} <= {"checked", "refused"}
-    assert all(row.why for row in ARCHITECTURES if "refused" in (row.cpu, row.gpu))
+    assert {row.cpu for row in architectures()} <= {"checked", "refused"}
+    assert all(row.why for row in architectures() if "refused" in (row.cpu, row.gpu))
 
 
 @pytest.mark.engine
@@ -90,7 +90,7 @@ def test_what_the_table_says_of_gpus_is_what_was_measured() -> None:
     """Without a measurement it says so, or refuses what no device serves."""
     found = json.loads(RESULTS.read_bytes())["found"]
     measured = {row["name"]: row["verdict"] for row in found}
-    for row in ARCHITECTURES:
+    for row in architectures():
         if row.name in measured:
             assert row.gpu == measured[row.name], row.name
         else:
@@ -123,12 +123,12 @@ def test_a_check_stands_by_the_table(
     monkeypatch.setattr(
         checking, "_check", lambda name, _, **__: ArchitectureVerdict(name, verdict, line)
     )
-    settings = ArchitectureSettings(only=(name,), eager=True, jobs=2, output=tmp_path)
-    page, code = checking.check_architectures(settings)
-    assert (code == 0) is good
+    settings = Architectures(only=(name,), eager=True, jobs=2, output=tmp_path)
+    outcome = checking.check_architectures(settings)
+    assert (outcome.code == 0) is good
     [found] = json.loads((tmp_path / "architectures.json").read_bytes())["found"]
     assert found == {"name": name, "verdict": verdict, "line": line}
-    assert (tmp_path / "architectures.md").read_text() == page
+    assert (tmp_path / "architectures.md").read_text() == outcome.page
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_models_are_checked_in_processes_of_their_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One that is refused, because its process ends soonest."""
-    settings = ArchitectureSettings(device="cpu", only=("phi-3",), eager=True, output=tmp_path)
+    settings = Architectures(device="cpu", only=("phi-3",), eager=True, output=tmp_path)
     assert checking.check_architectures(settings).code == 0, capfd.readouterr().out
     [found] = json.loads((tmp_path / "architectures.json").read_bytes())["found"]
     assert found["verdict"] == "refused"
@@ -169,4 +169,4 @@ def test_models_are_checked_in_processes_of_their_own(
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`only` qwen4: no such architecture"):
-        checking.check_architectures(ArchitectureSettings(only=("qwen4",), output=tmp_path))
+        checking.check_architectures(Architectures(only=("qwen4",), output=tmp_path))

@@ -258,8 +258,8 @@ def measures(engine: Any, name: str) -> dict[str, float]:
 
 def test_interleaved_measures_come_one_after_another_each_warmed_up_first() -> None:
     launcher, found = LocalLauncher(), ArmsRecord(lambda _: None)
-    cells = interleaved({"x": measures, "y": measures}, list(TWO))
-    run(plan(2, cells, few=2), found, lambda _: None, launcher=launcher)
+    made = interleaved("r", {}, TWO, {"x": measures, "y": measures}, 2)
+    run(made, found, lambda _: None, launcher=launcher)
     rounds = ["one {} 0", "two {} 0", "two {} 1", "one {} 1", "one {} 2", "two {} 2"]
     assert launcher.asked == [each.format(label) for label in "xy" for each in rounds]
     assert found.found == {
@@ -268,11 +268,18 @@ def test_interleaved_measures_come_one_after_another_each_warmed_up_first() -> N
     }
 
 
+def test_without_a_warm_up_all_rounds_are_kept() -> None:
+    launcher = LocalLauncher()
+    made = interleaved("r", {}, TWO, {"x": note}, 1, warm_up=False)
+    run(made, ArmsRecord(lambda _: None), lambda _: None, launcher=launcher)
+    assert launcher.asked == ["two x 1", "one x 1"]
+
+
 def test_an_error_where_nothing_is_resumed_ends_all() -> None:
     launcher = LocalLauncher()
     with pytest.raises(EngineError, match="no memory"):
         run(
-            plan(2, interleaved({"x": fail, "y": measures}, list(TWO))),
+            interleaved("r", {}, TWO, {"x": fail, "y": measures}, 2),
             ArmsRecord(lambda _: None),
             lambda _: None,
             launcher=launcher,
@@ -303,7 +310,7 @@ def test_an_engine_that_fails_is_named_and_none_is_left(
         started.append(Server(name, FakeEngine, log))
         return started[-1]
 
-    made = plan(2, interleaved({"x": end}, list(TWO)))
+    made = interleaved("r", {}, TWO, {"x": end}, 2)
     with pytest.raises(EngineError, match=said):
         run(made, ArmsRecord(lambda _: None), lambda _: None, launcher=begin)
     assert len(started) == 2
@@ -322,7 +329,7 @@ def test_an_engine_that_cannot_start_says_why(llama: Path) -> None:
 
 ONE_CALL = Experiment(
     settings=MeasureSettings,
-    plan=lambda _: plan(2, interleaved({"x": measures}, list(TWO)), facts={"gpu": "G"}),
+    plan=lambda _: interleaved("r", {"gpu": "G"}, TWO, {"x": measures}, 2),
     title="Numbers",
     about="On {gpu}.",
     tables=[FigureTable({"number": "a number", "ours": "ours", "other": "none"}, digits=0)],

@@ -15,15 +15,13 @@ from picbench.cli import main
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
-from picbench.experiments import algorithms_page, serve_arms, warm_chunks
+from picbench.experiments import algorithms_page, serve_arms
 from picbench.experiments.arm_scores import Case, ScoredPart
-from picbench.experiments.runner import Outcome
+from picbench.experiments.measurements import Accuracy, Outcome, ServeAlone, ServeScores
 from picbench.experiments.serve_arms import (
     ARMS,
     ROWS,
     WINDOW,
-    AccuracySettings,
-    AloneSettings,
     Differing,
     Score,
     ServeSettings,
@@ -36,14 +34,13 @@ from picbench.experiments.serve_arms import (
 )
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig
-from picbench.workloads.testbed import DATASETS
 
 FACTS = GPU_FACTS | {"dtype": "float32", "eager": True, "arms": 3, "datasets": 2, "tokens": 1234}
 SERVED = ("full", "naive", "mepic")
 SETTINGS = ServeSettings(
     dataset=("musique",), rows=2 * WINDOW + 1, algo=("naive", "mepic"), device="cpu", commit="C"
 )
-ALONE = AloneSettings(
+ALONE = ServeAlone(
     dataset=("musique", "needle"), algo=("naive", "mepic"), device="cpu", commit="C", requests=7
 )
 
@@ -302,7 +299,7 @@ def test_the_page_says_what_differs_and_how_closely() -> None:
 
 def compared(folder: Path, dtype: str, rows: int = ROWS) -> Any:
     """What is written of scores beside the card's, those of one data set."""
-    settings = AccuracySettings(device="cpu", eager=True, commit="C", output=folder)
+    settings = Accuracy(device="cpu", eager=True, commit="C", output=folder)
     measure_accuracy(settings.model_copy(update={"dtype": dtype, "rows": rows}))
     return noted(folder, f"accuracy-{dtype}")
 
@@ -385,15 +382,13 @@ def invoke(*arguments: str) -> Invoked:
 def test_serve_gets_its_flags_and_says_whether_rows_are_missing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
 ) -> None:
-    asked: list[ServeSettings] = []
-    monkeypatch.setattr(
-        serve_arms, "measure", lambda given, _: asked.append(given) or Outcome("", code)
-    )
+    asked: list[ServeScores] = []
+    monkeypatch.setattr(serve_arms, "serve", lambda given: asked.append(given) or Outcome("", code))
     flags = ["--model", "testbed:link", "--dataset", "needle", "--dataset", "samsum", "--eager"]
     flags += ["--algo", "mepic", "--kv-blocks", "3000", "--rows", "5", "--seconds", "60", "--drop"]
     result = invoke("serve", *flags, "--commit", "C", "--output", str(tmp_path))
     assert result.exit_code == code
-    settings = ServeSettings(
+    settings = ServeScores(
         output=tmp_path,
         commit="C",
         model="testbed:link",
@@ -413,15 +408,15 @@ def test_all_data_sets_are_served_and_parts_have_a_folder_of_their_own(
 ) -> None:
     """Every file in the folder of the parts is read as one."""
     asked: list[Any] = []
-    for name in ("measure", "measure_alone"):
-        monkeypatch.setattr(serve_arms, name, lambda given, _: asked.append(given) or Outcome(""))
+    for name in ("serve", "measure_alone"):
+        monkeypatch.setattr(serve_arms, name, lambda given: asked.append(given) or Outcome(""))
     assert (invoke("serve").exit_code, invoke("alone", "--requests", "9").exit_code) == (0, 0)
-    assert asked == [ServeSettings(), AloneSettings(requests=9)]
+    assert asked == [ServeScores(), ServeAlone(requests=9)]
     assert [given.output for given in asked] == [
         Path("results/testbed/algorithms"),
         Path("results/gpu"),
     ]
-    assert (asked[1].dtype, asked[1].dataset) == ("float32", tuple(DATASETS))
+    assert asked[1].dtype == "float32"
 
 
 def test_the_page_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -435,20 +430,3 @@ def test_a_folder_without_scores_is_one_line(tmp_path: Path) -> None:
     assert result.exit_code == 2
     [line] = result.stderr.splitlines()
     assert line == f"picbench: {tmp_path}: no scores of algorithms (measure them first)"
-
-
-def test_warm_chunks_get_their_flags_and_show_their_page(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[Any] = []
-
-    def called(*given: Any) -> None:
-        asked.append(given)
-        (tmp_path / "warm-chunks.md").write_text("page")
-
-    monkeypatch.setattr(warm_chunks, "measure", called)
-    flags = ["--model", "m", "--device", "cpu", "--repeats", "7", "--chunks", "4"]
-    flags += ["--busy-cores", "3"]
-    result = invoke("warm-chunks", *flags, "--output", str(tmp_path))
-    assert result.stdout == "page\n"
-    assert asked == [(warm_chunks.WarmSettings("m", "cpu", 7, 4, 3), None, tmp_path)]

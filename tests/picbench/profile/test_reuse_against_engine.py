@@ -14,8 +14,7 @@ from picbench.engines.algorithms import parse
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Result
-from picbench.profile.engine_simulation import ArmSimulation
-from picbench.profile.pool_simulation import RequestReuse
+from picbench.profile.reuse import ArmSimulation, RequestReuse
 from picbench.profile.traces import TracedRequest
 from picbench.run.schedule import ContextIndex
 

@@ -11,9 +11,9 @@ from harness_fakes import DeafEngine, FakeEngine, FakeServer, Harness, make_samp
 from picbench.cli import main
 from picbench.engines.config import EngineConfig
 from picbench.errors import InvalidRun
-from picbench.run.schedule import preload, replay
+from picbench.run.schedule import preload, schedule, serve
 from picbench.store.reader import read_run
-from picbench.store.records import Failure
+from picbench.store.records import ArmBatch, Failure
 
 SAMPLES = [make_sample(n) for n in range(4)]
 TIMES = (0.0, 0.5, 0.75, 2.0)
@@ -35,27 +35,35 @@ def servers(order: list[str], **dies: int) -> dict[str, FakeServer]:
     }
 
 
+def replay(
+    found: dict[str, FakeServer], *, first: int = 0, repeats: int = 1, done: int = 0, **lost: str
+) -> list[ArmBatch]:
+    """Every arm serves everything, one after another; the first `done` are left out."""
+    planned = list(schedule(SAMPLES, "abc", len(SAMPLES), repeats, first))[done:]
+    return list(serve(found, planned, None, arrivals=TIMES, lost=lost))
+
+
 @pytest.mark.parametrize(("first", "order"), [(0, "abc"), (1, "bca"), (5, "cab")])
 def test_arms_serve_everything_one_after_another(first: int, order: str) -> None:
     seen: list[str] = []
-    batches = list(replay(servers(seen), SAMPLES, TIMES, first))
+    batches = replay(servers(seen), first=first)
     assert seen == list(order)
     assert all(batch.samples == SAMPLES and batch.arrivals == TIMES for batch in batches)
 
 
 def test_a_dead_arm_loses_its_own_requests_only() -> None:
-    batches = list(replay(servers([], b=0), SAMPLES, TIMES, 0))
+    batches = replay(servers([], b=0))
     lost = {batch.arm: isinstance(batch.result.outcomes[0], Failure) for batch in batches}
     assert lost == {"a": False, "b": True, "c": False}
 
 
 def test_an_arm_that_was_lost_stays_lost() -> None:
     """In later repeats, and where a run was stopped after it was lost."""
-    whole = list(replay(servers([], b=0), SAMPLES, TIMES, 0, repeats=3))
+    whole = replay(servers([], b=0), repeats=3)
     assert [batch.lost is not None for batch in whole if batch.arm == "b"] == [True] * 3
     reason = next(batch.lost for batch in whole if batch.lost)
     seen: list[str] = []
-    rest = list(replay(servers(seen), SAMPLES, TIMES, 0, repeats=3, done=3, lost={"b": reason}))
+    rest = replay(servers(seen), repeats=3, done=3, b=reason)
     assert "b" not in seen
     assert [batch.lost for batch in rest] == [batch.lost for batch in whole[3:]]
 

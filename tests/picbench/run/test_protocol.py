@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
-from picbench.run.schedule import group_size, interleave, schedule, to_request, to_requests
+from picbench.run.schedule import group_size, schedule, serve, to_request, to_requests
 from picbench.store.records import Failure
 from picbench.workloads.sample import SampleSegment
 
@@ -92,7 +92,7 @@ def test_a_dead_arm_is_not_asked_again() -> None:
         name: FakeServer(name, EngineConfig("m"), order, FakeEngine(), dies)
         for name, dies in (("a", None), ("b", 1))
     }
-    batches = list(interleave(servers, [make_sample(n) for n in range(3)], 1))
+    batches = list(serve(servers, schedule([make_sample(n) for n in range(3)], "ab", 1), 1))
     assert order.count("a") == 3
     assert order.count("b") == 1
     lost = [t for t in batches if t.arm == "b" and isinstance(t.result.outcomes[0], Failure)]

@@ -18,7 +18,7 @@ Register = Callable[[str, str, str], None]
     [
         ("pathlib:Path", "is no subclass of Dataset"),
         ("picbench.workloads.datasets.base:Dataset", "has no `name`"),
-        ("picbench.workloads.datasets.musique:MuSiQue", "has the name 'musique'"),
+        ("picbench.workloads.datasets.qa:MuSiQue", "has the name 'musique'"),
         ("operator:nothing", "cannot be loaded: AttributeError"),
     ],
 )
@@ -35,7 +35,7 @@ def test_a_mistaken_data_set_leaves_the_others_listed(
 
 def test_an_unknown_metric_is_refused(register: Register, tmp_path: Path) -> None:
     (tmp_path / "pic_bleu.py").write_text(
-        "from picbench.workloads.datasets.musique import MuSiQue\n"
+        "from picbench.workloads.datasets.qa import MuSiQue\n"
         "class Bleu(MuSiQue):\n    name, metric = 'bleu', 'bleu'\n"
     )
     register(GROUP, "bleu", "pic_bleu:Bleu")

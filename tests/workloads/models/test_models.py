@@ -1,4 +1,3 @@
-import json
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +9,14 @@ from hypothesis import strategies as st
 
 from picbench.errors import ConfigError
 from picbench.workloads import models
-from picbench.workloads.models import ModelSpec, build, load_tokenizer, resolve
-from picbench.workloads.models.build import BOS, VOCABULARY, materialise, train
-from picbench.workloads.models.shapes import LLAMA_8B, MISTRAL_7B, SHAPES, TINY, YI_CODER_9B, Shape
+from picbench.workloads.models import ModelSpec, load_tokenizer, resolve
+from picbench.workloads.models.shapes import BOS, VOCABULARY, Shape, all_shapes, materialise, train
 from picbench.workloads.prompts.tokens import Tokenizer
 from picbench.workloads.sources.cache_files import cache_directory
+
+TINY, LLAMA_8B, MISTRAL_7B, YI_CODER_9B = (
+    all_shapes()[name] for name in ("tiny", "llama-3.1-8b", "mistral-7b", "yi-coder-9b")
+)
 
 
 @pytest.fixture
@@ -44,7 +46,7 @@ def test_a_shape_is_built_in_the_cache_once(cache: Path, monkeypatch: pytest.Mon
     assert model.path.parent == cache == cache_directory("models")
     assert (model.weights, model.meaningful, model.context) == ("random", False, 16_384)
     assert model.label == "shape:tiny (random weights)"
-    monkeypatch.setattr(build, "_write", pytest.fail)
+    monkeypatch.setattr("picbench.workloads.models.shapes._write", pytest.fail)
     assert resolve("shape:tiny") == model
     assert [entry.name for entry in cache.iterdir()] == [model.path.name]
 
@@ -145,7 +147,7 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def fail(shape: Shape, directory: Path) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(build, "_write_weights", fail)
+    monkeypatch.setattr("picbench.workloads.models.shapes._write_weights", fail)
     with pytest.raises(ConfigError, match="disk full"):
         materialise(TINY, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -175,7 +177,7 @@ def test_weights_are_the_same_everywhere(tiny_model: ModelSpec, tmp_path: Path) 
         assert (again / file).read_bytes() == (Path(tiny_model.path) / file).read_bytes()
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+@pytest.mark.parametrize("shape", all_shapes().values(), ids=list(all_shapes()))
 def test_transformers_reads_the_config(shape: Shape, tmp_path: Path) -> None:
     from transformers import AutoConfig
 
@@ -188,14 +190,6 @@ def test_transformers_reads_the_config(shape: Shape, tmp_path: Path) -> None:
     assert config.max_position_embeddings == shape.positions
     assert config.rope_parameters["rope_theta"] == shape.theta
     assert config.rope_parameters["rope_type"] == ("llama3" if shape.scaling else "default")
-
-
-def test_published_dimensions() -> None:
-    assert LLAMA_8B.scaling is not None
-    assert LLAMA_8B.scaling.original_max_position_embeddings == 8192
-    assert (LLAMA_8B.ffn, MISTRAL_7B.ffn, YI_CODER_9B.ffn) == (14_336, 14_336, 11_008)
-    assert (LLAMA_8B.vocabulary, MISTRAL_7B.vocabulary) == (128_256, 32_768)
-    assert (YI_CODER_9B.layers, YI_CODER_9B.kv_heads, YI_CODER_9B.vocabulary) == (48, 4, 64_000)
 
 
 def test_tiny_replies_depend_on_the_prompt(tiny_model: ModelSpec) -> None:
@@ -237,8 +231,3 @@ def test_any_text_survives_a_round_trip(tiny_tokenizer: Tokenizer, text: str) ->
 def test_the_tokenizer_prepends_bos_when_asked(tiny_tokenizer: Tokenizer) -> None:
     ids = tiny_tokenizer(["word"], add_special_tokens=True)["input_ids"][0]
     assert ids[0] == tiny_tokenizer.bos_token_id == BOS
-
-
-def test_config_is_json_with_a_mark(tiny_model: ModelSpec) -> None:
-    config = json.loads((Path(tiny_model.path) / "config.json").read_bytes())
-    assert config["picbench_weights"] == "random"

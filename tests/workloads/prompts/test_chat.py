@@ -46,6 +46,7 @@ def load(tokenizer: Any, data: Path, chat: Chat | None, **options: Any) -> Sampl
 def test_a_sample_reads_as_the_template_of_its_whole_prompt(
     template: str, tokenizer: Any, write_rows: Any
 ) -> None:
+    """With one BOS, and the chunks' tokens as without a template."""
     data = write_rows("musique", ROW)
     plain = load(tokenizer, data, None)
     chatty = load(tokenizer, data, with_template(tokenizer, template))
@@ -53,24 +54,10 @@ def test_a_sample_reads_as_the_template_of_its_whole_prompt(
     whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert "".join(segment.text for segment in chatty.segments) == whole
     assert tokenizer.decode(chatty.tokens).removeprefix("<s>") == whole.removeprefix("<s>")
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_chunks_are_the_same_tokens_as_without(
-    template: str, tokenizer: Any, write_rows: Any
-) -> None:
-    data = write_rows("musique", ROW)
-    plain = load(tokenizer, data, None)
-    chatty = load(tokenizer, data, with_template(tokenizer, template))
     assert chatty.chunks == plain.chunks
     assert chatty.tokens != plain.tokens
-
-
-@pytest.mark.parametrize("template", TEMPLATES)
-def test_there_is_one_bos_at_the_start(template: str, tokenizer: Any, write_rows: Any) -> None:
-    sample = load(tokenizer, write_rows("musique", ROW), with_template(tokenizer, template))
-    assert sample.tokens[0] == tokenizer.bos_token_id
-    assert sample.tokens.count(tokenizer.bos_token_id) == 1
+    assert chatty.tokens[0] == tokenizer.bos_token_id
+    assert chatty.tokens.count(tokenizer.bos_token_id) == 1
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -2,26 +2,21 @@
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from local_hub import COMMIT, Answer, Hub, python, served
 
 from picbench.errors import ConfigError
 from picbench.workloads.sources.hub import Origin
 from picbench.workloads.sources.hub_split import HubSplit, OpenedSplit, open_split, parse_split
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CARD = """---
 configs:
 - config_name: default
@@ -173,14 +168,16 @@ def test_a_copy_without_its_data_is_refused(cache: Path) -> None:
 
 
 @dataclass
-class DataHub:
-    """A hub with the data set ``me/qa``, and the requests that it saw."""
+class DataHub(Hub):
+    """A hub with the data set ``me/qa``."""
 
-    files: dict[str, bytes]
-    endpoint: str = ""
-    seen: list[str] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
 
-    def answer(self, path: str) -> tuple[int, bytes, dict[str, str]]:
+    def answer(self, path: str, posted: bytes) -> Answer:
+        if posted:
+            # What paths are: the files that are asked for.
+            known = {entry["path"]: entry for entry in self.tree()}
+            return 200, _json([known[p] for p in json.loads(posted)["paths"] if p in known]), {}
         found = re.match(rf"/datasets/me/qa/resolve/(main|{COMMIT})/(.+)", path)
         if found and found[2] in self.files:
             data = self.files[found[2]]
@@ -220,57 +217,11 @@ def _json(value: Any) -> bytes:
     return json.dumps(value).encode()
 
 
-class _DataHandler(BaseHTTPRequestHandler):
-    hub: DataHub
-
-    def do_HEAD(self) -> None:
-        self._reply(send=False)
-
-    def do_GET(self) -> None:
-        self._reply(send=True)
-
-    def do_POST(self) -> None:
-        """What paths are: the files that are asked for."""
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.hub.seen.append(f"POST {self.path}")
-        known = {entry["path"]: entry for entry in self.hub.tree()}
-        self._send(200, _json([known[path] for path in asked["paths"] if path in known]), {}, True)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-    def _reply(self, *, send: bool) -> None:
-        self.hub.seen.append(f"{self.command} {self.path}")
-        status, body, headers = self.hub.answer(self.path)
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if wanted and status == 200:
-            first, last = int(wanted[1]), int(wanted[2] or len(body) - 1)
-            headers["Content-Range"] = f"bytes {first}-{last}/{len(body)}"
-            status, body = 206, body[first : last + 1]
-        self._send(status, body, headers, send)
-
-    def _send(self, status: int, body: bytes, headers: dict[str, str], send: bool) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if send:
-            self.wfile.write(body)
-
-
 @pytest.fixture
 def hub() -> Iterator[DataHub]:
-    made = DataHub(content())
-    handler = type("Handler", (_DataHandler,), {"hub": made})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    made.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield made
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    made = DataHub(files=content())
+    with served(made):
+        yield made
 
 
 _OPEN = """
@@ -292,14 +243,7 @@ for case in sys.argv[1:]:
 
 def ask(hub: DataHub, home: Path, *cases: str) -> list[Any]:
     """The ids of rows and their commit, or the error, of each of ``data stream|fetch count``."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HTTP"))} | {
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HOME": str(home / "hf"),
-        "XDG_CACHE_HOME": str(home / "cache"),
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-    }
-    command = [sys.executable, "-c", _OPEN, *cases]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = python(home, hub.endpoint, ["-c", _OPEN, *cases])
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -328,16 +272,10 @@ def test_a_split_is_streamed_or_fetched(hub: DataHub, tmp_path: Path) -> None:
 
 def test_a_run_takes_a_cached_split_offline(tmp_path: Path) -> None:
     cached(tmp_path / "hf" / "hub", content())
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")} | {
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_ENDPOINT": "http://127.0.0.1:9",
-        "HF_HUB_OFFLINE": "1",
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-    }
     flags = ["--dataset", "qa", "--data", "hf:me/qa:train", "--columns", "squad", "--limit", "3"]
     code = "import sys; from picbench.cli import main; main(sys.argv[1:])"
-    command = [sys.executable, "-c", code, "run", "--dry-run", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    nowhere, arguments = "http://127.0.0.1:9", ["-c", code, "run", "--dry-run", *flags]
+    done = python(tmp_path, nowhere, arguments, HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
     assert re.search(r"requests +3 to each", done.stdout)
     assert re.search(r"--columns +squad", done.stdout)

@@ -10,12 +10,11 @@ from tokenizers import Tokenizer
 
 from picbench.errors import ConfigError
 from picbench.workloads.synthetic.generate import example
-from picbench.workloads.synthetic.rows.needle_rows import DEPTHS, LENGTHS
-from picbench.workloads.synthetic.world.invented_names import SPLITS, Split, split_of
-from picbench.workloads.synthetic.world.passages import CONTINUATIONS
+from picbench.workloads.synthetic.names import SPLITS, Split, split_of
+from picbench.workloads.synthetic.needle_rows import DEPTHS, LENGTHS
+from picbench.workloads.synthetic.passages import continuations
 from picbench.workloads.testbed import DATASETS, MAX_TOKENS, answer, model_path, rows
-from picbench.workloads.testbed.testbed_prompt import prompt
-from picbench.workloads.testbed.testbed_tokenizer import Coder
+from picbench.workloads.testbed.prompt import Coder, prompt
 
 QA = ("musique", "2wikimqa", "hotpotqa")
 FINGERPRINTS = json.loads(Path(__file__).with_name("fingerprints.json").read_text("utf-8"))
@@ -138,4 +137,4 @@ def names(dataset: str, context: str) -> set[str]:
         person = r"([A-Z]\w+ [A-Z]\w+)(?= of [A-Z]\w+ [A-Z]\w+ (?:was )?in | spoke for )"
         return set(re.findall(person, context))
     titles = re.findall(r"^Passage \d+:\n(.+)$", context, re.MULTILINE)
-    return {title for title in titles if title not in CONTINUATIONS}
+    return {title for title in titles if title not in continuations()}

@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 
 from picbench.workloads.synthetic.generate import example
-from picbench.workloads.synthetic.world.passages import CONTINUATIONS
-from picbench.workloads.synthetic.world.relations import KINSHIP, RELATIONS
+from picbench.workloads.synthetic.passages import continuations
+from picbench.workloads.synthetic.world import relations, relatives
 
 QA = ("musique", "2wikimqa", "hotpotqa")
 PRONOUN = re.compile(r"(?:She|He|It|Her|His|Its|The [a-z]+(?:'s)?)$")
@@ -24,9 +24,9 @@ def pattern(template: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-STATEMENTS = [(relation, pattern(s)) for relation, r in RELATIONS.items() for s in r.statements]
-QUESTIONS = [(relation, pattern(q)) for relation, r in RELATIONS.items() for q in r.questions]
-PHRASES = [(relation, pattern(p)) for relation, r in RELATIONS.items() for p in r.phrases]
+STATEMENTS = [(relation, pattern(s)) for relation, r in relations().items() for s in r.statements]
+QUESTIONS = [(relation, pattern(q)) for relation, r in relations().items() for q in r.questions]
+PHRASES = [(relation, pattern(p)) for relation, r in relations().items() for p in r.phrases]
 
 
 def read(context: str) -> Facts:
@@ -35,7 +35,7 @@ def read(context: str) -> Facts:
     topic = ""
     for passage in re.split(r"^Passage \d+:\n", context, flags=re.MULTILINE)[1:]:
         title, body = passage.rstrip("\n").split("\n")
-        topic = topic if title in CONTINUATIONS else title
+        topic = topic if title in continuations() else title
         for sentence in re.split(r"(?<=\.) ", body):
             for subject, relation, found in stated(sentence, topic):
                 assert facts.setdefault((subject, relation), found) == found
@@ -138,9 +138,9 @@ def split_pair(names: str, noun: str, facts: Facts) -> tuple[str, str]:
 
 def kin(question: str, facts: Facts) -> set[str] | None:
     asked = re.fullmatch(r"Who is the (.+) of ([^ ]+ [^ ]+)\?", question)
-    if not asked or asked[1] not in KINSHIP:
+    if not asked or asked[1] not in relatives():
         return None
-    first, second = KINSHIP[asked[1]]
+    first, second = relatives()[asked[1]]
     return {facts[facts[asked[2], first], second]}
 
 
@@ -159,7 +159,7 @@ def test_every_step_of_a_reply_is_stated(dataset: str) -> None:
         for step in made.exchange.reply.split("; "):
             noun, _, rest = step.partition(" of ")
             subject, _, found = rest.partition(" is ")
-            assert noun not in RELATIONS or facts[subject, noun] == found
+            assert noun not in relations() or facts[subject, noun] == found
 
 
 def test_a_text_without_its_gold_passages_has_no_answer() -> None:
@@ -172,7 +172,7 @@ def test_a_text_without_its_gold_passages_has_no_answer() -> None:
 
 def loosely(passages: list[str]) -> Facts:
     """The facts of passages of which some are missing: only those with a title of their own."""
-    whole = [text for text in passages if text.split("\n")[1] not in CONTINUATIONS]
+    whole = [text for text in passages if text.split("\n")[1] not in continuations()]
     return read("".join(whole))
 
 

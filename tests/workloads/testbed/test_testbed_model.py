@@ -10,12 +10,10 @@ from tokenizers import Tokenizer
 
 from picbench.errors import ConfigError
 from picbench.workloads.testbed import DATASETS, model_path, rows
-from picbench.workloads.testbed.card import card
-from picbench.workloads.testbed.evaluate import ARMS_OF, evaluate
-from picbench.workloads.testbed.lm.files import load
-from picbench.workloads.testbed.lm.judge import Judge, chance
-from picbench.workloads.testbed.lm.pic import FULL, NAIVE, ReuseArm
-from picbench.workloads.testbed.variants import build_variant
+from picbench.workloads.testbed.evaluate import ARMS_OF, card, evaluate
+from picbench.workloads.testbed.judge import Judge, chance
+from picbench.workloads.testbed.model_files import build_variant, load
+from picbench.workloads.testbed.pic import FULL, NAIVE, ReuseArm
 
 CPU = torch.device("cpu")
 

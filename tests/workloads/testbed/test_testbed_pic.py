@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from picbench.workloads.testbed.lm.judge import generate, with_chunks_of
-from picbench.workloads.testbed.lm.llama import Llama, LlamaShape
-from picbench.workloads.testbed.lm.pic import (
+from picbench.workloads.testbed.judge import generate, with_chunks_of
+from picbench.workloads.testbed.llama import Llama, LlamaShape
+from picbench.workloads.testbed.pic import (
     ARMS,
     FULL,
     KVLINK,

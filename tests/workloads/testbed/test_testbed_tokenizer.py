@@ -3,11 +3,12 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenization import VOCABULARY, train
 from tokenizers import Tokenizer
 
-from picbench.workloads.synthetic.world import invented_names
+from picbench.workloads.synthetic import names
 from picbench.workloads.testbed import model_path
-from picbench.workloads.testbed.testbed_tokenizer import BOS, SPECIAL, VOCABULARY, ids_of, train
+from picbench.workloads.testbed.prompt import BOS, SPECIAL, ids_of
 
 TOKENIZER = Tokenizer.from_file(str(model_path() / "tokenizer.json"))
 
@@ -33,19 +34,9 @@ def test_special_tokens_are_reserved_and_a_prompt_begins_with_bos() -> None:
     assert len(SPECIAL) < TOKENIZER.get_vocab_size() <= VOCABULARY
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        invented_names.WOMEN,
-        invented_names.MEN,
-        invented_names.FAMILIES,
-        invented_names.TOWNS,
-        invented_names.LANDS,
-        invented_names.RIVERS,
-    ],
-)
-def test_names_have_one_or_two_tokens_a_word(words: tuple[str, ...]) -> None:
-    assert max(len(encode(f" {word}")) for word in words) <= 2
+@pytest.mark.parametrize("kind", ["women", "men", "families", "towns", "lands", "rivers"])
+def test_names_have_one_or_two_tokens_a_word(kind: str) -> None:
+    assert max(len(encode(f" {word}")) for word in names.words(kind)) <= 2
 
 
 def test_a_name_is_the_same_in_a_title_and_in_a_sentence() -> None:

@@ -1,4 +1,4 @@
-"""Training on a very small scale."""
+"""Training, by the scripts in results/testbed/train, on a very small scale."""
 
 import json
 import shutil
@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import trainer
+from lowrank import adapt, deltas
+from packing import Packer, Stage
+from recipes import RECIPES, Recipe
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn.attention.flex_attention import create_mask
+from train import train
 
-from picbench.workloads.testbed import DATASETS, model_path
-from picbench.workloads.testbed.lm import trainer
-from picbench.workloads.testbed.lm.files import LINK_ROWS, load
-from picbench.workloads.testbed.lm.llama import Llama, LlamaShape
-from picbench.workloads.testbed.lm.lowrank import adapt, deltas, merge
-from picbench.workloads.testbed.lm.muon import Muon
-from picbench.workloads.testbed.lm.packing import Packer, Shares, Stage
-from picbench.workloads.testbed.lm.pic import NAIVE, PromptTokens, collate, expand, visible
-from picbench.workloads.testbed.lm.recipes import LINKS_EACH, RECIPES, Recipe, Schedule
-from picbench.workloads.testbed.testbed_tokenizer import LINKS, ids_of
-from picbench.workloads.testbed.train import train
+from picbench.workloads.testbed import model_path
+from picbench.workloads.testbed.llama import Llama, LlamaShape
+from picbench.workloads.testbed.model_files import LINK_ROWS, load, merge
+from picbench.workloads.testbed.pic import NAIVE, PromptTokens, collate, expand, visible
+from picbench.workloads.testbed.prompt import LINKS, LINKS_EACH, ids_of
 
 TOKENIZER = Tokenizer.from_file(str(model_path() / "tokenizer.json"))
 SMALL = LlamaShape(
@@ -66,7 +65,7 @@ def test_only_link_embeddings_and_deltas_learn(folder: Path) -> None:
     assert changed.nonzero().flatten().tolist() == ids_of(TOKENIZER, LINKS)[:LINKS_EACH]
 
 
-def test_training_goes_on_from_a_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_resumes_from_a_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "_SAVE_EVERY", 2)
     whole = train("base", folder, recipe("base"), workers=0, shape=SMALL).model.state_dict()
     (folder / "base.checkpoint.pt").unlink()
@@ -93,22 +92,6 @@ def _interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         train("base", folder, recipe("base"), workers=0, shape=SMALL)
 
 
-def test_the_loss_falls() -> None:
-    model = Llama(replace(SMALL, width=64, inner=64))
-    batch = Packer(TOKENIZER, 0).batch(0, Stage(2, 129))
-    ids, loss_on = (torch.from_numpy(x).long() for x in (batch.ids, batch.loss_on))
-    optimizers = trainer.optimizers(model, RECIPES["base"])
-    found = []
-    for _ in range(12):
-        loss = trainer.losses(model, ids, loss_on, None)[0]
-        found.append(loss.item())
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-    assert found[-1] < found[0] - 1
-
-
 def test_batches_are_full_and_the_same_every_time() -> None:
     stage = Stage(2, 700, progress=0.5, links=2)
     first, second = (Packer(TOKENIZER, 1).batch(3, stage) for _ in range(2))
@@ -117,15 +100,6 @@ def test_batches_are_full_and_the_same_every_time() -> None:
     links = ids_of(TOKENIZER, LINKS)
     assert ((first.loss_on == -1) == (first.ids >= links[0]) & (first.ids <= links[1])).all()
     assert 0.02 < (first.loss_on == 1).mean() < 0.5
-
-
-def test_a_packed_example_is_tokenized_as_a_row_is() -> None:
-    batch = Packer(TOKENIZER, 1).batch(0, Stage(1, 900))
-    text = TOKENIZER.decode(batch.ids[0], skip_special_tokens=False)
-    assert text.startswith("<s>")
-    assert "</s>" in text
-    chunk = TOKENIZER.decode(batch.ids[0][batch.chunk[0] == 1])
-    assert chunk.startswith(("Passage 1:", "Dialogue: ", "Section 1: "))
 
 
 def test_the_training_mask_is_that_of_naive_reuse() -> None:
@@ -141,19 +115,6 @@ def test_the_sparse_mask_is_the_dense_one() -> None:
     found = create_mask(made.mask_mod, 2, 1, 256, 256, "cpu")
     assert (found == trainer.isolated(chunk)).all()
     assert made.sparsity() > 0
-
-
-def test_a_share_of_the_rows_is_isolated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "_LOG_EVERY", 1)
-    train("base", folder, recipe("base"), workers=0, shape=SMALL)
-    whole = recipe("block", steps=1)
-    long = replace(whole.schedule, tokens=4096, lengths=((0.0, (2048,)),))
-    train("block", folder, replace(whole, schedule=long, isolate=0.5), workers=0)
-    entry = json.loads((folder / "block.log.jsonl").read_text("utf-8"))
-    assert entry["reply_loss"] > 0
-    assert entry["isolated_reply_loss"] > 0
-    entry = json.loads((folder / "base.log.jsonl").read_text("utf-8").splitlines()[0])
-    assert entry["isolated_reply_loss"] is None
 
 
 def test_recipes_isolate_what_their_papers_do() -> None:
@@ -187,53 +148,9 @@ def test_deltas_lose_little_in_eight_bits() -> None:
         assert error < 0.02, name
 
 
-def test_optimisers_share_what_learns() -> None:
-    model = Llama(SMALL)
-    both = trainer.optimizers(model, RECIPES["base"])
-    assert [type(optimizer) for optimizer in both] == [torch.optim.AdamW, Muon]
-    found = [
-        id(p) for optimizer in both for group in optimizer.param_groups for p in group["params"]
-    ]
-    assert sorted(found) == sorted(map(id, model.parameters()))
-    adapt(model, rank=2)
-    assert [type(o) for o in trainer.optimizers(model, RECIPES["base"])] == [Muon]
-    assert [type(o) for o in trainer.optimizers(model, RECIPES["block"])] == [torch.optim.AdamW]
-
-
 def test_an_untrained_delta_changes_nothing() -> None:
     model = Llama(SMALL)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     adapt(model, rank=2)
     merged = merge(weights, deltas(model))
     assert all(merged[name].equal(weights[name]) for name in weights)
-
-
-def test_shares_are_in_the_order_of_the_data_sets() -> None:
-    found = [name.replace("wikimqa", "2wikimqa") for name in Shares._fields]
-    assert tuple(found) == DATASETS
-    only = Shares(0, 0, 0, 0, 0, 1)
-    batch = Packer(TOKENIZER, 1).batch(0, Stage(1, 300, shares=only))
-    assert "Section 1" in TOKENIZER.decode(batch.ids[0])
-
-
-@pytest.mark.parametrize("steps", [400, 4400])
-def test_schedules_rise_hold_and_fall(steps: int) -> None:
-    schedule = Schedule(steps)
-    rates = [schedule.rate(step) for step in range(steps)]
-    assert rates[0] == 1 / 100
-    assert rates[steps // 2] == max(rates) == 1
-    assert rates[-1] < 0.05
-    assert all(schedule.stage(step).rows >= 1 for step in range(0, steps, 7))
-    assert schedule.stage(0).tokens == 1025
-    assert {schedule.stage(s).tokens for s in range(steps - 2, steps)} == {2049, 4097}
-    assert schedule.stage(steps - 1).progress == 1
-
-
-def test_muon_steps_are_orthogonal() -> None:
-    torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.zeros(16, 24))
-    weight.grad = torch.randn(16, 24)
-    Muon([weight], lr=1.0, weight_decay=0.0).step()
-    singular = torch.linalg.svdvals(weight.detach())
-    assert singular.min() > 0.6
-    assert singular.max() < 1.3

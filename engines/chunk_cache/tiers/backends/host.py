@@ -11,12 +11,12 @@ from threading import Lock
 from typing import ClassVar, Self
 
 from picbench.engines.chunk_cache.tiers.envelope import copy_bytes
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
 from picbench.engines.chunk_cache.tiers.tier import (
     Allocate,
     Buffer,
     Key,
     Tier,
+    TierSpec,
     Usage,
     pageable,
 )
@@ -51,7 +51,7 @@ class Host(Tier):
 
     @classmethod
     def check(cls, spec: TierSpec) -> None:
-        """Refuse what has no capacity, and anything else."""
+        """Refuse all but a capacity."""
         cls.capacity_of(spec)
 
     @staticmethod
@@ -105,7 +105,9 @@ class Host(Tier):
             copy = self._allocate(value.nbytes)
             copy_bytes(copy, value)
         except MemoryError:
-            self._release(value.nbytes)
+            with self._lock:
+                self._bytes -= value.nbytes
+                self._refused += 1
             return False
         with self._lock:
             self._drop(key)
@@ -118,22 +120,13 @@ class Host(Tier):
             if nbytes <= self._capacity:
                 self._drop(key)
                 while self._values and self._bytes + nbytes > self._capacity:
-                    self._evict()
+                    self._drop(next(iter(self._values)))
+                    self._evictions += 1
             # With nothing left to evict, other threads may still be copying what they reserved.
             fits = self._bytes + nbytes <= self._capacity
             self._bytes += nbytes if fits else 0
             self._refused += not fits
             return fits
-
-    def _release(self, nbytes: int) -> None:
-        with self._lock:
-            self._bytes -= nbytes
-            self._refused += 1
-
-    def _evict(self) -> None:
-        _, value = self._values.popitem(last=False)
-        self._bytes -= value.nbytes
-        self._evictions += 1
 
     def _drop(self, key: Key) -> None:
         value = self._values.pop(key, None)

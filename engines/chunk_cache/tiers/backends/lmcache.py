@@ -7,8 +7,7 @@ from importlib import import_module
 from threading import Lock
 from typing import Any, ClassVar, Self
 
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, Usage
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
 
 #: The protocol's lengths are 32-bit.
 LARGEST_VALUE = (1 << 31) - 1
@@ -28,7 +27,7 @@ class LMCache(Tier):
 
     def __init__(self, protocol: Any, address: tuple[str, int], timeout: float) -> None:
         self.name = f"{self.kind}:{address[0]}:{address[1]}"
-        self._messages = _Messages(protocol)
+        self._protocol = protocol
         self._address = address
         self._timeout = timeout
         self._lock = Lock()
@@ -79,7 +78,7 @@ class LMCache(Tier):
         with self._connection() as connection:
             for key in keys:
                 if self._exists(connection, key):
-                    connection.sendall(self._messages.put(key, 0))
+                    connection.sendall(self._message("PUT", key))
 
     def usage(self) -> Usage:
         """Unknown: the server does not report it."""
@@ -92,7 +91,7 @@ class LMCache(Tier):
                 self._idle.pop().close()
 
     def _exists(self, connection: socket.socket, key: Key) -> bool:
-        connection.sendall(self._messages.exists(key))
+        connection.sendall(self._message("EXIST", key))
         return self._reply(connection) is not None
 
     def _put(self, connection: socket.socket, key: Key, value: memoryview) -> bool:
@@ -100,18 +99,35 @@ class LMCache(Tier):
             with self._lock:
                 self._refused += 1
             return False
-        connection.sendall(self._messages.put(key, value.nbytes))
+        connection.sendall(self._message("PUT", key, value.nbytes))
         connection.sendall(value)
         return self._exists(connection, key)
 
     def _get(self, connection: socket.socket, key: Key) -> bytearray | None:
-        connection.sendall(self._messages.get(key))
+        connection.sendall(self._message("GET", key))
         length = self._reply(connection)
         return _receive(connection, length) if length else None
 
     def _reply(self, connection: socket.socket) -> int | None:
         """Length of the value that follows, None where the server has none."""
-        return self._messages.length(_receive(connection, self._messages.reply_bytes))
+        kind = self._protocol.ServerMetaMessage
+        message = kind.deserialize(_receive(connection, kind.packlength()))
+        found = message.code == self._protocol.ServerReturnCode.SUCCESS
+        return int(message.length) if found else None
+
+    def _message(self, command: str, key: Key, nbytes: int = 0) -> bytes:
+        """LMCache's message about a value of bytes."""
+        torch, utils = import_module("torch"), import_module("lmcache.utils")
+        message = self._protocol.ClientMetaMessage(
+            getattr(self._protocol.ClientCommand, command),
+            # The leading byte distinguishes keys that differ in leading zeros.
+            utils.CacheEngineKey("picbench", 1, 0, int.from_bytes(b"\1" + key), torch.uint8),
+            nbytes,
+            self._protocol.MemoryFormat.BINARY,
+            torch.uint8,
+            torch.Size([nbytes, 0, 0, 0]),
+        )
+        return bytes(message.serialize())
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:
@@ -126,41 +142,6 @@ class LMCache(Tier):
             raise
         with self._lock:
             self._idle.append(connection)
-
-
-class _Messages:
-    """LMCache's messages about values of bytes."""
-
-    def __init__(self, protocol: Any) -> None:
-        self._protocol = protocol
-        self.reply_bytes: int = protocol.ServerMetaMessage.packlength()
-
-    def put(self, key: Key, nbytes: int) -> bytes:
-        return self._message(self._protocol.ClientCommand.PUT, key, nbytes)
-
-    def get(self, key: Key) -> bytes:
-        return self._message(self._protocol.ClientCommand.GET, key)
-
-    def exists(self, key: Key) -> bytes:
-        return self._message(self._protocol.ClientCommand.EXIST, key)
-
-    def length(self, reply: bytes | bytearray) -> int | None:
-        message = self._protocol.ServerMetaMessage.deserialize(reply)
-        found = message.code == self._protocol.ServerReturnCode.SUCCESS
-        return int(message.length) if found else None
-
-    def _message(self, command: Any, key: Key, nbytes: int = 0) -> bytes:
-        torch, utils = import_module("torch"), import_module("lmcache.utils")
-        message = self._protocol.ClientMetaMessage(
-            command,
-            # The leading byte distinguishes keys that differ in leading zeros.
-            utils.CacheEngineKey("picbench", 1, 0, int.from_bytes(b"\1" + key), torch.uint8),
-            nbytes,
-            self._protocol.MemoryFormat.BINARY,
-            torch.uint8,
-            torch.Size([nbytes, 0, 0, 0]),
-        )
-        return bytes(message.serialize())
 
 
 def _receive(connection: socket.socket, nbytes: int) -> bytearray:

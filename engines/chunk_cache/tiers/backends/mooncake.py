@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from threading import Lock
 from typing import Any, ClassVar, Self
 
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, Usage
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
 
 _OPTIONS = ("host", "metadata", "protocol", "device", "buffer")
 _SEGMENT = 256 << 20

@@ -5,8 +5,7 @@ from threading import Lock
 from typing import Any, ClassVar, NoReturn, Self
 from urllib.parse import urlsplit
 
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, Usage
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
 
 #: Servers close the connection on longer strings (proto-max-bulk-len's default).
 LARGEST_VALUE = 512 << 20
@@ -200,16 +199,14 @@ class Redis(Tier):
                 else:
                     pipeline.set(_VALUES + key, value, px=self._expiry)
             replies = pipeline.execute(raise_on_error=False)
-        kept = [self._is_kept(reply) for reply in replies]
+        refused = [reply for reply in replies if isinstance(reply, Exception)]
+        for error in refused:
+            if not _is_full(error):
+                raise error
         if self._bound:
             with self._lock:
                 self._evictions += sum(n for n in replies if isinstance(n, int))
-        return kept
-
-    def _is_kept(self, reply: object) -> bool:
-        if isinstance(reply, Exception) and not _is_full(reply):
-            raise reply
-        return not isinstance(reply, Exception)
+        return [not isinstance(reply, Exception) for reply in replies]
 
     def _touch(self, keys: Sequence[Key]) -> None:
         """Note the use of values, which takes memory that the server may not have."""

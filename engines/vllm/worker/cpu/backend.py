@@ -19,10 +19,9 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.vllm.worker.cpu.slot_positions import StepPositions
-from picbench.kernels.cpu.attention import attend, store
-from picbench.kernels.cpu.batch import AttentionBatch
+from picbench.kernels.cpu.attention import AttentionBatch, attend, store
 from picbench.kernels.cpu.copies import KvCopies
-from picbench.kernels.cpu.workspace import Workspace
+from picbench.kernels.cpu.scratch import Workspace
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
 
@@ -62,8 +61,8 @@ class PicAttentionBackend(AttentionBackend):
 class PicMetadataBuilder(AttentionMetadataBuilder[AttentionBatch]):
     """Prepares a step for all layers.
 
-    The model runner sets `rope` and `step` before each step, because vLLM's common metadata has
-    neither logical positions nor request ids; and `copies` once, because it knows the pool's size.
+    The model runner sets `rope` and `step` before each, and `copies` once: vLLM's metadata has
+    neither.
     """
 
     rope: RopeTable

@@ -21,8 +21,8 @@ from picbench.engines.vllm.worker.cpu.backend import (
     backend_selected,
 )
 from picbench.engines.vllm.worker.cpu.slot_positions import PositionTable, StepPositions
-from picbench.engines.vllm.worker.foreign_tokens import drop_foreign_tokens
-from picbench.engines.vllm.worker.key_check import check_keys
+from picbench.engines.vllm.worker.key_check import TOLERANCE as ROTARY
+from picbench.engines.vllm.worker.key_check import check_keys, rotary_error
 from picbench.engines.vllm.worker.model_pass import ModelPass
 from picbench.engines.vllm.worker.rotary import (
     KeyPositions,
@@ -30,9 +30,7 @@ from picbench.engines.vllm.worker.rotary import (
     replace_rotary,
     rope_table,
 )
-from picbench.engines.vllm.worker.rotary_check import TOLERANCE as ROTARY
-from picbench.engines.vllm.worker.rotary_check import rotary_error
-from picbench.engines.vllm.worker.slot_map import SlotMap
+from picbench.engines.vllm.worker.slot_map import SlotMap, drop_foreign_tokens
 from picbench.engines.vllm.worker.token_picker import TokenPicker, pickable
 from picbench.errors import EngineError
 from picbench.kernels.cpu.attention_check import TOLERANCE as ATTENTION
@@ -50,10 +48,10 @@ class PicModelRunner(CPUModelRunner):
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         check_signature(
-            GPUModelRunner._prepare_inputs, ("self", "scheduler_output", "num_scheduled_tokens")
+            GPUModelRunner._prepare_inputs, "self, scheduler_output, num_scheduled_tokens"
         )
-        check_signature(CPUModelRunner.load_model, ("self", "load_dummy_weights"))
-        check_signature(GPUModelRunner._sample, ("self", "logits", "spec_decode_metadata"))
+        check_signature(CPUModelRunner.load_model, "self, load_dummy_weights")
+        check_signature(GPUModelRunner._sample, "self, logits, spec_decode_metadata")
         check_signature(GPUModelRunner._bookkeeping_sync, _BOOKKEEPING)
         super().__init__(vllm_config, device)
         settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
@@ -74,7 +72,7 @@ class PicModelRunner(CPUModelRunner):
         model_pass = ModelPass(
             self.model, self.vllm_config, self._rope, bare=True, key_positions=self._keys
         )
-        self.token_picker = TokenPicker.of(model_pass, _read)
+        self.picker = TokenPicker.of(model_pass, _read)
 
     def _prepare_inputs(self, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
         # Upstream gathers token ids and slots by physical positions, as it must. Later readers of
@@ -98,7 +96,7 @@ class PicModelRunner(CPUModelRunner):
         slot_maps = {key: SlotMap.sent(r.sampling_params) for key, r in self.requests.items()}
         computed = batch.num_computed_tokens_cpu[:count].tolist()
         unpicked = pickable(request_ids, slot_maps, computed)
-        for request_id, arrangement in self.token_picker.pick(unpicked, self._prompt):
+        for request_id, arrangement in self.picker.pick(unpicked, self._prompt):
             self._table.arrange(request_id, unpicked[request_id], arrangement)
         return self._table.step(
             request_ids, slot_maps, computed, num_scheduled_tokens[:count].tolist()
@@ -159,11 +157,4 @@ def _read(kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     return keys[where], values[where]
 
 
-_BOOKKEEPING = (
-    "self",
-    "scheduler_output",
-    "sampler_output",
-    "logits",
-    "hidden_states",
-    "num_scheduled_tokens",
-)
+_BOOKKEEPING = "self, scheduler_output, sampler_output, logits, hidden_states, num_scheduled_tokens"

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.worker.arrangement import Arrangement
-from picbench.engines.vllm.worker.slot_map import Positions, SlotMap
+from picbench.engines.vllm.worker.slot_map import Arrangement, Positions, SlotMap
 
 
 @dataclass(frozen=True, slots=True)

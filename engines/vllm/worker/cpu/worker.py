@@ -35,11 +35,11 @@ class PicCPUWorker(ConnectorWorkerMixin, CPUWorker):
         self.model_runner = PicModelRunner(self.vllm_config, torch.device("cpu"))
 
     def self_check(self) -> list[tuple[str, float, float]]:
-        """See PicModelRunner.self_check."""
+        """Errors of rotations and attention: name, relative error, largest that passes."""
         assert isinstance(self.model_runner, PicModelRunner)
         return self.model_runner.self_check()
 
     def workspace_bytes(self) -> int:
-        """See PicModelRunner.workspace_bytes."""
+        """Memory that attention holds beside the KV cache."""
         assert isinstance(self.model_runner, PicModelRunner)
         return self.model_runner.workspace_bytes

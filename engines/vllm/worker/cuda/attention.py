@@ -15,8 +15,7 @@ from picbench.engines.vllm.settings import PicSettings
 from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.kernel_planner import KernelPlanner
 from picbench.engines.vllm.worker.cuda.metadata import Planner
-from picbench.engines.vllm.worker.cuda.plain_prefixes import PlainPrefixes
-from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.engines.vllm.worker.cuda.planned_requests import PlainPrefixes, PlannedRequests
 from picbench.engines.vllm.worker.key_check import check_keys
 from picbench.engines.vllm.worker.model_pass import ModelPass
 from picbench.engines.vllm.worker.rotary import QueryRotary, replace_rotary, rope_table
@@ -24,8 +23,8 @@ from picbench.engines.vllm.worker.slot_map import SlotMap
 from picbench.engines.vllm.worker.token_picker import FindPrompt, TokenPicker
 from picbench.errors import ConfigError
 from picbench.kernels.cuda.decode.request_table import RequestTable
-from picbench.kernels.cuda.decode.shared.group_launch import serves_groups
 from picbench.kernels.cuda.decode.shared.key_cells import CELL_BLOCKS
+from picbench.kernels.cuda.decode.shared.shared_decode import serves_groups
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
 from picbench.kernels.cuda.support import describe, require
@@ -38,10 +37,7 @@ logger = init_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RunnerAttention:
-    """The planned requests of one model runner, the planner of its steps, and their RoPE.
-
-    `picker` picks the linked tokens of those for which no plan knows them.
-    """
+    """A runner's planned requests, planner of their steps, RoPE, and picker of linked tokens."""
 
     requests: PlannedRequests
     planner: Planner
@@ -50,10 +46,9 @@ class RunnerAttention:
 
     @classmethod
     def of(cls, vllm_config: Any, model: nn.Module, device: torch.device) -> "RunnerAttention":
-        """The attention of an engine whose model is loaded.
+        """The attention of an engine whose model is loaded; bare keys replace its rotary modules.
 
-        With keys cached without RoPE, the model's rotary modules are replaced. Raises ConfigError
-        if keys cannot be re-rotated.
+        Raises ConfigError if keys cannot be re-rotated.
         """
         settings = PicSettings.read(vllm_config.additional_config) or PicSettings()
         bare = settings.keys_without_rope
@@ -70,7 +65,9 @@ class RunnerAttention:
             logger.warning_once("picbench: %s; PyTorch attends, which is slow", error.message)
             requests = PlannedRequests(most, None, keys_without_rope=bare)
             return cls(requests, DensePlanner(rope), rope, picker)
-        planner = _kernels(vllm_config, rope, shape, device, settings)
+        blocks = -(-config.max_model_len // BLOCK_SIZE) + 1
+        table = _table(settings, most + 1, blocks, device, shape)
+        planner = KernelPlanner(table, most, rope, shape, CudaWorkspace(LINK_WORKSPACE, device))
         kernels = describe(shape, rope, planner.table)
         logger.info_once("picbench: %s (%d MiB)", kernels, planner.nbytes >> 20)
         shared = isinstance(planner.table, SharedRequestTable)
@@ -94,26 +91,13 @@ def _read(kv_cache: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def _kernels(
-    vllm_config: Any,
-    rope: RopeTable,
-    shape: HeadShape,
-    device: torch.device,
-    settings: PicSettings,
-) -> KernelPlanner:
-    most = vllm_config.scheduler_config.max_num_seqs
-    blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE) + 1
-    table = _table(settings, most + 1, blocks, device, shape)
-    return KernelPlanner(table, most, rope, shape, CudaWorkspace(LINK_WORKSPACE, device))
-
-
 def _table(
     settings: PicSettings, rows: int, blocks: int, device: torch.device, shape: HeadShape
 ) -> RequestTable:
     bare = settings.keys_without_rope
     if settings.shared_decode != "off":
         if serves_groups(shape):
-            costs = SharingCosts.none() if settings.shared_decode == "always" else SharingCosts()
+            costs = SharingCosts.always() if settings.shared_decode == "always" else SharingCosts()
             return SharedRequestTable(
                 *(rows, blocks, device, shape),
                 unrotated=bare,

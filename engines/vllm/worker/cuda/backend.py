@@ -135,51 +135,45 @@ class TritonSplitAttention(SplitAttention, TritonAttentionImpl):
 
 
 class PluginBackend:
-    """What both backends tell vLLM's registry."""
+    """What both backends tell vLLM's registry; layers run `attention`, `builder` prepares steps."""
 
     supported_kv_cache_dtypes: ClassVar[Any] = ["auto", "float16", "bfloat16"]
+    attention: ClassVar[Any]
+    builder: ClassVar[Any]
 
     @staticmethod
     def get_name() -> str:
         """The member of vLLM's registry that is reserved for plug-ins."""
         return "CUSTOM"
 
+    @classmethod
+    def get_impl_cls(cls) -> Any:
+        """The class that runs in each layer."""
+        return cls.attention
+
+    @classmethod
+    def get_builder_cls(cls) -> Any:
+        """The class that prepares each step."""
+        return cls.builder
+
 
 class PicFlashBackend(PluginBackend, FlashAttentionBackend):
     """FlashAttention and picbench's: bfloat16 and float16."""
 
-    @staticmethod
-    def get_impl_cls() -> type[FlashSplitAttention]:
-        """The class that runs in each layer."""
-        return FlashSplitAttention
-
-    @staticmethod
-    def get_builder_cls() -> type[FlashBuilder]:
-        """The class that prepares each step."""
-        return FlashBuilder
+    attention, builder = FlashSplitAttention, FlashBuilder
 
 
 class PicTritonBackend(PluginBackend, TritonAttentionBackend):
     """vLLM's Triton attention and picbench's, where FlashAttention does not serve the model."""
 
-    @staticmethod
-    def get_impl_cls() -> type[TritonSplitAttention]:
-        """The class that runs in each layer."""
-        return TritonSplitAttention
-
-    @staticmethod
-    def get_builder_cls() -> type[TritonBuilder]:
-        """The class that prepares each step."""
-        return TritonBuilder
+    attention, builder = TritonSplitAttention, TritonBuilder
 
 
 def select_backend(vllm_config: Any) -> type[PicFlashBackend] | type[PicTritonBackend]:
-    """Register the backend that serves an engine's model under vLLM's name for plug-ins.
-
-    Raises ConfigError if none does.
-    """
+    """Register the backend of an engine's model as a plug-in. Raises ConfigError if none is."""
     model = vllm_config.model_config
-    backend = choose_backend(model.dtype, model.get_head_size(), flash=_flash_available())
+    flash = is_flash_attn_varlen_func_available() and get_flash_attn_version() == 3
+    backend = choose_backend(model.dtype, model.get_head_size(), flash=flash)
     path = f"{backend.__module__}.{backend.__qualname__}"
     register_backend(AttentionBackendEnum.CUSTOM, path)
     return backend
@@ -209,7 +203,3 @@ def choose_backend(
         )
     logger.warning_once("picbench: %s; vLLM's Triton attention instead, which is slower", reason)
     return PicTritonBackend
-
-
-def _flash_available() -> bool:
-    return is_flash_attn_varlen_func_available() and get_flash_attn_version() == 3

@@ -35,36 +35,6 @@ class DenseRequest:
     is_neox: bool
     visible: Tensor
 
-    @classmethod
-    def build(
-        cls,
-        queries: slice,
-        blocks: Tensor,
-        kpos: Tensor,
-        rope_shift: Tensor,
-        qpos: Tensor,
-        rope: RopeTable,
-    ) -> "DenseRequest":
-        """A request whose slots are in `blocks` [>= slots / 16] int32 on the device.
-
-        `queries` bounds its tokens in the batch. On the host, all int32: `kpos` and `rope_shift`
-        [slots] are the slots' logical positions and RoPE shifts, `qpos` [queries] the tokens'
-        positions.
-        """
-        seen = (kpos < GAP).nonzero().flatten()
-        visible = kpos[seen] <= qpos.unsqueeze(1)
-        device = blocks.device
-        where = seen.to(device)
-        return cls(
-            start=queries.start,
-            stop=queries.stop,
-            block=blocks.long()[where // BLOCK_SIZE],
-            offset=where % BLOCK_SIZE,
-            cos_sin=rope.shift_rows(rope_shift[seen].to(device)),
-            is_neox=rope.is_neox,
-            visible=visible.to(device),
-        )
-
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
         """See `PlannedAttention.attend`."""
         pairs = kv_cache[self.block, :, self.offset]
@@ -103,7 +73,7 @@ class DensePlanner:
         """See `Planner.plan`."""
         requests, start = [], 0
         for i, count in enumerate(batch.scheduled.tolist()):
-            if batch.planned[i] or not batch.stock:
+            if batch.known.requests[i] is not None or not batch.stock:
                 queries = slice(start, start + count)
                 requests.append(self._request(batch, i, queries, block_table[i]))
             start += count
@@ -113,11 +83,21 @@ class DensePlanner:
         self, batch: PlannedBatch, index: int, queries: slice, blocks: Tensor
     ) -> DenseRequest:
         stop = int(batch.computed[index] + batch.scheduled[index])
-        request = batch.requests[index]
+        request = batch.known.requests[index]
         kpos, shifts = np.arange(stop, dtype=np.int32), np.zeros(stop, dtype=np.int32)
         if request is not None:
             kpos, shifts = request.positions(0, stop), request.rope_shifts(stop)
-        qpos = torch.from_numpy(batch.logical(index))
-        return DenseRequest.build(
-            queries, blocks, torch.from_numpy(kpos), torch.from_numpy(shifts), qpos, self._rope
+        # On the host: logical positions of slots, and those of the request's tokens.
+        found, qpos = torch.from_numpy(kpos), torch.from_numpy(batch.logical(index))
+        seen = (found < GAP).nonzero().flatten()
+        visible = found[seen] <= qpos.unsqueeze(1)
+        where = seen.to(blocks.device)
+        return DenseRequest(
+            start=queries.start,
+            stop=queries.stop,
+            block=blocks.long()[where // BLOCK_SIZE],
+            offset=where % BLOCK_SIZE,
+            cos_sin=self._rope.shift_rows(torch.from_numpy(shifts)[seen].to(blocks.device)),
+            is_neox=self._rope.is_neox,
+            visible=visible.to(blocks.device),
         )

@@ -102,17 +102,14 @@ class KernelPlanner:
         if batch.decoded:
             # A graph is replayed for as many requests as it was captured with.
             padded = len(block_table) if batch.decodes else batch.decoded
-            calls.append(self._decode_call(batch, block_table[:padded]))
+            decode = self._shared if batch.shares and self._shared is not None else self._decode
+            step = rows_and_lengths(batch, padded, self._plain_row)
+            decode.fill_from_host(block_table[:padded], step)
+            calls.append(DecodeCall(decode, padded))
         for group in self._groups(batch, batch.leading):
             linked = LinkBatch.build(group, block_table, self._rope, self._shape, self._workspace)
             calls.append(LinkCall(linked))
         return AttentionCalls(tuple(calls))
-
-    def _decode_call(self, batch: PlannedBatch, block_table: Tensor) -> DecodeCall:
-        step = rows_and_lengths(batch, len(block_table), self._plain_row)
-        decode = self._shared if batch.shares and self._shared is not None else self._decode
-        decode.fill_from_host(block_table, step)
-        return DecodeCall(decode, len(block_table))
 
     def _groups(self, batch: PlannedBatch, first: int) -> Iterator[list[LinkRequest]]:
         """Adjacent requests whose keys fit the workspace together, or one that does not."""
@@ -158,8 +155,8 @@ def rows_and_lengths(batch: PlannedBatch, count: int, plain_row: int) -> Ints:
 def _requests(batch: PlannedBatch, first: int) -> Iterator[LinkRequest | None]:
     """The requests from `first` on, None for one that vLLM's attention serves."""
     start = int(batch.scheduled[:first].sum())
-    for i in range(first, len(batch.requests)):
-        request, stop = batch.requests[i], start + int(batch.scheduled[i])
+    for i in range(first, len(batch.known.requests)):
+        request, stop = batch.known.requests[i], start + int(batch.scheduled[i])
         if request is None and batch.stock:
             yield None
         else:

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 from torch import Tensor
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
@@ -37,10 +36,7 @@ class AttentionCalls:
 
 
 class Planner(Protocol):
-    """Prepares the attention of a step's planned requests.
-
-    `graphs` says whether CUDA graphs may hold the attention of decoding steps.
-    """
+    """Prepares attention of planned requests; with `graphs` CUDA graphs may hold decoding ones."""
 
     graphs: bool
 
@@ -68,11 +64,7 @@ class Planner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SplitMetadata:
-    """A step with planned requests.
-
-    `stock` is the metadata of vLLM's attention, in which planned requests have no keys; None if
-    vLLM's attention is not run.
-    """
+    """A step with planned requests, which have no keys in `stock`; None: vLLM does not attend."""
 
     stock: Any
     planned: PlannedAttention
@@ -87,7 +79,7 @@ class PlannedStep:
 
     def without(self, common: CommonAttentionMetadata) -> CommonAttentionMetadata:
         """The step for vLLM's attention, in which planned requests have no keys."""
-        planned = upload(np.array(self.batch.planned), common.seq_lens.device)
+        planned = upload(self.batch.known.planned, common.seq_lens.device)
         return common.replace(seq_lens=common.seq_lens.masked_fill(planned, 0))
 
     def attention(self, common: CommonAttentionMetadata) -> PlannedAttention:

@@ -1,24 +1,28 @@
 """The state that picbench adds to vLLM's model runner V2: planned requests and their positions.
 
-Upstream: vllm/v1/worker/gpu/model_states/default.py of vLLM 0.32.0.
+Upstream: model_states/default.py, and penalties.py, logit_bias.py and sampler.py of sample, all in
+vllm/v1/worker/gpu of vLLM 0.32.0.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
+import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext, LogitsProcessor
+from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 
 from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
 from picbench.engines.vllm.worker.cuda.backend import SplittingBuilder
 from picbench.engines.vllm.worker.cuda.metadata import PlannedStep, Planner
 from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch
 from picbench.engines.vllm.worker.slot_map import SlotMap
-from picbench.engines.vllm.worker.token_picker import TokenPicker, pickable
+from picbench.engines.vllm.worker.token_picker import pickable
 from picbench.errors import EngineError
 from picbench.kernels.cuda.device import overwrite
-from picbench.kernels.rope import RopeTable
 
 
 class PicModelState(DefaultModelState):
@@ -31,7 +35,7 @@ class PicModelState(DefaultModelState):
 
     def __init__(self, vllm_config: Any, model: Any, encoder_cache: Any, device: Any) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
-        self._attention = RunnerAttention.of(vllm_config, model, device)
+        self.attention = RunnerAttention.of(vllm_config, model, device)
         self._batch: PlannedBatch | None = None
         self._prompts: dict[str, tuple[list[int], list[int]]] = {}
         # Whether graphs are captured, and if so, for steps that share what they read.
@@ -43,8 +47,8 @@ class PicModelState(DefaultModelState):
         params = new_req_data.sampling_params
         if params is not None:
             prompt, blocks = len(new_req_data.prefill_token_ids), new_req_data.block_ids[0]
-            self._attention.requests.add(new_req_data.req_id, params, prompt, blocks)
-            if new_req_data.req_id in self._attention.requests.slot_maps:
+            self.attention.requests.add(new_req_data.req_id, params, prompt, blocks)
+            if new_req_data.req_id in self.attention.requests.slot_maps:
                 # The blocks of its prompt's copied slots are among the first that it has.
                 found = new_req_data.prefill_token_ids, blocks
                 self._prompts[new_req_data.req_id] = found
@@ -52,55 +56,25 @@ class PicModelState(DefaultModelState):
     def remove_request(self, req_id: str) -> None:
         """Remove a finished or preempted request."""
         super().remove_request(req_id)
-        self._attention.requests.remove(req_id)
+        self.attention.requests.remove(req_id)
         self._prompts.pop(req_id, None)
-
-    @property
-    def token_picker(self) -> TokenPicker:
-        """What picks the linked tokens of requests for which no plan knows them."""
-        return self._attention.picker
-
-    @property
-    def graphs(self) -> bool:
-        """Whether CUDA graphs may hold the attention of planned requests."""
-        return self._attention.planner.graphs
-
-    @property
-    def shares(self) -> bool:
-        """Whether steps with planned requests may share what they read."""
-        return self._attention.planner.shares
-
-    @property
-    def rope(self) -> RopeTable:
-        """How keys are re-rotated."""
-        return self._attention.rope
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Device memory that picbench's kernels hold beside the KV cache."""
-        return self._attention.planner.nbytes
-
-    def warm_up(self) -> None:
-        """Compile what steps with planned requests can need; layers must have their KV caches."""
-        self._attention.warm_up(self.model)
 
     def pickable(self, request_ids: Sequence[str], computed: Sequence[int]) -> dict[str, SlotMap]:
         """The requests of the next step whose linked tokens have to be picked before it."""
-        return pickable(request_ids, self._attention.requests.slot_maps, computed)
+        return pickable(request_ids, self.attention.requests.slot_maps, computed)
 
     def pick(self, slot_maps: Mapping[str, SlotMap]) -> None:
         """Pick their linked tokens; the blocks that they copy must be filled."""
-        self._attention.pick(slot_maps, self._prompts.__getitem__)
+        self.attention.pick(slot_maps, self._prompts.__getitem__)
 
     def begin_step(
         self, request_ids: Sequence[str], computed: Sequence[int], scheduled: Sequence[int]
     ) -> PlannedBatch | None:
-        """Set the requests of the next step; None if none of them is planned.
+        """Set the requests of the next step, none for a dummy one; None if none of them is planned.
 
-        Request i computes `scheduled[i]` tokens after its `computed[i]` slots. A dummy step has no
-        requests.
+        Request i computes `scheduled[i]` tokens after its `computed[i]` slots.
         """
-        self._batch = self._attention.requests.batch(request_ids, computed, scheduled)
+        self._batch = self.attention.requests.batch(request_ids, computed, scheduled)
         return self._batch
 
     @contextmanager
@@ -125,7 +99,7 @@ class PicModelState(DefaultModelState):
         """Build attention metadata for the planned requests and the others."""
         if self._capturing is not None:
             self._batch = PlannedBatch.dummy(input_batch.num_reqs, shares=self._capturing)
-        set_step(self._batch, self._attention.planner, attn_groups)
+        set_step(self._batch, self.attention.planner, attn_groups)
         return super().prepare_attn(
             input_batch, cudagraph_mode, block_tables, slot_mappings, attn_groups, *args, **kwargs
         )
@@ -140,10 +114,7 @@ class PicModelState(DefaultModelState):
 def set_step(
     batch: PlannedBatch | None, planner: Planner, attn_groups: Iterable[Iterable[Any]]
 ) -> None:
-    """Give the metadata builders of all layers the planned requests of the next step.
-
-    Raises EngineError if a builder is not picbench's.
-    """
+    """Give metadata builders the next step's requests. Raises EngineError for others' builders."""
     step = None if batch is None else PlannedStep(batch, planner)
     for builder in (
         b for groups in attn_groups for group in groups for b in group.metadata_builders
@@ -159,3 +130,52 @@ def write_step(batch: PlannedBatch, positions: Tensor, input_ids: Tensor) -> Non
     overwrite(positions[: len(logical)], logical)
     for start, tokens in batch.tokens():
         overwrite(input_ids[start : start + len(tokens)], tokens)
+
+
+class PlannedSampling(LogitsProcessor):
+    """Corrects the states of vLLM's own logits processors; changes no logits itself.
+
+    It comes after them, so that its corrections of a request do, too. Upstream compares the
+    position of a token, which is logical for planned requests, with the length of the prompt, of
+    which it knows the slots: `min_tokens` would hold back the end of a reply for too long.
+    """
+
+    def __init__(self, penalties: PenaltiesState, biases: LogitBiasState) -> None:
+        self._penalties = penalties
+        self._biases = biases
+        self._dropped: list[tuple[int, int]] = []
+
+    @classmethod
+    def of(cls, processors: Sequence[Any]) -> Self:
+        """For the processors of vLLM's sampler. Raises EngineError if one is missing."""
+        penalties = [p for p in processors if isinstance(p, PenaltiesState)]
+        biases = [p for p in processors if isinstance(p, LogitBiasState)]
+        if len(penalties) != 1 or len(biases) != 1:
+            raise EngineError("vLLM's sampler has other logits processors than expected")
+        return cls(penalties[0], biases[0])
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        """Correct a new or resumed request's state; False, as its logits stay as they are."""
+        slot_map = SlotMap.sent(sampling_params)
+        if slot_map is not None:
+            self._biases.min_lens.np[req_idx] = slot_map.end + sampling_params.min_tokens
+            if self._penalties.use_penalty[req_idx]:
+                self._dropped += [(req_idx, token) for token in slot_map.foreign]
+        return False
+
+    def apply_staged_writes(self) -> None:
+        """Drop foreign tokens from the prompts that upstream has just counted."""
+        for row, token in self._dropped:
+            drop_bit(self._penalties.prompt_bin_mask[row], token)
+        self._dropped.clear()
+
+    def apply(self, logits: Tensor, ctx: LogitsContext) -> Tensor:
+        """Change nothing."""
+        return logits
+
+
+def drop_bit(words: Tensor, bit: int) -> None:
+    """Clear one bit of a mask [words] int32, 32 bits a word."""
+    word, place = divmod(bit, 32)
+    keep = torch.iinfo(torch.int32).max if place == 31 else ~(1 << place)
+    words[word].bitwise_and_(keep)

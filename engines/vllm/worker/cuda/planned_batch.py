@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.worker.arrangement import Arrangement, Tokens
-from picbench.engines.vllm.worker.slot_map import Positions
+from picbench.engines.vllm.worker.slot_map import Arrangement, Positions, Tokens
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.slot_runs import SlotRuns
 
@@ -159,14 +158,9 @@ class PlannedBatch:
         return cls(StepRequests((request,) * count), zeros, zeros + 1, shares)
 
     @property
-    def requests(self) -> tuple[PlannedRequest | None, ...]:
-        """The requests in batch order; None for one without a plan."""
-        return self.known.requests
-
-    @property
     def decodes(self) -> bool:
         """Whether every request computes one token that sees all slots before it."""
-        return self.leading == len(self.requests)
+        return self.leading == len(self.known.requests)
 
     @cached_property
     def at_end(self) -> NDArray[np.bool_]:
@@ -174,11 +168,6 @@ class PlannedBatch:
         ends: NDArray[np.bool_] = self.scheduled == 1
         ends &= self.computed + 1 >= self.known.slots
         return ends
-
-    @property
-    def planned(self) -> list[bool]:
-        """Whether each request is planned."""
-        return [request is not None for request in self.requests]
 
     @cached_property
     def stock(self) -> bool:
@@ -211,7 +200,7 @@ class PlannedBatch:
 
     def positions(self) -> NDArray[np.int64]:
         """Logical positions of the step's tokens [tokens], 0 for pads, whose output is not used."""
-        others = [self.logical(i) for i in range(self.leading, len(self.requests))]
+        others = [self.logical(i) for i in range(self.leading, len(self.known.requests))]
         if not self.leading:
             return seen_or_zero(np.concatenate(others)).astype(np.int64)
         some, known = slice(self.leading), self.known
@@ -228,7 +217,7 @@ class PlannedBatch:
             return
         start = 0
         for request, computed, count in zip(
-            self.requests, self.computed.tolist(), self.scheduled.tolist(), strict=True
+            self.known.requests, self.computed.tolist(), self.scheduled.tolist(), strict=True
         ):
             if request is not None and request.arrangement is not None:
                 begin, tokens = request.arrangement.fresh(computed, computed + count)
@@ -240,7 +229,7 @@ class PlannedBatch:
         """Logical positions of one request's tokens, GAP for pads."""
         if (known := self._logical.get(index)) is not None:
             return known
-        start, request = int(self.computed[index]), self.requests[index]
+        start, request = int(self.computed[index]), self.known.requests[index]
         stop = start + int(self.scheduled[index])
         if request is None:
             found = np.arange(start, stop, dtype=np.int32)

@@ -1,48 +1,106 @@
 """The planned requests of a model runner, by id, and what the device knows of them. Host side."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.worker.arrangement import Arrangement
-from picbench.engines.vllm.worker.cuda.plain_prefixes import PlainPrefixes
 from picbench.engines.vllm.worker.cuda.planned_batch import (
     PlannedBatch,
     PlannedRequest,
     StepRequests,
 )
-from picbench.engines.vllm.worker.slot_map import SlotMap
+from picbench.engines.vllm.worker.slot_map import Arrangement, SlotMap
 from picbench.errors import EngineError
+from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.visible_blocks import CanonicalBlocks
 from picbench.kernels.slot_runs import SlotRuns
 
+#: The least share of all plain requests' blocks that sharing has to save. Kernels of planned
+#: requests read what is not shared at 0.97 to 1.0 of FlashAttention-3's speed, and a step in which
+#: nothing was shared took 3 % longer with them (results/gpu/kernels.md, decode-sharing.md).
+LEAST_SAVED = 0.1
 
-class DeviceTable(Protocol):
-    """One row a request (`picbench.kernels.cuda.decode.request_table.RequestTable`)."""
 
-    def put(
-        self, row: int, kpos: Tensor, rope_shift: Tensor, canonical: CanonicalBlocks | None
-    ) -> None:
-        """Write logical positions and RoPE shifts of the planned slots, both [slots] int32.
+@dataclass(frozen=True, slots=True)
+class PlainRequest:
+    """A request of `prompt` slots, the first of which are in `blocks`, all of them full."""
 
-        `canonical` are the first blocks, which other requests may see as well, where known.
-        """
-        ...
+    prompt: int
+    max_tokens: int
+    blocks: tuple[int, ...]
 
-    def clear(self, row: int) -> None:
-        """The request in a row has ended; the row may not have been written for it."""
-        ...
+
+class PlainPrefixes:
+    """The running requests without a plan, and how many begin with which blocks.
+
+    vLLM maps a common prefix, such as a system prompt, to the same blocks, and its attention reads
+    these once for each request. If enough of what they read is shared, requests decode as planned
+    ones instead, whose kernels read it once for all. Prefixes are compared by cells of
+    `cell_blocks` blocks: two requests share the cells up to the first that differs. Adding and
+    removing a request takes time in proportion to its own cells.
+    """
+
+    def __init__(self, cell_blocks: int) -> None:
+        self._cell_blocks = cell_blocks
+        self._requests: dict[str, PlainRequest] = {}
+        # Blocks belong to one prefix, so a cell's blocks stand for all that precede it.
+        self._readers: Counter[tuple[int, ...]] = Counter()
+        self._total = 0
+        self._saved = 0
+        self._waiting: set[str] = set()
 
     @property
-    def shares(self) -> bool:
-        """Whether a step is faster if requests that decode read blocks together."""
-        ...
+    def waiting(self) -> frozenset[str]:
+        """Those that share a cell and were not taken yet; none unless it pays."""
+        if self._saved < LEAST_SAVED * self._total or not self._waiting:
+            return frozenset()
+        first = slice(self._cell_blocks)
+        cells = ((name, self._requests[name].blocks[first]) for name in self._waiting)
+        return frozenset(name for name, cell in cells if self._readers[cell] > 1)
+
+    def add(self, request_id: str, prompt: int, max_tokens: int, blocks: Sequence[int]) -> None:
+        """A new or resumed request; `blocks` are the first of its blocks."""
+        self.remove(request_id)
+        whole = tuple(blocks[: prompt // BLOCK_SIZE])
+        request = self._requests[request_id] = PlainRequest(prompt, max_tokens, whole)
+        self._total += -(-prompt // BLOCK_SIZE)
+        for cell in self._cells(request):
+            self._saved += len(cell) * (self._readers[cell] > 0)
+            self._readers[cell] += 1
+        if len(whole) >= self._cell_blocks:
+            self._waiting.add(request_id)
+
+    def remove(self, request_id: str) -> None:
+        """A request has ended; unknown ones are ignored."""
+        request = self._requests.pop(request_id, None)
+        self._waiting.discard(request_id)
+        if request is None:
+            return
+        self._total -= -(-request.prompt // BLOCK_SIZE)
+        for cell in self._cells(request):
+            self._readers[cell] -= 1
+            if self._readers[cell]:
+                self._saved -= len(cell)
+            else:
+                del self._readers[cell]
+
+    def take(self, request_id: str, computed: int) -> PlainRequest | None:
+        """A waiting request, which decodes as a planned one from now on; None in its prompt."""
+        request = self._requests[request_id]
+        if computed < request.prompt:
+            return None
+        self._waiting.remove(request_id)
+        return request
+
+    def _cells(self, request: PlainRequest) -> list[tuple[int, ...]]:
+        size, blocks = self._cell_blocks, request.blocks
+        return [blocks[i : i + size] for i in range(0, len(blocks) - size + 1, size)]
 
 
 class PlannedRequests:
@@ -61,7 +119,7 @@ class PlannedRequests:
     def __init__(
         self,
         most: int,
-        table: DeviceTable | None,
+        table: RequestTable | None,
         *,
         keys_without_rope: bool = False,
         prefixes: PlainPrefixes | None = None,
@@ -80,9 +138,8 @@ class PlannedRequests:
     def add(self, request_id: str, params: Any, prompt: int, blocks: Sequence[int] = ()) -> None:
         """Add a new or resumed request of `prompt` slots, if it has a plan.
 
-        `params` are its sampling parameters, in which the scheduler sends a `SlotMap`, `blocks` the
-        first of its blocks, if they stay the same for as long as it is known here. Raises
-        EngineError if there are more requests than rows.
+        `params` have the scheduler's `SlotMap`, `blocks` are its first, if they stay the same.
+        Raises EngineError if there are more requests than rows.
         """
         self.remove(request_id)
         self._step = None
@@ -100,8 +157,10 @@ class PlannedRequests:
         request = PlannedRequest(self._free[-1], runs, slot_map.end, self._keys_without_rope)
         if slot_map.picks is not None:
             self.slot_maps[request_id] = slot_map
-        elif self._runs_as_plain(request, params):
-            return
+        else:
+            continues = request.end == request.planned or params.max_tokens == 1
+            if not self._keys_without_rope and continues and request.ordinary:
+                return  # It runs as a plain one.
         self._known[request_id] = request
         self._slots[request_id] = request.planned + params.max_tokens
         # A copy, as the list of a running request grows.
@@ -139,10 +198,6 @@ class PlannedRequests:
             self._slots[request_id] = plain.prompt + plain.max_tokens
             self._canonical[request_id] = plain.blocks, runs
             self._unwritten.add(request_id)
-
-    def _runs_as_plain(self, request: PlannedRequest, params: Any) -> bool:
-        continues = request.end == request.planned or params.max_tokens == 1
-        return not self._keys_without_rope and continues and request.ordinary
 
     def _write(self, request_id: str) -> None:
         self._unwritten.discard(request_id)
@@ -182,7 +237,11 @@ class PlannedRequests:
         None if no request in it is planned.
         """
         self._join_plain(request_ids, computed, scheduled)
-        known = self._step_requests(request_ids)
+        # They are kept until a step has others or one of them has changed.
+        if self._step is None or self._step[0] != request_ids:
+            known = StepRequests(tuple(map(self._known.get, request_ids)))
+            self._step = list(request_ids), known
+        known = self._step[1]
         if not known.planned.any():
             return None
         shares = self._table is not None and self._table.shares
@@ -195,10 +254,3 @@ class PlannedRequests:
                 self._write(request_id)
         shares = self._table is not None and self._table.shares
         return replace(batch, shares=shares)
-
-    def _step_requests(self, request_ids: Sequence[str]) -> StepRequests:
-        """The requests of a step, kept until it has others or one of them has changed."""
-        if self._step is None or self._step[0] != request_ids:
-            known = StepRequests(tuple(map(self._known.get, request_ids)))
-            self._step = list(request_ids), known
-        return self._step[1]

@@ -15,16 +15,14 @@ from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState
 from vllm.v1.worker.gpu.sample.sampler import Sampler
 
-from picbench.engines.planning.token_ids import TokenIds
+from picbench.engines.planning.pages import TokenIds
 from picbench.engines.vllm.compat import check_signature
 from picbench.engines.vllm.worker.attention_layers import check_layers
+from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
 from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_backend
-from picbench.engines.vllm.worker.cuda.model_state import PicModelState
+from picbench.engines.vllm.worker.cuda.model_state import PicModelState, PlannedSampling
 from picbench.engines.vllm.worker.cuda.planned_batch import PlannedBatch
-from picbench.engines.vllm.worker.cuda.planned_sampling import PlannedSampling
-from picbench.engines.vllm.worker.token_picker import TokenPicker
 from picbench.errors import ConfigError
-from picbench.kernels.rope import RopeTable
 
 
 class PlannedGraphs(ModelCudaGraphManager):
@@ -82,7 +80,7 @@ class PicModelRunner(GPUModelRunner):
         if is_profiling:
             # Upstream lets go of these graphs to free what they hold before the pool is allocated.
             return
-        self._state.warm_up()
+        self.attention.warm_up(self.model)
         # vLLM zeroes blocks of few caches; here it is those that chunks end inside of.
         self._init_kv_zero_meta()
         stock = self.cudagraph_manager
@@ -96,19 +94,9 @@ class PicModelRunner(GPUModelRunner):
         )
 
     @property
-    def token_picker(self) -> TokenPicker:
-        """What picks the linked tokens of requests for which no plan knows them."""
-        return self._state.token_picker
-
-    @property
-    def rope(self) -> RopeTable:
-        """How keys are re-rotated."""
-        return self._state.rope
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Device memory that picbench's kernels hold beside the KV cache."""
-        return self._state.workspace_bytes
+    def attention(self) -> RunnerAttention:
+        """What planned requests need."""
+        return self._state.attention
 
     def capture_model(self, *, profile_only: bool = False) -> int:
         """Capture all sets of graphs; returns their size in bytes."""
@@ -119,11 +107,11 @@ class PicModelRunner(GPUModelRunner):
             return int(super().capture_model(profile_only=True))
         self.cudagraph_manager = self._stock_graphs
         size = int(super().capture_model())
-        if not self._state.graphs:
+        if not self.attention.planner.graphs:
             return size
         sets = [(self._planned_graphs, False), (self._sharing_graphs, True)]
         try:
-            for graphs, shares in sets[: 1 + self._state.shares]:
+            for graphs, shares in sets[: 1 + self.attention.planner.shares]:
                 self.cudagraph_manager = graphs
                 with self._state.capturing_planned(shares=shares):
                     size += int(super().capture_model())
@@ -150,7 +138,12 @@ class PicModelRunner(GPUModelRunner):
         """
         state, uniform = super().gather_batch_req_state(scheduler_output, dummy_run)
         batch = self._begin_step(scheduler_output, state)
-        graphs = self.cudagraph_manager = self._graphs_for(batch)
+        graphs = self._stock_graphs
+        if batch is not None:
+            planned = self._sharing_graphs if batch.shares else self._planned_graphs
+            # Upstream finds no graph at all in a set without full ones: it captures nothing of it.
+            graphs = planned if planned.graphs else graphs
+        self.cudagraph_manager = graphs
         if batch is not None and (graphs is self._stock_graphs or not batch.decodes):
             uniform = None
         return state, uniform
@@ -163,13 +156,6 @@ class PicModelRunner(GPUModelRunner):
             _start_transfers(scheduler_output)
             self._state.pick(unpicked)
         return self._state.begin_step(state.req_ids, computed, state.num_scheduled_tokens)
-
-    def _graphs_for(self, batch: PlannedBatch | None) -> ModelCudaGraphManager | None:
-        if batch is None:
-            return self._stock_graphs
-        planned = self._sharing_graphs if batch.shares else self._planned_graphs
-        # Upstream finds no graph at all in a set without full ones, as it captures nothing of it.
-        return planned if planned.graphs else self._stock_graphs
 
     @property
     def _state(self) -> PicModelState:
@@ -184,37 +170,27 @@ def _start_transfers(scheduler_output: Any) -> None:
 
 
 #: What is extended here, and with which parameters.
-UPSTREAM: tuple[tuple[type, str, tuple[str, ...]], ...] = (
-    (GPUModelRunner, "update_requests", ("self", "scheduler_output")),
-    (GPUModelRunner, "gather_batch_req_state", ("self", "scheduler_output", "dummy_run")),
-    (GPUModelRunner, "capture_model", ("self", "profile_only")),
-    (GPUModelRunner, "_init_kv_zero_meta", ("self",)),
+UPSTREAM: tuple[tuple[type, str, str], ...] = (
+    (GPUModelRunner, "update_requests", "self, scheduler_output"),
+    (GPUModelRunner, "gather_batch_req_state", "self, scheduler_output, dummy_run"),
+    (GPUModelRunner, "capture_model", "self, profile_only"),
+    (GPUModelRunner, "_init_kv_zero_meta", "self"),
     (
         GPUModelRunner,
         "initialize_kv_cache",
-        ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
+        "self, kv_cache_config, is_profiling, kv_cache_allocation_context",
     ),
-    (Sampler, "add_request", ("self", "req_idx", "sampling_params")),
-    (Sampler, "apply_staged_writes", ("self",)),
-    (PenaltiesState, "apply_staged_writes", ("self",)),
-    (LogitBiasState, "add_request", ("self", "req_idx", "sampling_params")),
-    (DefaultModelState, "add_request", ("self", "req_index", "new_req_data")),
-    (DefaultModelState, "remove_request", ("self", "req_id")),
-    (DefaultModelState, "prepare_inputs", ("self", "input_batch", "req_states")),
+    (Sampler, "add_request", "self, req_idx, sampling_params"),
+    (Sampler, "apply_staged_writes", "self"),
+    (PenaltiesState, "apply_staged_writes", "self"),
+    (LogitBiasState, "add_request", "self, req_idx, sampling_params"),
+    (DefaultModelState, "add_request", "self, req_index, new_req_data"),
+    (DefaultModelState, "remove_request", "self, req_id"),
+    (DefaultModelState, "prepare_inputs", "self, input_batch, req_states"),
     (
         DefaultModelState,
         "prepare_attn",
-        (
-            "self",
-            "input_batch",
-            "cudagraph_mode",
-            "block_tables",
-            "slot_mappings",
-            "attn_groups",
-            "kv_cache_config",
-            "for_capture",
-            "ubatch_idx",
-            "model_specific_attn_metadata",
-        ),
+        "self, input_batch, cudagraph_mode, block_tables, slot_mappings, attn_groups, "
+        "kv_cache_config, for_capture, ubatch_idx, model_specific_attn_metadata",
     ),
 )

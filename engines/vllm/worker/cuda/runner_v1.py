@@ -15,9 +15,8 @@ from picbench.engines.vllm.worker.attention_layers import check_layers
 from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
 from picbench.engines.vllm.worker.cuda.backend import SplitAttention, select_backend
 from picbench.engines.vllm.worker.cuda.model_state import set_step, write_step
-from picbench.engines.vllm.worker.foreign_tokens import drop_foreign_tokens
-from picbench.engines.vllm.worker.token_picker import TokenPicker, pickable
-from picbench.kernels.rope import RopeTable
+from picbench.engines.vllm.worker.slot_map import drop_foreign_tokens
+from picbench.engines.vllm.worker.token_picker import pickable
 
 
 class PicModelRunnerV1(GPUModelRunner):
@@ -25,16 +24,16 @@ class PicModelRunnerV1(GPUModelRunner):
 
     def __init__(self, vllm_config: Any, device: torch.device) -> None:
         check_signature(
-            GPUModelRunner._prepare_inputs, ("self", "scheduler_output", "num_scheduled_tokens")
+            GPUModelRunner._prepare_inputs, "self, scheduler_output, num_scheduled_tokens"
         )
         check_signature(
             GPUModelRunner.initialize_kv_cache,
-            ("self", "kv_cache_config", "is_profiling", "kv_cache_allocation_context"),
+            "self, kv_cache_config, is_profiling, kv_cache_allocation_context",
         )
-        check_signature(GPUModelRunner._update_states, ("self", "scheduler_output"))
-        check_signature(GPUModelRunner._init_kv_zero_meta, ("self",))
-        check_signature(GPUModelRunner.load_model, ("self", "load_dummy_weights", "model"))
-        check_signature(GPUModelRunner._sample, ("self", "logits", "spec_decode_metadata"))
+        check_signature(GPUModelRunner._update_states, "self, scheduler_output")
+        check_signature(GPUModelRunner._init_kv_zero_meta, "self")
+        check_signature(GPUModelRunner.load_model, "self, load_dummy_weights, model")
+        check_signature(GPUModelRunner._sample, "self, logits, spec_decode_metadata")
         super().__init__(vllm_config, device)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -42,23 +41,8 @@ class PicModelRunnerV1(GPUModelRunner):
         select_backend(self.vllm_config)
         super().load_model(*args, **kwargs)
         check_layers(self.compilation_config.static_forward_context, SplitAttention)
-        self._attention = RunnerAttention.of(self.vllm_config, self.model, self.device)
+        self.attention = RunnerAttention.of(self.vllm_config, self.model, self.device)
         self._seen: set[str] = set()
-
-    @property
-    def token_picker(self) -> TokenPicker:
-        """What picks the linked tokens of requests for which no plan knows them."""
-        return self._attention.picker
-
-    @property
-    def rope(self) -> RopeTable:
-        """How keys are re-rotated."""
-        return self._attention.rope
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Device memory that picbench's kernels hold beside the KV cache."""
-        return self._attention.planner.nbytes
 
     def initialize_kv_cache(
         self, kv_cache_config: Any, is_profiling: bool = False, *args: Any, **kwargs: Any
@@ -66,7 +50,7 @@ class PicModelRunnerV1(GPUModelRunner):
         """Compile what steps with planned requests need, for the layout of the cache."""
         super().initialize_kv_cache(kv_cache_config, is_profiling, *args, **kwargs)
         if not is_profiling:
-            self._attention.warm_up(self.get_model())
+            self.attention.warm_up(self.get_model())
             self._init_kv_zero_meta()
             self._zero_block_ids([0])
 
@@ -76,10 +60,10 @@ class PicModelRunnerV1(GPUModelRunner):
         request_ids = self.input_batch.req_ids[:count]
         self._update_requests(request_ids)
         computed = self.input_batch.num_computed_tokens_cpu[:count].tolist()
-        planned = self._attention.requests
-        self._attention.pick(pickable(request_ids, planned.slot_maps, computed), self._prompt)
+        planned = self.attention.requests
+        self.attention.pick(pickable(request_ids, planned.slot_maps, computed), self._prompt)
         batch = planned.batch(request_ids, computed, num_scheduled_tokens[:count].tolist())
-        set_step(batch, self._attention.planner, self.attn_groups)
+        set_step(batch, self.attention.planner, self.attn_groups)
         if batch is not None:
             write_step(batch, self.positions, self.input_ids.gpu)
         return inputs
@@ -96,13 +80,13 @@ class PicModelRunnerV1(GPUModelRunner):
         # Upstream goes on to know preempted requests. With those that run in their place they may
         # be more than the request table has rows.
         for request_id in scheduler_output.preempted_req_ids or ():
-            self._attention.requests.remove(request_id)
+            self.attention.requests.remove(request_id)
             self._seen.discard(request_id)
         return super()._update_states(scheduler_output)
 
     def _update_requests(self, scheduled: Sequence[str]) -> None:
         """Add new and resumed requests, and remove finished ones."""
-        planned = self._attention.requests
+        planned = self.attention.requests
         for request_id in self._seen - self.requests.keys():
             planned.remove(request_id)
         self._seen &= self.requests.keys()

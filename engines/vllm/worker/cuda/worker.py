@@ -11,7 +11,7 @@ from vllm.v1.worker.gpu_worker import Worker
 from picbench.engines.vllm.compat import check_config, check_signature, check_version
 from picbench.engines.vllm.settings import ASYNC_SCHEDULER, SCHEDULER, PicSettings
 from picbench.engines.vllm.transfer.worker_mixin import ConnectorWorkerMixin
-from picbench.engines.vllm.worker.rotary_check import TOLERANCE, rotary_error
+from picbench.engines.vllm.worker.key_check import TOLERANCE, rotary_error
 from picbench.errors import ConfigError
 
 
@@ -21,7 +21,7 @@ class PicGPUWorker(ConnectorWorkerMixin, Worker):
     def init_device(self) -> None:
         """Check versions and settings before anything is loaded."""
         check_version()
-        check_signature(Worker._make_model_runner, ("self",))
+        check_signature(Worker._make_model_runner, "self")
         scheduler = self.vllm_config.scheduler_config.scheduler_cls
         self._settings = PicSettings.read(self.vllm_config.additional_config)
         if self._settings is None or scheduler not in (SCHEDULER, ASYNC_SCHEDULER):
@@ -49,13 +49,14 @@ class PicGPUWorker(ConnectorWorkerMixin, Worker):
         """
         model: Any = self.vllm_config.model_config
         runner: Any = self.model_runner
-        error = rotary_error(runner.get_model(), runner.rope, model.get_head_size(), model.dtype)
+        rope = runner.attention.rope
+        error = rotary_error(runner.get_model(), rope, model.get_head_size(), model.dtype)
         return [("rotary table", error, TOLERANCE[model.dtype])]
 
     def workspace_bytes(self) -> int:
         """Device memory that picbench's kernels and copies to tiers hold beside the KV cache."""
         runner: Any = self.model_runner
-        return int(runner.workspace_bytes) + self.tier_client.workspace_bytes
+        return int(runner.attention.planner.nbytes) + self.tier_client.workspace_bytes
 
     def namespace(self) -> bytes:
         """As on CPU, and whether keys are cached with RoPE."""

@@ -48,22 +48,13 @@ def _keys_of(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _attend_readers(
-    query: tl.tensor,
-    key: tl.tensor,
-    value: tl.tensor,
+    tensors: tl.tuple,
     group: tl.tensor,
-    place: tl.tensor,
-    cos_sin: tl.tensor,
-    parts: tl.tensor,
-    part_lse: tl.tensor,
     scale: tl.tensor,
     kv_head: tl.tensor,
     first: tl.tensor,
     readers: tl.tensor,
-    query_stride: tl.tensor,
-    block_stride: tl.tensor,
-    slot_stride: tl.tensor,
-    head_stride: tl.tensor,
+    strides: tl.tuple,
     HEADS: tl.constexpr,
     HEAD: tl.constexpr,
     GROUP: tl.constexpr,
@@ -77,6 +68,8 @@ def _attend_readers(
     PRECISION: tl.constexpr,
 ) -> None:
     """The readers from `first` on whose queries fit ROWS, over the cell of `group`."""
+    query, key, value, place, cos_sin, parts, part_lse = tensors
+    query_stride, block_stride, slot_stride, head_stride = strides
     member = tl.arange(0, ROWS)
     reader = first + member // GROUP
     inside = (member < ROWS // GROUP * GROUP) & (reader < readers)
@@ -180,6 +173,8 @@ def attend_groups(
     kv_heads: tl.constexpr = HEADS // GROUP
     full: tl.constexpr = ROWS // GROUP
     passes: tl.constexpr = (READERS + full - 1) // full
+    tensors = (query, key, value, place, cos_sin, parts, part_lse)
+    strides = (query_stride, block_stride, slot_stride, head_stride)
     count = tl.load(control) * kv_heads * passes
     work = tl.atomic_add(counter, 1)
     while work < count:
@@ -193,14 +188,12 @@ def attend_groups(
         left = tl.minimum(readers - first, full)
         if left > FEW // GROUP:
             _attend_readers(
-                query, key, value, group, place, cos_sin, parts, part_lse, scale, kv_head, first,
-                readers, query_stride, block_stride, slot_stride, head_stride, HEADS, HEAD, GROUP,
+                tensors, group, scale, kv_head, first, readers, strides, HEADS, HEAD, GROUP,
                 ROWS, CELL, READERS, ROTARY, NEOX, KEYS, UNROTATED, PRECISION,
             )  # fmt: skip
         elif left > 0:
             _attend_readers(
-                query, key, value, group, place, cos_sin, parts, part_lse, scale, kv_head, first,
-                readers, query_stride, block_stride, slot_stride, head_stride, HEADS, HEAD, GROUP,
+                tensors, group, scale, kv_head, first, readers, strides, HEADS, HEAD, GROUP,
                 FEW, CELL, READERS, ROTARY, NEOX, KEYS, UNROTATED, PRECISION,
             )  # fmt: skip
         work = following

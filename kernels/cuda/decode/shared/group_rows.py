@@ -1,6 +1,7 @@
 """Rows of integers that tell the kernel which requests read which blocks at once."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from picbench.kernels.cuda.decode.shared.key_cells import CELL_BLOCKS
 
@@ -26,16 +27,12 @@ class GroupRows:
 
     cell_blocks: int
     readers: int
+    blocks_at: ClassVar[int] = 2
 
     @classmethod
     def of(cls, group: int, cell_blocks: int = CELL_BLOCKS) -> "GroupRows":
         """For heads of which `group` share a KV head."""
         return cls(cell_blocks, PASSES * max(1, ROWS // group))
-
-    @property
-    def blocks_at(self) -> int:
-        """See the class."""
-        return 2
 
     @property
     def seen_at(self) -> int:

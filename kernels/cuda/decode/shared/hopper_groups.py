@@ -291,18 +291,7 @@ def _store_parts(
 
 @gluon.jit
 def _attend_cells(
-    query: gl.tensor,
-    groups: gl.tensor,
-    place: gl.tensor,
-    units: gl.tensor,
-    cos_sin: gl.tensor,
-    parts: gl.tensor,
-    part_lse: gl.tensor,
-    scale: gl.tensor,
-    query_stride: gl.tensor,
-    q_smem: gl.shared_memory_descriptor,
-    keys: gl.tuple,
-    values: gl.tuple,
+    inputs: gl.tuple,
     MEMBER: gl.constexpr,
     WIDTH: gl.constexpr,
     HEADS: gl.constexpr,
@@ -312,11 +301,13 @@ def _attend_cells(
     READERS: gl.constexpr,
     STAGES: gl.constexpr,
 ) -> None:
-    """Warp group MEMBER over all cells of the program.
+    """Warp group MEMBER over all cells of the program; `inputs` are named below.
 
     A cell's sides go to the warp groups whose turn it is. One that has none prepares the queries of
     the next cell while the others attend to this one.
     """
+    query, groups, place, units, cos_sin, parts, part_lse, scale, query_stride, buffers = inputs
+    q_smem, keys, values = buffers
     k_ready, k_free = keys[1], keys[2]
     v_ready, v_free = values[1], values[2]
     kv_heads: gl.constexpr = HEADS // GROUP
@@ -422,6 +413,8 @@ def attend_groups_hopper(
     keys = (k_smem, k_ready, k_free)
     values = (v_smem, v_ready, v_free)
     units = gl.load(control) * kv_heads
+    buffers = (q_smem, keys, values)
+    inputs = (query, groups, place, units, cos_sin, parts, part_lse, scale, query_stride, buffers)
     first: gl.constexpr = 0
     second: gl.constexpr = 1
     third: gl.constexpr = 2
@@ -434,27 +427,9 @@ def attend_groups_hopper(
                     WIDTH, kv_heads, HEAD, CELL, STAGES,
                 ),
             ),
-            (
-                _attend_cells,
-                (
-                    query, groups, place, units, cos_sin, parts, part_lse, scale, query_stride,
-                    q_smem, keys, values, first, WIDTH, HEADS, HEAD, GROUP, CELL, READERS, STAGES,
-                ),
-            ),
-            (
-                _attend_cells,
-                (
-                    query, groups, place, units, cos_sin, parts, part_lse, scale, query_stride,
-                    q_smem, keys, values, second, WIDTH, HEADS, HEAD, GROUP, CELL, READERS, STAGES,
-                ),
-            ),
-            (
-                _attend_cells,
-                (
-                    query, groups, place, units, cos_sin, parts, part_lse, scale, query_stride,
-                    q_smem, keys, values, third, WIDTH, HEADS, HEAD, GROUP, CELL, READERS, STAGES,
-                ),
-            ),
+            (_attend_cells, (inputs, first, WIDTH, HEADS, HEAD, GROUP, CELL, READERS, STAGES)),
+            (_attend_cells, (inputs, second, WIDTH, HEADS, HEAD, GROUP, CELL, READERS, STAGES)),
+            (_attend_cells, (inputs, third, WIDTH, HEADS, HEAD, GROUP, CELL, READERS, STAGES)),
         ],
         [4, 4, 4],
         [_ATTENDING, _ATTENDING, _ATTENDING],

@@ -1,5 +1,6 @@
 """Decode of planned requests that reads the blocks which several of them see once."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -7,19 +8,51 @@ import triton
 from torch import Tensor
 
 from picbench.kernels.cuda.base_two import LOG2E
+from picbench.kernels.cuda.decode import attention
 from picbench.kernels.cuda.decode.attention import DecodeBatch, read_tiles
 from picbench.kernels.cuda.decode.shared.group_attention import attend_groups
-from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch, covers
-from picbench.kernels.cuda.decode.shared.group_rows import FEW_ROWS
-from picbench.kernels.cuda.decode.shared.merge_groups import merge_groups
+from picbench.kernels.cuda.decode.shared.group_rows import FEW_ROWS, PASSES, ROWS
 from picbench.kernels.cuda.decode.shared.private_tiles import TILES, look_up_private_tiles
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.device import multiprocessors, precision
 from picbench.kernels.cuda.layout import key_value
+from picbench.kernels.cuda.merge import merge_groups
 from picbench.kernels.cuda.repeated_launch import RepeatedLaunch
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import RopeTable
 from picbench.kernels.shape import HeadShape
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLaunch:
+    """How the kernel of groups is launched; `resident` programs a multiprocessor.
+
+    `keys` are those of a tile, `rows` the query rows of a product where enough requests read a
+    cell. With `overlap` it runs beside the kernel of single requests, on a stream of its own. With
+    `gluon` the kernel of `hopper_groups` serves where it can, with this many `buffers`; none of the
+    former but `overlap` matters to it.
+    """
+
+    resident: int = 2
+    rows: int = ROWS
+    keys: int = 64
+    stages: int = 3
+    warps: int = 4
+    overlap: bool = True
+    gluon: bool = True
+    buffers: int = 4
+
+    @classmethod
+    def of(cls, shape: HeadShape, *, unrotated: bool = False) -> "GroupLaunch":
+        """What fits a multiprocessor's registers and 227 KiB of shared memory, for these heads.
+
+        Keys that are rotated as they are read need room for a copy.
+        """
+        row_bytes = shape.head_size * shape.dtype.itemsize
+        if row_bytes <= 256:
+            return cls(stages=2 if unrotated else 3)
+        keys = 32 if row_bytes <= 512 else 16
+        return cls(keys=keys, stages=2, warps=4 if shape.dtype == torch.float32 else 8)
 
 
 class SharedDecodeBatch(DecodeBatch):
@@ -82,27 +115,13 @@ class SharedDecodeBatch(DecodeBatch):
         table = self.table
         table.flush()
         table.flush_groups()
-        shifts = table.rope_shift.shape[1]
+        listed = (table.blocks, table.seen, table.rope_shift, table.bounds)
+        shared = (table.cell_of_tile, table.part_of, table.control)
+        step = (block_table, self.table_rows, self.lengths, self.blocks, self.seen)
+        own = (self.shifts, self.tiles, self.place)
+        strides = (table.blocks.stride(0), table.rope_shift.shape[1], table.max_tiles)
         look_up_private_tiles[(self.size, triton.cdiv(table.max_tiles, TILES))](
-            table.blocks,
-            table.seen,
-            table.rope_shift,
-            table.bounds,
-            table.cell_of_tile,
-            table.part_of,
-            table.control,
-            block_table,
-            self.table_rows,
-            self.lengths,
-            self.blocks,
-            self.seen,
-            self.shifts,
-            self.tiles,
-            self.place,
-            table.blocks.stride(0),
-            shifts,
-            table.max_tiles,
-            block_table.stride(0),
+            *(*listed, *shared, *step, *own, *strides, block_table.stride(0)),
             WIDTH=table.tile_blocks,
             TILES=TILES,
             SHIFTS=table.tile_blocks * BLOCK_SIZE if table.unrotated else 1,
@@ -170,3 +189,14 @@ class SharedDecodeBatch(DecodeBatch):
             (*own, *shared, self.part_lse, out, *numbers),
             {"HEADS": heads, "HEAD": size, "TILE": 16, "num_warps": 2},
         )
+
+
+def serves_groups(shape: HeadShape) -> bool:
+    """Whether a kernel of groups serves such heads: products have 16 rows and columns or more."""
+    return shape.group <= FEW_ROWS and shape.head_size >= 32
+
+
+def covers(shape: HeadShape, rope: RopeTable, table: SharedRequestTable) -> bool:
+    """Whether the Gluon kernel serves these heads here, and all readers of a row of `table`."""
+    readers = PASSES * (ROWS // shape.group)
+    return attention.covers(shape, rope, table) and table.layout.readers <= readers

@@ -30,7 +30,7 @@ class SharingCosts:
     launch_ms: float = 0.004
 
     @classmethod
-    def none(cls) -> "SharingCosts":
+    def always(cls) -> "SharingCosts":
         """Those of a device on which it pays wherever two requests read the same."""
         return cls(own_gb_ms=1e-9, launch_ms=0.0)
 

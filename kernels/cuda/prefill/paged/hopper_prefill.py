@@ -170,26 +170,9 @@ def _mainloop(  # type: ignore[no-untyped-def]
 
 @gluon.jit
 def _attend(  # type: ignore[no-untyped-def]
-    out: gl.tensor,
-    partial: gl.tensor,
-    lse: gl.tensor,
-    tiles: gl.tuple,
-    qpos: gl.tensor,
-    first: gl.tensor,
-    queries: gl.tensor,
-    kv_head: gl.tensor,
-    masked: gl.tensor,
+    step: gl.tuple,
     own: gl.tensor,
-    count: gl.tensor,
-    split: gl.tensor,
-    splits: gl.tensor,
-    scale: gl.tensor,
-    out_stride: gl.tensor,
-    out_head: gl.tensor,
-    heads: gl.tensor,
-    rotated: gl.tuple,
-    keys: gl.tuple,
-    values: gl.tuple,
+    rest: gl.tuple,
     HALF: gl.constexpr,
     SIZE: gl.constexpr,
     GROUP: gl.constexpr,
@@ -197,6 +180,8 @@ def _attend(  # type: ignore[no-untyped-def]
     SPLIT: gl.constexpr,
 ):
     """Attends with one half of the rows to its `own` key tiles, the first `masked` with a mask."""
+    out, partial, lse, tiles, qpos, first, queries, kv_head, masked = step
+    count, split, splits, scale, out_stride, out_head, heads, rotated, keys, values = rest
     _, q_ready, q_free = rotated
     _, k_ready, k_free = keys
     _, v_ready, v_free = values
@@ -332,6 +317,8 @@ def attend_paged(
     key += kv_head * head_stride
     value += kv_head * head_stride
     heads = kv_heads * GROUP
+    step = (out, partial, lse, tiles, qpos, first, queries, kv_head, masked)
+    rest = (count, split, splits, scale, out_stride, out_head, heads, rotated, keys, values)
     early: gl.constexpr = 0
     late: gl.constexpr = 1
     gl.warp_specialize(
@@ -343,22 +330,8 @@ def attend_paged(
                     SIZE, FLAT,
                 ),
             ),
-            (
-                _attend,
-                (
-                    out, partial, lse, tiles, qpos, first, queries, kv_head, masked, own, count,
-                    split, splits, scale, out_stride, out_head, heads, rotated, keys, values, early,
-                    SIZE, GROUP, PADDED, SPLIT,
-                ),
-            ),
-            (
-                _attend,
-                (
-                    out, partial, lse, tiles, qpos, first, queries, kv_head, masked, count, count,
-                    split, splits, scale, out_stride, out_head, heads, rotated, keys, values, late,
-                    SIZE, GROUP, PADDED, SPLIT,
-                ),
-            ),
+            (_attend, (step, own, rest, early, SIZE, GROUP, PADDED, SPLIT)),
+            (_attend, (step, count, rest, late, SIZE, GROUP, PADDED, SPLIT)),
             (
                 rotate_queries,
                 (

@@ -96,22 +96,11 @@ class PagedPrefill:
             [schedule.work, schedule.key_tiles, schedule.splits, seen, *joined, *places], device
         )
         slots = cache_slots(block_table, *found)
-        return cls(
-            work,
-            key_tiles,
-            counts,
-            schedule.max_splits,
-            slots,
-            kpos,
-            rope_shift,
-            shown,
-            at,
-            *_partial(len(at) * schedule.max_splits, schedule.max_splits, shape, workspace),
-            rope,
-            shape,
-            RepeatedLaunch(attend_paged),
-            RepeatedLaunch(merge),
-        )
+        partial = _partial(len(at) * schedule.max_splits, schedule.max_splits, shape, workspace)
+        tiles = (slots, kpos, rope_shift, shown, at)
+        launches = (RepeatedLaunch(attend_paged), RepeatedLaunch(merge))
+        scheduled = (work, key_tiles, counts, schedule.max_splits)
+        return cls(*scheduled, *tiles, *partial, rope, shape, *launches)
 
     def attend(self, query: Tensor, kv_cache: Tensor, scale: float, out: Tensor) -> None:
         """Attention of `query` [queries, num_heads, head_size] over the cache, into `out`."""

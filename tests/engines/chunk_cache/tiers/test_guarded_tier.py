@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from time import sleep
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from tier_faults import (
     Dead,
     Far,
@@ -19,9 +21,14 @@ from tier_faults import (
     Torn,
 )
 
-from picbench.engines.chunk_cache.tiers.call_limits import Backoff, Timebox
-from picbench.engines.chunk_cache.tiers.envelope import HEADER_BYTES, seal, unseal
-from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
+from picbench.engines.chunk_cache.tiers.envelope import (
+    HEADER_BYTES,
+    enclose,
+    seal,
+    stamp,
+    unseal,
+)
+from picbench.engines.chunk_cache.tiers.guarded_tier import Backoff, GuardedTier, Timebox
 
 A, B = b"a" * 32, b"b" * 32
 ITEMS = [(A, seal(A, b"first")), (B, seal(B, b"second"))]
@@ -253,3 +260,44 @@ def test_a_thread_that_cannot_be_started_takes_none_away(monkeypatch: pytest.Mon
             with pytest.raises(RuntimeError, match="new thread"):
                 box.run(lambda: 1, SHORT)
     assert box.run(lambda: 1, 20.0) == 1
+
+
+keys = st.binary(min_size=1, max_size=40)
+payloads = st.binary(max_size=300)
+
+
+@given(key=keys, payload=payloads)
+def test_what_is_sealed_is_unsealed(key: bytes, payload: bytes) -> None:
+    sealed = seal(key, payload)
+    assert len(sealed) == HEADER_BYTES + len(payload)
+    opened = unseal(key, sealed)
+    assert opened == payload
+    assert opened is not None
+    assert opened.readonly
+
+
+@given(key=keys, payload=payloads)
+def test_sealing_in_two_steps_is_the_same(key: bytes, payload: bytes) -> None:
+    assert stamp(key, enclose(payload)) == seal(key, payload)
+
+
+@given(key=keys, payload=payloads, data=st.data())
+def test_a_flipped_bit_shows(key: bytes, payload: bytes, data: st.DataObject) -> None:
+    sealed = bytearray(seal(key, payload))
+    bit = data.draw(st.integers(0, 8 * len(sealed) - 1))
+    sealed[bit // 8] ^= 1 << bit % 8
+    assert unseal(key, sealed) is None
+
+
+@given(key=keys, payload=payloads, data=st.data())
+def test_a_cut_or_longer_value_shows(key: bytes, payload: bytes, data: st.DataObject) -> None:
+    sealed = bytes(seal(key, payload))
+    cut = data.draw(st.integers(0, len(sealed) - 1))
+    assert unseal(key, sealed[:cut]) is None
+    assert unseal(key, sealed + b"\0") is None
+
+
+@given(key=keys, other=keys, payload=payloads)
+def test_another_keys_value_shows(key: bytes, other: bytes, payload: bytes) -> None:
+    assume(key != other)
+    assert unseal(other, seal(key, payload)) is None

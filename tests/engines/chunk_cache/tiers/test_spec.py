@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from picbench.engines.chunk_cache.tiers.backends.lmcache import LMCache
 from picbench.engines.chunk_cache.tiers.backends.mooncake import Mooncake
 from picbench.engines.chunk_cache.tiers.kinds import describe_tiers, open_tiers, parse_tiers
-from picbench.engines.chunk_cache.tiers.spec import TierSpec, parse_size
-from picbench.engines.chunk_cache.tiers.tier import pageable
+from picbench.engines.chunk_cache.tiers.tier import TierSpec, pageable, parse_size
 from picbench.errors import ConfigError
 
 

@@ -5,8 +5,7 @@ from threading import Event
 from typing import ClassVar, Self
 
 from picbench.engines.chunk_cache.tiers.backends.host import Host
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
-from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, Usage
+from picbench.engines.chunk_cache.tiers.tier import Allocate, Buffer, Key, Tier, TierSpec, Usage
 
 
 class Far(Tier):

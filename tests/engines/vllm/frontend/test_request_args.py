@@ -20,12 +20,31 @@ def read_args(extra, prompt_tokens):
     return request_args.read_args(extra, range(prompt_tokens), Registry())
 
 
-def test_nested_and_flat_forms_agree():
-    nested = read_args({"pic": {"spans": [[1, 4], [4, 6]], "algorithm": "epic:k=8"}}, 10)
-    flat = read_args({"pic_spans": [1, 4, 4, 6], "pic_algorithm": "epic:k=8"}, 10)
-    assert nested == flat
-    assert nested is not None
-    assert nested.spans == ((1, 4), (4, 6))
+@pytest.mark.parametrize(
+    ("nested", "flat", "expected"),
+    [
+        (
+            {"spans": [[1, 4], [4, 6]], "algorithm": "epic:k=8"},
+            {"pic_spans": [1, 4, 4, 6], "pic_algorithm": "epic:k=8"},
+            RequestArgs(((1, 4), (4, 6)), "epic:k=8"),
+        ),
+        (
+            {"spans": [[1, 4]], "positions": [[1, 8], [5, 30]], "slots": [[0, 2, 3, 2]]},
+            {"pic_spans": [1, 4], "pic_positions": [1, 8, 5, 30], "pic_slots": [0, 2, 3, 2]},
+            RequestArgs(((1, 4),), positions=((1, 8), (5, 30)), slots=((0, 2, 3, 2),)),
+        ),
+        (
+            {"spans": [[1, 4]], "dependent": [[1, 2], [4, 9]]},
+            {"pic_spans": [1, 4], "pic_dependent": [1, 2, 4, 9]},
+            RequestArgs(((1, 4),), dependent=((1, 2), (4, 9))),
+        ),
+        # Separators in the prompt may say where these are: they need no spans.
+        ({"positions": [[0, 5]]}, {"pic_positions": [0, 5]}, RequestArgs((), positions=((0, 5),))),
+        ({"dependent": [[1, 3]]}, {"pic_dependent": [1, 3]}, RequestArgs((), dependent=((1, 3),))),
+    ],
+)
+def test_nested_and_flat_forms_agree(nested, flat, expected):
+    assert read_args({"pic": nested}, 10) == read_args(flat, 10) == expected
 
 
 @pytest.mark.parametrize("extra", [None, {}, {"other": 1}])
@@ -210,14 +229,6 @@ def test_slots_become_placeholders():
     ]
 
 
-def test_nested_and_flat_places_agree():
-    spans, positions, slots = [[1, 4]], [[1, 8], [5, 30]], [[0, 2, 3, 2]]
-    nested = read_args({"pic": {"spans": spans, "positions": positions, "slots": slots}}, 10)
-    flat = {"pic_spans": [1, 4], "pic_positions": [1, 8, 5, 30], "pic_slots": [0, 2, 3, 2]}
-    assert read_args(flat, 10) == nested
-    assert nested == RequestArgs(((1, 4),), positions=((1, 8), (5, 30)), slots=((0, 2, 3, 2),))
-
-
 @pytest.mark.parametrize(
     ("places", "message"),
     [
@@ -233,6 +244,11 @@ def test_nested_and_flat_places_agree():
         ({"slots": [[0, 1, 4, 2]]}, "has 3 tokens for 2 positions"),
         ({"slots": [[0, 1, 1, 0]]}, "has 0 tokens for 0 positions"),
         ({"slots": [[1, 1, 2]]}, r"slots\[0\] is \[1, 1, 2\]"),
+        ({"dependent": [[0, 2]]}, r"dependent\[0\] = \[0, 2\] is partly inside the chunk \[1, 4\]"),
+        ({"dependent": [[0, 5]]}, "is partly inside the chunk"),
+        ({"dependent": [[1, 3], [2, 4]]}, r"dependent\[1\] = \[2, 4\] overlaps \[1, 3\]"),
+        ({"dependent": [[5, 11]]}, "leaves the prompt of 10 tokens"),
+        ({"dependent": [5]}, r"dependent\[0\] is 5"),
     ],
 )
 def test_bad_places_are_refused(places, message):
@@ -252,30 +268,30 @@ def test_dependent_tokens_are_counted_with_the_slots_before_them():
     assert [chunk.tokens[index] for index in chunk.dependent] == [2, 5, 6]
 
 
-class Slots(tuple[Any, ...]):
-    """A slot that counts how often it is looked at."""
+class Counted(tuple[Any, ...]):
+    """A slot or a span that counts how often it is looked at."""
 
     __slots__ = ()
     looked = 0
 
     def __getitem__(self, index: Any) -> Any:
-        Slots.looked += 1
+        Counted.looked += 1
         return super().__getitem__(index)
 
     def __iter__(self) -> Any:
-        Slots.looked += 1
+        Counted.looked += 1
         return super().__iter__()
 
 
 def test_no_dependent_token_goes_through_all_slots():
-    slots = tuple(Slots((0, at, at + 1, 2)) for at in range(0, 4000, 4))
-    Slots.looked = 0
+    slots = tuple(Counted((0, at, at + 1, 2)) for at in range(0, 4000, 4))
+    Counted.looked = 0
     args = RequestArgs(((0, 4000),), slots=slots, dependent=((0, 4000),))
     (chunk,) = cut(range(4000), args, -1)
     assert [chunk.tokens[index] for index in chunk.dependent] == [
         token for token in range(4000) if token % 4
     ]
-    assert Slots.looked < 50 * len(slots)
+    assert Counted.looked < 50 * len(slots)
 
 
 @given(st.sets(st.integers(0, 20), max_size=12).map(sorted), st.integers(0, 20), st.data())
@@ -287,21 +303,6 @@ def test_overlapping_spans_are_those_with_a_common_token(ends, start, data):
     assert overlapping(spans, start, end) == expected
 
 
-class Counted(tuple[int, int]):
-    """A span that counts how often its tokens are looked at."""
-
-    __slots__ = ()
-    looked = 0
-
-    def __getitem__(self, index: Any) -> Any:
-        Counted.looked += 1
-        return super().__getitem__(index)
-
-    def __iter__(self) -> Any:
-        Counted.looked += 1
-        return super().__iter__()
-
-
 def test_no_chunk_goes_through_the_dependent_tokens_of_all():
     spans = tuple((at, at + 4) for at in range(0, 4000, 4))
     dependent = tuple(Counted((at, at + 1)) for at, _ in spans)
@@ -309,40 +310,6 @@ def test_no_chunk_goes_through_the_dependent_tokens_of_all():
     segments = cut(range(4000), RequestArgs(spans, dependent=dependent), 0)
     assert {segment.dependent for segment in segments} == {(0,)}
     assert Counted.looked < 50 * len(spans)
-
-
-def test_nested_and_flat_dependent_tokens_agree():
-    nested = read_args({"pic": {"spans": [[1, 4]], "dependent": [[1, 2], [4, 9]]}}, 10)
-    assert read_args({"pic_spans": [1, 4], "pic_dependent": [1, 2, 4, 9]}, 10) == nested
-    assert nested is not None
-    assert nested.dependent == ((1, 2), (4, 9))
-
-
-@pytest.mark.parametrize(
-    ("dependent", "message"),
-    [
-        ([[0, 2]], r"dependent\[0\] = \[0, 2\] is partly inside the chunk \[1, 4\]"),
-        ([[0, 5]], "is partly inside the chunk"),
-        ([[1, 3], [2, 4]], r"dependent\[1\] = \[2, 4\] overlaps \[1, 3\]"),
-        ([[5, 11]], "leaves the prompt of 10 tokens"),
-        ([5], r"dependent\[0\] is 5"),
-    ],
-)
-def test_bad_dependent_tokens_are_refused(dependent, message):
-    with pytest.raises(ConfigError, match=message):
-        read_args({"pic": {"spans": [[1, 4]], "dependent": dependent}}, 10)
-
-
-@pytest.mark.parametrize(
-    "flat", [{"pic_positions": [0, 5]}, {"pic_dependent": [1, 3]}], ids=["positions", "dependent"]
-)
-def test_flat_arguments_need_no_spans(flat):
-    """Separators in the prompt may say where these are."""
-    found = read_args(flat, 10)
-    assert (found.positions, found.dependent) == (
-        ((0, 5),) if "pic_positions" in flat else (),
-        ((1, 3),) if "pic_dependent" in flat else (),
-    )
 
 
 @pytest.mark.parametrize("flat", [{"pic_slots": [0, 1, 2, 1]}, {"pic_documents": [1, 7]}])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from vllm.v1.request import RequestStatus
 from picbench.engines.chunk_cache.transfers import TransferResults
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.keys import is_canonical
+from picbench.engines.vllm.faults import Faults
+from picbench.engines.vllm.scheduler.isolation import IsolatedLinker
 from picbench.engines.vllm.scheduler.linker import Linker
 from picbench.engines.vllm.scheduler.pool import key_of
 
@@ -322,3 +325,25 @@ def test_a_chunk_that_one_request_maps_stays(llama: Path, algorithms: tuple[str,
     given.run()
     whole = [record.whole for record in given.scheduler.chunk_store]
     assert whole == [True] * ("naive" in algorithms)
+
+
+class _Broken:
+    """A linker that can neither finish nor abandon requests."""
+
+    def is_own(self, request: Any) -> bool:
+        return False
+
+    def on_finished(self, request: Any, block_ids: tuple[int, ...], *, success: bool) -> None:
+        raise RuntimeError("finish")
+
+    def abandon(self, request: Any) -> None:
+        raise RuntimeError("abandon")
+
+
+def test_a_request_that_cannot_be_cleaned_up_is_answered() -> None:
+    faults = Faults()
+    hooks = IsolatedLinker(_Broken(), faults)  # type: ignore[arg-type]
+    request: Any = SimpleNamespace(request_id="0", client_index=3)
+    hooks.on_finished(request, (), success=True)
+    assert hooks.ended == {"0": 3}
+    assert "RuntimeError: finish" in faults.take()["0"]

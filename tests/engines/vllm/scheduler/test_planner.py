@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from picbench.engines.planning.chunk_pages import PageCache
-from picbench.engines.vllm.frontend import early_planning
+from picbench.engines.vllm.frontend import engine_core
 from picbench.engines.vllm.frontend.limits import Limits
 from picbench.engines.vllm.scheduler.planner import RequestPlanner
 from picbench.engines.vllm.settings import PicSettings
@@ -101,8 +101,8 @@ def test_engine_cores_have_what_they_receive_planned(monkeypatch: pytest.MonkeyP
         return request.upper(), 3
 
     monkeypatch.setattr(EngineCore, "preprocess_add_request", preprocess_add_request)
-    early_planning.plan_on_receipt()
-    early_planning.plan_on_receipt()
+    engine_core.plan_on_receipt()
+    engine_core.plan_on_receipt()
     planned: list[str] = []
     ours = SimpleNamespace(scheduler=SimpleNamespace(plan_early=planned.append))
     stock = SimpleNamespace(scheduler=SimpleNamespace())
@@ -116,4 +116,4 @@ def test_an_unknown_engine_core_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(EngineCore, "preprocess_add_request", lambda self, request, more: None)
     with pytest.raises(ConfigError, match="picbench was written for"):
-        early_planning.plan_on_receipt()
+        engine_core.plan_on_receipt()

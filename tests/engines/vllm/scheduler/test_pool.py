@@ -7,8 +7,7 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from picbench.engines.vllm.scheduler.evictions import ChunkEvictions, listen
-from picbench.engines.vllm.scheduler.pool import Pool, key_of
+from picbench.engines.vllm.scheduler.pool import ChunkEvictions, Pool, key_of, listen
 
 BLOCKS = 7
 KEYS = [b"%d" % n * 33 for n in range(3)]

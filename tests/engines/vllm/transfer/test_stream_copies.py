@@ -13,7 +13,7 @@ from hypothesis.stateful import (
 from queued_streams import QueuedStreams
 from torch import Tensor
 
-from picbench.engines.vllm.transfer.copies import Copy
+from picbench.engines.vllm.transfer.copies import Pending
 from picbench.engines.vllm.transfer.pool_rows import PoolRows
 from picbench.engines.vllm.transfer.stream_copies import Staging, StreamCopies
 
@@ -40,8 +40,8 @@ class Traffic(RuleBasedStateMachine):
         self.memory.zero_()
         self.pool = [0] * BLOCKS
         self.kept = [0] * ROWS
-        self.stores: list[tuple[Copy, list[int], list[int]]] = []
-        self.loads: list[tuple[Copy, list[int], list[int]]] = []
+        self.stores: list[tuple[Pending, list[int], list[int]]] = []
+        self.loads: list[tuple[Pending, list[int], list[int]]] = []
         self.number = 0
 
     @rule(blocks=some_blocks)

@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 from queued_streams import QueuedStreams
 
-from picbench.engines.chunk_cache.tiers.background import Ticket, TicketGroup
+from picbench.engines.chunk_cache.tiers.stack import Ticket, TicketGroup
 from picbench.engines.chunk_cache.transfers import (
     ChunkLoad,
     CopyCommand,

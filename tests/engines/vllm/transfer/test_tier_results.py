@@ -8,12 +8,14 @@ import pytest
 import torch
 from far_tiers import FarTiers
 
-from picbench.engines.chunk_cache.tiers.background import Ticket
+from picbench.engines.chunk_cache.tiers.stack import Ticket
 from picbench.engines.chunk_cache.transfers import (
     ChunkLoad,
+    CopyCommand,
     LoadCommand,
     StoreCommand,
     TransferCommands,
+    TransferResults,
 )
 from picbench.engines.vllm.transfer import tier_client
 from picbench.engines.vllm.transfer.copies import PlainCopies
@@ -231,3 +233,28 @@ def test_what_a_failed_copy_began_has_ended_before_its_memory_is_used(
         ({TWO}, set()) if copies == "store" else (set(), {"a"})
     )
     client.close()
+
+
+A, B, C = b"a", b"b", b"c"
+
+
+def test_two_ranks_have_only_what_both_have() -> None:
+    one = TransferResults(present={A, B}, stored={C}, pending=1)
+    other = TransferResults(present={A}, absent={B}, refused={C})
+    both = one.merge(other)
+    assert both.present == {A}
+    assert both.absent == {B}
+    assert both.stored == set()
+    assert both.refused == {C}
+    assert both.pending == 1
+
+
+def test_commands_are_taken_once() -> None:
+    commands = TransferCommands(copies=[CopyCommand("a", 1, 2)], clear=True)
+    assert commands
+    taken = commands.take()
+    assert taken.copies == [CopyCommand("a", 1, 2)]
+    assert taken.clear
+    assert not commands
+    commands.lookups.append(A)
+    assert not taken.lookups

@@ -1,6 +1,6 @@
 """Decode on Hopper: which heads it serves, and that it compiles; outputs are in device/test_decode.
 
-Gluon has no interpreter. `split_kv.decode_rotating_query`, which reads the same tables, runs in
+Gluon has no interpreter. `split_kv.decode_tiles`, which reads the same tables, runs in
 Triton's.
 """
 
@@ -74,13 +74,7 @@ def test_other_devices_are_served_by_triton() -> None:
     ids=["bf16", "fp16", "group of 16"],
 )
 def test_kernel_compiles_for_hopper_without_a_gpu(kind: str, size: int, group: int) -> None:
-    ints = ["blocks", "seen_bits", "rope_shift", "tiles", "table_rows"]
-    types = dict.fromkeys(ints, "*i32") | dict.fromkeys(["partial", "lse", "cos_sin"], "*fp32")
-    types |= dict.fromkeys(["query", "key", "value"], f"*{kind}")
-    types |= {"scale": "fp32", "splits": "i32"}
     fixed = {"HEADS": 32, "SIZE": size, "GROUP": group, "COLUMNS": max(8, group)}
-    shared = compiled(
-        "picbench.kernels.cuda.decode.hopper_decode", "decode_transposed", types, fixed
-    )
+    shared = compiled("decode.hopper_decode", "decode_transposed", kind, fixed)
     # Three programs, and 1 KiB of the system's for each, must fit 228 KiB of a multiprocessor.
     assert 3 * (shared + 1024) <= 228 * 1024

@@ -72,7 +72,7 @@ def test_rows_are_those_that_were_put_last(events: list[Event]) -> None:
 @given(EVENTS)
 def test_rows_name_the_cells_of_their_tiles(events: list[Event]) -> None:
     shape = HeadShape(8, 2, 64, torch.bfloat16)
-    table = SharedRequestTable(ROWS, BLOCKS, "cpu", shape, costs=SharingCosts.none())
+    table = SharedRequestTable(ROWS, BLOCKS, "cpu", shape, costs=SharingCosts.always())
     for row, slots in play(table, events).items():
         visible = tiles_of(table, slots)
         expect_tiles(table, row, visible)

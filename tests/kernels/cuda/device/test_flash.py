@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from references import merge_reference
 
 from picbench.experiments.per_chunk_flash import SegmentBatch, decode_segments, segments_of
 from picbench.experiments.scenes import draw, plain, planned, relative_error, rope_table
 from picbench.kernels.cuda.device import upload_all
-from picbench.kernels.cuda.merge import merge, merge_reference
+from picbench.kernels.cuda.merge import merge
 from picbench.kernels.cuda.prefill import flash, logical_order
 from picbench.kernels.cuda.prefill.gather_rotated import PAGE
 from picbench.kernels.cuda.prefill.query_tile import tokens_of

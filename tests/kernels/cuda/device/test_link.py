@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from references import gather_reference
 from shifted_keys import KINDS, Kind, attention_at, shifted_scene
 from torch import Tensor
 
@@ -15,12 +16,7 @@ from picbench.experiments.scenes import (
     relative_error,
     rope_table,
 )
-from picbench.kernels.cuda.prefill.gather_rotated import (
-    PAGE,
-    gather,
-    gather_pages,
-    gather_reference,
-)
+from picbench.kernels.cuda.prefill.gather_rotated import PAGE, gather, gather_pages
 from picbench.kernels.cuda.prefill.link import LinkBatch, LinkRequest, link
 from picbench.kernels.cuda.prefill.logical_order import LogicalOrder
 from picbench.kernels.cuda.repeated_launch import RepeatedLaunch

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from paged_prefill_cases import expected, paged_prefill_of
+from references import paged_reference
 
 from picbench.experiments.scenes import (
     Scene,
@@ -14,7 +15,6 @@ from picbench.experiments.scenes import (
     rope_table,
 )
 from picbench.kernels.cuda.device import runs_gluon
-from picbench.kernels.cuda.prefill.paged.paged_reference import paged_reference
 from picbench.kernels.paging import GAP
 from picbench.kernels.shape import HeadShape
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from picbench.experiments.scenes import ChunkReads, Scene, draw, relative_error, rope_table
-from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch
 from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
-from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
+from picbench.kernels.cuda.decode.shared.shared_decode import GroupLaunch, SharedDecodeBatch
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
 from picbench.kernels.rope import RopeTable
@@ -21,7 +20,7 @@ from picbench.kernels.shape import HeadShape
 ON_GPU = torch.cuda.is_available()
 UNTOUCHED = 7.0
 #: Two readers are enough.
-EAGER = SharingCosts.none()
+EAGER = SharingCosts.always()
 
 #: A chunk that ends inside a block, one of several cells, one of a block, one of two blocks.
 LENGTHS = [40, 150, 16, 23]

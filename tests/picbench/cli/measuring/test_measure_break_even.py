@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from picbench.cli.measure import break_even
+from picbench.cli import main
 
-FLAGS = ("--device", "cuda", "--dry-run", "--output")
+FLAGS = ("measure", "break-even", "--device", "cuda", "--dry-run", "--output")
 
 
 def said(tmp_path: Path, *flags: str) -> tuple[int, str]:
-    done = CliRunner().invoke(break_even, [*FLAGS, str(tmp_path / "none"), *flags])
+    done = CliRunner().invoke(main, [*FLAGS, str(tmp_path / "none"), *flags])
     return done.exit_code, done.output
 
 

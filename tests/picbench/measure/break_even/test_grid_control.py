@@ -8,7 +8,6 @@ from picbench.engines.algorithms import Registry
 from picbench.errors import ConfigError
 from picbench.experiments.grid_plan import GRIDS, draw_traffic, plan_grid
 from picbench.experiments.profile_check import GridControls, slowness_by_kind
-from picbench.profile.costs import RequestSize, RequestSizes
 from picbench.profile.grid import (
     ALONE,
     BURST,
@@ -18,9 +17,15 @@ from picbench.profile.grid import (
     MeasuredCell,
     MeasuredGrid,
 )
-from picbench.profile.pool_simulation import ReuseTotals
 from picbench.profile.predictor import GridPredictor
-from picbench.profile.profile import ArmProfile, TraceProfile, TrafficSums
+from picbench.profile.profile import (
+    ArmProfile,
+    RequestSize,
+    RequestSizes,
+    TraceProfile,
+    TrafficSums,
+)
+from picbench.profile.reuse import ReuseTotals
 
 SETTINGS = GRIDS["cpu"]
 FACTS = GridFacts("a machine", {}, "m", "float32", 1 << 20, 100, 4, "")

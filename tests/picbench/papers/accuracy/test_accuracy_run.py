@@ -15,7 +15,7 @@ from picbench.cli import main
 from picbench.experiments import serve_arms
 from picbench.papers.accuracy import AccuracyRun, NamedModel, find_model, name_of, read_accuracy
 from picbench.papers.settings import FILES
-from picbench.workloads.models.build import VOCABULARY, write_tokenizer
+from picbench.workloads.models.shapes import VOCABULARY, write_tokenizer
 
 _SCALED = {
     "rope_type": "llama3",
@@ -81,7 +81,7 @@ def test_prompts_of_every_architecture_fit_its_engine(name: str) -> None:
     assert [s.truncated for s in load.samples] == [True, True]
     assert {s.prompt_tokens + s.max_tokens for s in load.samples} <= {1023, 1024}
     assert all(chunk.before for chunk in load.samples[0].chunks[1:])
-    config = serving.engine(load)
+    config = serve_arms.engine_config(serving, load, serving.longest)
     assert (config.context, config.dtype, config.device) == (2048, "float32", "cpu")
     assert Path(config.model) == Path(name).resolve()
     assert case.name == f"{name.replace('/', '--')}-needle"

@@ -16,8 +16,7 @@ import pytest
 from picbench.engines.chunk_cache.tiers.backends.disk import Disk
 from picbench.engines.chunk_cache.tiers.envelope import seal
 from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
-from picbench.engines.chunk_cache.tiers.tier import pageable
+from picbench.engines.chunk_cache.tiers.tier import TierSpec, pageable
 from picbench.errors import ConfigError
 
 A, B, C = b"a" * 32, b"b" * 32, b"c" * 32

@@ -10,9 +10,8 @@ import pytest
 
 from picbench.engines.chunk_cache.tiers.backends.lmcache import LMCache
 from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
 from picbench.engines.chunk_cache.tiers.stack import TierStack
-from picbench.engines.chunk_cache.tiers.tier import pageable
+from picbench.engines.chunk_cache.tiers.tier import TierSpec, pageable
 
 pytest.importorskip("lmcache", reason="the extra lmcache is not installed")
 pytestmark = pytest.mark.filterwarnings("default")  # LMCache's imports warn

@@ -12,9 +12,8 @@ import pytest
 
 from picbench.engines.chunk_cache.tiers.backends.mooncake import Mooncake
 from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
-from picbench.engines.chunk_cache.tiers.spec import TierSpec
 from picbench.engines.chunk_cache.tiers.stack import TierStack
-from picbench.engines.chunk_cache.tiers.tier import pageable
+from picbench.engines.chunk_cache.tiers.tier import TierSpec, pageable
 
 # The package is there without the system libraries that it loads on machines that never use it.
 pytest.importorskip("mooncake.store", reason="Mooncake does not load here", exc_type=ImportError)

@@ -8,8 +8,7 @@ from redis_process import RedisProcess
 
 from picbench.engines.chunk_cache.tiers.backends.host import Host
 from picbench.engines.chunk_cache.tiers.backends.redis import Redis
-from picbench.engines.chunk_cache.tiers.call_limits import Backoff
-from picbench.engines.chunk_cache.tiers.guarded_tier import GuardedTier
+from picbench.engines.chunk_cache.tiers.guarded_tier import Backoff, GuardedTier
 from picbench.engines.chunk_cache.tiers.kinds import open_tiers, parse_tiers
 from picbench.engines.chunk_cache.tiers.stack import TierStack
 from picbench.engines.chunk_cache.tiers.tier import Tier, pageable

@@ -13,8 +13,7 @@ from picbench.engines.vllm.worker.cuda.kernel_planner import (
     _requests,
     rows_and_lengths,
 )
-from picbench.engines.vllm.worker.cuda.plain_prefixes import PlainPrefixes
-from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.engines.vllm.worker.cuda.planned_requests import PlainPrefixes, PlannedRequests
 from picbench.kernels.cuda.decode.request_table import RequestTable
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.decode.shared.sharing_costs import SharingCosts
@@ -127,7 +126,7 @@ def test_what_pads_a_graph_has_no_keys(pair: Pair) -> None:
 
 def test_plain_requests_that_begin_alike_decode_as_planned_ones(send: Any) -> None:
     """Where they decode, and no other step: what they compute of their prompts is vLLM's."""
-    table = SharedRequestTable(4, 80, "cpu", SHAPE, costs=SharingCosts.none())
+    table = SharedRequestTable(4, 80, "cpu", SHAPE, costs=SharingCosts.always())
     groups = table.groups_of
     requests = PlannedRequests(3, table, prefixes=PlainPrefixes(2))
     for name, last in (("one", 7), ("two", 8), ("other", 9)):
@@ -137,7 +136,7 @@ def test_plain_requests_that_begin_alike_decode_as_planned_ones(send: Any) -> No
     assert requests.batch(step, [69, 64, 69], [1, 6, 1]) is None
     batch = requests.batch(step, [70, 70, 70], [1, 1, 1])
     assert batch is not None
-    assert batch.planned == [True, True, False]
+    assert batch.known.planned.tolist() == [True, True, False]
     assert batch.decodes
     assert batch.positions().tolist() == [70, 70, 70]
     assert {shift for *_, shift in groups.covered()} == {0}
@@ -145,7 +144,7 @@ def test_plain_requests_that_begin_alike_decode_as_planned_ones(send: Any) -> No
     requests.remove("one")
     batch = requests.batch(["two", "other"], [71, 71], [1, 1])
     assert batch is not None
-    assert batch.planned == [True, False]
+    assert batch.known.planned.tolist() == [True, False]
     assert groups.covered() == []
     requests.remove("two")
     assert requests.batch(["other"], [72], [1]) is None
@@ -153,13 +152,13 @@ def test_plain_requests_that_begin_alike_decode_as_planned_ones(send: Any) -> No
 
 
 def test_no_more_of_them_are_planned_than_there_are_rows(send: Any) -> None:
-    table = SharedRequestTable(2, 80, "cpu", SHAPE, costs=SharingCosts.none())
+    table = SharedRequestTable(2, 80, "cpu", SHAPE, costs=SharingCosts.always())
     requests = PlannedRequests(1, table, prefixes=PlainPrefixes(2))
     for name in "ab":
         requests.add(name, send(None), 70, [1, 2, 3, 4])
     batch = requests.batch(["a", "b"], [70, 70], [1, 1])
     assert batch is not None
-    assert batch.planned == [True, False]
+    assert batch.known.planned.tolist() == [True, False]
     requests.remove("a")
     assert requests.batch(["b"], [71], [1]) is None
 
@@ -167,7 +166,7 @@ def test_no_more_of_them_are_planned_than_there_are_rows(send: Any) -> None:
 @pytest.mark.parametrize("bare", [False, True])
 def test_requests_with_the_same_blocks_read_them_together(send: Any, bare: bool) -> None:
     """For as long as both are there, and under the blocks that they have."""
-    table = SharedRequestTable(3, 8, "cpu", SHAPE, unrotated=bare, costs=SharingCosts.none())
+    table = SharedRequestTable(3, 8, "cpu", SHAPE, unrotated=bare, costs=SharingCosts.always())
     requests, groups = PlannedRequests(2, table, keys_without_rope=bare), table.groups_of
     here = [*range(8, 24), *range(8), 24]
     there = [*range(30, 46), *range(30), 46]

@@ -1,18 +1,34 @@
 """Steps split between vLLM's attention and picbench's, on CPU tensors."""
 
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner as GPUModelRunnerV1
 
 from picbench.engines.planning.pages import GAP
-from picbench.engines.vllm.worker.cuda import planned_batch
-from picbench.engines.vllm.worker.cuda.backend import SplitAttention, SplittingBuilder
+from picbench.engines.vllm.worker.cpu.backend import PicAttentionBackend
+from picbench.engines.vllm.worker.cuda import planned_batch, runner, runner_v1
+from picbench.engines.vllm.worker.cuda.attention import RunnerAttention
+from picbench.engines.vllm.worker.cuda.backend import (
+    PicFlashBackend,
+    PicTritonBackend,
+    SplitAttention,
+    SplittingBuilder,
+    choose_backend,
+)
 from picbench.engines.vllm.worker.cuda.dense import DensePlanner
 from picbench.engines.vllm.worker.cuda.metadata import PlannedStep, SplitMetadata
 from picbench.engines.vllm.worker.cuda.planned_requests import PlannedRequests
+from picbench.errors import ConfigError
 from picbench.kernels.cuda.reference import attend_reference
 from picbench.kernels.rope import RopeTable
 
@@ -42,7 +58,7 @@ class Builder(SplittingBuilder, Stock):  # type: ignore[misc]
         pass
 
 
-class Attention(SplitAttention, Stock):  # type: ignore[misc]
+class OneAttention(SplitAttention, Stock):  # type: ignore[misc]
     pass
 
 
@@ -131,7 +147,7 @@ def test_either_attention_fills_its_own_rows(
     cache = torch.randn(9, KV_HEADS, 16, 2 * SIZE)
     query = torch.randn(step.num_actual_tokens, HEADS, SIZE)
     out = torch.full_like(query, torch.nan)
-    Attention().forward(None, query, query, query, cache, metadata, out)
+    OneAttention().forward(None, query, query, query, cache, metadata, out)
 
     at = names.index("planned")
     first = int(step.query_start_loc[at])
@@ -165,3 +181,79 @@ def test_negative_rope_shifts(send: Any, rope: RopeTable) -> None:
     shifts = torch.tensor([-4] * 16 + [0], dtype=torch.int32)
     expected = attend_reference(query, cache, table[0], kpos, shifts, kpos[16:], rope, 1.0)
     torch.testing.assert_close(out.double(), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_flash_attention_where_it_serves(dtype: torch.dtype) -> None:
+    assert choose_backend(dtype, 128, flash=True) is PicFlashBackend
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_size", "flash"),
+    [(torch.float32, 128, True), (torch.bfloat16, 128, False), (torch.bfloat16, 100, True)],
+)
+def test_triton_elsewhere(dtype: torch.dtype, head_size: int, flash: bool) -> None:
+    assert choose_backend(dtype, head_size, flash=flash) is PicTritonBackend
+
+
+def test_types_and_sizes_that_nothing_serves_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no attention serves torch\.float64"):
+        choose_backend(torch.float64, 128, flash=True)
+    with pytest.raises(ConfigError, match="no attention serves head size 8"):
+        choose_backend(torch.float32, 8, flash=False)
+
+
+HIDDEN = HEAD = 64
+
+
+@pytest.mark.parametrize(
+    ("module", "ours", "upstream"),
+    [
+        (runner, runner.PicModelRunner, GPUModelRunner),
+        (runner_v1, runner_v1.PicModelRunnerV1, GPUModelRunnerV1),
+    ],
+    ids=["V2", "V1"],
+)
+def test_layers_are_checked_once_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, module: Any, ours: type, upstream: type
+) -> None:
+    """A model with one recurrent layer and no attention."""
+    monkeypatch.setattr(module, "select_backend", lambda config: None)
+    monkeypatch.setattr(upstream, "load_model", lambda self: None)
+    loaded: Any = object.__new__(ours)
+    loaded.vllm_config = None
+    loaded.compilation_config = SimpleNamespace(static_forward_context={"mixer": nn.Identity()})
+    with pytest.raises(ConfigError, match="0 shapes of attention heads"):
+        loaded.load_model()
+
+
+class ScalingBlock(nn.Module):
+    """Scales each dimension of its keys after it has rotated them, as a norm's weights do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rotary_emb = get_rope(HEAD, 256, True, {"rope_theta": 1e4}, dtype=torch.float32)
+        self.attn = Attention(1, HEAD, 0.1, 1, prefix="0.attn", attn_backend=PicAttentionBackend)
+
+    def forward(self, positions: Tensor, hidden_states: Tensor) -> Tensor:
+        query, key = self.rotary_emb(positions, hidden_states.clone(), hidden_states.clone())
+        out: Tensor = self.attn(query, key * torch.linspace(0.5, 1.5, HEAD), hidden_states)
+        return out
+
+
+@pytest.fixture
+def model() -> Iterator[nn.Module]:
+    with set_current_vllm_config(VllmConfig(device_config=DeviceConfig("cpu"))):
+        yield nn.ModuleList([ScalingBlock()])
+
+
+@pytest.mark.parametrize("keys_without_rope", [False, True])
+def test_keys_that_cannot_be_rerotated_are_refused(
+    model: nn.Module, keys_without_rope: bool
+) -> None:
+    config = SimpleNamespace(
+        additional_config={"pic": {"keys_without_rope": keys_without_rope, "tiers": ""}},
+        model_config=SimpleNamespace(get_hidden_size=lambda: HIDDEN, dtype=torch.float32),
+    )
+    with pytest.raises(ConfigError, match="ScalingBlock changes keys or values"):
+        RunnerAttention.of(config, model, torch.device("cpu"))

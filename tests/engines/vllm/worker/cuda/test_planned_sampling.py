@@ -17,7 +17,7 @@ from picbench.engines.algorithms import parse
 from picbench.engines.planning.layout import lay_out
 from picbench.engines.planning.plan import Plan
 from picbench.engines.planning.policy import LayoutConfig, Segment
-from picbench.engines.vllm.worker.cuda.planned_sampling import PlannedSampling, drop_bit
+from picbench.engines.vllm.worker.cuda.model_state import PlannedSampling, drop_bit
 from picbench.engines.vllm.worker.slot_map import SLOT_MAP, SlotMap
 from picbench.errors import EngineError
 

@@ -116,7 +116,7 @@ def serve(
     planner: KernelPlanner, batch: Any, padding: int, cache: Tensor, table_width: int
 ) -> Iterator[Any]:
     shape = planner._shape
-    requests = len(batch.requests) + padding
+    requests = len(batch.known.requests) + padding
     tokens = int(batch.scheduled.sum()) + padding
     # vLLM computes query, key and value by one product; the query is a part of each row.
     width = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_size

@@ -1,4 +1,4 @@
-"""Groups of readers on Hopper: which heads the Gluon kernel serves, and that it compiles.
+"""Groups of readers: which heads the Gluon kernel serves, and that both kernels compile for Hopper.
 
 Gluon has no interpreter. `attend_groups`, which reads the same groups, runs in Triton's, and
 device/test_shared_decode.py holds both to the reference on a GPU.
@@ -10,9 +10,8 @@ from hopper import compiled
 
 from picbench.experiments.scenes import rope_table
 from picbench.kernels.cuda import device
-from picbench.kernels.cuda.decode.shared.group_launch import GroupLaunch, covers
-from picbench.kernels.cuda.decode.shared.group_rows import GroupRows
-from picbench.kernels.cuda.decode.shared.shared_decode import SharedDecodeBatch
+from picbench.kernels.cuda.decode.shared.group_rows import FEW_ROWS, GroupRows
+from picbench.kernels.cuda.decode.shared.shared_decode import GroupLaunch, SharedDecodeBatch, covers
 from picbench.kernels.cuda.decode.shared.shared_table import SharedRequestTable
 from picbench.kernels.cuda.support import describe
 from picbench.kernels.shape import HeadShape
@@ -63,18 +62,40 @@ def test_what_the_kernel_serves(
     ids=["llama", "fp16"],
 )
 def test_kernel_compiles_for_hopper_without_a_gpu(kind: str, shape: HeadShape) -> None:
+    fixed = sizes(shape) | {"STAGES": GroupLaunch.of(shape).buffers}
+    made = compiled("decode.shared.hopper_groups", "attend_groups_hopper", kind, fixed)
+    assert made <= SHARED_BYTES
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "unrotated"), [("fp32", 128, True), ("bf16", 256, False)], ids=str
+)
+def test_the_largest_launches_of_triton_fit_an_h200(kind: str, size: int, unrotated: bool) -> None:
+    dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+    shape = HeadShape(32, 8, size, dtype)
+    launch = GroupLaunch.of(shape, unrotated=unrotated)
+    fixed = sizes(shape) | {
+        "ROWS": launch.rows,
+        "FEW": FEW_ROWS,
+        "ROTARY": size,
+        "NEOX": True,
+        "KEYS": launch.keys,
+        "UNROTATED": unrotated,
+        "PRECISION": "ieee" if kind == "fp32" else "tf32",
+    }
+    options = {"warps": launch.warps, "stages": launch.stages}
+    made = compiled("decode.shared.group_attention", "attend_groups", kind, fixed, **options)
+    assert made <= SHARED_BYTES
+
+
+def sizes(shape: HeadShape) -> dict[str, object]:
+    """What is fixed when a kernel of groups is compiled for these heads."""
     layout = GroupRows.of(shape.group)
-    types = dict.fromkeys(["groups", "control", "place"], "*i32")
-    types |= dict.fromkeys(["query", "key", "value", "parts"], f"*{kind}")
-    types |= {"cos_sin": "*fp32", "part_lse": "*fp32", "scale": "fp32"}
-    fixed = {
+    return {
         "WIDTH": layout.width,
         "HEADS": shape.num_heads,
         "HEAD": shape.head_size,
         "GROUP": shape.group,
         "CELL": layout.cell_blocks,
         "READERS": layout.readers,
-        "STAGES": GroupLaunch.of(shape).buffers,
     }
-    module = "picbench.kernels.cuda.decode.shared.hopper_groups"
-    assert compiled(module, "attend_groups_hopper", types, fixed) <= SHARED_BYTES

@@ -1,0 +1,391 @@
+"""What an arm reuses of a trace, request by request: a pool that evicts, or a cache without end."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+from picbench.engines.algorithms import Algorithm, Reuse
+from picbench.engines.chunk_cache.chunk_store import ChunkStore
+from picbench.engines.config import BLOCK_SIZE
+from picbench.engines.planning.plan import Canonical
+from picbench.profile.blocks import (
+    BlockKeys,
+    BlockRun,
+    ChunkPlan,
+    ChunkPlanner,
+    ChunkUse,
+    ComputedSlice,
+    HeldRun,
+    SimulatedPool,
+    blocks_of,
+)
+from picbench.profile.traces import TracedRequest, TraceSegment
+from picbench.run.schedule import ContextIndex
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReuse:
+    """Prompt tokens of one request by origin, as the engine counts them (`TokenCounts`).
+
+    `reused` ones were not computed for it, or only by compiling chunks, which computed `compiled`
+    tokens. `chunk_blocks` are shared blocks of chunks, `prefix_blocks` those found of the rest,
+    `copied_blocks` private copies. `shared` are the keys of the blocks that other requests hold or
+    may find while it runs, with their numbers, `own_blocks` all others. `compile_blocks` are those
+    of compiled chunks that it does not map itself.
+    """
+
+    prompt: int
+    reused: int
+    compiled: int = 0
+    chunk_blocks: int = 0
+    prefix_blocks: int = 0
+    copied_blocks: int = 0
+    own_blocks: int = 0
+    shared: tuple[tuple[int | bytes, int], ...] = ()
+    compile_blocks: int = 0
+
+    @property
+    def computed(self) -> int:
+        """Tokens that are computed before the request can be answered."""
+        return self.prompt - self.reused + self.compiled
+
+
+@dataclass(slots=True)
+class ReuseTotals:
+    """Sums over the requests of a trace; `refused` ones need more blocks than the pool has.
+
+    `cached_blocks` are those that the pool holds at the end: all that was ever cached, if it is
+    unbounded. `evicted_blocks` lost their KV to others.
+    """
+
+    requests: int = 0
+    refused: int = 0
+    prompt: int = 0
+    reused: int = 0
+    compiled: int = 0
+    chunk_blocks: int = 0
+    prefix_blocks: int = 0
+    copied_blocks: int = 0
+    own_blocks: int = 0
+    cached_blocks: int = 0
+    evicted_blocks: int = 0
+
+    def add(self, found: RequestReuse | None) -> None:
+        """Count a request; None was refused."""
+        if found is None:
+            self.refused += 1
+            return
+        self.requests += 1
+        for name in _SUMMED:
+            setattr(self, name, getattr(self, name) + getattr(found, name))
+
+    @property
+    def computed(self) -> int:
+        """Tokens that are computed for all prompts."""
+        return self.prompt - self.reused + self.compiled
+
+    @property
+    def saved(self) -> float:
+        """The share of prompt tokens that need not be computed; never negative in practice."""
+        return 1 - self.computed / self.prompt if self.prompt else 0.0
+
+
+_SUMMED = [one.name for one in fields(RequestReuse) if hasattr(ReuseTotals, one.name)]
+
+
+class SimulatedEngine:
+    """Serves requests one at a time, in a pool of `blocks` usable blocks.
+
+    The pool raises PoolTooSmallError where the simulation itself is wrong.
+    """
+
+    def __init__(self, blocks: int, keys: BlockKeys) -> None:
+        self.pool = SimulatedPool(blocks)
+        self._keys = keys
+        self._store = ChunkStore(self.pool, tiers=False, clock=lambda: 0.0)
+        self._copied: set[bytes] = set()
+        self.pool.evicted = self._on_evicted
+
+    def serve(self, plan: ChunkPlan, prompt: int, output: int) -> RequestReuse | None:
+        """Serve a prompt; None for one that the pool can never hold."""
+        mapped = plan.mapped
+        room = mapped + blocks_of(plan.computed + output - 1)
+        if room + max((use.unmapped for use in plan.uses), default=0) > self.pool.usable:
+            return None
+        reused = prompt - plan.computed
+        if plan.private:
+            compiled = self._copy(plan, room)
+            return RequestReuse(prompt, reused, compiled, copied_blocks=mapped, own_blocks=room)
+        compiled, hits = self._link(plan, output)
+        reused += hits * BLOCK_SIZE
+        own = room - mapped - hits
+        return RequestReuse(prompt, reused, compiled, mapped, hits, own_blocks=own)
+
+    def _copy(self, plan: ChunkPlan, room: int) -> int:
+        """Serve a request with copies; the tokens that are compiled, each chunk once in all."""
+        compiled = 0
+        for use in plan.uses:
+            if use.canonical.key not in self._copied:
+                self._copied.add(use.canonical.key)
+                compiled += use.tokens
+                self._pass_through(sum(use.blocks))
+        self._pass_through(room)
+        return compiled
+
+    def _pass_through(self, blocks: int) -> None:
+        """Take and free blocks that nothing can find afterwards."""
+        self.pool.allocate(blocks)
+        self.pool.free_empty(blocks)
+
+    def _link(self, plan: ChunkPlan, output: int) -> tuple[int, int]:
+        """Compile what is missing, then serve; tokens compiled, and blocks that were found."""
+        store, pool = self._store, self.pool
+        chunks = list({(u.canonical.key, u.canonical.used): u for u in plan.uses}.values())
+        missing = {u.canonical.key: u for u in chunks if not store.is_mappable(u.canonical)}
+        waiting = [run for u in chunks for run in self._hold(u.canonical)] if missing else []
+        jobs: list[tuple[ChunkUse, list[HeldRun]]] = []
+        compiled = 0
+        at_once = sum(sum(use.blocks) for use in chunks) + blocks_of(plan.computed)
+        for use in missing.values():
+            tokens, pages = self._compile(use)
+            compiled += tokens
+            if at_once <= pool.usable:
+                jobs.append((use, pages))
+            else:  # One step cannot hold all of them.
+                self._complete(use, pages)
+                waiting += self._hold(use.canonical)
+        held = [self._mapped(page) for use in plan.uses for page in use.canonical.keys]
+        hits = self._prefill(held, plan.runs, plan.computed)
+        pool.release(waiting)
+        store.touch(use.canonical for use in chunks)
+        for use, pages in jobs:
+            self._complete(use, pages)
+        self._decode(held, plan.runs, plan.computed, output)
+        return compiled, hits
+
+    def _hold(self, canonical: Canonical) -> Iterator[HeldRun]:
+        for key in canonical.keys:
+            if (run := self.pool.hold(key)) is not None:
+                yield run
+
+    def _compile(self, use: ChunkUse) -> tuple[int, list[HeldRun]]:
+        """Compile a chunk: tokens that are computed, and its blocks, all of them referenced."""
+        pages = list(zip(use.canonical.pages, use.blocks, strict=True))
+        self._store.prepare_compile(use.canonical, "compile")
+        held: list[HeldRun] = []
+        hits = 0
+        for page, blocks in pages[:-1]:
+            run = self.pool.find(page.name)
+            if run is None or run.blocks < blocks:
+                break
+            self.pool.touch(run)
+            held.append(run)
+            hits += blocks
+        self.pool.allocate(sum(use.blocks) - hits)
+        held += [self.pool.fill(page.name, blocks) for page, blocks in pages[len(held) :]]
+        return use.tokens - hits * BLOCK_SIZE, held
+
+    def _complete(self, use: ChunkUse, pages: list[HeldRun]) -> None:
+        self._store.complete_compile(use.canonical, (), success=True, shared=True)
+        self.pool.release(pages)
+
+    def _mapped(self, page: bytes) -> HeldRun:
+        run = self.pool.hold(page)
+        assert run is not None, "a chunk was compiled, and is gone"
+        return run
+
+    def _prefill(self, held: list[HeldRun], runs: list[BlockRun], tokens: int) -> int:
+        """Find and allocate the blocks of a prompt; the number that was found."""
+        pool, most = self.pool, (tokens - 1) // BLOCK_SIZE
+        hits = covered = place = 0
+        partial: tuple[HeldRun, int] | None = None
+        for key, blocks, _ in runs:
+            run = pool.find(key)
+            if run is None or covered + blocks > most:
+                break
+            pool.touch(run)
+            held.append(run)
+            hits, covered, place = hits + run.blocks, covered + blocks, place + 1
+            if run.blocks < blocks:
+                partial = run, blocks
+                break
+        pool.allocate(blocks_of(tokens) - hits)
+        if partial is not None:  # Some of the allocated blocks are those that it had lost.
+            partial[0].blocks = partial[1]
+        full = tokens // BLOCK_SIZE - covered
+        for key, blocks, _ in runs[place:]:
+            if blocks > full:
+                break
+            full -= blocks
+            held.append(pool.fill(key, blocks))
+        return hits
+
+    def _decode(self, held: list[HeldRun], runs: list[BlockRun], tokens: int, output: int) -> None:
+        """Serve the reply, whose last token is not stored, and free all that the request holds."""
+        pool, end = self.pool, tokens + output - 1
+        for _ in range(blocks_of(end) - blocks_of(tokens)):
+            pool.allocate(1)
+        full, filled = tokens // BLOCK_SIZE, end // BLOCK_SIZE
+        covered = 0
+        for key, blocks, _ in runs:
+            if full <= covered < filled:  # Of a known reply.
+                held.append(pool.fill(key, min(blocks, filled - covered)))
+                full = min(covered + blocks, filled)
+            covered += blocks
+        if filled > full:
+            held.append(pool.fill(self._keys.unique(), filled - full))
+        pool.free_empty(int(end % BLOCK_SIZE > 0))
+        pool.release(held)
+
+    def _on_evicted(self, run: HeldRun) -> None:
+        if isinstance(run.key, bytes) and self.pool.is_last(run):
+            self._store.evict(run.key)
+
+
+class UnboundedCache:
+    """Remembers the keys of runs and chunks; those that can never recur are only counted.
+
+    `blocks` is the number of blocks with KV, each counted once.
+    """
+
+    def __init__(self) -> None:
+        self._runs: set[int] = set()
+        self._begun: dict[int, int] = {}
+        self._pages: set[bytes] = set()
+        self.blocks = 0
+
+    def serve(self, plan: ChunkPlan, prompt: int, output: int) -> RequestReuse:
+        """Serve a prompt."""
+        compiled, unmapped = self._compile(plan)
+        reused, mapped = prompt - plan.computed, plan.mapped
+        slots = plan.computed + output - 1
+        if plan.private:
+            room = mapped + blocks_of(slots)
+            return RequestReuse(prompt, reused, compiled, copied_blocks=mapped, own_blocks=room)
+        found = self._found(plan.runs, (plan.computed - 1) // BLOCK_SIZE)
+        hits = sum(blocks for _, blocks in found)
+        computed = (*found, *self._store(plan.runs, slots))
+        return RequestReuse(
+            prompt,
+            reused + hits * BLOCK_SIZE,
+            compiled,
+            mapped,
+            hits,
+            own_blocks=blocks_of(slots) - sum(blocks for _, blocks in computed),
+            shared=(*plan.shared, *computed),
+            compile_blocks=unmapped,
+        )
+
+    def _compile(self, plan: ChunkPlan) -> tuple[int, int]:
+        """Compile the chunks that are not cached: tokens computed for that, blocks not mapped."""
+        compiled = unmapped = 0
+        for use in plan.uses:
+            names = [page.name for page in use.canonical.pages]
+            if all(names[index] in self._pages for index in use.canonical.used):
+                continue
+            compiled += use.tokens - BLOCK_SIZE * self._leading(names, use.blocks)
+            unmapped += use.unmapped
+            for name, blocks in zip(names, use.blocks, strict=True):
+                if name not in self._pages:
+                    self._pages.add(name)
+                    self.blocks += blocks
+        return compiled, unmapped
+
+    def _leading(self, names: list[bytes], blocks: tuple[int, ...]) -> int:
+        """Blocks of the first pages that a compile finds: never those of the last page."""
+        hits = 0
+        for name, count in zip(names[:-1], blocks, strict=False):
+            if name not in self._pages:
+                break
+            hits += count
+        return hits
+
+    def _found(self, runs: list[BlockRun], most: int) -> list[tuple[int, int]]:
+        """The runs that are cached, and how many blocks of each, `most` blocks in all."""
+        found: list[tuple[int, int]] = []
+        for key, blocks, _ in runs:
+            if key not in self._runs or blocks > most:
+                begun = min(self._begun.get(key, 0), most)
+                return [*found, (key, begun)] if begun else found
+            most -= blocks
+            found.append((key, blocks))
+        return found
+
+    def _store(self, runs: list[BlockRun], slots: int) -> list[tuple[int, int]]:
+        """Remember what is cached of `slots` tokens; unknown replies are counted as well.
+
+        Returns the runs that were not cached before and can be found, with their blocks.
+        """
+        known, stored = self._runs, []
+        room = slots // BLOCK_SIZE
+        for key, blocks, forever in runs:
+            if blocks > room:  # Of a known reply, whose last token is not stored.
+                self._begun[key] = max(room, self._begun.get(key, 0))
+                break
+            room -= blocks
+            if key not in known:
+                self.blocks += blocks
+                if forever:
+                    known.add(key)
+                    stored.append((key, blocks))
+        self.blocks += room
+        return stored
+
+
+class ArmSimulation:
+    """Counts what an algorithm reuses, in a pool of `blocks` usable blocks; None never evicts.
+
+    `exact` as in `BlockKeys`. Raises ConfigError for an algorithm that cannot be counted.
+    """
+
+    def __init__(self, algorithm: Algorithm, *, exact: bool, blocks: int | None = None) -> None:
+        self.totals = ReuseTotals()
+        self._keys = BlockKeys(exact=exact)
+        self._order = ContextIndex() if algorithm.reorders else None
+        self._reuses = algorithm.reuse is not Reuse.NOTHING
+        chunks = algorithm.reuse is Reuse.CHUNKS
+        self._planner = ChunkPlanner(algorithm, self._keys) if chunks else None
+        self._cache: UnboundedCache | SimulatedEngine = (
+            UnboundedCache() if blocks is None else SimulatedEngine(blocks, self._keys)
+        )
+
+    def serve(self, request: TracedRequest) -> RequestReuse | None:
+        """Serve the next request; None if it can never fit the pool."""
+        found = self._serve(request) if self._reuses else self._compute(request)
+        self.totals.add(found)
+        return found
+
+    def close(self) -> ReuseTotals:
+        """The sums, with what the pool holds at the end."""
+        cache = self._cache
+        if isinstance(cache, UnboundedCache):
+            self.totals.cached_blocks = cache.blocks
+        else:
+            self.totals.cached_blocks = cache.pool.keyed
+            self.totals.evicted_blocks = cache.pool.evictions
+        return self.totals
+
+    def _compute(self, request: TracedRequest) -> RequestReuse | None:
+        """Serve a request of which nothing is reused."""
+        prompt = request.prompt_tokens
+        own = blocks_of(prompt + request.output - 1)
+        if isinstance(self._cache, SimulatedEngine) and own > self._cache.pool.usable:
+            return None
+        return RequestReuse(prompt, 0, own_blocks=own)
+
+    def _serve(self, request: TracedRequest) -> RequestReuse | None:
+        segments: Sequence[TraceSegment] = request.segments
+        if self._order is not None:
+            order = self._order.arrange([(s.chunk, _identity(s), s.length) for s in segments])
+            segments = [segments[place] for place in order]
+        if self._planner is not None and any(segment.chunk for segment in segments):
+            plan = self._planner.plan(segments, request.reply)
+        else:
+            parts = segments if request.reply is None else (*segments, request.reply)
+            runs = self._keys.runs([ComputedSlice(s, 0, s.length) for s in parts])
+            plan = ChunkPlan((), runs, request.prompt_tokens, private=False)
+        return self._cache.serve(plan, request.prompt_tokens, request.output)
+
+
+def _identity(segment: TraceSegment) -> object:
+    """What equal segments have in common; an unknown content equals no other."""
+    return segment.content if segment.content is not None else object()

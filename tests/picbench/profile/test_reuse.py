@@ -1,0 +1,210 @@
+"""What is counted without slots is what the project's own plans come to."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from mixed_traffic import Mixes, ids
+
+from picbench.engines.algorithms import Algorithm, parse
+from picbench.engines.planning.layout import lay_out
+from picbench.engines.planning.plan import Plan
+from picbench.engines.planning.policy import LayoutConfig, Segment
+from picbench.errors import ConfigError
+from picbench.profile.blocks import BlockKeys, ComputedSlice
+from picbench.profile.reuse import ArmSimulation
+from picbench.profile.traces import TracedRequest, TraceSegment
+
+ARMS = (
+    "mepic",
+    "mepic:blocks=2",
+    "naive",
+    "epic:k=16",
+    "epic:k=5:copy=shared",
+    "epic:k=32:copy=shared",
+)
+
+
+def plan_of(request: TracedRequest, algorithm: Algorithm) -> Plan:
+    segments = [Segment(ids(s), chunk=s.chunk) for s in request.segments]
+    return lay_out(segments, algorithm.plan_chunk, LayoutConfig())
+
+
+class Planned:
+    """A cache that never evicts, of the keys in plans."""
+
+    def __init__(self, spec: str) -> None:
+        self._algorithm = parse(spec)
+        self._keys: set[bytes] = set()
+
+    def serve(self, request: TracedRequest) -> tuple[int, ...]:
+        """Reused and compiled tokens, and blocks of each kind."""
+        plan, compiled = plan_of(request, self._algorithm), 0
+        for chunk in plan.canonicals:
+            if not chunk.resident(self._keys.__contains__):
+                compile_plan = chunk.compile_plan()
+                hits = self._hits(compile_plan, 0)
+                compiled += sum(page.real for page in compile_plan.pages_from(hits))
+            self._keys |= {page.name for page in chunk.pages}
+        hits = plan.canonical if plan.copies else self._hits(plan, plan.shared)
+        reused = plan.real - sum(page.real for page in plan.pages_from(hits))
+        self._keys |= {key for key in plan.keys if key is not None}
+        return reused, compiled, plan.shared, hits - plan.canonical, len(plan.copies)
+
+    def _hits(self, plan: Plan, hits: int) -> int:
+        most = (len(plan.tokens) - 1) // 16
+        while hits < most and plan.keys[hits] in self._keys:
+            hits += 1
+        return hits
+
+
+@pytest.mark.parametrize("spec", ARMS)
+@pytest.mark.parametrize("mix", ["rag", "agents", "nothing"])
+def test_counts_are_those_of_plans(spec: str, mix: str) -> None:
+    trace = getattr(Mixes(5, 40), mix)()
+    planned, counted = Planned(spec), ArmSimulation(parse(spec), exact=True)
+    for request in trace:
+        if not any(segment.chunk for segment in request.segments):
+            continue  # vLLM's own keys: see the test against engines.
+        found = counted.serve(request)
+        assert found is not None
+        assert planned.serve(request) == (
+            found.reused,
+            found.compiled,
+            found.chunk_blocks,
+            found.prefix_blocks,
+            found.copied_blocks,
+        )
+
+
+@pytest.mark.parametrize("spec", ARMS)
+@pytest.mark.parametrize("blocks", [None, 400])
+def test_a_request_holds_the_blocks_of_its_plan(spec: str, blocks: int | None) -> None:
+    """Its own and shared ones together, until its reply ends; the last token is not stored."""
+    algorithm = parse(spec)
+    counted = ArmSimulation(algorithm, exact=True, blocks=blocks)
+    for request in Mixes(9, 30).nothing():
+        found = counted.serve(request)
+        assert found is not None
+        slots = len(plan_of(request, algorithm).tokens) + request.output - 1
+        held = found.own_blocks + sum(count for _, count in found.shared)
+        if blocks is not None:  # In a pool what others hold is counted by kind.
+            held += found.chunk_blocks + found.prefix_blocks
+        assert held == -(-slots // 16)
+
+
+@pytest.mark.parametrize(("spec", "unmapped"), [("naive", 0), ("mepic", 1), ("mepic:blocks=2", 2)])
+def test_a_compile_holds_what_its_request_does_not_map(spec: str, unmapped: int) -> None:
+    """Two chunks of 45 tokens, three blocks each, and one of 10 that is linked as a whole."""
+    mixes = Mixes(2, 1)
+    chunks = mixes.chunk(45), mixes.chunk(45), mixes.chunk(10)
+    request = mixes.request(*chunks, mixes.text(5))
+    arm = ArmSimulation(parse(spec), exact=True)
+    first, again = arm.serve(request), arm.serve(request)
+    assert first is not None
+    assert again is not None
+    assert (first.compile_blocks, again.compile_blocks) == (2 * unmapped, 0)
+    assert first.compiled == 90 + (10 if spec == "naive" else 0)
+
+
+@pytest.mark.parametrize("spec", ["prefix", "reorder", *ARMS])
+@pytest.mark.parametrize("blocks", [None, 44])
+@pytest.mark.parametrize("mix", ["rag", "nothing"])
+def test_contents_without_tokens_come_to_the_same(spec: str, blocks: int | None, mix: str) -> None:
+    """Where no content begins like another, names tell as much as tokens."""
+    trace = [r for r in getattr(Mixes(7, 40), mix)() if not alike(r)]
+    exact = ArmSimulation(parse(spec), exact=True, blocks=blocks)
+    named = ArmSimulation(parse(spec), exact=False, blocks=blocks)
+    for request in trace:
+        bare = tuple(segment._replace(tokens=None) for segment in request.segments)
+        found = named.serve(TracedRequest(bare, request.output))
+        expected = exact.serve(request)
+        assert (found is None) == (expected is None)
+        if found and expected:
+            assert (found.reused, found.compiled) == (expected.reused, expected.compiled)
+    assert named.close() == exact.close()
+
+
+def alike(request: TracedRequest) -> bool:
+    """Whether a chunk is the one that begins like another."""
+    return any(segment.chunk and segment.length == 49 for segment in request.segments)
+
+
+def test_a_known_reply_is_found_by_the_next_request() -> None:
+    for exact in (True, False):
+        mixes = Mixes(1, 1)
+        head, reply, more = mixes.text(20), mixes.text(29), mixes.text(9)
+        first, second = (head,), (head, reply, more)
+        if not exact:
+            reply = reply._replace(tokens=None)
+            first, second = bare(first), bare(second)
+        for blocks in (None, 20):
+            arm = ArmSimulation(parse("prefix"), exact=exact, blocks=blocks)
+            arm.serve(TracedRequest(first, 29, reply=reply))
+            found = arm.serve(TracedRequest(second, 1))
+            # Of 20 + 29 tokens the last is not stored: three full blocks.
+            assert found is not None
+            assert found.prefix_blocks == 3
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("blocks", [None, 20])
+def test_a_known_reply_goes_on_where_the_chunks_end(exact: bool, blocks: int | None) -> None:
+    mixes = Mixes(1, 1)
+    head, chunk, question = mixes.text(20), mixes.chunk(32), mixes.text(10)
+    reply, more = mixes.text(29), mixes.text(9)
+    first, second = (head, chunk, question), (head, chunk, question, reply, more)
+    if not exact:
+        (reply,), first, second = bare((reply,)), bare(first), bare(second)
+    arm = ArmSimulation(parse("naive"), exact=exact, blocks=blocks)
+    arm.serve(TracedRequest(first, 29, reply=reply))
+    found = arm.serve(TracedRequest(second, 1))
+    # Of 20 + 10 + 29 computed tokens the last is not stored: three full blocks.
+    assert found is not None
+    assert (found.chunk_blocks, found.prefix_blocks) == (2, 3)
+    assert found.reused == 32 + 48
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("blocks", [None, 20])
+def test_a_reply_that_ends_early_forgets_nothing(exact: bool, blocks: int | None) -> None:
+    mixes = Mixes(1, 1)
+    head, reply, more = mixes.text(20), mixes.text(60), mixes.text(9)
+    first, second = (head,), (head, reply, more)
+    if not exact:
+        (reply,), first, second = bare((reply,)), bare(first), bare(second)
+    arm = ArmSimulation(parse("prefix"), exact=exact, blocks=blocks)
+    for output in (40, 5):
+        arm.serve(TracedRequest(first, output, reply=reply))
+    found = arm.serve(TracedRequest(second, 1))
+    # Of 20 + 60 tokens 59 were stored at the first time: three full blocks.
+    assert found is not None
+    assert found.prefix_blocks == 3
+
+
+def bare(segments: tuple[TraceSegment, ...]) -> tuple[TraceSegment, ...]:
+    return tuple(segment._replace(tokens=None) for segment in segments)
+
+
+def test_what_is_not_known_is_never_found_again() -> None:
+    """Contents without a name: a text of two whole blocks, then a chunk."""
+    text = TraceSegment(None, 32, chunk=False)
+    runs = BlockKeys(exact=False).runs([ComputedSlice(text, 0, 32)])
+    assert [(run.blocks, run.forever) for run in runs] == [(1, False), (1, False)]
+    for blocks in (None, 40):
+        for content, reused in ((None, 0), (7, 32)):
+            arm = ArmSimulation(parse("naive"), exact=False, blocks=blocks)
+            chunk = TraceSegment(content, 32, chunk=True)
+            tail = TraceSegment(None, 8, chunk=False)
+            found = [arm.serve(TracedRequest((chunk, tail), 1)) for _ in range(2)]
+            compiled = [counts.compiled for counts in found if counts is not None]
+            assert compiled == [32, 32 - reused]
+
+
+def test_algorithms_that_are_not_counted_are_refused() -> None:
+    for spec in ("cacheblend", "mepic:select=question", "kvlink", "naive:context=document"):
+        with pytest.raises(ConfigError, match="not counted"):
+            ArmSimulation(parse(spec), exact=True)

@@ -1,0 +1,358 @@
+"""Frames, tables and figures of a run of fake engines, and the lines below its table."""
+
+import io
+import json
+import shutil
+from dataclasses import replace
+from errno import ENOSPC
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from harness_fakes import POOL, Harness, make_sample, run_fakes
+from PIL import Image
+
+from picbench.cli import main
+from picbench.engines.ledger import KINDS, MemoryUse, Occupancy
+from picbench.engines.request import Hits, TokenCounts
+from picbench.figures.run import longest_steps, peaks, write_run_files
+from picbench.metrics import METRICS, metrics_shown
+from picbench.store.reader import Run, read_run
+from picbench.store.summary import ArmSummary, MemorySummary, Ratio, ScoreSummary, summarise_memory
+from picbench.store.writer import SAMPLES
+from picbench.tables.run import (
+    arms_frame,
+    as_csv,
+    as_latex,
+    as_markdown,
+    ledger_frame,
+    memory_lines,
+    of_runs,
+    samples_frame,
+    verdict,
+)
+
+ARMS = ["full", "mepic"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    harness = Harness([make_sample(n) for n in range(3)])
+    path = run_fakes(harness, tmp_path_factory.mktemp("run") / "first", *ARMS)
+    return read_run(path)
+
+
+def test_samples_are_rows_with_numbers(run: Run) -> None:
+    frame = samples_frame(run)
+    assert len(frame) == len(run.rows) == 6
+    assert list(frame["arm"].unique()) == ARMS
+    assert [frame["ttft_ms"].dtype.kind, frame["tokens_prompt"].dtype.kind] == ["f", "i"]
+    assert list(frame["tokens_prompt"]) == [row.tokens.prompt for row in run.rows]
+    assert not any(isinstance(value, dict | list) for value in frame.to_numpy().ravel())
+
+
+def test_the_ledger_is_a_row_for_each_step(run: Run) -> None:
+    frame = ledger_frame(run)
+    assert (frame[list(KINDS)].sum(axis=1) == POOL).all()
+    for arm, series in run.ledger.items():
+        assert list(frame[frame["arm"] == arm]["referenced"]) == list(series.referenced)
+
+
+def test_arms_are_what_the_summary_says(run: Run) -> None:
+    frame = arms_frame(run).set_index("arm")
+    for name, arm in run.summary.items():
+        assert arm.ttft_ms is not None
+        assert frame.loc[name, "ttft_ms_p50"] == arm.ttft_ms.p50
+        assert frame.loc[name, "blocks_peak_referenced"] == arm.blocks.peak_referenced
+        assert pd.isna(frame.loc[name, "makespan_s"])
+
+
+def test_csv_gives_the_numbers_back(run: Run) -> None:
+    read = pd.read_csv(io.StringIO(as_csv([run])))
+    written = arms_frame(run)
+    assert list(read.columns) == list(written.columns)
+    names = written.select_dtypes("number").columns
+    assert len(names) > 20
+    for name in names:
+        assert read[name].tolist() == pytest.approx(
+            written[name].astype(float).tolist(), nan_ok=True
+        )
+
+
+def test_markdown_has_the_printed_columns_without_ornaments(run: Run) -> None:
+    title, table, note = as_markdown([run]).split("\n\n")
+    assert title.startswith("fake, 3 requests an arm, model shape:fake (random weights), pool of")
+    assert note == "Random or dummy weights: accuracy is not meaningful.\n"
+    head, rule, *lines = [line.strip("| ").split(" | ") for line in table.splitlines()]
+    metrics = metrics_shown(run.summary.values())
+    assert head == ["arm", *(metric.title for metric in metrics)]
+    assert rule[:2] == ["---", "---:"]
+    for line, (name, arm) in zip(lines, run.summary.items(), strict=True):
+        assert line[0] == name
+        for cell, metric in zip(line[1:], metrics, strict=True):
+            value = metric.value(arm)
+            half = 0.5 * 10**-metric.digits
+            assert value is not None
+            assert float(cell) == pytest.approx(value, abs=half * 1.001)
+
+
+def test_latex_is_a_tabular_with_escaped_names(run: Run) -> None:
+    text = as_latex([run])
+    caption, warning, begin, *_ = text.splitlines()
+    assert caption.startswith("% fake, 3 requests an arm, model shape:fake (random weights)")
+    assert warning == "% Random or dummy weights: accuracy is not meaningful."
+    assert begin.startswith("\\begin{tabular}")
+    assert r"tokens reused \%" in text
+    assert text.count("mepic &") == 1
+
+
+def test_tables_of_several_runs_name_each(run: Run) -> None:
+    frame = of_runs([run, run], arms_frame)
+    assert list(frame["run"]) == ["first"] * 4
+    assert "| first | mepic |" in as_markdown([run, run])
+
+
+def test_the_command_prints_what_was_asked_for(run: Run, tmp_path: Path) -> None:
+    path = str(run.path)
+    for style, text in (("markdown", as_markdown), ("latex", as_latex), ("csv", as_csv)):
+        done = CliRunner().invoke(main, ["table", path, "--format", style])
+        assert (done.exit_code, done.stdout) == (0, text([run]))
+    done = CliRunner().invoke(main, ["table", str(tmp_path)])
+    assert done.exit_code == 2
+    assert "not a run directory" in done.stderr
+
+
+def test_files_for_readers_are_made_of_the_records(run: Run) -> None:
+    assert list(write_run_files(run.path)) == []
+    made = {"table.csv", "table.md"} | {
+        f"{name}.{kind}" for name in ("ttft", "memory", "accuracy") for kind in ("svg", "png")
+    }
+    assert made <= {file.name for file in run.path.iterdir()}
+    assert "shape:fake" in (run.path / "ttft.svg").read_text()
+    assert all(f">{arm}<" in (run.path / "memory.svg").read_text() for arm in ARMS)
+    assert "not meaningful" in (run.path / "accuracy.svg").read_text()
+
+
+def test_numbers_of_untrained_weights_say_so_in_every_file(run: Run) -> None:
+    assert list(write_run_files(run.path)) == []
+    for name in ("ttft", "memory", "accuracy"):
+        assert "shape:fake (random weights)" in (run.path / f"{name}.svg").read_text()
+        with Image.open(run.path / f"{name}.png") as image:
+            assert "(random weights)" in image.info["Description"]
+    frame = pd.read_csv(run.path / "table.csv")
+    assert list(frame["weights"]) == ["random"] * 2
+    assert list(frame["score_meaningful"]) == [False] * 2
+
+
+def test_a_stalled_arm_is_said_in_table_and_figures(run: Run, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(run.path, tmp_path / "stalled"))
+    summary = json.loads((path / "summary.json").read_text())
+    summary["arms"]["mepic"]["stalls"] = {"steps": 1, "allowed_s": 5.0, "longest_s": 30.0}
+    (path / "summary.json").write_text(json.dumps(summary))
+    assert list(write_run_files(path)) == []
+    for name in ("ttft", "memory", "accuracy"):
+        figure = (path / f"{name}.svg").read_text()
+        assert figure.count("mepic (stalled: 1 steps)") >= 1 and ">full<" in figure
+    assert "hatch" not in (run.path / "memory.svg").read_text().lower()
+    assert (path / "memory.svg").read_text().count("<pattern ") == 1
+    assert "mepic: stalled in 1 steps, the longest of 30.0 s" in (path / "table.md").read_text()
+    shown = CliRunner().invoke(main, ["show", str(path)])
+    assert "mepic: stalled in 1 steps" in shown.stdout
+
+
+def test_the_longest_steps_are_those_that_are_hatched() -> None:
+    times, held = [0.0, 1.0, 31.0, 32.0, 99.0], [5, 5, 5, 0, 5]
+    steps = pd.DataFrame({"time": times, "referenced": held})
+    assert longest_steps(steps, 1) == [(1.0, 31.0)]
+    assert longest_steps(steps, 0) == []
+
+
+def test_what_cannot_be_drawn_is_said_and_the_rest_is_made(tmp_path: Path) -> None:
+    path = run_fakes(Harness([make_sample(0)]), tmp_path / "run", *ARMS)
+    (path / "memory.parquet").write_bytes(b"torn")
+    (line,) = write_run_files(path)
+    assert line.startswith("memory was not made: ")
+    assert (path / "ttft.svg").exists()
+    assert (path / SAMPLES).exists()
+
+
+def test_a_run_says_what_was_not_drawn(tmp_path: Path) -> None:
+    harness = Harness([make_sample(0)], file_faults=["memory was not made: no"])
+    flags = ["run", "--algo", "full,mepic", "--dataset", "fake", "--output", str(tmp_path / "run")]
+    done = CliRunner().invoke(main, flags, obj=harness.services())
+    assert done.exit_code == 0
+    assert "memory was not made: no" in done.stderr
+    assert str(tmp_path / "run") in done.stdout.splitlines()[-1]
+
+
+def test_a_full_disk_ends_a_run_that_is_drawn_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(ENOSPC, "No space left on device", str(path))
+
+    services = replace(Harness([make_sample(0)]).services(), files=write_run_files)
+    path = tmp_path / "run"
+    flags = ["run", "--algo", "full,mepic", "--dataset", "fake", "--output", str(path)]
+    monkeypatch.setattr("picbench.figures.style.write_whole", refuse)
+    full = CliRunner().invoke(main, flags, obj=services)
+    assert full.exit_code == 4
+    said = f"picbench: {path / 'ttft.svg'}: No space left on device (make room"
+    assert full.stderr.splitlines()[-1].startswith(said)
+    assert full.stderr.count("No space") == 1
+    assert json.loads(full.stdout.splitlines()[-1])["exit_code"] == 4
+    assert not list(path.glob("*.svg"))
+    monkeypatch.undo()
+    assert CliRunner().invoke(main, flags, obj=services).exit_code == 0
+    assert len(list(path.glob("*.svg"))) == 3
+
+
+def test_thinned_steps_keep_the_peaks() -> None:
+    steps = pd.DataFrame({"time": range(1000), "referenced": [n % 97 for n in range(1000)]})
+    shown = peaks(steps, points=50)
+    assert len(shown) == 50
+    assert shown["referenced"].max() == steps["referenced"].max()
+    assert shown["time"].is_monotonic_increasing
+    assert peaks(steps, points=1000) is steps
+
+
+GIB = 1 << 30
+
+
+def test_what_is_held_beside_known_tensors_is_the_residual() -> None:
+    cpu = MemoryUse("cpu", 4, 3, 2, process_bytes=10)
+    assert (cpu.known_bytes, cpu.held_bytes, cpu.residual_bytes) == (9, 10, 1)
+    gpu = MemoryUse("cuda", 4, 3, 2, process_bytes=99, allocated_bytes=12, reserved_bytes=16)
+    assert (gpu.held_bytes, gpu.residual_bytes) == (12, 3)
+    assert MemoryUse("cpu", 4, 3, 2).residual_bytes is None
+
+
+def test_blocks_become_bytes() -> None:
+    blocks = Occupancy(100, 20.0, 7.5, 60.0, 31.25)
+    found = summarise_memory(blocks, 1000, [MemoryUse("cpu", 4, 3, 2, process_bytes=10)])
+    assert found.peak_referenced_bytes == 20_000
+    assert found.mean_referenced_bytes == 7_500
+    assert (found.peak_resident_bytes, found.mean_resident_bytes) == (60_000, 31_250)
+    assert found.residual_bytes == (1,)
+    unknown = summarise_memory(blocks, None, ())
+    assert unknown == MemorySummary(None, None, None, None, None)
+
+
+def test_a_run_says_bytes_beside_blocks(tmp_path: Path) -> None:
+    run_fakes(Harness([make_sample(0)]), tmp_path, "full", "mepic")
+    run = read_run(tmp_path)
+    memory = run.summary["mepic"].memory
+    assert memory is not None
+    assert memory.peak_referenced_bytes == 20 << 20
+    assert memory.residual_bytes == (3 << 20,)
+    assert METRICS["peak_gib"] in metrics_shown(run.summary.values())
+    assert METRICS["peak_gib"].value(run.summary["mepic"]) == pytest.approx(20 / 1024)
+    lines = list(memory_lines(run.summary))
+    assert "a block has 1,048,576 bytes" in lines[0]
+    assert lines[2] == (
+        "mepic: weights 0.004, KV pool 0.002, workspaces 0.001, residual 0.003: "
+        "0.010 GiB resident on the CPU"
+    )
+
+
+def test_an_arm_that_is_gone_has_no_workers(tmp_path: Path) -> None:
+    harness = Harness([make_sample(n) for n in range(3)], dies_at={"mepic": 1})
+    run_fakes(harness, tmp_path, "full", "mepic", concurrency=1)
+    memory = read_run(tmp_path).summary["mepic"].memory
+    assert memory is not None
+    assert memory.workers == ()
+    assert memory.block_bytes == 1 << 20
+
+
+def test_a_gpu_is_told_by_its_allocator_and_its_driver(tmp_path: Path) -> None:
+    run_fakes(Harness([make_sample(0)]), tmp_path, "full")
+    arm = read_run(tmp_path).summary["full"]
+    use = MemoryUse("cuda", 4 * GIB, 2 * GIB, GIB, GIB, 8 * GIB, 9 * GIB, 10 * GIB)
+    found = replace(arm, memory=summarise_memory(arm.blocks, 1 << 20, [use]))
+    assert list(memory_lines({"full": found}))[1] == (
+        "full: weights 4.000, KV pool 2.000, workspaces 1.000, residual 1.000: "
+        "8.000 GiB of torch's allocator, 10.000 GiB by the driver's count"
+    )
+
+
+def summary(score: float | None, ttft: float, blocks: float, metric: str = "f1") -> ArmSummary:
+    return ArmSummary(
+        requests=60,
+        failed=0,
+        ttft_ms=None,
+        prefill_ms=None,
+        e2e_ms=None,
+        tpot_ms=None,
+        throughput_tok_s=None,
+        output_tok_s=None,
+        busy_s=1.0,
+        ttft_vs_full=Ratio(ttft, 60),
+        score=ScoreSummary(metric, score, meaningful=True),
+        blocks=Occupancy(1000, blocks, blocks, blocks, blocks),
+        tokens=TokenCounts(),
+        computed_tokens=0,
+        output_tokens=0,
+        hits=Hits(),
+    )
+
+
+FULL = summary(0.98, 1.0, 400)
+NAIVE = summary(0.61, 0.31, 160)
+MEPIC = summary(0.93, 0.52, 164)
+
+
+def test_it_says_what_reuse_gains_and_loses() -> None:
+    [line] = verdict({"full": FULL, "mepic": MEPIC}, ["mepic"])
+    assert line == (
+        "mepic against full: first token in 0.52x the time, 0.41x the blocks at peak, f1 -0.05 "
+        "(n=60)"
+    )
+
+
+def test_it_sets_naive_reuse_beside_the_loss() -> None:
+    [line] = verdict({"full": FULL, "naive": NAIVE, "mepic": MEPIC}, ["naive", "mepic"])
+    assert line.endswith("f1 -0.05 (naive -0.37) (n=60)")
+
+
+def test_losses_in_time_and_blocks_and_gains_in_score_are_said_as_well() -> None:
+    [line] = verdict({"full": FULL, "mepic": summary(0.995, 1.3, 500)}, ["mepic"])
+    assert "1.30x the time, 1.25x the blocks at peak, f1 +0.02" in line
+
+
+def test_equal_scores_have_no_negative_zero() -> None:
+    [line] = verdict({"full": FULL, "mepic": replace(FULL)}, ["mepic"])
+    assert "f1 +0.00" in line
+
+
+@pytest.mark.parametrize(
+    ("reusing", "subject"),
+    [
+        (["mepic:pad=paper", "naive"], "mepic:pad=paper"),
+        (["naive", "epic:k=16"], "epic:k=16"),
+        (["naive"], "naive"),
+    ],
+)
+def test_it_is_about_mepic_or_the_last_arm(reusing: list[str], subject: str) -> None:
+    [line] = verdict({"full": FULL, "prefix": FULL} | dict.fromkeys(reusing, MEPIC), reusing)
+    assert line.startswith(f"{subject} against full: ")
+
+
+def test_there_is_none_without_both_arms() -> None:
+    assert not list(verdict({}, ["mepic"]))
+    assert not list(verdict({"mepic": MEPIC}, ["mepic"]))
+    assert not list(verdict({"full": FULL, "prefix": MEPIC}, []))
+    assert not list(verdict({"full": FULL, "mepic": replace(MEPIC, ttft_vs_full=None)}, ["mepic"]))
+
+
+def test_scores_that_mean_nothing_are_left_out() -> None:
+    random = replace(MEPIC, score=ScoreSummary("f1", 0.1, meaningful=False))
+    lost = replace(MEPIC, failed=1)
+    for arm in (random, lost, summary(None, 0.52, 164)):
+        [line] = verdict({"full": FULL, "naive": NAIVE, "mepic": arm}, ["naive", "mepic"])
+        assert line.endswith("0.41x the blocks at peak (n=60)")
+
+
+def test_arms_whose_blocks_were_not_counted_say_nothing_of_them() -> None:
+    [line] = verdict({"full": summary(0.98, 1.0, 0), "mepic": MEPIC}, ["mepic"])
+    assert "blocks" not in line

@@ -1,1 +1,0 @@
-"""The makers of rows, one a data set."""

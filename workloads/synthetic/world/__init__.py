@@ -1,1 +1,0 @@
-"""The invented world and the texts about it."""
