@@ -10,10 +10,10 @@ import pytest
 from picbench.engines.request import Chunk, Hits, Request, Result, Text, Timings, TokenCounts
 from picbench.errors import ConfigError
 from picbench.experiments import storm
+from picbench.experiments.measurements import Storm
 from picbench.experiments.storm import (
     PLAIN,
     StormRun,
-    StormSettings,
     StormTally,
     draw_requests,
     faults,
@@ -21,7 +21,7 @@ from picbench.experiments.storm import (
     tally,
 )
 
-SETTINGS = StormSettings(model="shape:tiny", requests=22, longest=400, pool=80, preemptions=3)
+SETTINGS = Storm(model="shape:tiny", requests=22, longest=400, pool=80, preemptions=3)
 
 
 def result(*tokens: int, likely: dict[int, float] | None = None) -> Result:
@@ -31,8 +31,9 @@ def result(*tokens: int, likely: dict[int, float] | None = None) -> Result:
 
 
 def test_a_starved_pool_answers_like_a_large_one(tmp_path: Path) -> None:
-    wrong, page = storm.measure(SETTINGS, "abc", tmp_path)
-    assert wrong == []
+    found = storm.measure(SETTINGS.model_copy(update={"commit": "abc", "output": tmp_path}))
+    page = found.page
+    assert found.code == 0
     assert page.splitlines()[-1] == "Nothing is wrong."
     assert page == (tmp_path / "storm-float32.md").read_text()
     written = json.loads((tmp_path / "storm-float32.json").read_text())
@@ -100,14 +101,14 @@ def test_every_fault_is_named(change: dict[str, object], named: str) -> None:
     [("float32", 1, True), ("bfloat16", 44, False), ("bfloat16", 45, True)],
 )
 def test_only_roundings_may_change_answers(dtype: str, differ: int, wrong: bool) -> None:
-    settings = replace(SETTINGS, dtype=dtype, requests=200)
+    settings = SETTINGS.model_copy(update={"dtype": dtype, "requests": 200})
     tallies = {"a": StormTally(200, 200, differ, 0, 20, 9)}
     assert bool(faults(settings, tallies, StormRun(preemptions=3))) is wrong
 
 
 def test_prompts_longer_than_the_model_are_refused() -> None:
     with pytest.raises(ConfigError, match="`longest`: the model has 4096 positions"):
-        storm.measure(replace(SETTINGS, model="testbed", requests=25, longest=8000), None, None)
+        storm.measure(Storm(model="testbed", requests=25, longest=8000))
 
 
 def test_contexts_have_room_for_visible_pads() -> None:

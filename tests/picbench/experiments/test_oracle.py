@@ -11,11 +11,12 @@ from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.oracle import Oracle, epic, full, mepic, naive
 from picbench.errors import ConfigError
-from picbench.experiments import oracle as architecture_check
+from picbench.experiments import oracle as checking
+from picbench.experiments.measurements import Architectures
 from picbench.experiments.oracle import ArchitectureVerdict, cases, check
 from picbench.workloads.models.architectures import Architecture, architectures, write
 
-RESULTS = Path(__file__).parents[4] / "results" / "gpu" / "architectures.json"
+RESULTS = Path(__file__).parents[3] / "results" / "gpu" / "architectures.json"
 TOLERANCE = 1e-3
 APART = 0.05  # fifty times the tolerance
 
@@ -96,10 +97,6 @@ def test_what_the_table_says_of_gpus_is_what_was_measured() -> None:
             assert row.gpu == "not checked" or row.gpu == row.cpu == "refused", row.name
 
 
-def outcome(name: str, verdict: Any, line: str) -> ArchitectureVerdict:
-    return ArchitectureVerdict(name, verdict, line)
-
-
 @pytest.mark.parametrize(
     ("name", "verdict", "line", "good"),
     [
@@ -118,22 +115,20 @@ def outcome(name: str, verdict: Any, line: str) -> ArchitectureVerdict:
 def test_a_check_stands_by_the_table(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     name: str,
     verdict: Any,
     line: str,
     good: bool,
 ) -> None:
     monkeypatch.setattr(
-        architecture_check, "_check", lambda row, _, **__: outcome(row.name, verdict, line)
+        checking, "_check", lambda name, _, **__: ArchitectureVerdict(name, verdict, line)
     )
-    stands = architecture_check.measure(
-        "cuda", "float32", eager=True, only=[name], jobs=2, commit="c", output=tmp_path
-    )
-    assert stands is good
+    settings = Architectures(only=(name,), eager=True, jobs=2, output=tmp_path)
+    outcome = checking.check_architectures(settings)
+    assert (outcome.code == 0) is good
     [found] = json.loads((tmp_path / "architectures.json").read_bytes())["found"]
     assert found == {"name": name, "verdict": verdict, "line": line}
-    assert (tmp_path / "architectures.md").read_text() in capsys.readouterr().out
+    assert (tmp_path / "architectures.md").read_text() == outcome.page
 
 
 @pytest.mark.parametrize(
@@ -156,7 +151,7 @@ def test_a_check_stands_by_the_table(
 def test_what_a_process_said_is_found_in_its_logs(
     code: int, stdout: str, stderr: str, verdict: str, line: str
 ) -> None:
-    found = architecture_check.judge("a", code, stdout, stderr)
+    found = checking.judge("a", code, stdout, stderr)
     assert (found.verdict, found.line) == (verdict, line)
 
 
@@ -165,10 +160,8 @@ def test_models_are_checked_in_processes_of_their_own(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One that is refused, because its process ends soonest."""
-    stands = architecture_check.measure(
-        "cpu", "float32", eager=True, only=["phi-3"], jobs=1, commit="c", output=tmp_path
-    )
-    assert stands, capfd.readouterr().out
+    settings = Architectures(device="cpu", only=("phi-3",), eager=True, output=tmp_path)
+    assert checking.check_architectures(settings).code == 0, capfd.readouterr().out
     [found] = json.loads((tmp_path / "architectures.json").read_bytes())["found"]
     assert found["verdict"] == "refused"
     assert found["line"].startswith("picbench does not support a sliding window (2 of 2 layers)")
@@ -176,6 +169,4 @@ def test_models_are_checked_in_processes_of_their_own(
 
 def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`only` qwen4: no such architecture"):
-        architecture_check.measure(
-            "cpu", "float32", eager=True, only=["qwen4"], jobs=1, commit="c", output=tmp_path
-        )
+        checking.check_architectures(Architectures(only=("qwen4",), output=tmp_path))

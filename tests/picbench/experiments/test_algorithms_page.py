@@ -9,8 +9,8 @@ from harness_fakes import GPU_FACTS
 from printed_figure import check_printed
 
 from picbench.errors import DataError
-from picbench.experiments.algorithms_page import write
-from picbench.experiments.arm_scores import ArmRows, Case, ScoredPart, frontier, score_arms
+from picbench.experiments.algorithms_page import ORDERS, PublishedOrder, frontier, judge, write
+from picbench.experiments.arm_scores import ArmRows, Case, ScoredPart, arms_of, score_arms
 
 OWN = "mepic:anchored=on:context=document"
 COSTLY = "mepic:anchored=on"
@@ -108,3 +108,41 @@ def test_rows_that_nothing_can_be_compared_with_are_refused() -> None:
 def test_parts_that_are_not_there_are_missed(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no scores of algorithms"):
         write(tmp_path, tmp_path / "out")
+
+
+FULL, CHEAP = ("testbed", "full"), ("testbed", "naive")
+ORDER = PublishedOrder("full >= naive", "0000.00000", (FULL, CHEAP))
+
+
+def rows_of(scores: dict[str, Sequence[float]], model: str = "testbed") -> ScoredPart:
+    rows = len(next(iter(scores.values())))
+    arms = {arm: ArmRows(list(found), [0] * rows, [0] * rows) for arm, found in scores.items()}
+    return ScoredPart(Case(model, "musique"), rows, {}, arms, [10] * rows, [8] * rows)
+
+
+def verdict(full: Sequence[float], naive: Sequence[float]) -> str:
+    found = rows_of({"full": full, "naive": naive})
+    [step] = judge(ORDER, {found.case: found})
+    return step.verdict
+
+
+def test_orders_hold_fail_or_are_undecided() -> None:
+    half = [1.0, 0.0] * 50
+    assert verdict([1.0] * 100, half) == "holds"
+    assert verdict(half, half) == "holds"
+    assert verdict(half, [1.0] * 100) == "fails"
+    assert verdict([*half[:98], 1.0, 0.0], [*half[:98], 0.0, 1.0]) == "undecided"
+
+
+def test_a_tuned_model_is_compared_with_the_untuned_one() -> None:
+    order = PublishedOrder("tuned", "0000.00000", (("testbed:link", "naive"), CHEAP))
+    tuned, plain = rows_of({"naive": [1.0] * 9}, "testbed:link"), rows_of({"naive": [0.5] * 9})
+    [step] = judge(order, {tuned.case: tuned, plain.case: plain})
+    assert (step.difference.value, step.verdict) == (pytest.approx(0.5), "holds")
+    assert judge(order, {plain.case: plain}) == []
+
+
+def test_every_arm_of_an_order_is_measured() -> None:
+    for order in ORDERS:
+        for model, arm in order.arms:
+            assert arm in arms_of(model)
