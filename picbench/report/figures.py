@@ -12,7 +12,6 @@ from markupsafe import Markup
 
 from picbench.engines.config import BLOCK_SIZE
 from picbench.errors import ConfigError
-from picbench.figures.run import draw_run
 from picbench.metrics import METRICS, SCORE
 from picbench.report.contents import RunContents
 from picbench.store.manifest import FINAL
@@ -74,6 +73,8 @@ def _drawn(run: Run, name: str) -> bytes | None:
     kept = run.path / f"{name}.svg"
     if run.manifest["status"] in FINAL and kept.exists():
         return kept.read_bytes()
+    from picbench.figures.run import draw_run  # With matplotlib and pandas.
+
     with TemporaryDirectory() as folder:
         try:
             draw_run(run, name, Path(folder))

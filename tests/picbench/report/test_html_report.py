@@ -80,7 +80,7 @@ class Page(HTMLParser):
 
 def page_of(*runs: Path, drawn: bool = False) -> Page:
     """The page; without figures unless they are asked for, as drawing takes a second a run."""
-    with nullcontext() if drawn else patch("picbench.report.figures.draw_run"):
+    with nullcontext() if drawn else patch("picbench.figures.run.draw_run"):
         return Page.of(report_page(runs, ReportSettings()))
 
 
