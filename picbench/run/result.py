@@ -149,7 +149,7 @@ def skipped_rows(job: Job) -> Iterator[str]:
 
 
 def print_all(stream: TextIO, *parts: RenderableType) -> None:
-    """Print on a terminal in its width, elsewhere in lines of WIDTH characters."""
+    """Print in the width of a terminal, or in lines of WIDTH characters."""
     console = PipedConsole(file=stream, width=None if stream.isatty() else WIDTH, highlight=False)
     for part in parts:
         console.print(part, markup=False)

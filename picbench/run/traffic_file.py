@@ -82,7 +82,7 @@ class TrafficConfig(SettingsModel):
     )
 
     def replay(self) -> TraceReplay:
-        """What is taken of a trace; ConfigError for settings of other traffic beside it."""
+        """What is taken of a trace. Raises ConfigError for settings of other traffic."""
         others = sorted(self.model_fields_set - _OF_TRACES)
         if others:
             raise ConfigError(
@@ -117,14 +117,14 @@ class TrafficConfig(SettingsModel):
     def source(self, model: models.ModelSpec) -> ChunkSource:
         """Where chunks and questions come from; the length of replies may be the model's.
 
-        ConfigError for settings of rows where there are none.
+        Raises ConfigError for settings of rows where there are none.
         """
         self._refuse_rows()
         tokens = self.max_tokens or reply_tokens(self.dataset, model)
         return ChunkSource(**self._given(ChunkSource) | {"max_tokens": tokens})
 
     def traffic(self) -> Traffic:
-        """How requests are drawn from it; ConfigError for settings of a trace."""
+        """How requests are drawn from it. Raises ConfigError for settings of a trace."""
         self._refuse_replay()
         if self.rate is None and "arrivals" in self.model_fields_set:
             raise ConfigError("`arrivals`: there is no rate", hint="give a `rate`")
@@ -156,7 +156,7 @@ class TrafficWriter:
     def write(self, path: Path, config: TrafficConfig, model: models.ModelSpec) -> Written:
         """Draw the requests, or take those of a trace, and write them.
 
-        ConfigError or DataError where that cannot be.
+        Raises ConfigError or DataError where that cannot be.
         """
         if config.trace is not None:
             return self._write_trace(path, Path(config.trace), config.replay(), model)
