@@ -65,14 +65,7 @@ _STREAMS = 3
 #: Of the stream, by settings of `picbench traffic`: chunks of about 170 tokens each, as in
 #: MiniPIC's throughput on 2WikiMQA, at a rate that no arm keeps up with.
 _STREAM: Mapping[str, Any] = MappingProxyType(
-    {
-        "chunk_tokens": 90,
-        "chunks": 10,
-        "pool": 256,
-        "requests": 1000,
-        "rate": 500,
-        "max_tokens": 16,
-    }
+    {"chunk_tokens": 90, "chunks": 10, "pool": 256, "requests": 1000, "rate": 500, "max_tokens": 16}
 )
 
 
