@@ -378,8 +378,9 @@ def add_figures(
 ) -> None:
     """Append the figures of a round to those of the rounds before it."""
     for arm, values in new.items():
+        own = known.setdefault(arm, {})
         for name, value in values.items():
-            known.setdefault(arm, {}).setdefault(name, []).append(value)
+            own.setdefault(name, []).append(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -361,6 +361,22 @@ def test_an_experiment_of_one_call_writes_figures_page_and_summary(tmp_path: Pat
     assert json.loads((tmp_path / "summary.json").read_text()) == {"group": {"ratio": -1.0}}
 
 
+def of_one_arm(engine: Any, name: str) -> dict[str, float]:
+    return {"number": 1.0} if engine.name == "one" else {}
+
+
+def test_an_arm_without_figures_so_far_has_a_column(tmp_path: Path) -> None:
+    columns = {name: name for name in TWO}
+    experiment = replace(
+        ONE_CALL,
+        plan=lambda _: interleaved("r", {"gpu": "G"}, TWO, {"x": of_one_arm}, 1),
+        tables=[FigureTable({"number": "a number"}, columns, digits=0)],
+    )
+    page = experiment.measure(Measured(output=tmp_path), LocalLauncher()).page
+    assert "| a number | 1 (1 - 1) | - |" in page
+    assert json.loads((tmp_path / "r.json").read_text())["found"]["two"] == {}
+
+
 IN_ROUNDS = RoundsExperiment(
     plan=lambda settings: plan(settings.rounds, facts={"model": settings.served}),
     render=lambda found: f"{found.rounds('x')} rounds\n" if "x" in found.cells else "",
