@@ -89,7 +89,7 @@ def measure(settings: BreakEven, say: Say, launcher: Launcher | None = None) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class GridCell(Cell):
+class ServedTraffic(Cell):
     """Traffic as a cell of the runner; its rank is that of its stage."""
 
     traffic: GridTraffic = field(kw_only=True)
@@ -131,7 +131,7 @@ def grid_plan(settings: BreakEven, grid: GridSettings) -> GridPlan:
     """The plan of the device's grid."""
     serving, order = GridEngines(settings.device), list(GridStage)
     cells = [
-        GridCell(
+        ServedTraffic(
             f"{traffic.point}, seed {traffic.seed}",
             seconds=grid.seconds(traffic.point),
             rank=order.index(grid.stage(traffic)),
@@ -161,7 +161,7 @@ class GridRecord:
 
     def __init__(self, path: Path, plan: GridPlan, facts: Callable[[Described], GridFacts]) -> None:
         self._path, self._facts_of = path, facts
-        self._traffic = {c.name: c.traffic for c in plan.cells if isinstance(c, GridCell)}
+        self._traffic = {c.name: c.traffic for c in plan.cells if isinstance(c, ServedTraffic)}
         self._facts: GridFacts | None = None
         self._grid = read_grid(path) if path.exists() else None
         self.start: float | None = None

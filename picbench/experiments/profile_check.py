@@ -416,6 +416,8 @@ class GridControls:
 
     def __init__(self, grid: MeasuredGrid, settings: GridSettings) -> None:
         self._settings = settings
+        parse = Registry().parse
+        self._links = {arm: links_chunks(parse(arm)) for arm in grid.arms}
         self._cells = grid.points()
         self._traffic = {traffic.point: traffic for traffic in reversed(plan_grid(settings))}
 
@@ -442,12 +444,11 @@ class GridControls:
 
     def _size(self, point: GridPoint, links: bool) -> tuple[float, float, float] | None:
         """What the arms of a kind computed at a point, in the mean."""
-        parse = Registry().parse
         cells = [
             cell
             for measured in self._cells.get(point, ())
             for arm, cell in measured.arms.items()
-            if links_chunks(parse(arm)) is links
+            if self._links[arm] is links
         ]
         if not cells:
             return None
@@ -559,7 +560,7 @@ def _no_texts() -> Encode:
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatCell(Cell):
+class ServedRepeat(Cell):
     """A repeat of all traces as a cell of the runner; its rank is its number, from 0."""
 
     traces: Sequence[CheckedTrace] = field(kw_only=True)
@@ -647,7 +648,7 @@ def check_profile(
         traces = list(_read_traces(settings, grid, predictor.grid))
     running = predictor.grid.facts.running
     cells = [
-        RepeatCell(_name(number), rank=number, traces=traces, running=running, serving=serving)
+        ServedRepeat(_name(number), rank=number, traces=traces, running=running, serving=serving)
         for number in range(settings.repeats)
     ]
     engines = serving.configs(engine_config(settings, grid))
