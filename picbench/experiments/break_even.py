@@ -44,6 +44,7 @@ from picbench.experiments.runner import (
     TimeBudget,
     rounds_of,
     run,
+    say,
 )
 from picbench.figures.frontier import RatioPanel, draw_ratios
 from picbench.files import locked, write_whole
@@ -74,7 +75,7 @@ _MAY_DIFFER = ("commit", "graph_tokens")
 _COMMIT = re.compile(r"\b([0-9a-f]{7})[0-9a-f]{33}\b")
 
 
-def measure(settings: BreakEven, say: Say, launcher: Launcher | None = None) -> Outcome:
+def measure(settings: BreakEven, launcher: Launcher | None = None, say: Say = say) -> Outcome:
     """Measure what is left of the device's grid, as long as there is time, and write its page."""
     grid = read_grids()[settings.device]
     path = settings.output / "grid.json"

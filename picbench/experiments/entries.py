@@ -6,12 +6,10 @@ from typing import Any
 from picbench.experiments.measurements import (
     Accuracy,
     Architectures,
-    BreakEven,
     DepthPage,
     Kernels,
     OracleCheck,
     Outcome,
-    ProfileCheck,
     ScoredPage,
     ServeAlone,
     ServeScores,
@@ -22,10 +20,6 @@ from picbench.experiments.measurements import (
 
 #: The exit code where something is left to measure.
 _LEFT = 4
-
-
-def _say(line: object) -> None:
-    print(line, flush=True)
 
 
 def accuracy(settings: Accuracy) -> Outcome:
@@ -90,20 +84,6 @@ def oracle_check(settings: OracleCheck) -> Outcome:
     from picbench.experiments import oracle
 
     return Outcome(code=0 if oracle.measure(**dict(settings)) else 1)
-
-
-def break_even(settings: BreakEven) -> Outcome:
-    """See `BreakEven`."""
-    from picbench.experiments import break_even as measuring
-
-    return measuring.measure(settings, _say)
-
-
-def profile_check(settings: ProfileCheck) -> Outcome:
-    """See `ProfileCheck`."""
-    from picbench.experiments import profile_check as measuring
-
-    return measuring.measure(settings, _say)
 
 
 def kernels(settings: Kernels) -> Outcome:

@@ -47,6 +47,7 @@ from picbench.experiments.runner import (
     Say,
     TimeBudget,
     run,
+    say,
     share,
 )
 from picbench.files import locked, write_json, write_whole
@@ -687,7 +688,7 @@ def write_figures(
     write_json(output / "profile.json", document)
 
 
-def measure(settings: ProfileCheck, say: Say, launcher: Launcher | None = None) -> Outcome:
+def measure(settings: ProfileCheck, launcher: Launcher | None = None, say: Say = say) -> Outcome:
     """Measure what is left, and write the page. Raises ConfigError as `check_profile` does."""
     measured = choose_grid(settings.grid)
     if measured is None:
