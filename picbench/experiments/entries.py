@@ -3,21 +3,12 @@
 import os
 
 from picbench.experiments.measurements import (
-    BreakEven,
     DecodeShared,
     DepthPage,
     Kernels,
     Outcome,
-    ProfileCheck,
     ScoredPage,
 )
-
-#: The exit code where something is left to measure.
-_LEFT = 4
-
-
-def _say(line: object) -> None:
-    print(line, flush=True)
 
 
 def scored_page(settings: ScoredPage) -> Outcome:
@@ -32,20 +23,6 @@ def depth_page(settings: DepthPage) -> Outcome:
     from picbench.experiments import depth
 
     return Outcome(depth.write(settings.parts, settings.output))
-
-
-def break_even(settings: BreakEven) -> Outcome:
-    """See `BreakEven`."""
-    from picbench.experiments import break_even as measuring
-
-    return measuring.measure(settings, _say)
-
-
-def profile_check(settings: ProfileCheck) -> Outcome:
-    """See `ProfileCheck`."""
-    from picbench.experiments import profile_check as measuring
-
-    return measuring.measure(settings, _say)
 
 
 def kernels(settings: Kernels) -> Outcome:
