@@ -155,7 +155,7 @@ def host_ms(prepare: Callable[[], object], repeats: int = _PREPARED) -> list[flo
     """Milliseconds for which the host works, repeat by repeat; a GPU is idle before each."""
     times = []
     for _ in range(repeats):
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_available():
             torch.cuda.synchronize()
         began = time.perf_counter()
         prepare()
