@@ -16,20 +16,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from picbench.experiments.kernels import (
-    NO_WEIGHTS,
     Row,
     host_ms,
     interleave,
     measure_cases,
     paired,
+    run_facts,
     spreads,
 )
+from picbench.experiments.measurements import Kernels, Outcome
 from picbench.experiments.page import page
 from picbench.experiments.scenes import (
     Scene,
@@ -45,7 +45,6 @@ from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.paging import BLOCK_SIZE
 from picbench.kernels.rope import rotate
 from picbench.kernels.shape import HeadShape
-from picbench.store import provenance
 from picbench.tables.table import table
 
 _STOCK_BLOCK = 32
@@ -270,11 +269,12 @@ def _require_close(what: str, case: AttentionCase, found: Tensor, expected: Tens
     require_right(f"{what} in {case}", errors, case.shape.dtype)
 
 
-def measure(case: AttentionCase, rounds: int, seconds: float, seed: int) -> Row:
+def measure(case: AttentionCase, settings: Kernels) -> Row:
     """Time all arms of a case; microseconds a layer, ratios to stock.
 
     Stops after `rounds`, or after `seconds` once there are five.
     """
+    seed = settings.seed
     scene = case.draw(seed)
     compared = arms(case, scene, scene.queries(case.requests * case.new, seed))
     layers = {name: arm.layers(case, scene) for name, arm in compared.items()}
@@ -282,7 +282,7 @@ def measure(case: AttentionCase, rounds: int, seconds: float, seed: int) -> Row:
     for name, own in layers.items():
         _require_close(f"{name} against stock", case, own[0](), expected)
     samplers = {name: _sampler(own) for name, own in layers.items()}
-    samples = interleave(samplers, rounds, seed, seconds)
+    samples = interleave(samplers, settings.rounds, seed, settings.seconds)
     stock = samples["stock"]
     return {
         "case": case.describe(),
@@ -309,32 +309,23 @@ def _sampler(layers: Sequence[Callable[[], object]]) -> Callable[[], float]:
     return partial(sample, max(1, math.ceil(_SAMPLE_SECONDS / seconds)))
 
 
-def bench(
-    output: Path,
-    rounds: int,
-    seed: int,
-    *,
-    seconds: float = 20.0,
-    work: Sequence[str] = (),
-    commit: str | None = None,
-) -> str:
+def bench(settings: Kernels) -> Outcome:
     """Check and time all cases, or those of some `work`, at most `seconds` each.
 
     Writes ``attention.json`` and ``attention.md`` and returns the table. Raises InvalidRun where an
     output is wrong.
     """
-    grid = [case for case in cases() if not work or case.name in work]
+    grid = [case for case in cases() if not settings.work or case.name in settings.work]
     for shape in dict.fromkeys(case.shape for case in grid):
-        verify(shape, seed)
-    facts = provenance.facts(*_FACTS, commit=commit)
-    facts |= {"seed": seed, "rounds": rounds, "weights": NO_WEIGHTS}
+        verify(shape, settings.seed)
+    facts = run_facts(settings, _FACTS, "cpu")
     document: Row = {"schema": 1, "provenance": facts, "results": []}
     chosen = (
-        (f"{n}/{len(grid)} {case.describe()}", partial(measure, case, rounds, seconds, seed))
-        for n, case in enumerate(grid, 1)
+        (f"{number}/{len(grid)} {case.describe()}", partial(measure, case, settings))
+        for number, case in enumerate(grid, 1)
     )
-    measure_cases(output / "attention", document, "results", chosen, report)
-    return results_table(document["results"])
+    measure_cases(settings.output / "attention", document, "results", chosen, report)
+    return Outcome(results_table(document["results"]))
 
 
 def results_table(results: Sequence[Row]) -> str:
