@@ -11,17 +11,20 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any, NamedTuple
-
-from pydantic import Field
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
 from picbench.errors import InvalidRun
+from picbench.experiments.measurements import (
+    DecodePlanned,
+    EngineComparison,
+    Outcome,
+    SmallSteps,
+)
 from picbench.experiments.page import (
     FigureRatio,
     FigureTable,
@@ -35,20 +38,18 @@ from picbench.experiments.page import (
 )
 from picbench.experiments.runner import (
     ArmsRecord,
-    EngineSettings,
     Experiment,
     ExperimentPlan,
     Launcher,
     Measure,
-    Measurement,
-    MeasureSettings,
-    Outcome,
-    Say,
+    engine_of,
+    facts_of,
     interleaved,
     random_chunks,
     random_text,
     random_tokens,
     run,
+    say,
 )
 from picbench.store import provenance
 from picbench.tables.table import table
@@ -56,12 +57,6 @@ from picbench.workloads import models
 
 #: 64 chunks and their surroundings make a prompt of 32k tokens.
 CHUNKS, CHUNK_TOKENS = 64, 504
-
-
-class EngineComparisonSettings(EngineSettings):
-    """How often the engine is timed against stock vLLM, on a GPU."""
-
-    repeats: int = Field(5, ge=1)
 
 
 def plain(engine: Engine, name: str) -> dict[str, float]:
@@ -114,10 +109,18 @@ def _question(name: str) -> Text:
     return random_text(80, f"question {name}")
 
 
-def _comparison(settings: EngineComparisonSettings) -> ExperimentPlan:
-    config = settings.engine(context=36_864, batch_tokens=8192, max_requests=64)
-    facts = provenance.facts(*provenance.GPU, device=settings.device, commit=settings.commit)
-    facts |= {"rounds": settings.repeats, "seed": 0, "model": models.resolve(settings.served).name}
+def _comparison(settings: EngineComparison) -> ExperimentPlan:
+    model = models.resolve(settings.model)
+    config = EngineConfig(
+        model=str(model.path),
+        device="cuda",
+        dtype="bfloat16",
+        context=36_864,
+        batch_tokens=8192,
+        max_requests=64,
+    )
+    facts = provenance.facts(*provenance.GPU, device=config.device, commit=settings.commit)
+    facts |= {"rounds": settings.repeats, "seed": 0, "model": model.name}
     engines = {"stock": replace(config, stock=True, algorithm="prefix"), "picbench": config}
     measures: dict[str, Measure] = {"plain": plain, "warm": warm, "hit": hit}
     return interleaved("engine-comparison", facts, engines, measures, settings.repeats)
@@ -132,7 +135,6 @@ def _stock(name: str) -> tuple[str, str]:
 
 
 ENGINE_COMPARISON = Experiment(
-    settings=EngineComparisonSettings,
     plan=_comparison,
     title="The engine against stock vLLM on a GPU",
     about=(
@@ -229,17 +231,6 @@ PROMPTS = (
 POOL = 2 * (CORPUS + 20 + 4) * SMALL_CHUNK // BLOCK_SIZE
 
 
-class SmallStepsSettings(EngineSettings):
-    """How often small steps are timed, and by which sizes of graphs."""
-
-    repeats: int = Field(3, ge=1)
-    graph_tokens: tuple[int, ...] = Field(
-        (512, 1024),
-        description="The largest step, in tokens, that CUDA graphs serve; two engines for each "
-        "value.",
-    )
-
-
 def ttft(engine: Engine, name: str, *, prompt: SmallPrompt) -> dict[str, float]:
     """Milliseconds to the first token, a median, and for how long the GPU computed for one request.
 
@@ -302,8 +293,10 @@ def _gpu_ms(work: Callable[[], object]) -> float:
     return float(sum(event.self_device_time_total for event in on_gpu)) / 1e3
 
 
-def _small_steps(settings: SmallStepsSettings) -> ExperimentPlan:
-    config = settings.engine(
+def small_steps_plan(settings: SmallSteps) -> ExperimentPlan:
+    """A cell for each prompt, on two engines for each size of graphs."""
+    config = engine_of(
+        settings,
         context=max(prompt.tokens for prompt in PROMPTS) + BLOCK_SIZE,
         batch_tokens=8192,
         kv_blocks=POOL,
@@ -314,7 +307,7 @@ def _small_steps(settings: SmallStepsSettings) -> ExperimentPlan:
         engines[f"mepic, {size}"] = sized
         engines[f"stock, {size}"] = replace(sized, stock=True, algorithm="prefix")
     measures: dict[str, Measure] = {each.name: partial(ttft, prompt=each) for each in PROMPTS}
-    facts = settings.facts() | {"repeats": settings.repeats}
+    facts = facts_of(settings) | {"repeats": settings.repeats}
     return interleaved("small-steps", facts, engines, measures, settings.repeats)
 
 
@@ -356,8 +349,7 @@ def _small_table(figure: str, heading: str) -> FigureTable:
 
 
 SMALL_STEPS = Experiment(
-    settings=SmallStepsSettings,
-    plan=_small_steps,
+    plan=small_steps_plan,
     title="Time to the first token where few tokens are computed",
     about=(
         "{model}, {dtype}: times, not answers; {gpu}, vLLM {vllm}, torch {torch}, commit {commit}. "
@@ -424,14 +416,6 @@ class ReplyBatch(NamedTuple):
 
 #: One request and eight, of about 1,000 and 4,000 tokens.
 BATCHES = tuple(ReplyBatch(requests, chunks) for requests in (1, 8) for chunks in (4, 16))
-
-
-class DecodeSettings(MeasureSettings):
-    """How often decoding is timed on a CPU."""
-
-    output: Path = Path("results/cpu")
-    model: str = "testbed"
-    rounds: int = Field(21, ge=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,7 +556,7 @@ def render_decode_cost(costs: Sequence[DecodeCost], facts: Mapping[str, Any]) ->
     )
 
 
-def decode_plan(settings: DecodeSettings, batches: Sequence[ReplyBatch]) -> ExperimentPlan:
+def decode_plan(settings: DecodePlanned, batches: Sequence[ReplyBatch]) -> ExperimentPlan:
     """A cell for each batch, in one engine."""
     most = max(batch.requests * (batch.prompt + REPLY) for batch in batches)
     config = EngineConfig(
@@ -592,8 +576,7 @@ def decode_plan(settings: DecodeSettings, batches: Sequence[ReplyBatch]) -> Expe
 
 
 def measure_decode_cost(
-    settings: DecodeSettings,
-    say: Say,
+    settings: DecodePlanned,
     batches: Sequence[ReplyBatch] = BATCHES,
     launcher: Launcher | None = None,
 ) -> Outcome:
@@ -608,6 +591,3 @@ def measure_decode_cost(
     document = {"schema": 1, "provenance": facts, "results": [asdict(cost) for cost in costs]}
     save(settings.output / "decode", document, rendered)
     return Outcome(rendered, 0 if highest(costs) <= ALLOWED else 1)
-
-
-DECODE = Measurement(settings=DecodeSettings, measure=measure_decode_cost)

@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any
 from picbench.figures.canvas import (
     COLUMN,
     LABEL,
+    PALETTE,
     Panel,
     canvas,
     draw_legend,
-    legend_height,
-    name_column,
+    drawing,
+    write,
 )
-from picbench.figures.style import PALETTE, drawing, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-
 _GOAL = "#009E73"
+
+#: Panels beside each other, and inches: a panel with its title, and a row of ratios.
+_ACROSS, _HIGH, _ROW = 2, 1.15, 0.17
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +38,6 @@ class FrontierPoint:
     low: float
     high: float
 
-
-#: Panels beside each other, and inches: a panel, and its title with what is above it.
-_ACROSS, _HIGH, _TITLE = 2, 0.95, 0.3
 
 _TICKS = (0, 2, 10, 25, 50, 100)
 
@@ -89,28 +88,23 @@ def draw_frontier(
     aim = f"The goal: {goal[1]:.2f} of full's score, linking no more than {goal[0]}."
     about = Panel("linked, % of chunk tokens", "kept, % of full's score", f"{aim} {caption}")
     names = _legend_names(panels)
-    plot = _HIGH * rows + _TITLE * (rows - 1)
-    with canvas(about, base, plot=plot, above=legend_height(names) + 0.05) as figure:
-        spaces = {"hspace": _TITLE / _HIGH, "wspace": 0.1}
-        axes = figure.subplots(rows, _ACROSS, squeeze=False, sharey=True, gridspec_kw=spaces)
+    with canvas(about, base, _HIGH * rows, legend=names) as figure:
+        axes = figure.subplots(rows, _ACROSS, squeeze=False, sharey=True)
         for axis, (dataset, points) in zip(axes.flat, panels.items(), strict=False):
             _panel(axis, points, goal)
-            axis.set_title(dataset, fontsize=LABEL, loc="left", pad=2)
-            axis.tick_params(pad=2, length=2)
+            axis.set_title(dataset)
             _scale(axis)
         low = min(point.low for points in panels.values() for point in points)
         axes[0][0].set_ylim(10 * (10 * low // 1), 103)
+        handles = {}
         for number, axis in enumerate(axes.flat):
+            last = number + _ACROSS >= len(panels)
             axis.set_visible(number < len(panels))
-            axis.tick_params(labelbottom=number + _ACROSS >= len(panels))
-            if number + _ACROSS >= len(panels):
-                axis.set_xlabel(about.x_label, labelpad=2)
-        name_column(figure, list(axes[:, 0]), about.y_label)
-        handles = {
-            label: handle
-            for axis in axes.flat
-            for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-        }
+            axis.tick_params(labelbottom=last)
+            axis.set_xlabel(about.x_label if last else "")
+            drawn, labels = axis.get_legend_handles_labels()
+            handles |= dict(zip(labels, drawn, strict=True))
+        figure.supylabel(about.y_label)
         draw_legend(figure, [handles[name] for name in names], names)
 
 
@@ -123,24 +117,10 @@ def _legend_names(panels: Mapping[str, Sequence[FrontierPoint]]) -> list[str]:
 def _panel(axis: Any, points: Sequence[FrontierPoint], goal: tuple[str, float]) -> None:
     arm, kept = goal
     budget = next((p.share for p in points if p.arm == arm), 0.0)
-    axis.fill_between(
-        [-0.3, 103 * budget],
-        100 * kept,
-        103,
-        color=_GOAL,
-        alpha=0.13,
-        lw=0,
-        label=_GOAL_NAME,
-    )
-    axis.step(
-        *_percent(frontier_steps(points)),
-        where="post",
-        color="#000000",
-        lw=0.8,
-        alpha=0.6,
-        label=_FRONTIER_NAME,
-        zorder=1,
-    )
+    area = {"color": _GOAL, "alpha": 0.13, "lw": 0, "label": _GOAL_NAME}
+    axis.fill_between([-0.3, 103 * budget], 100 * kept, 103, **area)
+    line = {"color": "#000000", "lw": 0.8, "alpha": 0.6, "label": _FRONTIER_NAME, "zorder": 1}
+    axis.step(*_percent(frontier_steps(points)), where="post", **line)
     for name, family in _FAMILIES.items():
         found = sorted((p for p in points if _family(p) == name), key=lambda p: p.share)
         if found:
@@ -151,25 +131,19 @@ def _scale(axis: Any) -> None:
     """Square roots: most arms link little."""
     import numpy as np
 
-    axis.set_xscale("function", functions=(lambda x: np.sign(x) * np.sqrt(np.abs(x)), _square))
+    def root(x: Any) -> Any:
+        return np.sign(x) * np.sqrt(np.abs(x))
+
+    axis.set_xscale("function", functions=(root, lambda x: np.sign(x) * np.square(x)))
     axis.set_xlim(-0.3, 108)
     axis.set_xticks(_TICKS, [str(tick) for tick in _TICKS])
     axis.minorticks_off()
 
 
-def _square(x: Any) -> Any:
-    import numpy as np
-
-    return np.sign(x) * np.square(x)
-
-
 def _draw_family(axis: Any, family: _Family, points: Sequence[FrontierPoint]) -> None:
     axis.errorbar(
         *_percent([(p.share, p.kept) for p in points]),
-        yerr=[
-            [100 * (p.kept - p.low) for p in points],
-            [100 * (p.high - p.kept) for p in points],
-        ],
+        yerr=[[100 * (p.kept - p.low) for p in points], [100 * (p.high - p.kept) for p in points]],
         color=family.colour,
         marker=family.marker,
         mfc="white" if family.hollow else family.colour,
@@ -233,9 +207,6 @@ _OF_OWN = {
 #: Ratios beyond this and its inverse have the colour of the end of the scale.
 _MOST = 3.0
 
-#: Inches: a row of cells, the title of a panel, and what is left of the cells.
-_ROW, _BREAK_EVEN_FIGURE_TITLE, _LEFT = 0.17, 0.16, 0.62
-
 
 @dataclass(frozen=True, slots=True)
 class RatioPanel:
@@ -254,19 +225,15 @@ def draw_ratios(panels: Sequence[RatioPanel], note: str, base: Path) -> None:
     sizes = sorted({size for panel in panels for _, size in panel.values}, key=_tokens)
     if any(len(panel.values) < len(reuses) * len(sizes) for panel in panels):
         note += " Grey: not measured."
-    high = _ROW * len(sizes)
-    plot = high * len(panels) + _BREAK_EVEN_FIGURE_TITLE * (len(panels) - 1)
     about = Panel("chunk tokens that recur", "chunks x tokens", note)
-    with canvas(about, base, plot=plot, above=_BREAK_EVEN_FIGURE_TITLE - 0.1) as figure:
-        figure.subplots_adjust(left=_LEFT / COLUMN)
-        spaces = {"hspace": _BREAK_EVEN_FIGURE_TITLE / high}
-        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, gridspec_kw=spaces)
+    with canvas(about, base, (_ROW * len(sizes) + 0.14) * len(panels)) as figure:
+        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
         axes: list[Axes] = list(grid[:, 0])
         for axis, panel in zip(axes, panels, strict=True):
             _draw(axis, panel, reuses, sizes)
         axes[-1].set_xticks([n + 0.5 for n in range(len(reuses))], [f"{r:.0%}" for r in reuses])
-        axes[-1].set_xlabel(about.x_label, labelpad=2)
-        name_column(figure, axes, about.y_label)
+        axes[-1].set_xlabel(about.x_label)
+        figure.supylabel(about.y_label)
 
 
 def _draw(
@@ -293,7 +260,7 @@ def _draw(
     for line in _borders(ratios):
         axis.plot(*line, color="black", lw=1.2, solid_capstyle="projecting")
     axis.set_facecolor("#DDDDDD")
-    axis.set_title(panel.title, fontsize=LABEL, loc="left", pad=2)
+    axis.set_title(panel.title)
     axis.set_yticks([n + 0.5 for n in range(len(sizes))], [f"{c} x {t}" for c, t in sizes])
     axis.set_xlim(0, len(reuses))
     axis.set_ylim(len(sizes), 0)
@@ -324,10 +291,6 @@ def _tokens(size: tuple[int, int]) -> tuple[int, int]:
     return size[0] * size[1], size[0]
 
 
-#: Panels of a line.
-_DEPTH_FIGURE_ACROSS = 2
-
-
 def draw_heat_maps(
     panel: Panel,
     maps: Mapping[str, Sequence[Sequence[float]]],
@@ -338,47 +301,31 @@ def draw_heat_maps(
 
     `ticks` name the columns and the rows. Cells that are not a number stay white.
     """
-    lines = -(-(len(maps) + 1) // _DEPTH_FIGURE_ACROSS)
-    with canvas(panel, base, plot=0.92 * lines, above=0.1) as figure:
-        spaces = {"hspace": 0.55, "wspace": 0.12}
-        grid = figure.subplots(lines, _DEPTH_FIGURE_ACROSS, squeeze=False, gridspec_kw=spaces)
-        axes = list(grid.flat)
-        columns, rows = ticks
+    lines = -(-(len(maps) + 1) // _ACROSS)
+    columns, rows = ticks
+    with canvas(panel, base, 1.15 * lines) as figure:
+        axes = list(figure.subplots(lines, _ACROSS, squeeze=False).flat)
         for number, (axis, (name, cells)) in enumerate(zip(axes, maps.items(), strict=False)):
             image = axis.imshow(cells, cmap="cividis", vmin=0, vmax=1, aspect="auto")
             axis.grid(visible=False)
             axis.spines[:].set_visible(False)
-            axis.set_title(name, fontsize=LABEL, loc="left", pad=2)
-            axis.tick_params(pad=1.5, length=1.5, labelsize=LABEL)
-            below = number + _DEPTH_FIGURE_ACROSS >= len(maps)
-            axis.set_xticks(range(0, len(columns), 2), columns[::2] if below else [])
-            axis.set_yticks(range(len(rows)), [] if number % _DEPTH_FIGURE_ACROSS else rows)
-            if below:
-                axis.set_xlabel(panel.x_label, fontsize=LABEL, labelpad=1)
-            if not number % _DEPTH_FIGURE_ACROSS:
-                axis.set_ylabel(panel.y_label, fontsize=LABEL, labelpad=2)
+            axis.set_title(name)
+            first, last = not number % _ACROSS, number + _ACROSS >= len(maps)
+            axis.set_xticks(range(0, len(columns), 2), columns[::2] if last else [])
+            axis.set_yticks(range(len(rows)), rows if first else [])
+            axis.set_xlabel(panel.x_label if last else "", fontsize=LABEL)
+            axis.set_ylabel(panel.y_label if first else "", fontsize=LABEL)
         for axis in axes[len(maps) :]:
-            axis.set_visible(False)
-        free = axes[len(maps)].get_position()
-        bar = figure.add_axes(
-            (free.x0 + 0.1 * free.width, free.y0 + 0.45 * free.height, 0.8 * free.width, 0.02)
-        )
-        scale = figure.colorbar(image, cax=bar, orientation="horizontal")
-        scale.set_label("mean score", fontsize=LABEL, labelpad=1)
-        scale.ax.tick_params(labelsize=LABEL, length=1.5, pad=1.5)
-        scale.outline.set_visible(False)
-
-
-#: Inches: a column of a page.
-_WIDTH = 3.35
+            axis.axis("off")
+        place = axes[len(maps)].inset_axes((0.1, 0.5, 0.8, 0.12))
+        bar = figure.colorbar(image, cax=place, orientation="horizontal")
+        bar.set_label("mean score", fontsize=LABEL)
+        bar.outline.set_visible(False)
 
 
 def draw_profile(saved: Mapping[str, float], caption: str, base: Path) -> None:
     """A bar for each arm: the share of prompt tokens that is computed, 1 - `saved`."""
-    with drawing():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(_WIDTH, 0.9 + 0.28 * len(saved)), layout="constrained")
+    with drawing(COLUMN, 0.9 + 0.28 * len(saved)) as figure:
         axis = figure.subplots()
         shares = [100 * (1 - share) for share in saved.values()]
         bars = axis.barh(list(saved), shares, color=PALETTE[0], height=0.6)

@@ -16,6 +16,7 @@ from picbench.engines.algorithms import Algorithm, Reuse
 from picbench.engines.config import BLOCK_SIZE
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.errors import ConfigError
+from picbench.figures.canvas import COLUMN, drawing
 from picbench.figures.picture import (
     PicturedBlock,
     PicturedToken,
@@ -24,11 +25,7 @@ from picbench.figures.picture import (
     TokenGroup,
     TokenRole,
 )
-from picbench.figures.style import drawing
 from picbench.files import write_whole
-
-#: Inches: 85 mm, a column of a paper.
-COLUMN = 85 / 25.4
 
 #: From Okabe and Ito's palette; apart for any kind of colour vision.
 _COLOURS = {
@@ -44,7 +41,6 @@ _ONLY_COMPILED = 1 + len(_COLOURS)
 
 _BLOCKS_A_LINE = 6
 _DPI = 220
-_PALETTE_SIZE = 64
 _SIDE = 2.55
 _LINE = 0.13
 _FONT = 6.5
@@ -60,61 +56,30 @@ def draw_plan(picture: PlanPicture, title: str, path: Path) -> None:
     if path.suffix != ".png":
         raise ConfigError(f"`output={path}` is no PNG", hint="let the name end in .png")
     lines = _block_lines(picture)
-    height = _SIDE + (2 + len(lines)) * _LINE + 1.03
-    with drawing():
-        import matplotlib
-        from matplotlib.figure import Figure
-
-        with matplotlib.rc_context({"font.size": _FONT, "axes.grid": False}):
-            figure = Figure(figsize=(COLUMN, height))
-            left = (COLUMN - _SIDE - 0.08) / COLUMN
-            wide, at = _SIDE / COLUMN, height - 0.3
-            at -= 2 * _LINE
-            strips = figure.add_axes((left, at / height, wide, 2 * _LINE / height))
-            at -= _SIDE + 0.05
-            mask = figure.add_axes((left, at / height, wide, _SIDE / height))
-            at -= 0.2 + len(lines) * _LINE
-            blocks = figure.add_axes((left, at / height, wide, len(lines) * _LINE / height))
-            figure.text(0.02, 1 - 0.1 / height, title, va="center", weight="bold")
-            _draw_strips(strips, picture)
-            _draw_mask(mask, picture)
-            _draw_blocks(blocks, lines)
-            _draw_legend(figure, picture)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Every token has a pixel.
-            keys = picture.anchor + len(picture.tokens)
-            dpi = max(_DPI, ceil(keys / _SIDE))
-            _save(figure, dpi, f"{title}; {fingerprint(picture)}", path)
-
-
-def _save(figure: Any, dpi: int, note: str, path: Path) -> None:
-    """Write a figure of few colours as a PNG with a palette, a third of the size."""
-    from PIL import Image
-    from PIL.PngImagePlugin import PngInfo
-
-    drawn, kept = BytesIO(), BytesIO()
-    figure.savefig(drawn, dpi=dpi, format="png")
-    info = PngInfo()
-    info.add_text("Description", note)
-    with Image.open(drawn) as image:
-        few = image.convert("RGB").quantize(_PALETTE_SIZE)
-    few.save(kept, format="PNG", optimize=True, pnginfo=info)
-    write_whole(path, kept.getvalue())
+    heights = [2 * _LINE, _SIDE, len(lines) * _LINE]
+    settings = {"font.size": _FONT, "axes.grid": False, "axes.labelpad": 2}
+    with drawing(COLUMN, sum(heights) + 1.03, **settings) as figure:
+        strips, mask, blocks = figure.subplots(3, height_ratios=heights)
+        figure.suptitle(title, x=0.02, ha="left", weight="bold", fontsize=_FONT)
+        _draw_strips(strips, picture)
+        _draw_mask(mask, picture)
+        _draw_blocks(blocks, lines)
+        _draw_legend(figure, picture)
+        # Every token has a pixel.
+        dpi = max(_DPI, ceil((picture.anchor + len(picture.tokens)) / _SIDE))
+        note = {"Description": f"{title}; {fingerprint(picture)}"}
+        drawn = BytesIO()
+        figure.savefig(drawn, dpi=dpi, format="png", metadata=note, pil_kwargs={"optimize": True})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, drawn.getvalue())
 
 
 def _show(axis: Any, rows: list[list[int]], width: int, height: float) -> None:
     from matplotlib.colors import ListedColormap
 
     colours = ListedColormap([_HIDDEN, *_COLOURS.values(), _COMPILED])
-    axis.imshow(
-        rows,
-        cmap=colours,
-        vmin=-0.5,
-        vmax=_ONLY_COMPILED + 0.5,
-        aspect="auto",
-        interpolation="nearest",
-        extent=(0, width, height, 0),
-    )
+    shape = {"aspect": "auto", "interpolation": "nearest", "extent": (0, width, height, 0)}
+    axis.imshow(rows, cmap=colours, vmin=-0.5, vmax=_ONLY_COMPILED + 0.5, **shape)
     axis.tick_params(length=0, pad=2)
 
 
@@ -149,9 +114,8 @@ def _draw_mask(axis: Any, picture: PlanPicture) -> None:
         axis.axhline(first, color="black", lw=0.25)
     for _, first, _ in _bounds(picture, picture.anchor)[0 if picture.anchor else 1 :]:
         axis.axvline(first, color="black", lw=0.25)
-    axis.set_xlabel("keys: columns. queries: rows", labelpad=2)
-    for spine in axis.spines.values():
-        spine.set(visible=True, linewidth=0.5)
+    axis.set_xlabel("keys: columns. queries: rows")
+    axis.spines[:].set(visible=True, linewidth=0.5)
 
 
 def _cell(sight: Sight, role: int) -> int:
@@ -193,8 +157,7 @@ def _label_keys(axis: Any, picture: PlanPicture) -> None:
                 break
     axis.xaxis.tick_top()
     axis.set_xticks([at for at, _ in ticks], [label for _, label in ticks])
-    for spine in axis.spines.values():
-        spine.set_visible(False)
+    axis.spines[:].set_visible(False)
 
 
 def _block_lines(picture: PlanPicture) -> list[tuple[str, list[tuple[int, ...]]]]:
@@ -228,9 +191,8 @@ def _draw_blocks(axis: Any, lines: list[tuple[str, list[tuple[int, ...]]]]) -> N
     axis.set_xticks([])
     axis.set_yticks([i + 0.5 for i in range(len(lines))], [name for name, _ in lines])
     axis.tick_params(length=0, pad=2)
-    axis.set_xlabel("KV blocks in compute order; white: not seen or free", labelpad=2)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
+    axis.set_xlabel("KV blocks in compute order; white: not seen or free")
+    axis.spines[:].set_visible(False)
 
 
 def _draw_legend(figure: Any, picture: PlanPicture) -> None:
@@ -245,7 +207,7 @@ def _draw_legend(figure: Any, picture: PlanPicture) -> None:
         handles.append(Patch(color=_COMPILED, label="only its compile has it"))
     figure.legend(
         handles=handles,
-        loc="lower center",
+        loc="outside lower center",
         ncols=2 if len(handles) == 4 else 3,
         fontsize=_FONT - 0.5,
         handlelength=1,

@@ -4,23 +4,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from picbench.engines.ledger import KINDS
-from picbench.figures.canvas import LABEL, Panel, canvas, name_column
-from picbench.figures.style import (
+from picbench.figures.canvas import (
     WIDTH,
     arm_styles,
     drawing,
     kind_colours,
     line_style,
-    log_steps,
+    log_numbers,
     write,
 )
 from picbench.files import FULL_DISK, write_whole
-from picbench.store.reader import Run, Series, read_run
+from picbench.store.reader import Run, read_run
 from picbench.store.summary import ArmSummary
 from picbench.tables.run import (
     as_csv,
@@ -30,10 +29,6 @@ from picbench.tables.run import (
     ledger_frame,
     samples_frame,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 #: Points of a line over time; more cannot be told apart in a panel.
 _POINTS = 300
@@ -48,7 +43,7 @@ _SHORT = 24
 _DEVIATIONS = 1.96
 
 
-def draw_ttft(samples: "pd.DataFrame", caption: str, base: Path) -> None:
+def draw_ttft(samples: pd.DataFrame, caption: str, base: Path) -> None:
     """The share of requests that had their first token after so many milliseconds, an arm a line.
 
     `samples` is `samples_frame`'s; only timed requests count, and without any nothing is drawn.
@@ -56,16 +51,14 @@ def draw_ttft(samples: "pd.DataFrame", caption: str, base: Path) -> None:
     timed = samples[samples["timed"] & samples["ttft_ms"].notna()]
     if timed.empty:
         return
-    with drawing():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(WIDTH, 4.0), layout="constrained")
+    with drawing(WIDTH, 4.0) as figure:
         axis = figure.subplots()
         groups = dict(list(timed.groupby("arm", sort=False)["ttft_ms"]))
         for place, (arm, (colour, _)) in enumerate(arm_styles(list(groups)).items()):
             line = line_style(place)
             axis.ecdf(groups[arm].astype(float), color=colour, ls=line, lw=1.4, label=arm)
-        _log_scale(axis)
+        axis.set_xscale("log")
+        log_numbers(axis.xaxis)
         axis.set_xlabel("time to the first token, ms")
         axis.set_ylabel("share of requests")
         _legend(figure, list(groups))
@@ -73,7 +66,7 @@ def draw_ttft(samples: "pd.DataFrame", caption: str, base: Path) -> None:
 
 
 def draw_memory(
-    ledger: "pd.DataFrame", caption: str, base: Path, stalls: Mapping[str, int] | None = None
+    ledger: pd.DataFrame, caption: str, base: Path, stalls: Mapping[str, int] | None = None
 ) -> None:
     """A panel an arm: blocks by kind over time, stacked, in percent of the pool.
 
@@ -87,10 +80,7 @@ def draw_memory(
     groups = dict(list(ledger.groupby("arm", sort=False)))
     columns = min(_COLUMNS, len(groups))
     rows = -(-len(groups) // columns)
-    with drawing():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(WIDTH, 2.3 * rows + 1.0), layout="constrained")
+    with drawing(WIDTH, 2.3 * rows + 1.0) as figure:
         grid = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
         for axis, (arm, steps) in zip(grid, groups.items(), strict=False):
             shown = peaks(steps)
@@ -114,7 +104,7 @@ def draw_memory(
         write(figure, caption, base)
 
 
-def longest_steps(steps: "pd.DataFrame", count: int) -> list[tuple[float, float]]:
+def longest_steps(steps: pd.DataFrame, count: int) -> list[tuple[float, float]]:
     """Beginnings and ends, in seconds, of an arm's `count` longest steps with requests running."""
     took = (steps["time"].shift(-1) - steps["time"]).where(steps["referenced"] > 0)
     longest = took.nlargest(count)
@@ -123,7 +113,7 @@ def longest_steps(steps: "pd.DataFrame", count: int) -> list[tuple[float, float]
     return [(float(begin), float(end)) for begin, end in zip(begins, ends, strict=True)]
 
 
-def peaks(steps: "pd.DataFrame", points: int = _POINTS) -> "pd.DataFrame":
+def peaks(steps: pd.DataFrame, points: int = _POINTS) -> pd.DataFrame:
     """At most `points` of an arm's steps: of each stretch of time that with most in use.
 
     A step that is left out held no more than the one that stands for its stretch.
@@ -136,7 +126,7 @@ def peaks(steps: "pd.DataFrame", points: int = _POINTS) -> "pd.DataFrame":
 
 
 def draw_scores(
-    samples: "pd.DataFrame", arms: Mapping[str, ArmSummary], caption: str, base: Path
+    samples: pd.DataFrame, arms: Mapping[str, ArmSummary], caption: str, base: Path
 ) -> None:
     """The mean score against the median time to the first token, an arm a point.
 
@@ -156,10 +146,7 @@ def draw_scores(
     known = {name: mean for name, mean in means.items() if mean is not None}
     if not known:
         return
-    with drawing():
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(WIDTH, 4.4), layout="constrained")
+    with drawing(WIDTH, 4.4) as figure:
         axis = figure.subplots()
         for name, (colour, marker) in arm_styles(list(known)).items():
             low, middle, high = quartiles.loc[name]
@@ -175,7 +162,8 @@ def draw_scores(
                 lw=1,
                 label=name,
             )
-        _log_scale(axis)
+        axis.set_xscale("log")
+        log_numbers(axis.xaxis)
         axis.set_xlabel("time to the first token, ms: median and quartiles")
         axis.set_ylabel(_score_label(next(iter(arms.values()))))
         _legend(figure, list(known))
@@ -188,64 +176,9 @@ def _legend(figure: Any, arms: Sequence[str]) -> None:
     figure.legend(fontsize=8, loc="outside upper left", ncols=min(columns, len(arms)))
 
 
-def _log_scale(axis: Any) -> None:
-    """A logarithmic axis of milliseconds with plain numbers."""
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    plain = FuncFormatter(lambda value, _: f"{value:,g}")
-    axis.set_xscale("log")
-    axis.xaxis.set_major_locator(LogLocator(subs=log_steps(*axis.get_xlim())))
-    axis.xaxis.set_major_formatter(plain)
-    axis.xaxis.set_minor_formatter("")
-
-
 def _score_label(arm: ArmSummary) -> str:
     label = f"{arm.score.metric}: mean and 95 % of it"
     return label if arm.score.meaningful else f"{label} (untrained weights: not meaningful)"
-
-
-#: Panels: the series of each arm, by name of the workload.
-Panels = Mapping[str, Mapping[str, Series]]
-
-#: Inches: a panel, all panels at least, and the title of one with what is above it.
-_HIGH, _LEAST, _TITLE = 0.52, 1.3, 0.22
-
-
-def draw_occupancy(panels: Panels, caption: str, base: Path) -> None:
-    """Referenced blocks in percent of the pool: a column a workload, a row an arm.
-
-    Arms that fill the pool would hide each other in one panel. Writes ``base.png``, ``base.pdf``
-    and ``base.svg``, as papers print them.
-    """
-    arms = list(dict.fromkeys(arm for found in panels.values() for arm in found))
-    about = Panel("time, s", "KV referenced, % of pool", caption)
-    high = max(_HIGH, _LEAST / len(arms))
-    plot = high * len(arms) + _TITLE * (len(arms) - 1)
-    with canvas(about, base, plot=plot, above=_TITLE - 0.1) as figure:
-        spaces = {"hspace": _TITLE / high, "wspace": 0.1}
-        shape = (len(arms), len(panels))
-        grid = figure.subplots(*shape, sharex="col", sharey=True, squeeze=False, gridspec_kw=spaces)
-        for column, (name, found) in zip(grid.T, panels.items(), strict=True):
-            for axis, (arm, (colour, _)) in zip(column, arm_styles(arms).items(), strict=True):
-                axis.set_title(f"{name}: {arm}", fontsize=LABEL, loc="left", pad=2)
-                axis.tick_params(pad=2, length=2)
-                if arm in found:
-                    share = 100 * found[arm].referenced / found[arm].pool
-                    steps = {"step": "post", "color": colour, "alpha": 0.35, "lw": 0}
-                    axis.fill_between(found[arm].time, share, **steps)
-                    axis.step(found[arm].time, share, where="post", color=colour, lw=0.7)
-            column[0].set_xlim(left=0)
-            column[0].locator_params(axis="x", nbins=4)
-            column[-1].set_xlabel(about.x_label, labelpad=2)
-        # Axes are shared, and a limit would be that of the panel drawn last.
-        grid[0, 0].set_ylim(0, 1.05 * max(map(_highest, panels.values())))
-        name_column(figure, list(grid[:, 0]), about.y_label)
-
-
-def _highest(arms: Mapping[str, Series]) -> float:
-    """Most of the pool that any arm's requests held, in percent."""
-    shares = (float(100 * (arm.referenced / arm.pool).max()) for arm in arms.values())
-    return max(shares, default=0.0) or 1.0
 
 
 def write_run_files(path: Path) -> Iterator[str]:
@@ -271,30 +204,23 @@ class _RunFrames:
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self.caption = caption(run)
+        self.labels = figure_labels(run.summary)
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        return self._labelled(samples_frame(self.run))
+        return self.labelled(samples_frame(self.run))
 
     @property
-    def ledger(self) -> pd.DataFrame:
-        return self._labelled(ledger_frame(self.run))
-
-    @cached_property
     def arms(self) -> Mapping[str, ArmSummary]:
         """Summaries by the labels of arms in figures."""
-        labels = figure_labels(self.run.summary)
-        return {labels[name]: arm for name, arm in self.run.summary.items()}
+        return {self.labels[name]: arm for name, arm in self.run.summary.items()}
 
-    def _labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
-        return frame.assign(arm=frame["arm"].replace(figure_labels(self.run.summary)))
+    def labelled(self, frame: pd.DataFrame) -> pd.DataFrame:
+        return frame.assign(arm=frame["arm"].replace(self.labels))
 
     def file(self, name: str) -> Path:
         return self.run.path / name
-
-    @property
-    def caption(self) -> str:
-        return caption(self.run)
 
 
 def _table(found: _RunFrames) -> None:
@@ -308,7 +234,8 @@ def _ttft(found: _RunFrames) -> None:
 
 def _memory(found: _RunFrames) -> None:
     stalls = {arm: summary.stalls.steps for arm, summary in found.arms.items() if summary.stalls}
-    draw_memory(found.ledger, found.caption, found.file("memory"), stalls)
+    ledger = found.labelled(ledger_frame(found.run))
+    draw_memory(ledger, found.caption, found.file("memory"), stalls)
 
 
 def _scores(found: _RunFrames) -> None:

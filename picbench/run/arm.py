@@ -27,8 +27,8 @@ class Arm:
     the text of their documents, `reorders` whether prompts are sent with their chunks in another
     order, each once.
 
-    An arm with an `endpoint` is a server elsewhere: its `algorithm` is where that is, and nothing
-    is known of what it reuses, so that nothing is asked of it.
+    An arm with an `endpoint` is a remote server: its `algorithm` is where that is, and nothing is
+    known of what it reuses, so that nothing is asked of it.
     """
 
     name: str
@@ -56,8 +56,8 @@ def parse_arms(specs: Iterable[str], *, same_engine: bool = False) -> tuple[Arm,
     return tuple(arms)
 
 
-def arms_elsewhere(endpoints: Mapping[str, Endpoint]) -> tuple[Arm, ...]:
-    """The arms that are servers elsewhere, by their names."""
+def remote_arms(endpoints: Mapping[str, Endpoint]) -> tuple[Arm, ...]:
+    """The arms that are remote servers, by their names."""
     return tuple(
         Arm(name, endpoint.spec, "", stock=False, reuse=Reuse.NOTHING, endpoint=endpoint)
         for name, endpoint in endpoints.items()

@@ -18,16 +18,15 @@ from local_servers import LocalLauncher, note
 
 from picbench.engines.config import EngineConfig
 from picbench.errors import ConfigError, EngineError
+from picbench.experiments.measurements import InRounds, Measured, Outcome
 from picbench.experiments.page import FigureRatio, FigureTable
 from picbench.experiments.runner import (
     ArmsRecord,
     Cell,
     Experiment,
     ExperimentPlan,
-    MeasureSettings,
     RoundsExperiment,
     RoundsRecord,
-    RoundsSettings,
     ServedArm,
     TimeBudget,
     interleaved,
@@ -328,7 +327,6 @@ def test_an_engine_that_cannot_start_says_why(llama: Path) -> None:
 
 
 ONE_CALL = Experiment(
-    settings=MeasureSettings,
     plan=lambda _: interleaved("r", {"gpu": "G"}, TWO, {"x": measures}, 2),
     title="Numbers",
     about="On {gpu}.",
@@ -342,8 +340,7 @@ ONE_CALL = Experiment(
 
 
 def test_an_experiment_of_one_call_writes_figures_page_and_summary(tmp_path: Path) -> None:
-    settings = MeasureSettings(output=tmp_path)
-    outcome = ONE_CALL.measure(settings, lambda _: None, LocalLauncher())
+    outcome = ONE_CALL.measure(Measured(output=tmp_path), LocalLauncher())
     assert outcome.code == 0
     assert outcome.page == (tmp_path / "r.md").read_text()
     assert outcome.page.splitlines() == [
@@ -365,7 +362,6 @@ def test_an_experiment_of_one_call_writes_figures_page_and_summary(tmp_path: Pat
 
 
 IN_ROUNDS = RoundsExperiment(
-    settings=RoundsSettings,
     plan=lambda settings: plan(settings.rounds, facts={"model": settings.served}),
     render=lambda found: f"{found.rounds('x')} rounds\n" if "x" in found.cells else "",
     figures=lambda found: {"rounds": found.rounds("x")},
@@ -373,16 +369,18 @@ IN_ROUNDS = RoundsExperiment(
 
 
 def test_an_experiment_in_rounds_resumes_and_says_what_is_left(tmp_path: Path) -> None:
-    settings = RoundsSettings(output=tmp_path, device="cpu", rounds=1)
-    assert IN_ROUNDS.estimate(settings).startswith("0 of 2 cells measured")
-    late = settings.model_copy(update={"seconds": 1e-9})
-    assert IN_ROUNDS.measure(late, lambda _: None, LocalLauncher()) == ("", 4)
-    assert IN_ROUNDS.measure(settings, lambda _: None, LocalLauncher()) == ("1 rounds\n", 0)
-    more = settings.model_copy(update={"rounds": 2})
-    assert IN_ROUNDS.measure(more, lambda _: None, LocalLauncher()) == ("2 rounds\n", 0)
+    settings = InRounds(output=tmp_path, device="cpu", rounds=1)
+
+    def measured(**changes: Any) -> Outcome:
+        return IN_ROUNDS.measure(settings.model_copy(update=changes), LocalLauncher(), said.append)
+
+    said: list[str] = []
+    assert measured(estimate=True).page.startswith("0 of 2 cells measured")
+    assert measured(seconds=1e-9) == Outcome("", 4)
+    assert measured() == Outcome("1 rounds\n", 0)
+    assert measured(rounds=2) == Outcome("2 rounds\n", 0)
     assert (tmp_path / "r.md").read_text() == "2 rounds\n"
     assert json.loads((tmp_path / "summary.json").read_text()) == {"rounds": 2}
-    said: list[str] = []
-    other = settings.model_copy(update={"model": "testbed"})
-    IN_ROUNDS.measure(other, said.append, LocalLauncher())
+    said.clear()
+    measured(model="testbed")
     assert said[0] == "r.json was measured with another model: started over"

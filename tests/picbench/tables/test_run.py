@@ -195,7 +195,7 @@ def test_a_full_disk_ends_a_run_that_is_drawn_by_the_same_command(
     services = replace(Harness([make_sample(0)]).services(), files=write_run_files)
     path = tmp_path / "run"
     flags = ["run", "--algo", "full,mepic", "--dataset", "fake", "--output", str(path)]
-    monkeypatch.setattr("picbench.figures.style.write_whole", refuse)
+    monkeypatch.setattr("picbench.figures.canvas.write_whole", refuse)
     full = CliRunner().invoke(main, flags, obj=services)
     assert full.exit_code == 4
     said = f"picbench: {path / 'ttft.svg'}: No space left on device (make room"

@@ -1,0 +1,142 @@
+"""Accuracy against linked tokens, and ratios of break-even: what is drawn and named."""
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.axes import Axes
+from printed_figure import check_printed
+
+from picbench.experiments.arm_scores import ARMS_OF, arms_of
+from picbench.experiments.grid_plan import GRIDS, GridSettings
+from picbench.figures.frontier import (
+    FrontierPoint,
+    RatioPanel,
+    _borders,
+    _text,
+    draw_frontier,
+    draw_ratios,
+    frontier_steps,
+)
+
+CAPTION = "A model; a GPU; n=200."
+GOAL = ("mepic", 0.97)
+
+
+def point(arm: str, share: float, kept: float) -> FrontierPoint:
+    return FrontierPoint(arm, share, kept, kept - 0.02, kept + 0.01)
+
+
+PANELS = {
+    "musique": [
+        point("full", 1.0, 1.0),
+        point("naive", 0.0, 0.6),
+        point("epic:k=16", 0.2, 0.7),
+        point("epic:k=64", 0.7, 0.9),
+        point("mepic", 0.2, 0.65),
+        point("mepic:anchored=on:context=document", 0.2, 0.99),
+        point("testbed:link/kvlink:n=5", 0.05, 0.96),
+    ],
+    "needle": [point("full", 1.0, 1.0), point("naive", 0.0, 0.6), point("mepic", 0.1, 0.61)],
+}
+
+
+def test_everything_is_named_in_the_legend(tmp_path: Path) -> None:
+    draw_frontier(PANELS, GOAL, CAPTION, tmp_path / "new" / "all")
+    text = check_printed(tmp_path / "new" / "all")
+    for words in ("musique", "needle", "naive", "ours: anchor and document", "tuned models"):
+        assert text.count(f">{words}<") == 1, words
+    assert "cacheblend" not in text
+    assert "The goal: 0.97 of full's score, linking no more than mepic. A model" in text
+
+
+def test_points_have_their_intervals_and_families_one_line_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: dict[str, tuple[list[float], list[float]]] = {}
+    real = Axes.errorbar
+
+    def errorbar(self: Axes, x: list[float], y: list[float], **style: object) -> object:
+        if self.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+            drawn[str(style["label"])] = (x, y)
+        return real(self, x, y, **style)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Axes, "errorbar", errorbar)
+    draw_frontier({"musique": PANELS["musique"]}, GOAL, CAPTION, tmp_path / "all")
+    assert drawn["epic, k = 1 to 64"] == (pytest.approx([20, 70]), pytest.approx([70, 90]))
+    assert drawn["ours: anchor and document"] == (pytest.approx([20]), pytest.approx([99]))
+    assert drawn["tuned models"] == (pytest.approx([5]), pytest.approx([96]))
+    assert len(drawn) == 5
+
+
+def test_every_arm_that_is_measured_can_be_drawn(tmp_path: Path) -> None:
+    points = [point(arm, 0.1, 0.9) for arm in arms_of("testbed")]
+    points += [point(f"{model}/{arm}", 0.1, 0.9) for model in ARMS_OF for arm in arms_of(model)]
+    draw_frontier({"musique": points}, GOAL, CAPTION, tmp_path / "all")
+    check_printed(tmp_path / "all")
+
+
+def test_the_frontier_is_of_arms_that_nothing_cheaper_beats() -> None:
+    assert frontier_steps(PANELS["musique"]) == [
+        (0.0, 0.6),
+        (0.05, 0.96),
+        (0.2, 0.99),
+        (1.0, 1.0),
+        (1.0, 1.0),
+    ]
+    assert frontier_steps([]) == []
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1))
+def test_no_arm_is_above_the_frontier(pairs: list[tuple[float, float]]) -> None:
+    steps = frontier_steps([point("naive", share, kept) for share, kept in pairs])
+    assert steps == sorted(steps)
+    for share, kept in pairs:
+        assert kept <= max(k for s, k in steps if s <= share)
+
+
+def test_the_same_numbers_give_the_same_file(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        draw_frontier(PANELS, GOAL, CAPTION, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+NOTE = (
+    "mepic's TTFT over another arm's. NVIDIA H200, CUDA 12.9, TORCH 2.13.0+cu129, 9876543-dirty. "
+)
+
+
+def ratios_of(settings: GridSettings, *, missing: bool = False) -> list[RatioPanel]:
+    """Ratios from 0.06 to 16, the ends of what has a colour of its own and beyond."""
+    cells = list(product(settings.reuse, product(settings.chunks, settings.chunk_tokens)))
+    values = {cell: 2 ** (8 * n / len(cells) - 4) for n, cell in enumerate(cells[missing:])}
+    return [RatioPanel(f"against {rival}", values) for rival in ("prefix", "reorder")]
+
+
+@pytest.mark.parametrize("device", GRIDS)
+def test_every_grid_fits_a_column(device: str, tmp_path: Path) -> None:
+    base = tmp_path / "ratios"
+    draw_ratios(ratios_of(GRIDS[device]), NOTE * 4, base)
+    check_printed(base)
+
+
+def test_what_was_not_measured_is_named(tmp_path: Path) -> None:
+    for missing in (False, True):
+        draw_ratios(ratios_of(GRIDS["cpu"], missing=missing), "A note.", tmp_path / "ratios")
+        text = check_printed(tmp_path / "ratios")
+        assert ("Grey: not measured." in text) == missing
+
+
+def test_the_line_is_where_cells_below_1_end() -> None:
+    ratios = {(0, 0): 1.2, (0, 1): 0.9, (1, 0): 1.0, (1, 1): 0.8}
+    assert set(_borders(ratios)) == {((1, 1), (0, 1)), ((1, 1), (1, 2))}
+    assert set(_borders({(0, 0): 0.5, (1, 0): 1.5})) == {((0, 1), (1, 1))}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"), [(0.997, "0.997"), (1.0, "1.00"), (1.004, "1.004"), (0.944, "0.94")]
+)
+def test_numbers_say_on_which_side_of_1_they_are(ratio: float, text: str) -> None:
+    assert _text(ratio) == text
