@@ -257,7 +257,7 @@ def verify(shape: HeadShape, seed: int) -> None:
         query = scene.queries(case.requests * case.new, seed)
         expected = [
             scene.expected(index, own, scene.requests[index].kpos[-case.new :])
-            for index, own in enumerate(query.split(case.new))
+            for index, own in enumerate(torch.split(query, case.new))
         ]
         for name, arm in arms(case, scene, query).items():
             found = arm.layers(case, scene)[0]()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from picbench.errors import ConfigError
-from picbench.experiments.measurements import Kernels, Outcome, SharedDecode
+from picbench.experiments.measurements import DecodeShared, Kernels, Outcome
 from picbench.experiments.page import Spread, page, save, update_summary
 from picbench.experiments.per_chunk_flash import SegmentBatch, decode_segments, segments_of
 from picbench.experiments.scenes import (
@@ -407,7 +407,7 @@ def bench(settings: Kernels) -> Outcome:
 
 
 def run_facts(
-    settings: Kernels | SharedDecode, names: Sequence[str] = provenance.GPU, device: str = "cuda"
+    settings: Kernels | DecodeShared, names: Sequence[str] = provenance.GPU, device: str = "cuda"
 ) -> Row:
     """Where kernels are measured, with what, and what their inputs are."""
     facts = provenance.facts(*names, device=device, commit=settings.commit)

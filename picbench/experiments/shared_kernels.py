@@ -26,7 +26,7 @@ from picbench.experiments.kernels import (
     spreads,
     stock_arm,
 )
-from picbench.experiments.measurements import Outcome, SharedDecode
+from picbench.experiments.measurements import DecodeShared, Outcome
 from picbench.experiments.page import page, update_summary
 from picbench.experiments.scenes import TOLERANCE, ChunkReads, Scene, draw, rope_table
 from picbench.kernels.cuda.decode.attention import read_tiles
@@ -233,7 +233,7 @@ def checks(device: str, seed: int) -> Iterator[tuple[str, float]]:
                 yield name, check(f"shared decode {name} of {shape}", scene, query, out, arm)
 
 
-def measure(settings: SharedDecode) -> Outcome:
+def measure(settings: DecodeShared) -> Outcome:
     """Check, then on a GPU time the chosen cases; writes shared-decode.json and .md.
 
     Raises InvalidRun where an output is wrong.
