@@ -33,17 +33,16 @@ def kernels(settings: Kernels) -> Outcome:
         from picbench.engines.vllm.device import CUDA, find
 
         here = find(settings.device)
-    given = settings.model_dump(include={"output", "rounds", "seed", "work", "commit"})
     if here is CUDA:
         from picbench.experiments.kernels import bench as on_cuda
 
-        return Outcome(on_cuda(**given))
+        return on_cuda(settings)
     import torch
 
     from picbench.experiments.cpu_kernels import bench as on_cpu
 
     torch.set_num_threads(settings.threads or torch.get_num_threads())
-    return Outcome(on_cpu(**given, seconds=settings.seconds))
+    return on_cpu(settings)
 
 
 def shared_decode(settings: DecodeShared) -> Outcome:
@@ -55,5 +54,4 @@ def shared_decode(settings: DecodeShared) -> Outcome:
     with engine_packages():
         from picbench.experiments import shared_kernels
 
-    given = settings.model_dump(exclude={"case"})
-    return Outcome(shared_kernels.measure(**given, only=settings.case))
+    return shared_kernels.measure(settings)
