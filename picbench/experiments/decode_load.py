@@ -14,13 +14,12 @@ from math import log2
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from picbench.compare.significance import paired_ratio
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
+from picbench.experiments.measurements import DecodeUnderLoad, Outcome, Scaling
 from picbench.experiments.page import (
     WHERE,
     Columns,
@@ -37,8 +36,8 @@ from picbench.experiments.runner import (
     ExperimentPlan,
     RoundsExperiment,
     RoundsRecord,
-    RoundsSettings,
     ServedArm,
+    facts_of,
 )
 from picbench.experiments.waves import CostGuess, DecodeScene, as_stock, wave_arm, wave_engine
 from picbench.figures.canvas import Panel
@@ -72,31 +71,20 @@ _COLUMNS: Columns = MappingProxyType(
 )
 
 
-class DecodeLoadSettings(RoundsSettings):
-    """How to measure decoding under load."""
-
-    reply: int | None = Field(
-        None,
-        ge=8,
-        description="Tokens in a reply.",
-        json_schema_extra={"metavar": "N", "shown": "512, 32 for --sharing"},
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeSizes:
     """The scenes of a device: of the load, and of the degrees of sharing; pools are in blocks.
 
     A prompt of `degrees` has as many chunks as the pool has room for, up to the load's. `costs` is
-    what a first round may take.
+    what a first round may take. By default what a GPU has room for.
     """
 
     scene: DecodeScene
-    pool: int
-    degrees: tuple[int, ...]
-    sharing_reply: int
-    sharing_pool: int
     costs: CostGuess
+    pool: int = 12_000
+    degrees: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    sharing_reply: int = 32
+    sharing_pool: int = 22_000
 
     def at(self, degree: int) -> DecodeScene:
         """The scene in which `degree` requests read each chunk."""
@@ -112,17 +100,15 @@ class DecodeSizes:
 #: By device. On a GPU three engines with the load's pools fit 139 GiB, or two with the other ones.
 DECODE_SIZES: Mapping[str, DecodeSizes] = MappingProxyType(
     {
-        "cuda": DecodeSizes(
-            DecodeScene(), 12_000, (1, 2, 4, 8, 16, 32, 64), 32, 22_000, CostGuess(18_000, 0.035)
-        ),
+        "cuda": DecodeSizes(DecodeScene(), CostGuess(18_000, 0.035)),
         "cpu": DecodeSizes(
-            DecodeScene(4, 3, 6, 40, 9, 24), 200, (1, 2, 4), 24, 200, CostGuess(3_000, 0.02)
+            DecodeScene(4, 3, 6, 40, 9, 24), CostGuess(3_000, 0.02), 200, (1, 2, 4), 24, 200
         ),
     }
 )
 
 
-def _sizes(settings: DecodeLoadSettings) -> DecodeSizes:
+def _sizes(settings: DecodeUnderLoad) -> DecodeSizes:
     """The device's sizes, with the replies that were asked for."""
     found = DECODE_SIZES[settings.device]
     if not settings.reply:
@@ -131,7 +117,7 @@ def _sizes(settings: DecodeLoadSettings) -> DecodeSizes:
     return replace(found, scene=scene, sharing_reply=settings.reply)
 
 
-def load_plan(settings: DecodeLoadSettings) -> ExperimentPlan:
+def load_plan(settings: DecodeUnderLoad) -> ExperimentPlan:
     """One cell: the load, in all arms."""
     sizes = _sizes(settings)
     scene = sizes.scene
@@ -148,14 +134,14 @@ def load_plan(settings: DecodeLoadSettings) -> ExperimentPlan:
     facts = {"scene": asdict(scene), "prompt": scene.prompt, "pool": sizes.pool}
     return ExperimentPlan(
         name="decode-load",
-        facts=settings.facts() | facts,
+        facts=facts_of(settings) | facts,
         engines=_ours(config) | {STOCK: as_stock(config)},
         cells=[Cell("load", arms, len(arms) * sizes.costs.wave(scene))],
         rounds=settings.rounds,
     )
 
 
-def sharing_plan(settings: DecodeLoadSettings) -> ExperimentPlan:
+def sharing_plan(settings: DecodeUnderLoad) -> ExperimentPlan:
     """A cell for each degree of sharing, in two arms."""
     sizes = _sizes(settings)
     scenes = {str(degree): sizes.at(degree) for degree in sizes.degrees}
@@ -166,7 +152,7 @@ def sharing_plan(settings: DecodeLoadSettings) -> ExperimentPlan:
     }
     return ExperimentPlan(
         name="decode-sharing",
-        facts=settings.facts() | facts,
+        facts=facts_of(settings) | facts,
         engines=_ours(wave_engine(settings, longest, sizes.sharing_pool)),
         cells=[_degree(name, scene, sizes.costs) for name, scene in scenes.items()],
         rounds=settings.rounds,
@@ -310,12 +296,13 @@ def _notes(record: RoundsRecord) -> str:
     )
 
 
-DECODE_LOAD = RoundsExperiment(
-    settings=DecodeLoadSettings, plan=load_plan, render=render_load, figures=load_figures
-)
-DECODE_SHARING = RoundsExperiment(
-    settings=DecodeLoadSettings, plan=sharing_plan, render=render_sharing, draw=draw_sharing
-)
+DECODE_LOAD = RoundsExperiment(plan=load_plan, render=render_load, figures=load_figures)
+DECODE_SHARING = RoundsExperiment(plan=sharing_plan, render=render_sharing, draw=draw_sharing)
+
+
+def measure(settings: DecodeUnderLoad) -> Outcome:
+    """Measure what is left of the load, or of the degrees of sharing."""
+    return (DECODE_SHARING if settings.sharing else DECODE_LOAD).measure(settings)
 
 
 #: The engines that are compared on one GPU and on several.
@@ -328,60 +315,38 @@ REPLIES = "replies"
 _TRAINED, _OTHERWISE = "testbed", "shape:small"
 
 
-class ScalingSettings(RoundsSettings):
-    """How to measure one GPU against `workers`."""
-
-    workers: int = Field(2, ge=2, description="GPUs of the larger engine.")
-    shared_decode: Literal["off", "auto", "always"] = Field(
-        "auto", description="For mepic's engine, as for picbench run."
-    )
-    graph_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="Largest step of mepic's engines with a CUDA graph.",
-        json_schema_extra={"shown": "the engine's own"},
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class ScalingSizes:
     """Requests of a device, of each length that is given in chunks; pools are in blocks.
 
-    `replies` is what the trained model is asked.
+    `replies` is what the trained model is asked. By default what a GPU has room for.
     """
 
     scene: DecodeScene
-    lengths: tuple[int, ...]
-    pool: int
     replies: DecodeScene
-    replies_pool: int
     costs: CostGuess
+    lengths: tuple[int, ...] = (16, 32, 64)
+    pool: int = 10_000
+    replies_pool: int = 1_000
 
     def at(self, chunks: int) -> DecodeScene:
         """Requests of this many chunks, drawn from twice as many."""
         return replace(self.scene, chunks=chunks, corpus=2 * chunks)
 
 
-_REPLIES = DecodeScene(8, 8, 16, 56, 24, 32)
-
 #: By device. On a GPU two engines with such pools and half of two others fit 139 GiB.
 SCALING_SIZES: Mapping[str, ScalingSizes] = MappingProxyType(
     {
         "cuda": ScalingSizes(
-            scene=DecodeScene(reply=128),
-            lengths=(16, 32, 64),
-            pool=10_000,
-            replies=_REPLIES,
-            replies_pool=1_000,
-            costs=CostGuess(18_000, 0.03),
+            DecodeScene(reply=128), DecodeScene(8, 8, 16, 56, 24, 32), CostGuess(18_000, 0.03)
         ),
         "cpu": ScalingSizes(
-            scene=DecodeScene(4, 3, 6, 40, 9, 12),
+            DecodeScene(4, 3, 6, 40, 9, 12),
+            DecodeScene(2, 2, 4, 56, 24, 8),
+            CostGuess(2_000, 0.05),
             lengths=(2, 3),
             pool=200,
-            replies=replace(_REPLIES, requests=2, chunks=2, corpus=4, reply=8),
             replies_pool=100,
-            costs=CostGuess(2_000, 0.05),
         ),
     }
 )
@@ -392,7 +357,7 @@ def arm_name(who: str, gpus: int) -> str:
     return f"{who} x{gpus}"
 
 
-def scaling_plan(settings: ScalingSettings) -> ExperimentPlan:
+def scaling_plan(settings: Scaling) -> ExperimentPlan:
     """A cell for each length, in four arms, and one for the replies."""
     sizes, workers = SCALING_SIZES[settings.device], settings.workers
     scenes = [sizes.at(chunks) for chunks in sizes.lengths]
@@ -418,7 +383,7 @@ def scaling_plan(settings: ScalingSettings) -> ExperimentPlan:
     }
     return ExperimentPlan(
         name=f"scaling-{workers}",
-        facts=settings.facts() | facts,
+        facts=facts_of(settings) | facts,
         engines={
             arm_name(who, gpus): replace(config, tensor_parallel=gpus)
             for who, config in {
@@ -471,10 +436,7 @@ def _rates(figures: Found, who: str, workers: int) -> tuple[Sequence[float], Seq
 
 def _gains(figures: Found, workers: int) -> tuple[Sequence[float], Sequence[float]]:
     """Tokens a second of several GPUs over one, round by round: ours, and stock vLLM's."""
-    return (
-        by_round(*_rates(figures, OURS, workers)),
-        by_round(*_rates(figures, STOCK, workers)),
-    )
+    return (by_round(*_rates(figures, OURS, workers)), by_round(*_rates(figures, STOCK, workers)))
 
 
 def _measured(record: RoundsRecord) -> list[str]:
@@ -556,6 +518,4 @@ def _equal_replies(facts: Mapping[str, Any], figures: Found | None) -> str:
     )
 
 
-SCALING = RoundsExperiment(
-    settings=ScalingSettings, plan=scaling_plan, render=render_scaling, figures=scaling_figures
-)
+SCALING = RoundsExperiment(plan=scaling_plan, render=render_scaling, figures=scaling_figures)

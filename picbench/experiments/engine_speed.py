@@ -11,17 +11,16 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
+from itertools import chain
 from random import Random
 from statistics import median
 from typing import Any, NamedTuple
 
-from pydantic import Field
-
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
-from picbench.engines.request import Chunk, PromptSegment, Request, Result, Text
+from picbench.engines.request import PromptSegment, Request, Result, Text
 from picbench.errors import InvalidRun
+from picbench.experiments.measurements import DecodePlanned, EngineComparison, Outcome, SmallSteps
 from picbench.experiments.page import (
     FigureRatio,
     FigureTable,
@@ -35,20 +34,18 @@ from picbench.experiments.page import (
 )
 from picbench.experiments.runner import (
     ArmsRecord,
-    EngineSettings,
     Experiment,
     ExperimentPlan,
     Launcher,
     Measure,
-    Measurement,
-    MeasureSettings,
-    Outcome,
-    Say,
+    engine_of,
+    facts_of,
     interleaved,
     random_chunks,
     random_text,
     random_tokens,
     run,
+    say,
 )
 from picbench.store import provenance
 from picbench.tables.table import table
@@ -56,12 +53,6 @@ from picbench.workloads import models
 
 #: 64 chunks and their surroundings make a prompt of 32k tokens.
 CHUNKS, CHUNK_TOKENS = 64, 504
-
-
-class EngineComparisonSettings(EngineSettings):
-    """How often the engine is timed against stock vLLM, on a GPU."""
-
-    repeats: int = Field(5, ge=1)
 
 
 def plain(engine: Engine, name: str) -> dict[str, float]:
@@ -114,25 +105,30 @@ def _question(name: str) -> Text:
     return random_text(80, f"question {name}")
 
 
-def _comparison(settings: EngineComparisonSettings) -> ExperimentPlan:
-    config = settings.engine(context=36_864, batch_tokens=8192, max_requests=64)
-    facts = provenance.facts(*provenance.GPU, device=settings.device, commit=settings.commit)
-    facts |= {"rounds": settings.repeats, "seed": 0, "model": models.resolve(settings.served).name}
+def _comparison(settings: EngineComparison) -> ExperimentPlan:
+    model = models.resolve(settings.model)
+    config = EngineConfig(
+        model=str(model.path),
+        device="cuda",
+        dtype="bfloat16",
+        context=36_864,
+        batch_tokens=8192,
+        max_requests=64,
+    )
+    facts = provenance.facts(*provenance.GPU, device=config.device, commit=settings.commit)
+    facts |= {"rounds": settings.repeats, "seed": 0, "model": model.name}
     engines = {"stock": replace(config, stock=True, algorithm="prefix"), "picbench": config}
     measures: dict[str, Measure] = {"plain": plain, "warm": warm, "hit": hit}
     return interleaved("engine-comparison", facts, engines, measures, settings.repeats)
 
 
-def _ours(name: str) -> tuple[str, str]:
-    return "picbench", name
-
-
-def _stock(name: str) -> tuple[str, str]:
-    return "stock", name
+def _ratio(group: str, name: str, over: str, figure: str, below: str = "") -> FigureRatio:
+    """A figure of the engine that `over` names over one of the other engine."""
+    other = "stock" if over == "picbench" else "picbench"
+    return FigureRatio(group, name, [((over, figure), (other, below or figure))])
 
 
 ENGINE_COMPARISON = Experiment(
-    settings=EngineComparisonSettings,
     plan=_comparison,
     title="The engine against stock vLLM on a GPU",
     about=(
@@ -157,20 +153,11 @@ ENGINE_COMPARISON = Experiment(
         )
     ],
     ratios=[
-        *(
-            FigureRatio("pic_off", name, [(_ours(figure), _stock(figure))])
-            for name, figure in {
-                "throughput_ratio": "tokens_per_s",
-                "ttft_ratio": "ttft_ms",
-                "tpot_ratio": "tpot_ms",
-            }.items()
-        ),
-        FigureRatio(
-            "warm_32k", "speedup_vs_full", [(_stock("warm_ttft_ms"), _ours("warm_ttft_ms"))]
-        ),
-        FigureRatio(
-            "warm_32k", "ratio_vs_prefix_hit", [(_ours("warm_ttft_ms"), _stock("hit_ttft_ms"))]
-        ),
+        _ratio("pic_off", "throughput_ratio", "picbench", "tokens_per_s"),
+        _ratio("pic_off", "ttft_ratio", "picbench", "ttft_ms"),
+        _ratio("pic_off", "tpot_ratio", "picbench", "tpot_ms"),
+        _ratio("warm_32k", "speedup_vs_full", "stock", "warm_ttft_ms"),
+        _ratio("warm_32k", "ratio_vs_prefix_hit", "picbench", "warm_ttft_ms", "hit_ttft_ms"),
     ],
     sentences=[
         "Plain requests: TTFT {ttft_ratio:.3f}, time per output token {tpot_ratio:.3f}, "
@@ -216,28 +203,12 @@ class SmallPrompt:
 
 
 #: Of a few blocks up to more than a graph of 512 tokens serves.
-PROMPTS = (
-    SmallPrompt(3),
-    SmallPrompt(8),
-    SmallPrompt(20),
-    SmallPrompt(4, 1),
-    SmallPrompt(12, 1),
-    SmallPrompt(4, 2),
+PROMPTS = tuple(
+    SmallPrompt(warm, new) for warm, new in ((3, 0), (8, 0), (20, 0), (4, 1), (12, 1), (4, 2))
 )
 
 #: Blocks that the corpus and one request at a time take, twice.
 POOL = 2 * (CORPUS + 20 + 4) * SMALL_CHUNK // BLOCK_SIZE
-
-
-class SmallStepsSettings(EngineSettings):
-    """How often small steps are timed, and by which sizes of graphs."""
-
-    repeats: int = Field(3, ge=1)
-    graph_tokens: tuple[int, ...] = Field(
-        (512, 1024),
-        description="The largest step, in tokens, that CUDA graphs serve; two engines for each "
-        "value.",
-    )
 
 
 def ttft(engine: Engine, name: str, *, prompt: SmallPrompt) -> dict[str, float]:
@@ -302,8 +273,10 @@ def _gpu_ms(work: Callable[[], object]) -> float:
     return float(sum(event.self_device_time_total for event in on_gpu)) / 1e3
 
 
-def _small_steps(settings: SmallStepsSettings) -> ExperimentPlan:
-    config = settings.engine(
+def small_steps_plan(settings: SmallSteps) -> ExperimentPlan:
+    """A cell for each prompt, on two engines for each size of graphs."""
+    config = engine_of(
+        settings,
         context=max(prompt.tokens for prompt in PROMPTS) + BLOCK_SIZE,
         batch_tokens=8192,
         kv_blocks=POOL,
@@ -314,7 +287,7 @@ def _small_steps(settings: SmallStepsSettings) -> ExperimentPlan:
         engines[f"mepic, {size}"] = sized
         engines[f"stock, {size}"] = replace(sized, stock=True, algorithm="prefix")
     measures: dict[str, Measure] = {each.name: partial(ttft, prompt=each) for each in PROMPTS}
-    facts = settings.facts() | {"repeats": settings.repeats}
+    facts = facts_of(settings) | {"repeats": settings.repeats}
     return interleaved("small-steps", facts, engines, measures, settings.repeats)
 
 
@@ -356,8 +329,7 @@ def _small_table(figure: str, heading: str) -> FigureTable:
 
 
 SMALL_STEPS = Experiment(
-    settings=SmallStepsSettings,
-    plan=_small_steps,
+    plan=small_steps_plan,
     title="Time to the first token where few tokens are computed",
     about=(
         "{model}, {dtype}: times, not answers; {gpu}, vLLM {vllm}, torch {torch}, commit {commit}. "
@@ -413,25 +385,18 @@ class ReplyBatch(NamedTuple):
         return [self._request(arm, f"{self.label} {index}") for index in range(self.requests)]
 
     def _request(self, arm: str, name: str) -> Request:
-        lead = random_tokens(LEAD, f"{name} lead")
-        chunks = [random_tokens(CHUNK, f"{name} chunk {i}") for i in range(self.chunks)]
-        question = random_tokens(QUESTION, f"{name} question")
-        if arm == PLAIN:
-            return Request([Text(tokens=sum(chunks, lead) + question)])
-        cached = [Chunk(tokens=tokens) for tokens in chunks]
-        return Request([Text(tokens=lead), *cached, Text(tokens=question)], arm)
+        lead, question = (
+            random_text(LEAD, f"{name} lead"),
+            random_text(QUESTION, f"{name} question"),
+        )
+        segments = [lead, *random_chunks(self.chunks, CHUNK, f"{name} chunk"), question]
+        if arm != PLAIN:
+            return Request(segments, arm)
+        return Request([Text(tokens=tuple(chain(*(each.tokens or () for each in segments))))])
 
 
 #: One request and eight, of about 1,000 and 4,000 tokens.
 BATCHES = tuple(ReplyBatch(requests, chunks) for requests in (1, 8) for chunks in (4, 16))
-
-
-class DecodeSettings(MeasureSettings):
-    """How often decoding is timed on a CPU."""
-
-    output: Path = Path("results/cpu")
-    model: str = "testbed"
-    rounds: int = Field(21, ge=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -572,7 +537,7 @@ def render_decode_cost(costs: Sequence[DecodeCost], facts: Mapping[str, Any]) ->
     )
 
 
-def decode_plan(settings: DecodeSettings, batches: Sequence[ReplyBatch]) -> ExperimentPlan:
+def decode_plan(settings: DecodePlanned, batches: Sequence[ReplyBatch]) -> ExperimentPlan:
     """A cell for each batch, in one engine."""
     most = max(batch.requests * (batch.prompt + REPLY) for batch in batches)
     config = EngineConfig(
@@ -592,8 +557,7 @@ def decode_plan(settings: DecodeSettings, batches: Sequence[ReplyBatch]) -> Expe
 
 
 def measure_decode_cost(
-    settings: DecodeSettings,
-    say: Say,
+    settings: DecodePlanned,
     batches: Sequence[ReplyBatch] = BATCHES,
     launcher: Launcher | None = None,
 ) -> Outcome:
@@ -608,6 +572,3 @@ def measure_decode_cost(
     document = {"schema": 1, "provenance": facts, "results": [asdict(cost) for cost in costs]}
     save(settings.output / "decode", document, rendered)
     return Outcome(rendered, 0 if highest(costs) <= ALLOWED else 1)
-
-
-DECODE = Measurement(settings=DecodeSettings, measure=measure_decode_cost)

@@ -1,248 +1,284 @@
-"""How long what is left of a grid will take."""
+"""The grid of break-even: which traffic it has, in which order, and how engines serve it.
+
+The values of its axes are in ``data/break_even.yaml``.
+"""
 
 import math
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
 from functools import partial
+from itertools import count, product
 from math import inf
 from pathlib import Path
 from random import Random
+from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
+from pydantic import TypeAdapter
 
-from picbench.engines.config import EngineConfig
+from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.ledger import summarise
 from picbench.engines.request import Request, Result
 from picbench.errors import EngineError, IncomparableRuns
-from picbench.experiments.break_even import SUBJECT
-from picbench.experiments.engines import started_engines
-from picbench.experiments.grid_plan import (
-    ARMS,
-    GRIDS,
-    GridRequests,
-    GridSettings,
-    GridStage,
-    GridTraffic,
-    draw_traffic,
-    plan_grid,
+from picbench.experiments.host_cores import QuietCores
+from picbench.experiments.measurements import BreakEven, ProfileCheck
+from picbench.experiments.runner import (
+    Described,
+    Engines,
 )
-from picbench.experiments.warm_chunks import QuietCores
-from picbench.files import locked
 from picbench.profile.grid import (
     ALONE,
     BURST,
     ArmCell,
     GridFacts,
     GridPoint,
-    MeasuredCell,
-    MeasuredGrid,
-    read_grid,
-    write_grid,
 )
 from picbench.run.schedule import ChunkOrder, to_request
-from picbench.run.server import Server
 from picbench.store import provenance
 from picbench.workloads import models
-from picbench.workloads.sample import Sample
+from picbench.workloads.sample import Sample, SampleSegment
+from picbench.workloads.traffic.corpus import from_tokens
+from picbench.workloads.traffic.draw import draw
+from picbench.workloads.traffic.settings import Traffic
 
-#: Prompt tokens a second of which nothing is cached, and seconds of a step that only generates.
-#: CPU: two cores of an AMD EPYC, the testbed's model. CUDA: an H200, Llama-3.1-8B's shape.
-_SPEED = {"cpu": 2_700.0, "cuda": 38_000.0}
-_STEP = {"cpu": 0.015, "cuda": 0.01}
+#: The grids and the unseen traces, by device.
+DATA = Path(__file__).parent / "data" / "break_even.yaml"
 
-#: Seconds until engines answer that start together.
-_START = {"cpu": 25.0, "cuda": 130.0}
+#: Ids that every model's vocabulary has; the first ones are often special.
+IDS = range(16, 1000)
+
+#: Arms that are compared, those that stock vLLM serves on a GPU, and those that are compared at a
+#: rate of arrivals, where seconds pass whatever is served.
+ARMS = ("full", "prefix", "reorder", "mepic", "naive")
+_STOCK, _RATED = ("full", "prefix", "reorder"), ("prefix", "reorder", "mepic")
 
 #: Tokens of a prompt beside its chunks, about.
 _TEXT = 48
 
-#: Arms that map chunks, half of which are not there yet where the cache is cold.
-_LINKED = ("mepic", "naive")
+#: Facts that cells of one grid may differ in: they are measured on several days.
+_MAY_DIFFER = ("commit", "graph_tokens")
+
+
+class GridStage(StrEnum):
+    """What is measured after what: a grid is of use after each of them."""
+
+    ONCE = "each traffic once"
+    SMALL = "small prompts alone, with other seeds"
+    BESIDE = "other corpora and rates"
+    AGAIN = "all else, with other seeds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GridSettings:
+    """The values of each axis, and how much is served in a cell; ``break_even.yaml`` says more."""
+
+    reuse: tuple[float, ...]
+    chunks: tuple[int, ...]
+    chunk_tokens: tuple[int, ...]
+    corpus: int
+    seeds: int
+    alone: int
+    most_alone: int
+    alone_tokens: int
+    burst: int
+    burst_tokens: int
+    running: int
+    alone_output: int
+    output: int
+    pool: int
+    arms: tuple[str, ...]
+    prompt_tokens_s: float
+    step_s: float
+    corpora: tuple[int, ...] = ()
+    rates: tuple[float, ...] = ()
+    outputs: tuple[int, ...] = ()
+    alone_chunks: tuple[int, ...] = ()
+    small_arms: tuple[str, ...] = ()
+    small_tokens: int = 0
+    again_tokens: int = 0
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt and its reply."""
+        return max(self.chunks) * max(self.chunk_tokens) + 64 + max(self.output, *self.outputs, 0)
+
+    def requests(self, point: GridPoint) -> int:
+        """How many requests are served at a point with a cold cache, and again with a warm one."""
+        prompt = point.chunks * point.chunk_tokens
+        if point.load == ALONE:
+            return min(self.most_alone, max(self.alone_tokens // prompt, self.alone))
+        return min(self.burst, max(self.burst_tokens // prompt, self.running // 2))
+
+    def arms_at(self, point: GridPoint) -> tuple[str, ...]:
+        """The arms that are served at a point.
+
+        `full` takes the same at every reuse. Where no chunk recurs, `reorder` sends what `prefix`
+        does.
+        """
+        arms = self.arms if point.reuse == min(self.reuse) else self.arms[1:]
+        arms = arms if point.load in (ALONE, BURST) else _RATED
+        if not point.reuse:
+            arms = tuple(arm for arm in arms if arm != "reorder")
+        new = (1 - point.reuse) * point.chunks * point.chunk_tokens
+        small = point.load == ALONE and new <= self.small_tokens
+        return (*arms, *self.small_arms) if small else arms
+
+    def stage(self, traffic: "GridTraffic") -> GridStage:
+        """When traffic is measured."""
+        point, prompt = traffic.point, traffic.point.chunks * traffic.point.chunk_tokens
+        if traffic.seed:
+            small = point.load == ALONE and prompt <= self.again_tokens
+            return GridStage.SMALL if small else GridStage.AGAIN
+        closed = point.load in (ALONE, BURST)
+        usual = point.corpus == max(self.corpus, point.chunks)
+        return GridStage.ONCE if closed and usual else GridStage.BESIDE
+
+    def seconds(self, point: GridPoint) -> float:
+        """About how long all arms take at a point, with a cold cache and a warm one."""
+        requests = 2 * self.requests(point)
+        prompts = requests * (point.chunks * point.chunk_tokens + _TEXT)
+        steps = point.output * max(2, requests / (1 if point.load == ALONE else self.running))
+        took = prompts / self.prompt_tokens_s + steps * self.step_s
+        arriving = 0.0 if point.load in (ALONE, BURST) else requests / float(point.load)
+        return len(self.arms_at(point)) * max(took, arriving)
+
+
+def read_grids() -> dict[str, GridSettings]:
+    """The grids that are measured, by device."""
+    found = yaml.safe_load(DATA.read_text(encoding="utf-8"))
+    return TypeAdapter(dict[str, GridSettings]).validate_python(found["grids"])
 
 
 @dataclass(frozen=True, slots=True)
-class GridShare:
-    """A part of the traffic: how much of it is left, prompt tokens of all arms, and seconds."""
+class GridTraffic:
+    """Traffic that every arm serves with a cold cache, and as much again with a warm one."""
 
-    name: str
-    left: int
-    total: int
-    tokens: int
-    seconds: float
+    point: GridPoint
+    seed: int
 
-    def __str__(self) -> str:
-        return (
-            f"{self.name}: {self.total - self.left} of {self.total} measured, "
-            f"{self.tokens:,} prompt tokens left, about {self.seconds:,.0f} s"
+    @property
+    def points(self) -> tuple[GridPoint, GridPoint]:
+        """The points that it gives: the cold one, the warm one."""
+        return self.point, replace(self.point, cache="warm")
+
+    @property
+    def keys(self) -> set[tuple[GridPoint, int]]:
+        """What its cells are told apart by."""
+        return {(point, self.seed) for point in self.points}
+
+
+def plan_grid(settings: GridSettings) -> list[GridTraffic]:
+    """All traffic of a grid: stage by stage, seed by seed, in a random order, so that any part of
+    a stage is even.
+    """
+    found: list[GridTraffic] = []
+    for seed in range(settings.seeds):
+        points = list(_points(settings))
+        Random(f"{seed}/order").shuffle(points)
+        found += [GridTraffic(point, seed) for point in points]
+    order = list(GridStage)
+    return sorted(found, key=lambda traffic: order.index(settings.stage(traffic)))
+
+
+def _points(settings: GridSettings) -> Iterator[GridPoint]:
+    def point(
+        reuse: float, chunks: int, tokens: int, corpus: int, load: str, output: int
+    ) -> GridPoint:
+        return GridPoint(
+            reuse=reuse,
+            chunks=chunks,
+            chunk_tokens=tokens,
+            corpus=max(corpus, chunks),
+            load=load,
+            output=output,
+            cache="cold",
         )
 
-
-@dataclass(frozen=True, slots=True)
-class GridProgress:
-    """How much of a grid is measured, kind by kind, and stage by stage in their order.
-
-    `start` are seconds until engines answer.
-    """
-
-    shares: tuple[GridShare, ...]
-    stages: tuple[GridShare, ...]
-    start: float
-
-    @property
-    def done(self) -> int:
-        """How many traffics were measured."""
-        return self.total - sum(share.left for share in self.shares)
-
-    @property
-    def total(self) -> int:
-        """How many there are."""
-        return sum(share.total for share in self.shares)
-
-    @property
-    def tokens(self) -> int:
-        """Prompt tokens that are left."""
-        return sum(share.tokens for share in self.shares)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that are left, without the start of engines."""
-        return sum(share.seconds for share in self.shares)
-
-    def __str__(self) -> str:
-        stages = [f"{n}. {share}" for n, share in enumerate(self.stages, 1)]
-        lines = [*map(str, self.shares), *(stages if len(stages) > 1 else ())]
-        whole = (
-            f"{self.done} of {self.total} traffics measured, {self.tokens:,} prompt tokens left, "
-            f"about {self.seconds:,.0f} s, and {self.start:,.0f} s for each start of engines"
-        )
-        return "\n".join([*lines, whole])
-
-
-def estimate_grid(
-    planned: Sequence[GridTraffic], settings: GridSettings, device: str, grid: MeasuredGrid | None
-) -> GridProgress:
-    """What is left of `planned`; by the seconds of what is measured, once anything is."""
-    done = {(cell.point, cell.seed) for cell in grid.cells} if grid else set()
-    factor = _factor(grid, settings, device) if grid and grid.cells else 1.0
-    kinds: dict[str, list[GridTraffic]] = {}
-    stages: dict[str, list[GridTraffic]] = {}
-    for traffic in planned:
-        kinds.setdefault(_kind(traffic, settings), []).append(traffic)
-        stages.setdefault(settings.stage(traffic), []).append(traffic)
-    share = partial(_share, done=done, settings=settings, device=device, factor=factor)
-    return GridProgress(
-        tuple(share(name, found) for name, found in sorted(kinds.items())),
-        tuple(share(name, found) for name, found in stages.items()),
-        _START[device],
+    loads = (
+        (ALONE, settings.alone_output, (*settings.chunks, *settings.alone_chunks)),
+        (BURST, settings.output, settings.chunks),
     )
+    for load, output, counts in loads:
+        for reuse, chunks, tokens in product(settings.reuse, counts, settings.chunk_tokens):
+            yield point(reuse, chunks, tokens, settings.corpus, load, output)
+    middle, longest = settings.chunks[len(settings.chunks) // 2], max(settings.chunk_tokens)
+    much, most = settings.reuse[-2:]
+    for reuse, corpus in product((much, most), settings.corpora):
+        yield point(reuse, middle, longest, corpus, BURST, settings.output)
+    for output in settings.outputs:
+        yield point(much, middle, longest, settings.corpus, BURST, output)
+    for reuse, rate in product((settings.reuse[0], much), settings.rates):
+        yield point(reuse, middle, longest, settings.corpus, f"{rate:g}", settings.output)
 
 
-def _share(
-    name: str,
-    found: Sequence[GridTraffic],
-    *,
-    done: set[tuple[GridPoint, int]],
-    settings: GridSettings,
-    device: str,
-    factor: float,
-) -> GridShare:
-    left = [traffic for traffic in found if (traffic.point, traffic.seed) not in done]
-    tokens = sum(_prompt(t, settings) * len(settings.arms_at(t.point)) for t in left)
-    seconds = factor * sum(_expected(t, settings, device) for t in left)
-    return GridShare(name, len(left), len(found), tokens, seconds)
+class SampleBatch(NamedTuple):
+    """Samples that are served together, at their `arrivals` if any: seconds from its start.
 
-
-def _factor(grid: MeasuredGrid, settings: GridSettings, device: str) -> float:
-    """By how much what was measured took longer than expected."""
-    cold = [cell for cell in grid.cells if cell.point.cache == "cold"]
-    known = [GridTraffic(cell.point, cell.seed) for cell in cold]
-    spent = sum(cell.seconds for cell in grid.cells)
-    expected = sum(_expected(traffic, settings, device) for traffic in known)
-    return spent / expected if spent and expected else 1.0
-
-
-def _expected(traffic: GridTraffic, settings: GridSettings, device: str) -> float:
-    """Seconds of all arms of a traffic, with a cold cache and a warm one."""
-    point, requests = traffic.point, 2 * settings.requests(traffic.point)
-    running = 1 if point.load == ALONE else settings.running
-    generated = point.output * max(2, requests / running) * _STEP[device]
-    arriving = requests / float(point.load) if point.load not in (ALONE, BURST) else 0.0
-    filled = _fill(traffic, settings) / _SPEED[device]
-    return sum(
-        max(share * _prompt(traffic, settings) / _SPEED[device] + generated, arriving)
-        + (filled if arm != "full" else 0.0)
-        for arm, share in _computed(traffic, settings)
-    )
-
-
-def _computed(traffic: GridTraffic, settings: GridSettings) -> Iterator[tuple[str, float]]:
-    """The share of prompt tokens that each arm computes, about."""
-    for arm in settings.arms_at(traffic.point):
-        yield arm, 1 - 0.75 * traffic.point.reuse if arm in _LINKED else 1.0
-
-
-def _fill(traffic: GridTraffic, settings: GridSettings) -> float:
-    """Tokens that fill the cache of one arm: chunks that warm requests draw from the corpus."""
-    point = traffic.point
-    drawn = settings.requests(point) * point.chunks * point.reuse
-    used = point.corpus * (1 - math.pow(1 - 1 / point.corpus, drawn))
-    return used * (point.chunk_tokens + _TEXT)
-
-
-def _prompt(traffic: GridTraffic, settings: GridSettings) -> int:
-    """Prompt tokens of all requests of one arm."""
-    point = traffic.point
-    return 2 * settings.requests(point) * (point.chunks * point.chunk_tokens + _TEXT)
-
-
-def _kind(traffic: GridTraffic, settings: GridSettings) -> str:
-    point = traffic.point
-    if point.load != BURST:
-        return "alone" if point.load == ALONE else "at rates"
-    if point.output != settings.output:
-        return "other replies"
-    if point.corpus not in (settings.corpus, point.chunks):
-        return "other corpora"
-    return "in bursts"
-
-
-def refuse_other_engines(
-    path: Path, there: GridFacts, here: GridFacts, may_differ: Collection[str] = ()
-) -> None:
-    """Raise IncomparableRuns with the first fact or version in which a file's facts are others.
-
-    Caveats may differ, and what is named.
-    """
-    read, mine = _named(there), _named(here)
-    for name in read | mine:
-        if name not in may_differ and read.get(name) != mine.get(name):
-            raise IncomparableRuns(
-                f"{path}: was measured with {name} {read.get(name)}, here is {mine.get(name)}",
-                hint="name another `output`",
-            )
-
-
-def _named(facts: GridFacts) -> dict[str, object]:
-    """Versions beside all other facts."""
-    found = asdict(facts)
-    versions: dict[str, object] = found.pop("versions")
-    del found["caveat"]
-    return versions | found
-
-
-@dataclass(frozen=True, slots=True)
-class CellBatch:
-    """Requests that are served together, at their `arrivals` if any: seconds from its start.
-
-    One that is not `measured` is there for the cache.
+    One that is not `measured` fills the cache.
     """
 
-    requests: tuple[Request, ...]
+    samples: Sequence[Sample]
     arrivals: tuple[float, ...] | None = None
     measured: bool = True
+
+
+class GridBatches(NamedTuple):
+    """What is served at a point: `cold` requests from an empty cache, requests of one chunk each
+    that `fill` it, and `warm` ones.
+
+    `fill` has the chunks of the corpus that `warm` needs, so that each was once the first of a
+    prompt: prefix caching finds these. It has as large a share of them as the corpus that fits the
+    pool.
+    """
+
+    cold: SampleBatch
+    fill: SampleBatch
+    warm: SampleBatch
+
+
+def draw_traffic(traffic: GridTraffic, settings: GridSettings) -> GridBatches:
+    """Draw the requests of a traffic."""
+    point, number = traffic.point, settings.requests(traffic.point)
+    corpus = from_tokens(
+        IDS,
+        traffic.seed,
+        pool=point.corpus,
+        chunk_tokens=point.chunk_tokens,
+        max_tokens=point.output,
+    )
+    wanted = Traffic(
+        requests=2 * number,
+        seed=traffic.seed,
+        chunks=(point.chunks, point.chunks),
+        cached=point.reuse,
+        rate=None if point.load in (ALONE, BURST) else float(point.load),
+    )
+    drawn = draw(wanted, corpus)
+    cold, warm = drawn.samples[:number], drawn.samples[number:]
+    fits = settings.pool * BLOCK_SIZE / (point.corpus * point.chunk_tokens)
+    times = drawn.arrivals
+    return GridBatches(
+        SampleBatch(cold, _from_start(times[:number]) if times else None),
+        SampleBatch(tuple(_fill(warm, drawn.preload, fits)), measured=False),
+        SampleBatch(warm, _from_start(times[number:]) if times else None),
+    )
+
+
+def _from_start(arrivals: Sequence[float]) -> tuple[float, ...]:
+    return tuple(time - arrivals[0] for time in arrivals)
+
+
+def _fill(
+    warm: Sequence[Sample], known: Collection[SampleSegment], fits: float
+) -> Iterator[Sample]:
+    """Requests of one chunk each for a share `fits` of the `known` chunks in `warm`."""
+    used = dict.fromkeys(chunk for sample in warm for chunk in sample.chunks if chunk in known)
+    for place, chunk in enumerate(list(used)[: math.ceil(fits * len(used))]):
+        first, last = warm[0].segments[0], warm[0].segments[-1]
+        yield replace(warm[0], id=f"fill {place}", segments=(first, chunk, last), max_tokens=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,74 +286,41 @@ class CellWork:
     """What an arm serves: batches one after another, without dropping KV between them.
 
     Where they do not arrive, `running` requests are served at a time, and `filling` of those that
-    are there for the cache: what it has in the end is the same.
+    fill the cache: what it has in the end is the same. Nothing fills the cache of `full`, which has
+    none; where a `stock` engine serves it, each of its requests is a tenant.
     """
 
     arm: str
-    batches: tuple[CellBatch, ...]
+    batches: Sequence[SampleBatch]
     running: int
+    stock: bool
     filling: int = 1
 
-
-class CellWorkMaker:
-    """Makes requests of samples for one arm; `full` of a stock engine gets a tenant for each."""
-
-    def __init__(self, arm: str, *, stock: bool) -> None:
-        self._arm, self._stock = arm, stock
-        self._order, self._tenants = ChunkOrder(), 0
-
-    def make(
-        self,
-        samples: Sequence[Sample],
-        arrivals: Sequence[float] | None = None,
-        *,
-        measured: bool = True,
-    ) -> CellBatch:
-        """A batch that follows those that were made before; `arrivals` may begin at any time."""
-        times = None if arrivals is None else tuple(time - arrivals[0] for time in arrivals)
-        return CellBatch(tuple(map(self._request, samples)), times, measured)
-
-    def _request(self, sample: Sample) -> Request:
-        reordered = self._arm == "reorder"
-        sent = self._order.arrange(sample) if reordered else sample
-        request = to_request(sent, None if self._stock else "prefix" if reordered else self._arm)
-        if not (self._stock and self._arm == "full"):
-            return request
-        self._tenants += 1
-        return replace(request, salt=f"tenant {self._tenants}")
+    def requests(self) -> Iterator[tuple[SampleBatch, list[Request]]]:
+        """The requests of each batch that has any."""
+        order, tenants = ChunkOrder(), count(1)
+        reordered, alone = self.arm == "reorder", self.stock and self.arm == "full"
+        algorithm = None if self.stock else "prefix" if reordered else self.arm
+        for batch in self.batches:
+            if not batch.measured and self.arm == "full":
+                continue
+            sent = map(order.arrange, batch.samples) if reordered else batch.samples
+            made = [to_request(sample, algorithm) for sample in sent]
+            if alone:
+                made = [replace(one, salt=f"tenant {next(tenants)}") for one in made]
+            if made:
+                yield batch, made
 
 
-def make_work(
-    arm: str, requests: GridRequests, running: int, *, stock: bool, filling: int = 1
-) -> CellWork:
-    """What an arm serves at a point. Nothing fills the cache of `full`, which has none."""
-    maker, count = CellWorkMaker(arm, stock=stock), len(requests.cold)
-    times = requests.arrivals
-    cold = maker.make(requests.cold, times and times[:count])
-    fill = maker.make(() if arm == "full" else requests.fill, measured=False)
-    warm = maker.make(requests.warm, times and times[count:])
-    return CellWork(arm, (cold, fill, warm), running, filling)
-
-
-def without_replies(work: CellWork) -> CellWork:
-    """The same prompts, of whose replies only the first token is generated: for TTFT."""
-    batches = (
-        replace(batch, requests=tuple(replace(r, max_tokens=1) for r in batch.requests))
-        for batch in work.batches
-    )
-    return replace(work, batches=tuple(batches))
-
-
-@dataclass(frozen=True, slots=True)
-class ServedCells:
-    """A cell for each batch that is measured, and the shortest loop on a core; see `QuietCores`."""
+class ServedCells(NamedTuple):
+    """A cell for each measured batch, and the shortest loop on a core; see `QuietCores`."""
 
     cells: list[ArmCell]
     shortest: float | None
 
 
 def serve_cells(work: CellWork, shortest: float | None, engine: Engine) -> ServedCells:
-    """Serve all batches from an empty cache.
+    """Serve all batches from an empty cache, in the engine's process.
 
     The `shortest` loop that was met before says which cores are quiet; None: any core will do.
     Raises EngineError for a failure.
@@ -325,294 +328,151 @@ def serve_cells(work: CellWork, shortest: float | None, engine: Engine) -> Serve
     engine.reset()
     cores = None if shortest is None else QuietCores(shortest)
     found = []
-    for batch in work.batches:
-        if not batch.requests:
-            continue
+    for batch, requests in work.requests():
         engine.measure()
         running = work.running if batch.measured else work.filling
-        served = _serve(engine, batch, running, cores)
-        failed = next((result.error for result in served.results if result.error), None)
+        results, busy_s, quiet = _serve(engine, requests, batch.arrivals, running, cores)
+        failed = next((result.error for result in results if result.error), None)
         if failed is not None:
             raise EngineError(f"a request of the grid failed: {failed}")
         if batch.measured:
-            found.append(_cell(served, summarise(engine.memory).peak_referenced))
+            peak = summarise(engine.memory).peak_referenced
+            found.append(_cell(results, len(results) / busy_s, peak, quiet))
     return ServedCells(found, None if cores is None else cores.shortest)
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """Results, the seconds that the engine was busy, and the share of calls on a quiet core."""
+def _serve(
+    engine: Engine,
+    requests: Sequence[Request],
+    arrivals: Sequence[float] | None,
+    running: int,
+    cores: QuietCores | None,
+) -> tuple[list[Result], float, float | None]:
+    """Serve a batch in one call of the engine; where cores matter, one for each request alone.
 
-    results: Sequence[Result]
-    busy_s: float
-    quiet: float | None
-
-
-def _serve(engine: Engine, batch: CellBatch, running: int, cores: QuietCores | None) -> _Served:
-    """Serve a batch in one call of the engine; where cores matter, one for each request alone."""
-    alone = cores is not None and running == 1 and batch.arrivals is None
-    calls = [(one,) for one in batch.requests] if alone else [batch.requests]
+    Returns results, the seconds that the engine was busy, the share of calls on a quiet core.
+    """
+    alone = cores is not None and running == 1 and arrivals is None
+    calls = [[one] for one in requests] if alone else [requests]
     results, busy, quiet = list[Result](), 0.0, 0
-    for requests in calls:
+    for each in calls:
         quiet += cores is not None and cores.settle()
+        concurrency = None if arrivals else running
         results += engine.generate(
-            requests,
-            ignore_eos=True,
-            concurrency=None if batch.arrivals else running,
-            arrivals=batch.arrivals,
+            each, ignore_eos=True, concurrency=concurrency, arrivals=arrivals
         )
         busy += engine.busy_s
-    return _Served(results, busy, None if cores is None else quiet / len(calls))
+    return results, busy, None if cores is None else quiet / len(calls)
 
 
-def _cell(served: _Served, peak: float) -> ArmCell:
-    results = served.results
+def _cell(
+    results: Sequence[Result], requests_s: float, peak: float, quiet: float | None
+) -> ArmCell:
     ttft = [result.timings.ttft for result in results]
     counts = [result.counts for result in results]
     computed = [c.prompt - (c.reused or 0) + c.compiled for c in counts]
-    compiled = [count.compiled for count in counts]
+    both = sorted(zip(computed, (c.compiled for c in counts), strict=True))
+    # The one or two requests whose TTFT makes the median.
+    low, high = both[(len(both) - 1) // 2], both[len(both) // 2]
     return ArmCell(
         requests=len(results),
         ttft_s=float(np.median(ttft)),
         ttft_p95_s=float(np.quantile(ttft, 0.95)),
-        requests_s=len(results) / served.busy_s,
+        requests_s=requests_s,
         peak_blocks=peak,
         prompt=float(np.mean([count.prompt for count in counts])),
         computed=float(np.mean(computed)),
         output=float(np.mean([len(result.tokens) for result in results])),
-        compiled=float(np.mean(compiled)),
-        middle=_middle(sorted(zip(computed, compiled, strict=True))),
-        quiet=served.quiet,
+        compiled=float(np.mean([count.compiled for count in counts])),
+        middle=((low[0] + high[0]) / 2, (low[1] + high[1]) / 2),
+        quiet=quiet,
     )
 
 
-def _middle(ascending: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """The means of the one or two requests whose TTFT makes the median."""
-    low, high = ascending[(len(ascending) - 1) // 2], ascending[len(ascending) // 2]
-    return (low[0] + high[0]) / 2, (low[1] + high[1]) / 2
-
-
-#: What the engine of each arm says of itself.
-Described = Mapping[str, Mapping[str, object]]
-
-#: Arms that stock vLLM serves.
-_STOCK = ("full", "prefix", "reorder")
-
-
 class GridEngines:
-    """The engine of each arm, which serves cells.
+    """Which engine serves each arm on a device.
 
-    With `settles` requests alone begin on quiet cores. All engines hold a core against the quietest
-    one that any of them has met so far.
+    On a GPU stock vLLM serves the arms that it can, and requests alone begin on quiet cores. All
+    engines hold a core against the quietest one that any of them has met so far.
     """
 
-    def __init__(
-        self, servers: Mapping[str, Server], stock: frozenset[str], *, settles: bool
-    ) -> None:
-        self._servers, self._stock = servers, stock
-        self._shortest = inf if settles else None
+    def __init__(self, device: str) -> None:
+        on_gpu = device == "cuda"
+        self.stock = frozenset(_STOCK if on_gpu else ())
+        # A CPU that computes the steps is never quiet.
+        self._shortest = inf if on_gpu else None
 
-    def is_stock(self, arm: str) -> bool:
-        """Whether stock vLLM serves an arm."""
-        return arm in self._stock
+    def configs(self, config: EngineConfig) -> dict[str, EngineConfig]:
+        """The engines, by name."""
+        found = {"picbench": config}
+        if self.stock:
+            found["stock"] = replace(config, stock=True, algorithm="prefix")
+        return found
 
-    def serve(self, work: CellWork) -> list[ArmCell]:
-        """Serve what an arm is to serve; a cell for each batch that is measured.
+    def name(self, arm: str) -> str:
+        """The name of an arm's engine."""
+        return "stock" if arm in self.stock else "picbench"
+
+    def serve(self, engines: Engines, work: CellWork) -> list[ArmCell]:
+        """Serve what an arm is to serve; a cell for each measured batch.
 
         Raises EngineError for a failure.
         """
         serve = partial(serve_cells, work, self._shortest)
-        served: ServedCells = self._servers[work.arm].call(serve)
+        served: ServedCells = engines[self.name(work.arm)].call(serve)
         self._shortest = served.shortest
         return served.cells
 
 
-@contextmanager
-def open_engines(
-    config: EngineConfig, settings: GridSettings
-) -> Iterator[tuple[GridEngines, Described]]:
-    """Engines of a model, for a device and a type, and what the one of each arm says of itself."""
-    config = replace(config, context=settings.longest + 64, kv_blocks=settings.pool, tiers="")
-    configs = {"picbench": config}
-    if config.device == "cuda":
-        configs["stock"] = replace(config, stock=True, algorithm="prefix")
-    with started_engines(configs) as (servers, described):
-        on_gpu = config.device == "cuda"
-        stock = frozenset(_STOCK if on_gpu else ())
-        names = {arm: "stock" if arm in stock else "picbench" for arm in ARMS}
-        by_arm = {arm: servers[name] for arm, name in names.items()}
-        # A CPU that computes the steps is never quiet.
-        engines = GridEngines(by_arm, stock, settles=on_gpu)
-        yield engines, {arm: described[name] for arm, name in names.items()}
-
-
-#: Cells of one grid are measured on several days. Graphs are compared arm by arm.
-_MAY_DIFFER = ("commit", "graph_tokens")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GridRun:
-    """Which grid to measure, where it goes, and for how many seconds at most (0: no limit).
-
-    Of a grid that several processes measure, each of them on a GPU of its own, `part` (k, n) is
-    what this one serves; all of them write the same file.
-    """
-
-    model: str
-    device: str
-    dtype: str
-    seconds: float
-    output: Path
-    commit: str | None = None
-    caveat: str = ""
-    part: tuple[int, int] = (1, 1)
-
-    @property
-    def settings(self) -> GridSettings:
-        """The grid of the device."""
-        return GRIDS[self.device]
-
-    @property
-    def engine(self) -> EngineConfig:
-        """What the engines serve, on what."""
-        path = str(models.resolve(self.model).path)
-        return EngineConfig(model=path, device=self.device, dtype=self.dtype)
-
-    @property
-    def path(self) -> Path:
-        """Where the cells are."""
-        return self.output / "grid.json"
-
-
-def estimate(run: GridRun) -> GridProgress:
-    """What is left of the run's part."""
-    grid = read_grid(run.path) if run.path.exists() else None
-    planned = plan_grid(run.settings, run.part)
-    return estimate_grid(planned, run.settings, run.device, grid)
-
-
-def measure_grid(run: GridRun, say: Callable[[str], None]) -> GridProgress:
-    """Measure what is left, as long as there is time, and write it cell by cell.
-
-    Raises IncomparableRuns where the file has cells of other hardware, versions or models.
-    """
-    grid = read_grid(run.path) if run.path.exists() else None
-    left = _left(plan_grid(run.settings, run.part), grid)
-    say(str(estimate(run)))
-    if not left:
-        return estimate(run)
-    began = time.monotonic()
-    with open_engines(run.engine, run.settings) as (engines, described):
-        facts = grid_facts(run, described)
-        add_cells(run.path, facts, ())
-        longest = 0.0
-        for number, traffic in enumerate(_in_stages(left, run), 1):
-            before = time.monotonic() - began
-            if run.seconds and before + longest > run.seconds:
-                break
-            add_cells(run.path, facts, _measure(traffic, run, engines))
-            spent = time.monotonic() - began
-            longest = max(longest, spent - before)
-            say(f"{number}: {traffic.point}, seed {traffic.seed}, {spent:,.0f} s")
-    return estimate(run)
-
-
-def add_cells(path: Path, facts: GridFacts, cells: Sequence[MeasuredCell]) -> MeasuredGrid:
-    """Add cells to a file that other processes may add to, too; the grid that it has then.
-
-    Of a cell that it has already the one that was disturbed less is kept. Raises IncomparableRuns
-    where it has cells of other hardware, versions or models.
-    """
-    with locked(path):
-        grid = _joined(read_grid(path) if path.exists() else None, facts, path)
-        kept = {(cell.point, cell.seed): cell for cell in grid.cells}
-        new = {(cell.point, cell.seed): cell for cell in cells if _is_better(cell, kept)}
-        joined = _with_commit(grid.facts, facts.versions["commit"]) if new else grid.facts
-        grid = MeasuredGrid(joined, list((kept | new).values()))
-        write_grid(path, grid)
-    return grid
-
-
-def _is_better(cell: MeasuredCell, kept: Mapping[tuple[GridPoint, int], MeasuredCell]) -> bool:
-    known = kept.get((cell.point, cell.seed))
-    return known is None or cell.quiet > known.quiet
-
-
-def _measure(traffic: GridTraffic, run: GridRun, engines: GridEngines) -> list[MeasuredCell]:
-    settings = run.settings
-    requests = draw_traffic(traffic, settings)
-    running = 1 if traffic.point.load == ALONE else settings.running
-    arms = settings.arms_at(traffic.point)
-    order = Random(f"{traffic}").sample(arms, len(arms))
-    found: dict[str, Sequence[ArmCell]] = {}
-    began = time.monotonic()
-    for arm in order:
-        stock = engines.is_stock(arm)
-        work = make_work(arm, requests, running, stock=stock, filling=settings.running)
-        found[arm] = engines.serve(work)
-    seconds = (time.monotonic() - began) / len(traffic.points)
-    return [
-        MeasuredCell(point, traffic.seed, {arm: found[arm][place] for arm in arms}, seconds)
-        for place, point in enumerate(traffic.points)
-    ]
-
-
-def grid_facts(run: GridRun, described: Described) -> GridFacts:
-    """What is measured here, and on what; engines are `described` by themselves."""
-    engine = described[SUBJECT]
-    found = provenance.facts(*provenance.ENGINE, device=run.device, commit=run.commit)
-    versions = {name: str(found[name]) for name in ("driver", "torch", "vllm", "commit")}
-    return GridFacts(
-        hardware=str(found["gpu"]),
-        versions=versions,
-        model=models.resolve(run.model).label,
-        dtype=run.dtype,
-        block_bytes=int(str(engine["block_bytes"])),
-        pool=run.settings.pool,
-        running=run.settings.running,
-        caveat=run.caveat,
-        step_tokens=int(str(engine["batch_tokens"])),
-        graph_tokens={arm: int(str(each["graph_tokens"])) for arm, each in described.items()},
+def engine_config(settings: BreakEven | ProfileCheck, grid: GridSettings) -> EngineConfig:
+    """The engine that serves a grid, or is checked with one."""
+    return EngineConfig(
+        model=str(models.resolve(settings.served).path),
+        device=settings.device,
+        dtype=settings.served_dtype,
+        context=grid.longest + 64,
+        kv_blocks=grid.pool,
+        tiers="",
     )
 
 
-def _joined(grid: MeasuredGrid | None, facts: GridFacts, path: Path) -> MeasuredGrid:
-    """The grid to add cells to."""
-    if grid is None or not grid.cells:
-        return MeasuredGrid(facts, [])
-    if not grid.facts.same_graphs(facts):
-        raise IncomparableRuns(
-            f"{path}: was measured with {grid.facts.graphs()}, here are {facts.graphs()}",
-            hint="name another `output`",
-        )
-    refuse_other_engines(path, grid.facts, facts, _MAY_DIFFER)
-    return grid
+def grid_facts(
+    settings: BreakEven | ProfileCheck, grid: GridSettings, serving: GridEngines, found: Described
+) -> GridFacts:
+    """What is measured here, and on what; engines are described by themselves."""
+    engine = found[serving.name("mepic")]
+    facts = provenance.facts(*provenance.ENGINE, device=settings.device, commit=settings.commit)
+    graphs = {arm: found[serving.name(arm)]["graph_tokens"] for arm in ARMS}
+    return GridFacts(
+        hardware=str(facts["gpu"]),
+        versions={name: str(facts[name]) for name in ("driver", "torch", "vllm", "commit")},
+        model=models.resolve(settings.served).label,
+        dtype=settings.served_dtype,
+        block_bytes=int(str(engine["block_bytes"])),
+        pool=grid.pool,
+        running=grid.running,
+        caveat=settings.caveat,
+        step_tokens=int(str(engine["batch_tokens"])),
+        graph_tokens={arm: int(str(size)) for arm, size in graphs.items()},
+    )
 
 
-def _with_commit(facts: GridFacts, commit: str) -> GridFacts:
-    """Facts of a grid that has cells of `commit`, too."""
-    commits = [*facts.versions["commit"].split(", "), commit]
-    joined = ", ".join(dict.fromkeys(commits))
-    return replace(facts, versions={**facts.versions, "commit": joined})
+def refuse_other_engines(
+    path: Path, there: GridFacts, here: GridFacts, may_differ: Collection[str] = ()
+) -> None:
+    """Raise IncomparableRuns with the first fact or version that differs from a file's.
 
+    Caveats may differ, and what is named.
+    """
 
-def _left(planned: Sequence[GridTraffic], grid: MeasuredGrid | None) -> list[GridTraffic]:
-    done = {(cell.point, cell.seed) for cell in grid.cells} if grid else set()
-    return [traffic for traffic in planned if (traffic.point, traffic.seed) not in done]
+    def named(facts: GridFacts) -> dict[str, Any]:
+        found = asdict(facts) | {"caveat": None}
+        return {**found.pop("versions"), **found}
 
-
-def _in_stages(left: Sequence[GridTraffic], run: GridRun) -> Iterator[GridTraffic]:
-    """What is left of each stage, and then once more what was disturbed there, by any call."""
-    stage_of = run.settings.stage
-    for stage in GridStage:
-        yield from (traffic for traffic in left if stage_of(traffic) is stage)
-        yield from (traffic for traffic in _disturbed(run) if stage_of(traffic) is stage)
-
-
-def _disturbed(run: GridRun) -> Iterator[GridTraffic]:
-    """The traffic of the run's part that something else disturbed when it was measured."""
-    cells = read_grid(run.path).cells
-    found = {(cell.point, cell.seed) for cell in cells if cell.disturbed}
-    for traffic in plan_grid(run.settings, run.part):
-        if any((point, traffic.seed) in found for point in traffic.points):
-            yield traffic
+    read, mine = named(there), named(here)
+    for name in read | mine:
+        if name not in may_differ and read.get(name) != mine.get(name):
+            raise IncomparableRuns(
+                f"{path}: was measured with {name} {read.get(name)}, here is {mine.get(name)}",
+                hint="name another `output`",
+            )

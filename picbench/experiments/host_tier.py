@@ -11,28 +11,29 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from random import Random
-from statistics import median, quantiles
-from time import perf_counter
-
-from pydantic import Field
+from statistics import median
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Request, Result
 from picbench.errors import InvalidRun
+from picbench.experiments.measurements import HostTier
 from picbench.experiments.page import WHERE, FigureRatio, FigureTable
 from picbench.experiments.runner import (
     ArmsRecord,
-    EngineSettings,
     Experiment,
     ExperimentPlan,
     Measure,
+    engine_of,
+    facts_of,
     interleaved,
     random_chunks,
     random_text,
     random_tokens,
     run,
+    say,
 )
+from picbench.experiments.waves import p99, serve_beside
 from picbench.workloads.testbed import model_path
 
 #: The arms: an engine with a host tier, and one without tiers.
@@ -46,13 +47,6 @@ LENGTHS = (150, 35, 81, 64)
 
 #: Blocks whose copies are timed by themselves.
 COPIED = 512
-
-
-class HostTierSettings(EngineSettings):
-    """How often a prompt of `chunks` chunks is stored and loaded."""
-
-    repeats: int = Field(3, ge=1)
-    chunks: int = Field(64, ge=2, description="A prompt.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,35 +162,22 @@ def beside(engine: Engine, name: str, *, scene: HostTierScene, new: bool) -> dic
             engine.reset(tiers=False)
     requests = [scene.ask(chunks, f"{name} {i}") for i, chunks in enumerate(prompts)]
     quiet, busy = _steps(engine, requests, name, scene)
-    p99 = quantiles(busy, n=100, method="inclusive")[-1] * 1e3
     if new:
-        return {"itl_p99_cold_ms": p99}
-    return {"itl_p99_load_ms": p99, "itl_ms": median(quiet) * 1e3}
+        return {"itl_p99_cold_ms": p99(busy) * 1e3}
+    return {"itl_p99_load_ms": p99(busy) * 1e3, "itl_ms": median(quiet) * 1e3}
 
 
 def _steps(
-    engine: Engine, arrivals: list[Request], name: str, scene: HostTierScene
+    engine: Engine, prompts: Sequence[Request], name: str, scene: HostTierScene
 ) -> tuple[list[float], list[float]]:
     """Seconds of steps before the first arrival, and from then on while the others decode."""
     texts = (random_text(2 * BLOCK_SIZE, f"{name} other {i}") for i in range(scene.others))
     others = [Request([text], "prefix") for text in texts]
-    left = {engine.submit(r, max_tokens=scene.reply, ignore_eos=True) for r in others}
-    asked = set[str]()
-    times: list[float] = []
-    while left:
-        if arrivals and times and len(times) % scene.gap == 0:
-            asked.add(engine.submit(arrivals.pop(0), max_tokens=1, ignore_eos=True))
-        began = perf_counter()
-        ended = engine.step()
-        times.append(perf_counter() - began)
-        left -= ended.keys()
-        asked -= ended.keys()
+    steps = serve_beside(engine, prompts, others, gap=scene.gap, reply=scene.reply)
     engine.drain()
-    if arrivals or asked or not scene.reply <= len(times) <= 1.1 * scene.reply + 10:
-        raise InvalidRun(
-            f"{len(times)} steps for replies of {scene.reply} tokens, {len(arrivals)} prompts "
-            f"did not arrive and {len(asked)} did not end meanwhile"
-        )
+    if not scene.reply <= len(steps) <= 1.1 * scene.reply + 10:
+        raise InvalidRun(f"{len(steps)} steps for replies of {scene.reply} tokens")
+    times = [ended - began for began, ended in steps]
     # The first steps compute prompts.
     return times[4 : scene.gap], times[scene.gap :]
 
@@ -226,7 +207,7 @@ def measures(scene: HostTierScene) -> dict[str, Measure]:
     }
 
 
-def check_replies(settings: HostTierSettings) -> None:
+def check_replies(settings: HostTier) -> None:
     """Check the testbed's replies in float32. Raises InvalidRun where a check fails."""
     config = EngineConfig(
         model=str(model_path()),
@@ -238,13 +219,14 @@ def check_replies(settings: HostTierSettings) -> None:
         tiers="host:1GiB",
     )
     plan = interleaved("check", {}, {HOST: config}, {"check": check}, 1, warm_up=False)
-    run(plan, ArmsRecord(), print)
+    run(plan, ArmsRecord(say), say)
 
 
-def host_tier_plan(settings: HostTierSettings) -> ExperimentPlan:
+def host_tier_plan(settings: HostTier) -> ExperimentPlan:
     """All measures of a scene, on an engine with a tier and on one without."""
     scene = HostTierScene(chunks=settings.chunks)
-    config = settings.engine(
+    config = engine_of(
+        settings,
         context=scene.prompt + 1024,
         batch_tokens=8192,
         kv_blocks=scene.blocks,
@@ -253,7 +235,7 @@ def host_tier_plan(settings: HostTierSettings) -> ExperimentPlan:
     # All prompts of a measure and two more fit the tier.
     gib = 1 + (scene.arrivals + 2) * scene.prompt * 128 // (1 << 20)
     arms = {HOST: replace(config, tiers=f"host:{gib}GiB"), NONE: config}
-    facts = settings.facts() | {"repeats": settings.repeats}
+    facts = facts_of(settings) | {"repeats": settings.repeats}
     facts |= asdict(scene) | {"prompt": scene.prompt, "tiers": arms[HOST].tiers}
     return interleaved("host-tier", facts, arms, measures(scene), settings.repeats)
 
@@ -264,7 +246,6 @@ def _pair(figure: str) -> tuple[tuple[str, str], tuple[str, str]]:
 
 
 HOST_TIER = Experiment(
-    settings=HostTierSettings,
     plan=host_tier_plan,
     check=check_replies,
     title="Chunks in host memory",

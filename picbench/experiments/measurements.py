@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge
 
+from picbench.engines.config import SharedDecode
 from picbench.settings import File, Folder, SettingsModel, Share, setting
 
 #: The model that is served on a GPU where none is named.
@@ -60,16 +61,38 @@ class OnDevice(Measured):
     device: str = setting("cuda", "cuda or cpu.")
 
 
-class WithModel(OnDevice):
+class Served(OnDevice):
     """Settings of measurements in engines of one model."""
+
+    @property
+    def served(self) -> str:
+        """The model that is served."""
+        raise NotImplementedError
+
+    @property
+    def served_dtype(self) -> str:
+        """The type of weights and KV."""
+        return "float32" if self.device == "cpu" else "bfloat16"
+
+
+class WithModel(Served):
+    """Settings of measurements of one model on all devices."""
 
     model: str = setting(LLAMA)
 
+    @property
+    def served(self) -> str:
+        """The model that is served."""
+        return self.model
 
-class ServedOnDevice(OnDevice):
-    """Settings of measurements whose model is the device's own where none is named."""
+
+class InRounds(Served):
+    """Settings of measurements that the next call continues."""
 
     model: str | None = setting(None, "Who serves it.", shown=f"{LLAMA}, shape:tiny on a CPU")
+    rounds: int = setting(3, ge=1)
+    seconds: float = setting(0.0, _LONG_SECONDS, metavar="S", shown="no limit", ge=0)
+    estimate: bool = setting(False, "Say how long the rest takes; measure nothing.")
 
     @property
     def served(self) -> str:
@@ -203,7 +226,7 @@ class OracleCheck(SettingsModel):
     synchronous: bool = setting(False, "Schedule no step ahead.")
     keys_without_rope: bool = setting(False, "Cache all keys without RoPE.")
     tensor_parallel: int = setting(1, "GPUs of the engine.", shown=False, ge=1)
-    shared_decode: Literal["off", "auto", "always"] = setting(
+    shared_decode: SharedDecode = setting(
         "off",
         "Read chunks once for all requests that decode; always, also where that is slower.",
     )
@@ -269,6 +292,11 @@ class RopePadAblation(WithModel):
     repeats: int = setting(9, ge=2)
     rows: int = setting(50, "Of each data set.", ge=2)
 
+    @property
+    def served_dtype(self) -> str:
+        """The type of weights and KV."""
+        return self.dtype
+
 
 class HostTier(WithModel):
     """Check chunks from the host's memory, then time stores and loads, and requests meanwhile."""
@@ -314,7 +342,7 @@ class Kernels(SettingsModel):
     )
 
 
-class SharedDecode(OnDevice):
+class DecodeShared(OnDevice):
     """Check decode that reads shared chunks once, then time it against FlashAttention-3.
 
     A kernel whose output is wrong is not timed: the command ends with exit code 3. On a CPU kernels
@@ -350,11 +378,9 @@ class ProfileCheck(OfGrid):
 
 
 _SHARED_DECODE = setting("auto", "For mepic's engine, as for picbench run.")
-_SECONDS = setting(0.0, _LONG_SECONDS, metavar="S", shown="no limit", ge=0)
-_ESTIMATE = setting(False, "Say how long the rest takes; measure nothing.")
 
 
-class DecodeUnderLoad(ServedOnDevice):
+class DecodeUnderLoad(InRounds):
     """Decoding of 64 requests of 32k tokens that share chunks, against stock vLLM.
 
     Rounds that are done are kept; other settings or another commit start over. Exit 4 if rounds
@@ -362,15 +388,12 @@ class DecodeUnderLoad(ServedOnDevice):
     """
 
     sharing: bool = setting(False, "Measure over degrees of sharing instead, with a figure.")
-    rounds: int = setting(3, ge=1)
     reply: int | None = setting(
         None, "Tokens in a reply.", metavar="N", shown="512, 32 for --sharing", ge=8
     )
-    seconds: float = _SECONDS
-    estimate: bool = _ESTIMATE
 
 
-class LoadReport(ServedOnDevice):
+class LoadReport(InRounds):
     """Loads of mepic and of stock vLLM, each with a server of its own, several times.
 
     Nothing shared, more requests than can be served, plain requests beside long prompts, cold
@@ -384,29 +407,24 @@ class LoadReport(ServedOnDevice):
         metavar="GROUP",
         shown="all",
     )
-    shared_decode: Literal["off", "auto", "always"] = _SHARED_DECODE
+    shared_decode: SharedDecode = _SHARED_DECODE
     rounds: int = setting(5, ge=1)
-    seconds: float = _SECONDS
-    estimate: bool = _ESTIMATE
 
 
-class Scaling(ServedOnDevice):
+class Scaling(InRounds):
     """Throughput of an engine on several GPUs against one, and of stock vLLM.
 
     Rounds that are done are kept; another commit starts over. Exit 4 if rounds are left.
     """
 
     workers: int = setting(2, "GPUs of the larger engine.", ge=2)
-    shared_decode: Literal["off", "auto", "always"] = _SHARED_DECODE
+    shared_decode: SharedDecode = _SHARED_DECODE
     graph_tokens: int | None = setting(
         None,
         "Largest step of mepic's engines with a CUDA graph.",
         shown="the engine's own",
         ge=1,
     )
-    rounds: int = setting(3, ge=1)
-    seconds: float = _SECONDS
-    estimate: bool = _ESTIMATE
 
 
 class AllSteps(Measured):
@@ -437,27 +455,27 @@ GROUPS = {
 }
 
 MEASUREMENTS = (
-    Measurement("accuracy", Accuracy, "entries:accuracy", exact=True),
-    Measurement("algorithms serve", ServeScores, "entries:serve", exact=True),
-    Measurement("algorithms alone", ServeAlone, "entries:alone", exact=True),
+    Measurement("accuracy", Accuracy, "serve_arms:measure_accuracy", exact=True),
+    Measurement("algorithms serve", ServeScores, "serve_arms:serve", exact=True),
+    Measurement("algorithms alone", ServeAlone, "serve_arms:measure_alone", exact=True),
     Measurement("algorithms page", ScoredPage, "entries:scored_page"),
     Measurement("algorithms depth", DepthPage, "entries:depth_page"),
-    Measurement("algorithms warm-chunks", WarmChunks, "entries:warm_chunks"),
-    Measurement("all", AllSteps, "entries:all_steps"),
-    Measurement("architectures", Architectures, "entries:architectures"),
-    Measurement("break-even", BreakEven, "entries:break_even"),
-    Measurement("decode", DecodePlanned, "entries:decode"),
-    Measurement("decode-load", DecodeUnderLoad, "entries:decode_load"),
-    Measurement("engine-comparison", EngineComparison, "entries:engine_comparison"),
-    Measurement("host-tier", HostTier, "entries:host_tier", exact=True),
+    Measurement("algorithms warm-chunks", WarmChunks, "warm_chunks:measure"),
+    Measurement("all", AllSteps, "steps:measure"),
+    Measurement("architectures", Architectures, "oracle:check_architectures"),
+    Measurement("break-even", BreakEven, "break_even:measure"),
+    Measurement("decode", DecodePlanned, "engine_speed:measure_decode_cost"),
+    Measurement("decode-load", DecodeUnderLoad, "decode_load:measure"),
+    Measurement("engine-comparison", EngineComparison, "engine_speed:ENGINE_COMPARISON.measure"),
+    Measurement("host-tier", HostTier, "host_tier:HOST_TIER.measure", exact=True),
     Measurement("kernels", Kernels, "entries:kernels"),
-    Measurement("load-report", LoadReport, "entries:load_report"),
-    Measurement("oracle", OracleCheck, "entries:oracle_check", exact=True),
-    Measurement("profile", ProfileCheck, "entries:profile_check"),
-    Measurement("rope-pad-ablation", RopePadAblation, "entries:rope_pad_ablation"),
-    Measurement("scaling", Scaling, "entries:scaling"),
-    Measurement("shared-decode", SharedDecode, "entries:shared_decode"),
-    Measurement("small-steps", SmallSteps, "entries:small_steps"),
-    Measurement("storm", Storm, "entries:storm", exact=True),
-    Measurement("tiers", Tiers, "entries:tiers"),
+    Measurement("load-report", LoadReport, "load_report:LOAD_REPORT.measure"),
+    Measurement("oracle", OracleCheck, "oracle:measure", exact=True),
+    Measurement("profile", ProfileCheck, "profile_check:measure"),
+    Measurement("rope-pad-ablation", RopePadAblation, "rope_pad:measure"),
+    Measurement("scaling", Scaling, "decode_load:SCALING.measure"),
+    Measurement("shared-decode", DecodeShared, "entries:shared_decode"),
+    Measurement("small-steps", SmallSteps, "engine_speed:SMALL_STEPS.measure"),
+    Measurement("storm", Storm, "storm:measure", exact=True),
+    Measurement("tiers", Tiers, "tiers:measure"),
 )

@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -159,7 +159,7 @@ def filled(sentences: Sequence[str], figures: Mapping[str, float]) -> Iterator[s
             yield sentence.format(**figures)
 
 
-def _names(sentence: str) -> Collection[str]:
+def _names(sentence: str) -> set[str]:
     return {name for _, name, _, _ in Formatter().parse(sentence) if name}
 
 

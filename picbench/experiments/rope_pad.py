@@ -11,9 +11,7 @@ from itertools import product
 from math import sqrt
 from random import Random
 from statistics import fmean, median, stdev
-from typing import Any, Literal
-
-from pydantic import Field
+from typing import Any
 
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.engine import Engine
@@ -21,21 +19,21 @@ from picbench.engines.footprint import GpuFootprint
 from picbench.engines.model_config import read_model_config
 from picbench.engines.request import Chunk, Request, Result
 from picbench.experiments.engine_speed import times_of
+from picbench.experiments.measurements import Outcome, RopePadAblation
 from picbench.experiments.page import Found, Spread, page, save
 from picbench.experiments.runner import (
     ArmFigures,
     ArmsRecord,
-    EngineSettings,
     ExperimentPlan,
     Launcher,
     Measure,
-    Measurement,
-    Outcome,
-    Say,
+    engine_of,
+    facts_of,
     interleaved,
     random_chunks,
     random_text,
     run,
+    say,
 )
 from picbench.run.schedule import to_request
 from picbench.run.workload import load_workload
@@ -82,24 +80,9 @@ PLAIN_SHARE = 4
 AT_ONCE = 60
 
 
-class AblationSettings(EngineSettings):
-    """A model is timed on prompts of `chunks` chunks; the testbed answers `rows` of each set."""
-
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    chunks: int = Field(64, ge=4, description="Timed.")
-    repeats: int = Field(9, ge=2)
-    rows: int = Field(50, ge=2, description="Of each data set.")
-    eager: bool = Field(False, description="Neither compile nor capture CUDA graphs.")
-
-    @property
-    def served_dtype(self) -> str:
-        """The type of weights and KV that was asked for."""
-        return self.dtype
-
-    @property
-    def plain_tokens(self) -> int:
-        """Tokens of a prompt without chunks."""
-        return self.chunks // PLAIN_SHARE * CHUNK
+def _plain_tokens(settings: RopePadAblation) -> int:
+    """Tokens of a prompt without chunks."""
+    return settings.chunks // PLAIN_SHARE * CHUNK
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +145,7 @@ def _timed(engine: Engine, request: Request) -> Result:
     return result
 
 
-def measure(settings: AblationSettings, say: Say, launcher: Launcher | None = None) -> Outcome:
+def measure(settings: RopePadAblation, launcher: Launcher | None = None) -> Outcome:
     """Measure all variants, and write ``rope-pad-ablation.json`` and ``.md``."""
     config = timed_config(settings)
     timed, scored = ArmsRecord(say), ArmsRecord(say)
@@ -175,13 +158,11 @@ def measure(settings: AblationSettings, say: Say, launcher: Launcher | None = No
     return Outcome(rendered)
 
 
-ROPE_PAD = Measurement(settings=AblationSettings, measure=measure)
-
-
-def timed_config(settings: AblationSettings) -> EngineConfig:
+def timed_config(settings: RopePadAblation) -> EngineConfig:
     """The default engine for the timed prompts, with room for all chunks under both pads."""
     context = settings.chunks * (CHUNK + BLOCK_SIZE) + QUESTION + REPLY + 4 * BLOCK_SIZE
-    return settings.engine(
+    return engine_of(
+        settings,
         eager=settings.eager,
         context=context,
         batch_tokens=8192,
@@ -190,18 +171,18 @@ def timed_config(settings: AblationSettings) -> EngineConfig:
     )
 
 
-def timed_plan(settings: AblationSettings, config: EngineConfig) -> ExperimentPlan:
+def timed_plan(settings: RopePadAblation, config: EngineConfig) -> ExperimentPlan:
     """Prompts with and without chunks."""
     measures: dict[str, Measure] = {
         "chunks": partial(times, chunks=settings.chunks),
-        "no chunks": partial(plain, tokens=settings.plain_tokens),
+        "no chunks": partial(plain, tokens=_plain_tokens(settings)),
     }
     return interleaved("timed", {}, _engines(config), measures, settings.repeats)
 
 
-def scored_plan(settings: AblationSettings) -> ExperimentPlan:
+def scored_plan(settings: RopePadAblation) -> ExperimentPlan:
     """All rows, some at a time, once."""
-    config = settings.engine(model=str(model_path()), eager=settings.eager, kv_blocks=4096)
+    config = engine_of(settings, model=str(model_path()), eager=settings.eager, kv_blocks=4096)
     rows = list(_rows(settings.rows))
     measures: dict[str, Measure] = {
         f"rows from {start}": partial(scores, prompts=rows[start : start + AT_ONCE])
@@ -221,26 +202,18 @@ def _rows(count: int) -> Iterator[ScoredPrompt]:
             yield ScoredPrompt(name, number, to_request(sample), sample.answers)
 
 
-def ablation_facts(settings: AblationSettings, config: EngineConfig) -> dict[str, Any]:
+def ablation_facts(settings: RopePadAblation, config: EngineConfig) -> dict[str, Any]:
     """What was measured, and on what; of the machine also how busy it is."""
     named = (*provenance.ENGINE, "cores", "load")
-    asked = {
-        "model": settings.facts()["model"],
-        "device": settings.device,
-        "dtype": settings.dtype,
-        "chunks": settings.chunks,
-        "repeats": settings.repeats,
-        "rows": settings.rows,
-        "eager": settings.eager,
-    }
+    asked = settings.model_dump(exclude={"output", "commit"})
     # Bytes of a KV block in all layers; 0 if the model's configuration does not tell.
     footprint = GpuFootprint.of(config, read_model_config(config.model))
     return provenance.facts(*named, device=settings.device, commit=settings.commit) | {
-        "settings": asked,
+        "settings": asked | {"model": facts_of(settings)["model"]},
         "block_bytes": footprint.block if footprint else 0,
         "chunk": CHUNK,
         "question": QUESTION,
-        "plain": settings.plain_tokens,
+        "plain": _plain_tokens(settings),
         "reply": REPLY,
     }
 

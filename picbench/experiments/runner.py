@@ -17,14 +17,13 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, Generic, Protocol, TypeVar
 
 from picbench.engines.config import EngineConfig
 from picbench.engines.engine import Engine
 from picbench.engines.request import Chunk, Text
 from picbench.errors import PicBenchError
+from picbench.experiments.measurements import InRounds, Measured, Outcome, Served
 from picbench.experiments.page import (
     DrawnTable,
     FigureRatio,
@@ -61,9 +60,6 @@ Say = Callable[[str], object]
 
 #: Rounds that all cells get before any cell gets more: the fewest that show a spread.
 FEW = 3
-
-#: The model that is served on a GPU where none is named.
-LLAMA = "shape:llama-3.1-8b"
 
 
 @contextmanager
@@ -221,7 +217,7 @@ class CellRecord(Protocol):
         """Engines are up after this many seconds. Raises IncomparableRuns for other ones."""
 
     def note(self, cell: Cell, number: int, figures: Mapping[str, Any], seconds: float) -> None:
-        """Keep a round, the figures of which are what its cell served."""
+        """Keep a round, and in it what its cell served."""
 
     def fail(self, cell: Cell, error: PicBenchError) -> None:
         """Keep, or raise, the error of a cell, which is not tried again before the next call."""
@@ -382,8 +378,9 @@ def add_figures(
 ) -> None:
     """Append the figures of a round to those of the rounds before it."""
     for arm, values in new.items():
+        own = known.setdefault(arm, {})
         for name, value in values.items():
-            known.setdefault(arm, {}).setdefault(name, []).append(value)
+            own.setdefault(name, []).append(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,90 +536,34 @@ def run(
     say(str(plan.progress(record)))
 
 
-class MeasureSettings(BaseModel):
-    """What every measurement can be asked for; options of the command are made of the fields."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    output: Path = Field(Path("results/gpu"), json_schema_extra={"folder": True})
-    commit: str | None = Field(
-        None,
-        description="Name of the measured code.",
-        json_schema_extra={"metavar": "NAME", "shown": "this checkout's"},
-    )
+def engine_of(settings: Served, **wanted: Any) -> EngineConfig:
+    """An engine of the model that is served, without tiers if none are `wanted`."""
+    given = {
+        "model": str(models.resolve(settings.served).path),
+        "device": settings.device,
+        "dtype": settings.served_dtype,
+        "tiers": "",
+    }
+    return EngineConfig(**given | wanted)
 
 
-class EngineSettings(MeasureSettings):
-    """Whom to measure on which device."""
-
-    device: str = Field("cuda", description="cuda or cpu.")
-    model: str | None = Field(None, json_schema_extra={"shown": LLAMA})
-
-    @property
-    def served(self) -> str:
-        """The model that was named, or the one that is measured otherwise."""
-        return self.model or LLAMA
-
-    @property
-    def served_dtype(self) -> str:
-        """The type of weights and KV, by the device."""
-        return "float32" if self.device == "cpu" else "bfloat16"
-
-    def engine(self, **wanted: Any) -> EngineConfig:
-        """An engine of the model, without tiers if none are `wanted`."""
-        path = str(models.resolve(self.served).path)
-        given = {"model": path, "device": self.device, "dtype": self.served_dtype, "tiers": ""}
-        return EngineConfig(**given | wanted)
-
-    def facts(self) -> dict[str, Any]:
-        """The machine, versions, the measured code, and the model."""
-        found = provenance.facts(*provenance.ENGINE, device=self.device, commit=self.commit)
-        return found | {"model": models.resolve(self.served).label, "dtype": self.served_dtype}
+def facts_of(settings: Served) -> dict[str, Any]:
+    """The machine, versions, the measured code, and the model."""
+    found = provenance.facts(*provenance.ENGINE, device=settings.device, commit=settings.commit)
+    model = models.resolve(settings.served).label
+    return found | {"model": model, "dtype": settings.served_dtype}
 
 
-class RoundsSettings(EngineSettings):
-    """Who serves, and for how many rounds and seconds."""
-
-    model: str | None = Field(
-        None,
-        description="Who serves it.",
-        json_schema_extra={"shown": f"{LLAMA}, shape:tiny on a CPU"},
-    )
-    rounds: int = Field(3, ge=1)
-    seconds: float = Field(
-        0.0,
-        ge=0,
-        description="Begin nothing that would not end within this time; the same command resumes.",
-        json_schema_extra={"metavar": "S", "shown": "no limit"},
-    )
-
-    @property
-    def served(self) -> str:
-        """The model that was named, or the device's own."""
-        return self.model or ("shape:tiny" if self.device == "cpu" else LLAMA)
+def say(line: str) -> None:
+    """Show a line at once."""
+    print(line, flush=True)
 
 
-S = TypeVar("S", bound=MeasureSettings)
-R = TypeVar("R", bound=RoundsSettings)
-
-
-class Outcome(NamedTuple):
-    """The page of what is measured, empty before anything is, and the command's exit code."""
-
-    page: str
-    code: int = 0
-
+S = TypeVar("S", bound=Measured)
+R = TypeVar("R", bound=InRounds)
 
 #: The exit code where rounds are left.
 UNFINISHED = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement(Generic[S]):
-    """What the command line needs of a measurement: its settings, and how it is measured."""
-
-    settings: type[S]
-    measure: Callable[[S, Say], Outcome]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -633,7 +574,6 @@ class Experiment(Generic[S]):
     facts, `sentences` with the ratios. `check` comes first, and raises InvalidRun.
     """
 
-    settings: type[S]
     plan: Callable[[S], ExperimentPlan]
     title: str
     about: str
@@ -642,8 +582,8 @@ class Experiment(Generic[S]):
     sentences: Sequence[str] = ()
     check: Callable[[S], object] = lambda _: None
 
-    def measure(self, settings: S, say: Say, launcher: Launcher | None = None) -> Outcome:
-        """Check, then measure; write files and the summary's figures after each cell."""
+    def measure(self, settings: S, launcher: Launcher | None = None, say: Say = say) -> Outcome:
+        """Check, then measure; write files and the summary's figures after each round."""
         self.check(settings)
         plan = self.plan(settings)
         record = ArmsRecord(say, lambda found: self.write(found.found, plan, settings.output))
@@ -674,26 +614,25 @@ class RoundsExperiment(Generic[R]):
     are those for the summary. `draw`, if any, draws what belongs to the page.
     """
 
-    settings: type[R]
     plan: Callable[[R], ExperimentPlan]
     render: Callable[[RoundsRecord], str]
     figures: Callable[[RoundsRecord], Mapping[str, Any]] = lambda _: {}
     draw: Callable[[RoundsRecord, Path], object] = lambda _, __: None
 
-    def measure(self, settings: R, say: Say, launcher: Launcher | None = None) -> Outcome:
-        """Measure what is left, and write file, page and figures after each cell."""
+    def measure(self, settings: R, launcher: Launcher | None = None, say: Say = say) -> Outcome:
+        """Measure what is left, and write file, page and figures after each round.
+
+        Where an estimate is asked for, it is the page, and nothing is measured.
+        """
         budget = TimeBudget(settings.seconds)
         plan = self.plan(settings)
         record = self._read(plan, settings)
+        if settings.estimate:
+            return Outcome(str(plan.progress(record)))
         if other := differing(record.path, plan.facts):
             say(f"{record.path.name} was measured with another {', '.join(other)}: started over")
         run(plan, record, say, budget, launcher)
         return Outcome(self.write(record), 0 if plan.done(record) else UNFINISHED)
-
-    def estimate(self, settings: R) -> str:
-        """What is left."""
-        plan = self.plan(settings)
-        return str(plan.progress(self._read(plan, settings)))
 
     def write(self, record: RoundsRecord) -> str:
         """Write the page beside the record's file, and the summary's figures; the page."""

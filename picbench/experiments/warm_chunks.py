@@ -1,11 +1,10 @@
-"""TTFT of warm chunks as served, by what they were compiled after: `WARM_CHUNKS`.
+"""TTFT of warm chunks as served, by what they were compiled after.
 
 Chunks are known from requests before, in a new order each time; beside them stock vLLM, of whose
 prompts as many tokens are new. Engine cores have processes of their own, as in a server.
 """
 
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,28 +15,26 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from pydantic import Field
-
 from picbench.engines.config import BLOCK_SIZE, EngineConfig
 from picbench.engines.conversion import ModelTokenizer, RequestPreparer
 from picbench.engines.request import Chunk, Request, Text
 from picbench.engines.vllm.launch import launch_apart
 from picbench.errors import EngineError, InvalidRun
 from picbench.experiments.host_cores import busy_cores
+from picbench.experiments.measurements import Outcome, WarmChunks
 from picbench.experiments.page import WHERE, Spread, page, save, update_summary
 from picbench.experiments.runner import (
     ArmsRecord,
     Cell,
     Engines,
-    EngineSettings,
     ExperimentPlan,
     Launcher,
-    Measurement,
-    Outcome,
-    Say,
+    engine_of,
+    facts_of,
     random_text,
     random_tokens,
     run,
+    say,
 )
 from picbench.run.server import Server
 from picbench.tables.table import NOTHING, table
@@ -140,19 +137,6 @@ Loads = Mapping[str, Mapping[str, Sequence[FirstToken]]]
 Times = Mapping[str, Sequence[float]]
 
 
-class WarmSettings(EngineSettings):
-    """What is measured; on `busy` cores something else runs in half of the measurements."""
-
-    repeats: int = Field(9, ge=2)
-    chunks: int = Field(64, ge=2)
-    busy: int = Field(
-        max(1, (os.cpu_count() or 2) // 2),
-        ge=0,
-        description="Measure everything also while this many cores are busy; 0: do not.",
-        json_schema_extra={"flag": "--busy-cores", "shown": "half of them"},
-    )
-
-
 def ask_warm(engine: ServedEngine, *, name: str, chunks: int, first: bool) -> Answers:
     """Known chunks in a new order under all arms, in a new order of these, too.
 
@@ -170,11 +154,11 @@ def ask_warm(engine: ServedEngine, *, name: str, chunks: int, first: bool) -> An
 
 
 def ask_stock(engine: ServedEngine, *, name: str, chunks: int, fresh: int) -> Answers:
-    """A prompt of which all but `fresh` tokens are cached, and one of which nothing is.
+    """A prompt with all but `fresh` tokens cached, and one with nothing cached.
 
     All that it may begin with is asked for before, so that no block of it was evicted since: hits
-    of other lengths leave its last blocks unused, and prompts of which nothing is cached fill the
-    pool. Raises InvalidRun if it finds another number of tokens, a block's worth apart.
+    of other lengths leave its last blocks unused, and prompts without cached tokens fill
+    the pool. Raises InvalidRun if it finds another number of tokens, a block's worth apart.
     """
     known = ask("prefix", draw(chunks, "any"), "any")
     engine.first_token(known)
@@ -206,7 +190,6 @@ class WarmCell(Cell):
 
     chunks: int = 0
     busy: int = 0
-    keep_busy: Callable[[int], AbstractContextManager[None]] = busy_cores
 
     def warm_up(self, engines: Engines) -> None:
         """Serve a round that compiles the chunks."""
@@ -217,7 +200,7 @@ class WarmCell(Cell):
         loads = {"quiet": 0} | ({"busy": self.busy} if self.busy else {})
         found = {}
         for load in list(loads)[:: -1 if number % 2 else 1]:
-            with self.keep_busy(loads[load]):
+            with busy_cores(loads[load]):
                 found[load] = self._answers(engines, number, f"{number} {load}")
         return {load: found[load] for load in loads}
 
@@ -229,10 +212,11 @@ class WarmCell(Cell):
         return ours | stock
 
 
-def warm_plan(settings: WarmSettings) -> ExperimentPlan:
+def warm_plan(settings: WarmChunks) -> ExperimentPlan:
     """One cell, on two engines."""
     context = HEAD + settings.chunks * CHUNK + QUESTION + BLOCK_SIZE
-    config = settings.engine(
+    config = engine_of(
+        settings,
         dtype="bfloat16",
         context=context,
         batch_tokens=8192,
@@ -242,7 +226,7 @@ def warm_plan(settings: WarmSettings) -> ExperimentPlan:
     )
     facts = {
         "dtype": config.dtype,
-        "busy_cores": settings.busy,
+        "busy_cores": settings.busy_cores,
         "chunks": settings.chunks,
         "chunk": CHUNK,
         "sections": SECTIONS,
@@ -252,22 +236,19 @@ def warm_plan(settings: WarmSettings) -> ExperimentPlan:
     }
     return ExperimentPlan(
         name="warm-chunks",
-        facts=settings.facts() | facts,
+        facts=facts_of(settings) | facts,
         engines={"stock": replace(config, stock=True, algorithm="prefix"), "picbench": config},
-        cells=[WarmCell("warm chunks", chunks=settings.chunks, busy=settings.busy)],
+        cells=[WarmCell("warm chunks", chunks=settings.chunks, busy=settings.busy_cores)],
         rounds=settings.repeats,
     )
 
 
-def measure(settings: WarmSettings, say: Say, launcher: Launcher = launch_served) -> Outcome:
+def measure(settings: WarmChunks, launcher: Launcher = launch_served) -> Outcome:
     """Measure all arms, write ``warm-chunks.json`` and ``.md``, and note the ratios."""
     plan, record = warm_plan(settings), ArmsRecord(say)
     run(plan, record, say, launcher=launcher)
     loads: Any = record.found
     return Outcome(write(loads, plan.facts, settings.output))
-
-
-WARM_CHUNKS = Measurement(settings=WarmSettings, measure=measure)
 
 
 def times_of(answers: Mapping[str, Sequence[FirstToken]]) -> dict[str, list[float]]:

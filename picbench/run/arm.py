@@ -27,8 +27,8 @@ class Arm:
     the text of their documents, `reorders` whether prompts are sent with their chunks in another
     order, each once.
 
-    An arm with an `endpoint` is a server elsewhere: its `algorithm` is where that is, and nothing
-    is known of what it reuses, so that nothing is asked of it.
+    An arm with an `endpoint` is a remote server: its `algorithm` is where that is, and nothing is
+    known of what it reuses, so that nothing is asked of it.
     """
 
     name: str
@@ -56,8 +56,8 @@ def parse_arms(specs: Iterable[str], *, same_engine: bool = False) -> tuple[Arm,
     return tuple(arms)
 
 
-def arms_elsewhere(endpoints: Mapping[str, Endpoint]) -> tuple[Arm, ...]:
-    """The arms that are servers elsewhere, by their names."""
+def remote_arms(endpoints: Mapping[str, Endpoint]) -> tuple[Arm, ...]:
+    """The arms that are remote servers, by their names."""
     return tuple(
         Arm(name, endpoint.spec, "", stock=False, reuse=Reuse.NOTHING, endpoint=endpoint)
         for name, endpoint in endpoints.items()
@@ -92,7 +92,7 @@ def _refuse_duplicates(arms: Iterable[Arm]) -> None:
 
 
 class ArmServer(Protocol):
-    """Serves the requests of one arm; EngineError when its engine is gone."""
+    """Serves the requests of one arm. Raises EngineError when its engine is gone."""
 
     def ready(self) -> Mapping[str, object]:
         """Wait until it is up and return what it is."""
@@ -184,7 +184,7 @@ def shareable(config: EngineConfig) -> EngineConfig:
 
 @dataclass
 class _Engine:
-    """An engine, what it said of itself, and the arm whose KV is in its caches."""
+    """An engine, its description, and the arm whose KV is in its caches."""
 
     server: ArmServer
     description: Mapping[str, object] | None = None
@@ -262,7 +262,7 @@ class BorrowedServer:
         return self._engine.server.call(function)
 
     def close(self) -> None:
-        """Give the engine back; it goes on."""
+        """Give the engine back; it keeps running."""
 
     def kill(self) -> None:
         """End the engine for all arms at once."""

@@ -1,4 +1,4 @@
-"""How large a context and a KV pool a workload needs."""
+"""What a run is, checked before it starts: arms, workload, sizes, GPU memory, its directory."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from picbench.engines.model_config import check_ranks, read_model_config
 from picbench.engines.planning.layout import Footprint, measure
 from picbench.engines.planning.policy import LayoutConfig, Segment
 from picbench.errors import ConfigError
-from picbench.run.arm import Arm, arms_elsewhere, parse_arms, shareable
+from picbench.run.arm import Arm, parse_arms, remote_arms, shareable
 from picbench.run.cache_state import check_declared
 from picbench.run.remote import parse_endpoints
 from picbench.run.resume import check_output, check_same, find_unfinished
@@ -54,11 +54,13 @@ def measure_sizes(
 
     Otherwise the pool holds `concurrency` of the longest requests and every distinct chunk, and the
     context what `algorithms` add to prompts and what they compile chunks after, up to the model's
-    `positions`. Raises ConfigError for
-    a pool below one request, and for an algorithm that cannot plan a sample.
+    `positions`. Raises ConfigError for a pool below one request, and for an algorithm that cannot
+    plan a sample.
     """
     longest = max(blocks(_length(sample)) for sample in samples)
-    chunks = sum(blocks(len(tokens)) for _, tokens in _distinct_chunks(samples))
+    # A chunk after another text of its document is another chunk.
+    distinct = {(chunk.context, chunk.tokens) for sample in samples for chunk in sample.chunks}
+    chunks = sum(blocks(len(tokens)) for _, tokens in distinct)
     if pool is not None and pool < longest:
         raise ConfigError(
             f"`kv_blocks` {pool}: the longest request needs {longest} ({BLOCK_SIZE} tokens each)",
@@ -137,11 +139,6 @@ def _even(pool: int) -> int:
 
 def _length(sample: Sample) -> int:
     return sample.prompt_tokens + sample.max_tokens
-
-
-def _distinct_chunks(samples: Sequence[Sample]) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """(what stands before it in its document, its tokens) of every chunk."""
-    return {(chunk.context, chunk.tokens) for sample in samples for chunk in sample.chunks}
 
 
 #: The share of a GPU's memory that all engines together plan with.
@@ -250,8 +247,7 @@ def smallest(found: Sequence[Mapping[str, str]], visible: str | None, count: int
         if not all(name.isdecimal() and int(name) < len(sizes) for name in names):
             return None
         sizes = [sizes[int(name)] for name in names]
-    chosen = sizes[:count]
-    known = [size for size in chosen if size is not None]
+    known = [size for size in sizes[:count] if size is not None]
     return min(known) if known and len(known) == count else None
 
 
@@ -282,6 +278,9 @@ _NEUTRAL = {
     "requests",
     "self_check",
 }
+
+#: Settings that came later: runs with their defaults are known by what they were known by before.
+_LATER = {"keys_without_rope", "drop", "compile_order", "shared_decode", "cache", "repeats"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,13 +326,13 @@ def prepare(
     *,
     shared: bool = False,
 ) -> Job:
-    """Check all that can be checked before an engine starts; ConfigError for what is wrong.
+    """Check all that can be checked before an engine starts. Raises ConfigError for what is wrong.
 
     `memory` gives the bytes of each of so many GPUs, None where engines use none (`gpu_memory`).
     With `shared` arms have their engines from SharedEngines.
     """
     ours = parse_arms(config.algo, same_engine=config.same_engine)
-    arms = (*ours, *_parse_elsewhere(config, [arm.name for arm in ours]))
+    arms = (*ours, *_parse_remote(config, [arm.name for arm in ours]))
     parse_tiers(config.tiers or "")
     objectives = parse_slo(config.slo) if config.slo else None
     if config.output:
@@ -360,13 +359,8 @@ def prepare(
         engines = [_engine(config, workload, sizes, arm) for arm in ours]
         if shared:
             engines = [*dict.fromkeys(map(shareable, engines))]
-        pool, notes = _share_gpu(
-            engines,
-            found,
-            least_pool(workload.samples, algorithms),
-            workload,
-            chosen=config.kv_blocks is not None,
-        )
+        least = least_pool(workload.samples, algorithms)
+        pool, notes = _share_gpu(engines, found, least, chosen=config.kv_blocks is not None)
         sizes = replace(sizes, pool=pool)
     fingerprint = _fingerprint(config, arms, workload, sizes, facts)
     output = _output(config, workload.dataset, fingerprint)
@@ -374,26 +368,26 @@ def prepare(
     return Job(config, arms, workload, facts, sizes, fingerprint, output, objectives, notes, shared)
 
 
-def _parse_elsewhere(config: RunConfig, taken: Sequence[str]) -> tuple[Arm, ...]:
-    """Arms that are servers elsewhere, whose caches cannot be dropped or looked into."""
+def _parse_remote(config: RunConfig, taken: Sequence[str]) -> tuple[Arm, ...]:
+    """Arms that are remote servers, whose caches cannot be dropped or looked into."""
     endpoints = parse_endpoints(config.arm, taken)
     if endpoints and config.cache in ("cold", "warm"):
         raise ConfigError(
-            f"`cache={config.cache}` and `arm`: the cache of a server elsewhere can neither be "
+            f"`cache={config.cache}` and `arm`: the cache of a remote server can neither be "
             "dropped nor verified",
             hint="leave one of the two out",
         )
     if endpoints and config.repeats > 1:
         raise ConfigError(
-            "`repeats` and `arm`: each repeat begins with empty caches, and that of a server "
-            "elsewhere cannot be dropped",
+            "`repeats` and `arm`: each repeat begins with empty caches, and that of a remote "
+            "server cannot be dropped",
             hint="start the run several times, and the server before each",
         )
-    return arms_elsewhere(endpoints)
+    return remote_arms(endpoints)
 
 
 def _share_gpu(
-    engines: Sequence[EngineConfig], memory: int, least: int, workload: Workload, *, chosen: bool
+    engines: Sequence[EngineConfig], memory: int, least: int, *, chosen: bool
 ) -> tuple[int, tuple[str, ...]]:
     """The pool with which all engines fit the GPU, of `least` blocks or more, and what to say.
 
@@ -402,7 +396,7 @@ def _share_gpu(
     """
     pool = engines[0].kv_blocks
     assert pool is not None
-    model = read_model_config(str(workload.model.path))
+    model = read_model_config(engines[0].model)
     footprints = [GpuFootprint.of(engine, model) for engine in engines]
     known = [footprint for footprint in footprints if footprint is not None]
     if len(known) < len(engines):
@@ -416,25 +410,16 @@ def _share_gpu(
 
 
 def _engine(config: RunConfig, workload: Workload, sizes: Sizes, arm: Arm) -> EngineConfig:
-    return EngineConfig(
-        model=str(workload.model.path),
-        algorithm=arm.served,
-        stock=arm.stock,
-        dtype=config.dtype,
-        kv_blocks=sizes.pool,
-        context=sizes.context,
-        max_requests=_running(config, workload),
-        seed=config.seed,
-        device=config.device,
-        tensor_parallel=config.tensor_parallel,
-        eager=config.eager,
-        keys_without_rope=config.keys_without_rope,
-        tiers=config.tiers,
-        on_pressure=config.on_pressure,
-        compile_order=config.compile_order,
-        shared_decode=config.shared_decode,
-        self_check=config.self_check and not arm.stock,
-    )
+    own = {
+        "model": str(workload.model.path),
+        "algorithm": arm.served,
+        "stock": arm.stock,
+        "kv_blocks": sizes.pool,
+        "context": sizes.context,
+        "max_requests": _running(config, workload),
+        "self_check": config.self_check and not arm.stock,
+    }
+    return EngineConfig(**config.engine_settings() | own)
 
 
 def _running(config: RunConfig, workload: Workload) -> int:
@@ -449,22 +434,14 @@ def _fingerprint(
     sizes: Sizes,
     facts: WorkloadFacts,
 ) -> str:
-    settings = config.model_dump(exclude=_NEUTRAL)
-    if not config.keys_without_rope:
-        del settings["keys_without_rope"]  # Runs from before this setting keep their fingerprints.
-    if config.drop is None:
-        del settings["drop"]
-    if config.compile_order == "head":
-        del settings["compile_order"]
-    if config.shared_decode == "auto":
-        del settings["shared_decode"]
-    if config.cache is None:
-        del settings["cache"]
-    if config.repeats == 1:
-        del settings["repeats"]
+    settings = {
+        name: value
+        for name, value in config.model_dump(exclude=_NEUTRAL).items()
+        if name not in _LATER or value != RunConfig.model_fields[name].default
+    }
     content = {
         "settings": settings,
-        "arms": [_told_apart(arm) for arm in arms],
+        "arms": [_identity(arm) for arm in arms],
         "sizes": asdict(sizes),
         "requests": facts.fingerprint,
         "arrivals": workload.arrivals,
@@ -473,12 +450,10 @@ def _fingerprint(
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _told_apart(arm: Arm) -> list[str | bool | float]:
-    """What of an arm changes results: of a server elsewhere also its name, and how long it has."""
-    told: list[str | bool | float] = [arm.algorithm, arm.stock]
-    if arm.endpoint is not None:
-        told += [arm.name, arm.endpoint.timeout]
-    return told
+def _identity(arm: Arm) -> list[str | bool | float]:
+    """What of an arm enters the fingerprint; a remote server's name and timeout too."""
+    remote = [] if arm.endpoint is None else [arm.name, arm.endpoint.timeout]
+    return [arm.algorithm, arm.stock, *remote]
 
 
 def _output(config: RunConfig, dataset: str, fingerprint: str) -> Path:

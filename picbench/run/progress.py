@@ -1,11 +1,11 @@
-"""How far a run is, on stderr: a live bar on a terminal, plain lines elsewhere."""
+"""How far a run is, on stderr: a live bar on a terminal, else plain lines."""
 
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -23,8 +23,8 @@ from rich.text import Text
 INTERVAL = 10.0
 
 
-class Progress(Protocol):
-    """Shows what a run does."""
+class Progress:
+    """Shows what a run does; this one shows nothing."""
 
     def say(self, message: str) -> None:
         """Print a line."""
@@ -36,34 +36,27 @@ class Progress(Protocol):
         """Count requests that an arm answered or failed."""
 
 
-class QuietProgress:
-    """Shows nothing."""
-
-    def say(self, message: str) -> None:
-        """See Progress."""
-
-    def begin(self, done: int = 0) -> None:
-        """See Progress."""
-
-    def advance(self, arm: str, requests: int) -> None:
-        """See Progress."""
-
-
-class LaterProgress:
+class LaterProgress(Progress):
     """Shows one of several runs, which `before` requests of other runs came before."""
 
     def __init__(self, whole: Progress, before: int) -> None:
         self._whole = whole
         self._before = before
-        self.say = whole.say
-        self.advance = whole.advance
+
+    def say(self, message: str) -> None:
+        """See Progress."""
+        self._whole.say(message)
 
     def begin(self, done: int = 0) -> None:
         """See Progress."""
         self._whole.begin(self._before + done)
 
+    def advance(self, arm: str, requests: int) -> None:
+        """See Progress."""
+        self._whole.advance(arm, requests)
 
-class PlainProgress:
+
+class PlainProgress(Progress):
     """Prints a line every few seconds: done, rate, time left. `clock` gives seconds."""
 
     def __init__(self, total: int, stream: TextIO, clock: Callable[[], float] = monotonic) -> None:
@@ -100,7 +93,7 @@ class PlainProgress:
         return f"{state}, {rate:.2f} requests/s, {time}"
 
 
-class LiveProgress:
+class LiveProgress(Progress):
     """A bar that redraws itself while `bar` is open."""
 
     def __init__(self, total: int, bar: Bar) -> None:
@@ -132,7 +125,7 @@ class RateColumn(ProgressColumn):
 def open_progress(total: int, *, quiet: bool = False) -> Iterator[Progress]:
     """Progress over `total` requests; plain under CI and NO_COLOR and where stderr is a file."""
     if quiet:
-        yield QuietProgress()
+        yield Progress()
         return
     if not is_live(sys.stderr):
         yield PlainProgress(total, sys.stderr)

@@ -1,10 +1,10 @@
-"""One streamed completion over HTTP, and its times."""
+"""Servers that speak OpenAI's protocol as arms: where they are, what they are sent, their times."""
 
 import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import httpx
-from pydantic import BaseModel, ConfigDict, ValidationError
+from httpx_sse import EventSource, SSEError
+from pydantic import BaseModel, ValidationError
 
 from picbench.engines import algorithms
 from picbench.engines.request import Request
@@ -20,9 +21,6 @@ from picbench.errors import ConfigError, EngineError
 from picbench.run.server_metrics import ServerMeter
 from picbench.store.records import Failure, GroupResult, ServedReply
 from picbench.workloads.prompts.tokens import Tokenizer, start_tokens
-
-_DATA = b"data:"
-_DONE = b"[DONE]"
 
 #: Characters of a server's own error message that are kept.
 _MESSAGE = 300
@@ -54,35 +52,9 @@ class _Usage(BaseModel):
 class CompletionEvent(BaseModel):
     """An event of the stream; other fields than these are not read."""
 
-    model_config = ConfigDict(extra="ignore")
-
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
-
-
-@dataclass(slots=True)
-class _Received:
-    """What has come of a reply; times in seconds of `time.perf_counter`."""
-
-    text: str = ""
-    first: float | None = None
-    last: float = 0.0
-    finish_reason: str | None = None
-    usage: _Usage | None = None
-
-    def add(self, event: CompletionEvent) -> None:
-        """Note an event that comes now."""
-        if event.error is not None:
-            raise BadReply(f"the server ended the reply: {_short(str(event.error))}")
-        if event.usage is not None:
-            self.usage = event.usage
-        for choice in event.choices:
-            self.last = time.perf_counter()
-            if self.first is None:
-                self.first = self.last
-            self.text += choice.text
-            self.finish_reason = choice.finish_reason or self.finish_reason
 
 
 async def stream_completion(
@@ -94,44 +66,50 @@ async def stream_completion(
     none, and for one to other than `prompt_tokens` tokens; httpx.HTTPError if the connection fails.
     """
     sent = time.perf_counter()
-    received = _Received()
+    times: list[float] = []
+    choices: list[_Choice] = []
+    usage = None
     async with client.stream("POST", "completions", json=body) as response:
         if response.status_code != httpx.codes.OK:
             message = _short((await response.aread()).decode(errors="replace"))
             raise BadReply(f"HTTP {response.status_code}: {message}", response.status_code)
-        async for line in _lines(response):
-            # Read to the end, for a connection that is left before is not used again.
-            data = line.removeprefix(_DATA).strip()
-            if line.startswith(_DATA) and data != _DONE:
-                received.add(_event(data))
-    return _reply(received, prompt_tokens, sent, arrived)
-
-
-async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The lines of a stream, as events have them: they end with LF or CR LF.
-
-    httpx also ends lines at characters that a text may have, such as U+2028.
-    """
-    rest = b""
-    async for data in response.aiter_bytes():
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line
-    yield rest
-
-
-def _event(data: bytes) -> CompletionEvent:
-    try:
-        return CompletionEvent.model_validate_json(data)
-    except ValidationError as error:
-        text = _short(data.decode(errors="replace"))
-        raise BadReply(f"the server streams what is no completion: {text}") from error
-
-
-def _reply(received: _Received, prompt_tokens: int, sent: float, arrived: float) -> ServedReply:
-    usage = received.usage
-    if received.first is None or received.finish_reason is None:
+        # Read to the end, for a connection that is left before is not used again.
+        async for sent_event in EventSource(response).aiter_sse():
+            if sent_event.data == "[DONE]":
+                continue
+            event = _event(sent_event.data)
+            usage = event.usage or usage
+            for choice in event.choices:
+                times.append(time.perf_counter())
+                choices.append(choice)
+    end = next((c.finish_reason for c in reversed(choices) if c.finish_reason), None)
+    if end is None:
         raise BadReply("the reply has no end: the stream stopped before a finish reason")
+    checked = _checked_usage(usage, prompt_tokens)
+    gaps, details = checked.completion_tokens - 1, checked.prompt_tokens_details
+    return ServedReply(
+        text="".join(choice.text for choice in choices),
+        output_tokens=checked.completion_tokens,
+        ttft=times[0] - arrived,
+        tpot=(times[-1] - times[0]) / gaps if gaps > 0 else None,
+        e2e=times[-1] - arrived,
+        late=max(0.0, sent - arrived),
+        cached_tokens=None if details is None else details.cached_tokens,
+        finish_reason=end,
+    )
+
+
+def _event(data: str) -> CompletionEvent:
+    try:
+        event = CompletionEvent.model_validate_json(data)
+    except ValidationError as error:
+        raise BadReply(f"the server streams what is no completion: {_short(data)}") from error
+    if event.error is not None:
+        raise BadReply(f"the server ended the reply: {_short(str(event.error))}")
+    return event
+
+
+def _checked_usage(usage: _Usage | None, prompt_tokens: int) -> _Usage:
     if usage is None:
         raise BadReply("the server sends no usage, as stream_options.include_usage asks for")
     if usage.prompt_tokens != prompt_tokens:
@@ -139,18 +117,7 @@ def _reply(received: _Received, prompt_tokens: int, sent: float, arrived: float)
             f"the server counted {usage.prompt_tokens} prompt tokens where {prompt_tokens} were "
             "sent: it is not the same prompt"
         )
-    gaps = usage.completion_tokens - 1
-    details = usage.prompt_tokens_details
-    return ServedReply(
-        text=received.text,
-        output_tokens=usage.completion_tokens,
-        ttft=received.first - arrived,
-        tpot=(received.last - received.first) / gaps if gaps > 0 else None,
-        e2e=received.last - arrived,
-        late=max(0.0, sent - arrived),
-        cached_tokens=None if details is None else details.cached_tokens,
-        finish_reason=received.finish_reason,
-    )
+    return usage
 
 
 def _short(text: str) -> str:
@@ -166,9 +133,6 @@ _FORM = (
     "write NAME=http://host:port/v1, or NAME=http://host:port/v1,model=ID,timeout=SECONDS,"
     "simulated=yes"
 )
-
-_OPTIONS = ("model", "timeout", "simulated")
-_ANSWERS = {"yes": True, "no": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,15 +180,18 @@ def _endpoint(name: str, url: str, options: Iterable[str]) -> Endpoint:
     settings: dict[str, str] = {}
     for option in options:
         key, _, value = option.partition("=")
-        if key not in _OPTIONS or not value or key in settings:
+        if key not in ("model", "timeout", "simulated") or not value or key in settings:
             raise ConfigError(f"`arm` {name}: {option!r} is no option of a server", hint=_FORM)
         settings[key] = value
-    return Endpoint(
-        _checked_url(name, url),
-        settings.get("model"),
-        _seconds(name, settings.get("timeout")),
-        _answer(name, settings.get("simulated", "no")),
-    )
+    timeout, simulated = settings.get("timeout", str(TIMEOUT)), settings.get("simulated", "no")
+    if simulated not in ("yes", "no"):
+        raise ConfigError(f"`arm` {name}: simulated is yes or no, not {simulated!r}", hint=_FORM)
+    seconds = 0.0
+    with suppress(ValueError):
+        seconds = float(timeout)
+    if not 0 < seconds < float("inf"):
+        raise ConfigError(f"`arm` {name}: timeout {timeout!r} is no number of seconds", hint=_FORM)
+    return Endpoint(_checked_url(name, url), settings.get("model"), seconds, simulated == "yes")
 
 
 def _checked_url(name: str, url: str) -> str:
@@ -244,24 +211,6 @@ def _checked_url(name: str, url: str) -> str:
     return url.rstrip("/")
 
 
-def _answer(name: str, value: str) -> bool:
-    if value not in _ANSWERS:
-        raise ConfigError(f"`arm` {name}: simulated is yes or no, not {value!r}", hint=_FORM)
-    return _ANSWERS[value]
-
-
-def _seconds(name: str, value: str | None) -> float:
-    if value is None:
-        return TIMEOUT
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ConfigError(f"`arm` {name}: timeout {value!r} is no number of seconds", hint=_FORM)
-    return seconds
-
-
 class PromptText:
     """Turns token ids into the text that has these very ids; `load` gives the model's tokenizer."""
 
@@ -269,7 +218,7 @@ class PromptText:
         self._load = load
 
     def __call__(self, tokens: Sequence[int]) -> str | None:
-        """The text that a server tokenizes to `tokens`, None where there is none.
+        """The text that a server tokenizes to `tokens`, None if no text has these.
 
         Servers put a tokenizer's BOS before a text themselves.
         """
@@ -301,7 +250,7 @@ _START = "start it, or correct the address"
 
 
 class RemoteServer:
-    """Sends an arm's requests to a server elsewhere, from this process.
+    """Sends an arm's requests to a remote server, from this process.
 
     Token ids are sent. A server that refuses them gets the text that `text_of` finds to have the
     same ids. Proxies and password files of the environment are not used: a proxy would be
@@ -328,7 +277,7 @@ class RemoteServer:
         self._meter = ServerMeter(self._client, _beside(endpoint, "metrics"))
 
     def ready(self) -> Mapping[str, object]:
-        """What the server says of itself; ConfigError unless it is there and serves the model."""
+        """Describe the server. Raises ConfigError unless it is there and serves the model."""
         return self._runner.run(self._describe())
 
     def run(
@@ -339,17 +288,17 @@ class RemoteServer:
     ) -> GroupResult:
         """Run a group, at most `concurrency` at a time, or each request at its arrival (seconds).
 
-        A request that fails is a Failure, and the others go on.
+        A request that fails is a Failure; the others continue.
         """
         return self._runner.run(self._serve(requests, concurrency, arrivals))
 
     def reset(self) -> NoReturn:
         """Refuse: nothing in OpenAI's protocol drops a cache."""
-        raise EngineError(f"arm {self._name}: the cache of a server elsewhere cannot be dropped")
+        raise EngineError(f"arm {self._name}: the cache of a remote server cannot be dropped")
 
     def call(self, function: Callable[[Any], Any]) -> NoReturn:
         """Refuse: the engine is in no process of this machine that picbench started."""
-        raise EngineError(f"arm {self._name}: a server elsewhere cannot be looked into")
+        raise EngineError(f"arm {self._name}: a remote server cannot be looked into")
 
     def close(self) -> None:
         """Close the connections; the server stays as it is."""
@@ -410,23 +359,20 @@ class RemoteServer:
     ) -> GroupResult:
         async with self._meter.counting() as meter:
             started = time.perf_counter()
-            if arrivals is None:
-                gate = asyncio.Semaphore(concurrency or len(requests))
-                waiting = [self._when_free(request, gate) for request in requests]
-            else:
-                times = zip(requests, arrivals, strict=True)
-                waiting = [self._at(request, started + due) for request, due in times]
-            outcomes = await asyncio.gather(*waiting)
+            gate = asyncio.Semaphore(concurrency or len(requests))
+
+            async def serve(request: Request, after: float | None) -> ServedReply | Failure:
+                if after is not None:
+                    due = started + after
+                    await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                    return await self._answer(request, due)
+                async with gate:
+                    return await self._answer(request, time.perf_counter())
+
+            due = arrivals or [None] * len(requests)
+            outcomes = await asyncio.gather(*map(serve, requests, due))
             busy = time.perf_counter() - started
         return GroupResult(tuple(outcomes), busy, counted=meter.counts)
-
-    async def _when_free(self, request: Request, gate: asyncio.Semaphore) -> ServedReply | Failure:
-        async with gate:
-            return await self._answer(request, time.perf_counter())
-
-    async def _at(self, request: Request, due: float) -> ServedReply | Failure:
-        await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        return await self._answer(request, due)
 
     async def _answer(self, request: Request, arrived: float) -> ServedReply | Failure:
         try:
@@ -436,15 +382,15 @@ class RemoteServer:
             return Failure(f"no whole reply within {self._endpoint.timeout:g} s")
         except httpx.HTTPError as error:
             return Failure(f"{self._endpoint.url}: {_reason(error)}")
-        except BadReply as error:
+        except (BadReply, SSEError) as error:
             return Failure(str(error))
 
     async def _complete(self, request: Request, arrived: float) -> ServedReply:
         tokens = [token for segment in request.segments for token in segment.tokens or ()]
+        refused: BadReply | None = None
         if self._takes_ids:
             try:
-                body = self._body(tokens, request.max_tokens)
-                return await stream_completion(self._client, body, len(tokens), arrived)
+                return await self._stream(tokens, request.max_tokens, len(tokens), arrived)
             except BadReply as error:
                 if error.status not in _REFUSALS:
                     raise
@@ -453,23 +399,24 @@ class RemoteServer:
         if text is None:
             raise BadReply(
                 "the server takes no token ids, and no text has the prompt's ids"
-                + (f": {refused}" if self._takes_ids else "")
+                + (f": {refused}" if refused else "")
             )
-        reply = await stream_completion(
-            self._client, self._body(text, request.max_tokens), len(tokens), arrived
-        )
+        reply = await self._stream(text, request.max_tokens, len(tokens), arrived)
         self._takes_ids = False
         return reply
 
-    def _body(self, prompt: Sequence[int] | str, max_tokens: int | None) -> dict[str, Any]:
-        return {
+    async def _stream(
+        self, prompt: Sequence[int] | str, most: int | None, tokens: int, arrived: float
+    ) -> ServedReply:
+        body = {
             "model": self._model,
             "prompt": prompt,
-            "max_tokens": max_tokens,
+            "max_tokens": most,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        return await stream_completion(self._client, body, tokens, arrived)
 
 
 def _models(response: httpx.Response) -> list[str]:

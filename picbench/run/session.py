@@ -52,7 +52,7 @@ def verify(batch: ArmBatch, arm: Arm, *, warm: bool = False) -> None:
 
     Arms are comparable only on identical token ids, and an arm that reuses nothing is the
     baseline only if its cache never hit. A `warm` batch, before which chunks were preloaded, has
-    to hit in arms that reuse chunks. Servers elsewhere count the prompt's tokens when they reply;
+    to hit in arms that reuse chunks. Remote servers count the prompt's tokens when they reply;
     what they reuse is not known.
     """
     if warm and arm.reuse is Reuse.CHUNKS:

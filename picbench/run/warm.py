@@ -10,6 +10,7 @@ from rich.table import Table
 from picbench.engines.config import EngineConfig
 from picbench.engines.request import Chunk, Text
 from picbench.errors import ConfigError, DataError, EngineError, first_refusal
+from picbench.settings import SettingsModel, setting
 from picbench.store.provenance import quiet_engine
 from picbench.tables.table import PipedConsole
 from picbench.workloads import models
@@ -42,6 +43,36 @@ class _Line(BaseModel):
         return self
 
 
+class WarmConfig(SettingsModel):
+    """What chunks are compiled into; each field is an option of `picbench warm`."""
+
+    chunks: str = setting(
+        ...,
+        'Chunks, one per line: {"text": "..."} or {"tokens": [1, 2, ...]}; for context=document '
+        'with their documents: {"text": "...", "document": "..."}.',
+        metavar="FILE",
+    )
+    tiers: str = setting(
+        ...,
+        "Where to put them; name a tier that other engines reach (disk, redis, ...).",
+        metavar="KIND[:PLACE]:SIZE,...",
+    )
+    algo: str = setting(
+        "mepic",
+        "The algorithm that will use them: how chunks are padded and what precedes them.",
+        metavar="NAME[:OPTION=VALUE...]",
+    )
+    prefix: str | None = setting(
+        None, "The text in front of chunks, for anchored=on.", metavar="TEXT"
+    )
+    model: str = setting(
+        "testbed",
+        "As for picbench run; other weights never find these chunks.",
+        metavar="testbed|PATH|ID|shape:NAME",
+    )
+    salt: str | None = setting(None, "Whose requests may use the chunks.", metavar="TENANT")
+
+
 def read_chunks(path: Path) -> list[Chunk]:
     """The chunks of a file of rows (see `file_records`); raises DataError by file and line."""
     if not path.is_file():
@@ -52,35 +83,27 @@ def read_chunks(path: Path) -> list[Chunk]:
     return chunks
 
 
-def warm_tiers(
-    chunks: Sequence[Chunk],
-    out: TextIO,
-    *,
-    tiers: str,
-    algo: str,
-    model: str,
-    prefix: str | None = None,
-    salt: str | None = None,
-    dtype: str = "auto",
-) -> int:
-    """Compile chunks and store them in `tiers`; prints what each tier got, returns 0.
+def warm_tiers(config: WarmConfig, dtype: str, out: TextIO) -> int:
+    """Compile chunks and store them in tiers; prints what each tier got, returns 0.
 
     Raises EngineError if a chunk was refused everywhere: it is then compiled when it is needed.
     """
+    chunks = read_chunks(Path(config.chunks))
     quiet_engine()
     from picbench.engines.engine import Engine
 
-    path = str(models.resolve(model).path)
-    with Engine(EngineConfig(path, algorithm=algo, dtype=dtype, tiers=tiers)) as engine:
+    path, tiers = str(models.resolve(config.model).path), config.tiers
+    prefix = Text(config.prefix) if config.prefix else None
+    with Engine(EngineConfig(path, algorithm=config.algo, dtype=dtype, tiers=tiers)) as engine:
         cache = engine.cache
-        cache.warm(chunks, Text(prefix) if prefix else None, salt=salt)
+        cache.warm(chunks, prefix, salt=config.salt)
         found = cache.tiers
-        kept = cache.stored(chunks, Text(prefix) if prefix else None, salt=salt)
-        short = cache.recomputed(chunks, Text(prefix) if prefix else None, salt=salt)
+        kept = cache.stored(chunks, prefix, salt=config.salt)
+        short = cache.recomputed(chunks, prefix, salt=config.salt)
     PipedConsole(file=out).print(_table(found))
     if short:
         what = "have nothing to store: requests recompute all of their tokens"
-        print(f"{short} of {len(chunks)} chunks {what} under {algo}", file=out)
+        print(f"{short} of {len(chunks)} chunks {what} under {config.algo}", file=out)
     if kept < len(chunks):
         raise EngineError(
             f"{len(chunks) - kept} of {len(chunks)} chunks were not stored",

@@ -8,7 +8,7 @@ dropped.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from picbench.engines.chunk_cache.transfers import TransferResults
 from picbench.engines.vllm.faults import Faults
@@ -17,20 +17,14 @@ from picbench.engines.vllm.scheduler.linker import Linker
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _guarded(
-    hook: "Callable[Concatenate[Linker, Request, P], T]", doing: str, otherwise: T
-) -> "Callable[Concatenate[IsolatedLinker, Request, P], T]":
-    """A hook of the linker that answers `otherwise` where it raises, and ends its request."""
+def _guarded(hook: str, doing: str, otherwise: T) -> Callable[..., T]:
+    """The hook of the linker with a name; where it raises, `otherwise`, and its request ends."""
 
-    def guarded(
-        self: "IsolatedLinker", request: "Request", /, *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        own: Any = getattr(self._linker, hook.__name__)
-        call = partial(own, request, *args, **kwargs)
+    def guarded(self: "IsolatedLinker", request: "Request", *args: Any, **kwargs: Any) -> T:
+        call = partial(getattr(self._linker, hook), request, *args, **kwargs)
         return self._faults.attempt(doing, request.request_id, call, otherwise)
 
     return guarded
@@ -53,7 +47,7 @@ class IsolatedLinker:
         """Whether a request is to be ended."""
         return request.request_id in self._faults
 
-    on_arrival = _guarded(Linker.on_arrival, "plan a request", None)
+    on_arrival = _guarded("on_arrival", "plan a request", None)
 
     def before_schedule(self, waiting: "Iterable[Request]", reserved: int) -> None:
         """Request chunks; what fails for no request in particular is the first one's fault."""
@@ -65,11 +59,11 @@ class IsolatedLinker:
         prepare = partial(self._linker.before_schedule, waiting, reserved)
         self._faults.succeeds("prepare a step", first, prepare)
 
-    can_schedule = _guarded(Linker.can_schedule, "look up chunks", False)
+    can_schedule = _guarded("can_schedule", "look up chunks", False)
 
-    check_hits = _guarded(Linker.check_hits, "map chunks", None)
+    check_hits = _guarded("check_hits", "map chunks", None)
 
-    _external_tokens = _guarded(Linker.external_tokens, "find chunks", (0, False))
+    _external_tokens = _guarded("external_tokens", "find chunks", (0, False))
 
     def external_tokens(self, request: "Request", hit_tokens: int) -> tuple[int | None, bool]:
         """Tokens that a tier or a copy provides; None keeps the request out of the step."""
@@ -83,7 +77,7 @@ class IsolatedLinker:
             self._linker.withdraw(request)
             self.unloaded.add(request.request_id)
 
-    on_scheduled = _guarded(Linker.on_scheduled, "count a request's cost", None)
+    on_scheduled = _guarded("on_scheduled", "count a request's cost", None)
 
     def on_transfer_results(self, results: TransferResults) -> None:
         """Apply the results; what cannot be applied counts as a failure of the tiers."""
@@ -94,7 +88,7 @@ class IsolatedLinker:
             if self._faults.succeeds("use a tier's results", None, apply):
                 return
 
-    on_preempted = _guarded(Linker.on_preempted, "preempt a request", None)
+    on_preempted = _guarded("on_preempted", "preempt a request", None)
 
     def on_finished(self, request: "Request", block_ids: tuple[int, ...], *, success: bool) -> None:
         """Drop everything kept for a request, also if that fails at first."""

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from click.testing import CliRunner, Result
@@ -52,7 +53,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def say(word: str, code: int) -> CheckStep:
         script = f"open({str(file)!r}, 'a').write({word + ' '!r}); raise SystemExit({code})"
-        return CheckStep(word, f"says {word}", ((sys.executable, "-c", script),))
+        return CheckStep(word, f"says {word}", (sys.executable, "-c", script))
 
     monkeypatch.setattr(steps, "steps", lambda *_: [say("good", 0), say("bad", 1)])
     monkeypatch.setattr(provenance, "gpus", lambda: [{"name": "G"}])
@@ -100,8 +101,7 @@ def test_flags_are_settings_of_the_measurement(
 
 def test_every_measurement_has_a_function() -> None:
     for found in MEASUREMENTS:
-        module, _, name = found.function.partition(":")
-        assert callable(getattr(importlib.import_module(f"picbench.experiments.{module}"), name))
+        assert callable(resolve_name(f"picbench.experiments.{found.function}"))
 
 
 def test_scores_and_other_files_have_folders_of_their_own(asked: Asked) -> None:
