@@ -125,7 +125,7 @@ def draw_scatter(
         axis = figure.subplots()
         styles = arm_styles(families)
         for number, (name, spots) in enumerate(families.items()):
-            # Lines have many markers, others one, of which the first, a small circle, is on top.
+            # Lines have many markers, others one; the first, a small circle, is on top.
             order = 2.0 if name in joined else 3.0 - number / len(families)
             draw_spots(axis, spots, *styles[name], line=name in joined, order=order)
             for theirs in (printed or {}).get(name, ()):

@@ -125,7 +125,7 @@ def checkout() -> str:
 
 
 def cpu_model() -> str:
-    """The processor's name as Linux gives it, elsewhere its architecture."""
+    """The processor's name as Linux gives it; its architecture on other systems."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -327,7 +327,7 @@ class Objectives:
 
 
 def parse_slo(text: str) -> Objectives:
-    """Read ``ttft=500,tpot=50``; ConfigError for anything else."""
+    """Read ``ttft=500,tpot=50``. Raises ConfigError for anything else."""
     names = [field.name for field in fields(Objectives)]
     bounds: dict[str, float] = {}
     for setting in text.split(","):
@@ -359,7 +359,7 @@ FACTOR = 10.0
 #: Python's garbage collector or for another process on the same cores takes that long.
 LEAST = 1.0
 
-#: Steps of a class of which a quartile can be had.
+#: Fewest steps of a class that have a quartile.
 ENOUGH = 8
 
 

@@ -241,7 +241,7 @@ def summarise_arm(
 
 
 def provenance_of(engine: Mapping[str, Any]) -> Provenance:
-    """Where an arm's numbers come from, by what its engine says of itself."""
+    """Where an arm's numbers come from, by what its engine states."""
     return "simulated" if engine.get("provenance") == "simulated" else "measured"
 
 

@@ -16,7 +16,6 @@ from picbench.store.records import ServerCounts
 from picbench.store.summary import BASELINE, ArmSummary, CacheSummary, DecayWindow, labels_of
 from picbench.tables.table import NOTHING, Column, Shown, Table
 
-
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -85,7 +84,7 @@ def _flat(rows: Any) -> "pd.DataFrame":
     import pandas as pd
 
     frame = pd.json_normalize([asdict(row) for row in rows], sep="_")
-    # A map without entries would be a column of its own beside those of its entries elsewhere.
+    # A map without entries would be a column of its own beside those of other rows' entries.
     empty = [name for name in frame if frame[name].map(lambda value: isinstance(value, dict)).any()]
     return frame.drop(columns=empty)
 

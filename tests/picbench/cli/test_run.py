@@ -637,6 +637,7 @@ def test_help_and_listings_import_nothing_heavy(arguments: list[str]) -> None:
         f"try: main({arguments!r})\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'vllm', 'pydantic', 'numpy', 'rich', 'pyarrow', 'transformers'}\n"
+        "heavy |= {'pandas', 'matplotlib'}\n"
         "print('HEAVY', sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
