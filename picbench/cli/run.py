@@ -339,7 +339,13 @@ def _run_sweep(
     *,
     quiet: bool,
 ) -> int:
-    from picbench.experiments.sweep_run import SweepRun, SweepTable, open_sweep, sweep_line
+    from picbench.experiments.sweep_run import (
+        SweepRun,
+        open_sweep,
+        sweep_line,
+        sweep_markdown,
+        write_sweep,
+    )
     from picbench.files import hold
     from picbench.run.progress import open_progress
 
@@ -356,12 +362,11 @@ def _run_sweep(
         try:
             with interruptible():
                 for _ in run:
-                    SweepTable(name, run.results).write(folder)
+                    write_sweep(name, run.results, folder)
         finally:
-            table = SweepTable(name, run.results)
-            table.write(folder)
+            write_sweep(name, run.results, folder)
         if not quiet:
-            click.echo(table.markdown())
+            click.echo(sweep_markdown(name, run.results))
         _check_complete(folder, run)
     return 0
 

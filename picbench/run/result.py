@@ -19,10 +19,7 @@ from picbench.settings import RunConfig
 from picbench.store.reader import Run, read_run
 from picbench.store.summary import ArmSummary
 from picbench.tables.run import cache_lines, memory_lines, run_table, server_lines, stalled, verdict
-from picbench.tables.table import PipedConsole
-
-#: Characters in a line where output is not a terminal.
-WIDTH = 140
+from picbench.tables.table import WIDTH, PipedConsole
 
 
 def print_result(

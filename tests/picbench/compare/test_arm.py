@@ -1,14 +1,92 @@
-"""One arm against another."""
+"""One arm in columns, and one against another."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from measured_arms import make_arm, noisy, repeated
+from click.testing import CliRunner
+from harness_fakes import REFUSED, Harness, make_sample
+from measured_arms import known, make_arm, noisy, repeated
 
-from picbench.compare.arm import SCORE, SCORE_OF_ALL, Drift, MeasuredArm, compare_arms
+from picbench.cli import main
+from picbench.compare.arm import (
+    COUNTERS,
+    SCORE,
+    SCORE_OF_ALL,
+    TIMES,
+    Drift,
+    MeasuredArm,
+    compare_arms,
+    measured_arms,
+)
 from picbench.compare.significance import Loss
 from picbench.errors import IncomparableRuns
+from picbench.store.reader import read_run
+from picbench.store.writer import SAMPLES
+
+
+def arms_of(harness: Harness, output: Path, *more: str) -> dict[str, MeasuredArm]:
+    flags = ("--dataset", "fake", "--data", "d", "--output", str(output), "--algo", "full,mepic")
+    CliRunner().invoke(main, ("run", *flags, *more), obj=harness.services())
+    return measured_arms(read_run(output))
+
+
+def test_columns_have_a_value_for_each_answer(tmp_path: Path) -> None:
+    arms = arms_of(Harness([make_sample(n) for n in range(3)]), tmp_path / "run")
+    assert list(arms) == ["full", "mepic"]
+    arm = arms["mepic"]
+    assert arm.samples == ("s0", "s1", "s2")
+    assert arm.times["ttft_ms"] == pytest.approx((100,) * 3)
+    assert arm.counters["computed_tokens"] == (36 - 16 + 4,) * 3
+    assert arm.counters["chunk_blocks"] == (1,) * 3
+    assert arm.scores == (1.0,) * 3
+    assert arm.totals["peak_blocks"] == 20
+    assert arm.totals["failed"] == 0
+    assert len(set(arm.prompts)) == 3
+    assert len(set(arm.outputs)) == 1
+    columns = [*(arm.times[name] for name in TIMES), *(arm.counters[name] for name in COUNTERS)]
+    assert {len(column) for column in columns} == {3}
+
+
+def test_failed_requests_are_counted_and_have_no_values(tmp_path: Path) -> None:
+    samples = [make_sample(0), make_sample(1, first=REFUSED), make_sample(2)]
+    arm = arms_of(Harness(samples), tmp_path / "run")["full"]
+    assert arm.samples == ("s0", "s2")
+    assert arm.totals["failed"] == 1
+    assert arm.times["ttft_ms"] == (None, None), "they ran apart from their group"
+
+
+def test_repeated_samples_keep_apart(tmp_path: Path) -> None:
+    arm = arms_of(Harness([make_sample(0), make_sample(0)]), tmp_path / "run")["full"]
+    assert arm.samples == ("s0", "s0+1")
+    assert arm.clusters[0] == arm.clusters[1]
+
+
+def test_repeats_are_numbered_by_themselves_and_not_by_what_was_answered(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    whole = arms_of(Harness([make_sample(0), make_sample(1)]), run, "--repeats", "2")["full"]
+    assert whole.samples == ("s0", "s1", "s0#2", "s1#2")
+    assert (whole.rounds, whole.places) == ((0, 0, 0, 0), (0, 1, 0, 1))
+    assert whole.repeats == (0, 0, 1, 1)
+    rows = [json.loads(line) for line in (run / SAMPLES).read_text().splitlines()]
+    failed = next(r for r in rows if (r["arm"], r["sample"], r["repeat"]) == ("full", "s0", 0))
+    answered, failed["error"] = dict(failed), "lost"
+    write_rows(run, rows)
+    arm = measured_arms(read_run(run))["full"]
+    assert arm.samples == ("s1", "s0#2", "s1#2")
+    assert (arm.rounds, arm.places, arm.repeats) == ((0, 0, 0), (1, 0, 1), (0, 1, 1))
+    assert arm.totals["failed"] == 1
+    write_rows(run, [*rows, answered])
+    arm = measured_arms(read_run(run))["full"]
+    assert sorted(arm.samples) == sorted(whole.samples)
+    assert arm.totals["failed"] == 0
+
+
+def write_rows(run: Path, rows: list[dict[str, Any]]) -> None:
+    (run / SAMPLES).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_samples_are_paired_by_name_in_any_order() -> None:
@@ -49,9 +127,7 @@ def test_unparsed_replies_count_both_ways() -> None:
     """A mean over parsed replies alone would hide that the second arm stopped answering."""
     before, after = make_arm(scores=[1.0] * 20), make_arm(scores=[1.0] * 15 + [None] * 5)
     found = compare_arms(before, after)
-    complete, every = found.metric(SCORE), found.metric(SCORE_OF_ALL)
-    assert complete is not None
-    assert every is not None
+    complete, every = known(found.metric(SCORE)), known(found.metric(SCORE_OF_ALL))
     assert (complete.change.pairs, complete.change.value) == (15, 0.0)
     assert (every.change.pairs, every.change.value) == (20, -0.25)
     assert [(flip.before, flip.after) for flip in found.flips] == [(1.0, None)] * 5
@@ -92,8 +168,7 @@ def test_a_margin_is_judged() -> None:
 
 def test_times_are_ratios_over_rounds() -> None:
     before = make_arm(scores=[1.0] * 64, size=16)
-    found = compare_arms(before, noisy(before, 1, factor=1.2)).metric("ttft_ms")
-    assert found is not None
+    found = known(compare_arms(before, noisy(before, 1, factor=1.2)).metric("ttft_ms"))
     assert found.change.clusters == 4
     assert found.change.value == pytest.approx(1.2, rel=0.05)
     assert found.losses > 60 > found.wins
@@ -103,9 +178,7 @@ def test_more_is_better_of_scores_and_less_of_times() -> None:
     before = make_arm(scores=[0.0, 1.0, 1.0, 0.5], ttft=[10.0, 10.0, 10.0, 10.0])
     after = make_arm(scores=[1.0, 0.0, 0.5, 0.5], ttft=[5.0, 20.0, 9.0, 8.0])
     found = compare_arms(before, after)
-    score, time = found.metric(SCORE), found.metric("ttft_ms")
-    assert score is not None
-    assert time is not None
+    score, time = known(found.metric(SCORE)), known(found.metric("ttft_ms"))
     assert (score.wins, score.losses, score.change.equal) == (1, 2, 1)
     assert (time.wins, time.losses, time.change.equal) == (3, 1, 0)
     assert (score.before, score.after) == (0.625, 0.5)
@@ -115,8 +188,7 @@ def test_more_is_better_of_scores_and_less_of_times() -> None:
 
 def test_an_open_loop_has_batches_of_neighbours_for_rounds() -> None:
     before = make_arm(scores=[1.0] * 100, size=100)
-    found = compare_arms(before, noisy(before, 1)).metric("ttft_ms")
-    assert found is not None
+    found = known(compare_arms(before, noisy(before, 1)).metric("ttft_ms"))
     assert found.change.clusters == 10
 
 
@@ -143,8 +215,7 @@ def test_rounds_of_repeats_are_the_same_requests() -> None:
     missed = 0
     for seed in range(50):
         after = noisy(repeated(noisy(arm, 2 * seed, noise=0.2), 3), 2 * seed + 1, noise=0.05)
-        found = compare_arms(repeated(arm, 3), after, seed=seed).metric("ttft_ms")
-        assert found is not None
+        found = known(compare_arms(repeated(arm, 3), after, seed=seed).metric("ttft_ms"))
         assert found.change.interval is not None
         missed += 1.0 not in found.change.interval
     assert missed <= 7
@@ -226,8 +297,7 @@ def test_quantiles_of_repeats_are_over_these_too() -> None:
 
 def test_untimed_requests_have_no_ratio() -> None:
     times = [None, *[50.0] * 19]
-    found = compare_arms(make_arm(ttft=times), make_arm()).metric("ttft_ms")
-    assert found is not None
+    found = known(compare_arms(make_arm(ttft=times), make_arm()).metric("ttft_ms"))
     assert found.change.pairs == 19
 
 
@@ -246,8 +316,9 @@ def test_counts_are_compared_sample_by_sample() -> None:
     """Sums that agree by chance are not the same counts."""
     before = make_arm()
     counters = {**before.counters, "computed_tokens": (99, 101, *(100,) * 18)}
-    found = compare_arms(before, replace(before, counters=counters)).counter("computed_tokens")
-    assert found is not None
+    found = known(
+        compare_arms(before, replace(before, counters=counters)).counter("computed_tokens")
+    )
     assert found.before == found.after
     assert found.samples == 2
     assert not found.same
@@ -265,8 +336,7 @@ def test_an_arm_rarely_differs_from_itself() -> None:
     alarms = 0
     for seed in range(100):
         first, second = noisy(arm, 2 * seed), noisy(arm, 2 * seed + 1)
-        found = compare_arms(first, second, seed=seed).metric("ttft_ms")
-        assert found is not None
+        found = known(compare_arms(first, second, seed=seed).metric("ttft_ms"))
         alarms += found.p <= 0.05
     assert alarms <= 8
     assert np.isfinite(found.p)
@@ -288,7 +358,7 @@ def test_drift_within_a_run_is_no_difference() -> None:
     arm = make_arm(scores=[1.0] * 100)
     slow = tuple(50.0 * (1.3 if n < 50 else 0.9) for n in range(100))
     after = replace(arm, times={**arm.times, "ttft_ms": slow})
-    alike, apart = (compare_arms(arm, after, apart=a).metric("ttft_ms") for a in (False, True))
-    assert alike is not None
-    assert apart is not None
+    alike, apart = map(
+        known, (compare_arms(arm, after, apart=a).metric("ttft_ms") for a in (False, True))
+    )
     assert apart.change.standard_error > 2 * alike.change.standard_error
