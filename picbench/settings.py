@@ -51,7 +51,7 @@ def setting(
     `metavar` stands for its value, `shown` is what help says of the default (False: nothing), and
     `flag` is its flag where that is not made of the field's name.
     """
-    extra = {"metavar": metavar, "shown": shown, "flag": flag}
+    extra: dict[str, Any] = {"metavar": metavar, "shown": shown, "flag": flag}
     return Field(default, description=description, json_schema_extra=extra, **bounds)
 
 

@@ -59,6 +59,8 @@ class LazyOptions:
 class GuardedCommand(click.Command):
     """A command with --debug, whose errors name its own flags."""
 
+    _given: list[Any]
+
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         shown = "Show tracebacks and the logs of engines that failed."
@@ -70,10 +72,10 @@ class GuardedCommand(click.Command):
         if any(isinstance(given, LazyOptions) for given in self._given):
             made = [g.make() if isinstance(g, LazyOptions) else (g,) for g in self._given]
             self._given = list(chain.from_iterable(made))
-        return self._given  # type: ignore[return-value]
+        return self._given
 
     @params.setter
-    def params(self, given: list[click.Parameter | LazyOptions]) -> None:
+    def params(self, given: list[click.Parameter]) -> None:
         self._given = given
 
     def invoke(self, context: click.Context) -> Any:

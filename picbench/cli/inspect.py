@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -138,11 +138,8 @@ def traffic() -> None:
     """Papers' workloads, for picbench traffic --preset."""
     from picbench.papers.settings import presets
 
-    _print((name, _settings(values)) for name, values in presets().items())
-
-
-def _settings(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())
+    for_each = ((name, values.items()) for name, values in presets().items())
+    _print((name, ", ".join(f"{key}={value}" for key, value in found)) for name, found in for_each)
 
 
 def _print(rows: Iterable[tuple[str, ...]]) -> None:

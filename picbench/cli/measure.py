@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 from inspect import cleandoc
 from pathlib import Path
@@ -27,8 +27,11 @@ class MeasureGroup(CommandGroup):
     The command of ``algorithms serve`` is `serve` in the group `algorithms`.
     """
 
+    _commands: MutableMapping[str, click.Command]
+    _added: bool
+
     @property
-    def commands(self) -> dict[str, click.Command]:
+    def commands(self) -> MutableMapping[str, click.Command]:
         """See `click.Group`."""
         from picbench.experiments.measurements import GROUPS, MEASUREMENTS
 
@@ -45,7 +48,7 @@ class MeasureGroup(CommandGroup):
         return self._commands
 
     @commands.setter
-    def commands(self, commands: dict[str, click.Command]) -> None:
+    def commands(self, commands: MutableMapping[str, click.Command]) -> None:
         self._commands, self._added = commands, False
 
 

@@ -50,7 +50,7 @@ class Place(click.Path):
         return path
 
 
-class _Share(click.ParamType):
+class _Share(click.ParamType):  # type: ignore[type-arg]  # Older click has no argument.
     """``K/N`` as (k, n)."""
 
     name = "text"
@@ -67,7 +67,7 @@ FILE = Place(path_type=Path, dir_okay=False)
 FOLDER = Place(path_type=Path, file_okay=False)
 
 #: The types of fields that `picbench.settings` marks by a word.
-_MARKED: Mapping[str, click.ParamType] = {"file": FILE, "folder": FOLDER, "share": _Share()}
+_MARKED: "Mapping[str, click.ParamType[Any]]" = {"file": FILE, "folder": FOLDER, "share": _Share()}
 
 QUIET = click.option(
     "--quiet", is_flag=True, help="Print nothing but the last line of JSON, and errors on stderr."

@@ -452,8 +452,8 @@ def _fingerprint(
 
 def _identity(arm: Arm) -> list[str | bool | float]:
     """What of an arm enters the fingerprint; a remote server's name and timeout too."""
-    remote = [] if arm.endpoint is None else [arm.name, arm.endpoint.timeout]
-    return [arm.algorithm, arm.stock, *remote]
+    known: list[str | bool | float] = [arm.algorithm, arm.stock]
+    return known if arm.endpoint is None else [*known, arm.name, arm.endpoint.timeout]
 
 
 def _output(config: RunConfig, dataset: str, fingerprint: str) -> Path:

@@ -363,13 +363,13 @@ class RemoteServer:
 
             async def serve(request: Request, after: float | None) -> ServedReply | Failure:
                 if after is not None:
-                    due = started + after
-                    await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                    return await self._answer(request, due)
+                    arrives = started + after
+                    await asyncio.sleep(max(0.0, arrives - time.perf_counter()))
+                    return await self._answer(request, arrives)
                 async with gate:
                     return await self._answer(request, time.perf_counter())
 
-            due = arrivals or [None] * len(requests)
+            due: Sequence[float | None] = arrivals or [None] * len(requests)
             outcomes = await asyncio.gather(*map(serve, requests, due))
             busy = time.perf_counter() - started
         return GroupResult(tuple(outcomes), busy, counted=meter.counts)

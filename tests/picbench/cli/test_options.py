@@ -1,5 +1,6 @@
 """Options that several commands have."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -57,3 +58,19 @@ def test_an_option_means_the_same_in_every_command() -> None:
                 kinds.setdefault(parameter.name, set()).add(kind)
     assert {name: len(found) for name, found in kinds.items()} == dict.fromkeys(kinds, 1)
     assert len(kinds) == 5
+
+
+def leaves(group: click.Group = main) -> Iterator[click.Command]:
+    """The commands that do something."""
+    for command in group.commands.values():
+        if isinstance(command, click.Group):
+            yield from leaves(command)
+        else:
+            yield command
+
+
+def test_no_command_and_no_flag_is_lost() -> None:
+    """They are made of settings: whoever adds or drops one says so here."""
+    found = list(leaves())
+    flags = [flag for command in found for p in command.params for flag in p.opts if flag[0] == "-"]
+    assert (len(found), len(flags)) == (47, 351)

@@ -1,11 +1,16 @@
-"""Progress lines, on a clock that the test owns."""
+"""What a run prints: progress on a clock that the test owns, and the last line."""
 
 import io
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from harness_fakes import Harness, make_sample, run_fakes
 
 from picbench.run.progress import LaterProgress, PlainProgress, is_live, minutes, open_progress
+from picbench.run.result import status_line
+from picbench.store.writer import SUMMARY
 
 
 class Terminal(io.StringIO):
@@ -26,16 +31,18 @@ def spoken(times: list[float], total: int, done: int = 0) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_rate_and_time_left() -> None:
-    assert spoken([20.0], total=10) == [
-        "picbench: 1/10 requests, last by mepic, 0.05 requests/s, 3:00 left"
-    ]
-
-
-def test_requests_of_an_earlier_attempt_do_not_count_for_the_rate() -> None:
-    assert spoken([20.0], total=10, done=7) == [
-        "picbench: 8/10 requests, last by mepic, 0.05 requests/s, 0:40 left"
-    ]
+@pytest.mark.parametrize(
+    ("seconds", "total", "done", "said"),
+    [
+        (20.0, 10, 0, "1/10 requests, last by mepic, 0.05 requests/s, 3:00 left"),
+        # Requests of an earlier attempt do not count for the rate.
+        (20.0, 10, 7, "8/10 requests, last by mepic, 0.05 requests/s, 0:40 left"),
+        (20.0, 1, 0, "1/1 requests, last by mepic, 0.05 requests/s, took 0:20"),
+        (0.0, 1, 0, "1/1 requests, last by mepic"),
+    ],
+)
+def test_rate_and_time_left(seconds: float, total: int, done: int, said: str) -> None:
+    assert spoken([seconds], total, done) == [f"picbench: {said}"]
 
 
 def test_requests_of_earlier_runs_count_as_done() -> None:
@@ -48,19 +55,9 @@ def test_requests_of_earlier_runs_count_as_done() -> None:
     assert stream.getvalue().startswith("picbench: 8/10 requests, last by mepic, 0.05 requests/s")
 
 
-def test_the_last_line_tells_the_whole_time() -> None:
-    assert spoken([20.0], total=1) == [
-        "picbench: 1/1 requests, last by mepic, 0.05 requests/s, took 0:20"
-    ]
-
-
 def test_lines_come_now_and_then_and_at_the_end() -> None:
     lines = spoken([float(second) for second in range(1, 26)], total=25)
     assert [line.split()[1] for line in lines] == ["10/25", "20/25", "25/25"]
-
-
-def test_the_first_instant_has_no_rate() -> None:
-    assert spoken([0.0], total=1) == ["picbench: 1/1 requests, last by mepic"]
 
 
 @pytest.mark.parametrize("variable", ["CI", "NO_COLOR"])
@@ -73,28 +70,18 @@ def test_no_bar_where_none_is_wanted(variable: str, monkeypatch: pytest.MonkeyPa
     assert not is_live(Terminal())
 
 
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Terminal()
-    monkeypatch.delenv("CI", raising=False)
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr("sys.stderr", stream)
-    with open_progress(3) as progress:
-        progress.say("mepic is up")
-        progress.begin()
-        progress.advance("mepic", 3)
-    assert "mepic is up" in stream.getvalue()
-    assert "3/3" in stream.getvalue()
-
-
-def test_a_bar_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("done", "shown"), [(0, "1/9"), (7, "8/9")])
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, done: int, shown: str) -> None:
     stream = Terminal()
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr("sys.stderr", stream)
     with open_progress(9) as progress:
-        progress.begin(7)
+        progress.say("mepic is up")
+        progress.begin(done)
         progress.advance("mepic", 1)
-    assert "8/9" in stream.getvalue()
+    assert "mepic is up" in stream.getvalue()
+    assert shown in stream.getvalue()
 
 
 def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,3 +95,16 @@ def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3600, "60:00")])
 def test_minutes(seconds: float, text: str) -> None:
     assert minutes(seconds) == text
+
+
+def test_scores_of_real_weights_are_told(tmp_path: Path) -> None:
+    harness = Harness([make_sample(n) for n in range(2)], weights="real")
+    line = status_line(run_fakes(harness, tmp_path / "run", "full", "mepic"), 0)
+    assert "\n" not in line
+    assert json.loads(line)["arms"]["mepic"]["score"] == 1.0
+
+
+def test_a_run_without_results_has_no_arms(tmp_path: Path) -> None:
+    folder = run_fakes(Harness([make_sample(0)]), tmp_path / "run", "mepic")
+    (folder / SUMMARY).unlink()
+    assert json.loads(status_line(folder, 130))["arms"] == {}
