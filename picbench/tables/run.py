@@ -16,7 +16,6 @@ from picbench.store.records import ServerCounts
 from picbench.store.summary import BASELINE, ArmSummary, CacheSummary, DecayWindow, labels_of
 from picbench.tables.table import NOTHING, Column, Shown, Table
 
-
 if TYPE_CHECKING:
     import pandas as pd
 
