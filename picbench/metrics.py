@@ -166,7 +166,8 @@ def _field(path: str, scale: float = 1) -> Callable[[Any], float | None]:
     def take(record: Any) -> float | None:
         for name in path.split("."):
             record = None if record is None else getattr(record, name)
-        return record if record is None or scale == 1 else scale * record
+        found: float | None = record
+        return found if found is None or scale == 1 else scale * found
 
     return take
 

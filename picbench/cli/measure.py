@@ -218,7 +218,7 @@ def figures(papers: Sequence[str], data: Path, scores: Path | None, claims: Path
 
 
 def _wanted(papers: Sequence[str], data: Path) -> Sequence[str]:
-    """The papers that are named, or all that `data` has; ConfigError where one is not there."""
+    """Papers that are named, or all in `data`. Raises ConfigError where one is not there."""
     from picbench.errors import ConfigError
 
     named = _ALL if not papers or "all" in papers else tuple(dict.fromkeys(papers))

@@ -251,7 +251,7 @@ def show(*, run: str, style: str) -> int:
     """Print a run's state, table, settings, and the versions and hardware that it ran on."""
     from dataclasses import asdict
 
-    from picbench.run.overview import arms_of, print_overview
+    from picbench.run.result import arms_of, print_overview
     from picbench.store.reader import read_run
 
     found = read_run(Path(run))

@@ -208,7 +208,7 @@ def reported(line: Callable[[int], str | None]) -> Iterator[None]:
 def _status(path: Path, code: int) -> str | None:
     """The line about the run in `path`, if this command has begun or read it."""
     from picbench.errors import ConfigError
-    from picbench.run.overview import status_line
+    from picbench.run.result import status_line
     from picbench.store.writer import MANIFEST
 
     if isinstance(sys.exception(), ConfigError) or not (path / MANIFEST).exists():

@@ -16,30 +16,35 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from picbench.experiments.kernels import (
-    NO_WEIGHTS,
     Row,
     host_ms,
     interleave,
     measure_cases,
     paired,
+    run_facts,
     spreads,
 )
+from picbench.experiments.measurements import Kernels, Outcome
 from picbench.experiments.page import page
-from picbench.experiments.scenes import relative_error, require_right, rope_table
+from picbench.experiments.scenes import (
+    Scene,
+    Slots,
+    draw,
+    relative_error,
+    require_right,
+    rope_table,
+)
 from picbench.kernels.cpu.attention import AttentionBatch, attend, store
-from picbench.kernels.cpu.reference import attend_reference
 from picbench.kernels.cpu.scratch import Workspace
+from picbench.kernels.cuda.layout import key_value
 from picbench.kernels.paging import BLOCK_SIZE
-from picbench.kernels.rope import RopeTable, rotate
+from picbench.kernels.rope import rotate
 from picbench.kernels.shape import HeadShape
-from picbench.store import provenance
 from picbench.tables.table import table
 
 _STOCK_BLOCK = 32
@@ -68,6 +73,15 @@ class AttentionCase:
         layer = 2 * self.requests * self.context * shape.num_kv_heads * shape.head_size
         return min(16, max(1, math.ceil(_CACHE_BYTES / (layer * shape.dtype.itemsize))))
 
+    def draw(self, seed: int) -> Scene:
+        """Requests whose keys are cached without RoPE, in the layout of a CPU's caches."""
+        shape = self.shape
+        kpos = torch.arange(self.context, dtype=torch.int32)
+        rope = rope_table(shape.head_size, self.context + BLOCK_SIZE, "cpu")
+        rope = replace(rope, cos_sin_cache=rope.cos_sin_cache.to(shape.dtype))
+        requests = [Slots(kpos, kpos, self.new)] * self.requests
+        return draw(requests, shape, rope, device="cpu", seed=seed, head_major=True)
+
     def describe(self) -> Row:
         """For files."""
         shape = asdict(self.shape) | {"dtype": str(self.shape.dtype).removeprefix("torch.")}
@@ -87,63 +101,18 @@ def cases() -> Iterator[AttentionCase]:
                     yield AttentionCase("decode", shape, requests, 1, context)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerInputs:
-    """Random keys, values and queries of one layer of a case; every request sees the same ones."""
-
-    case: AttentionCase
-    query: Tensor
-    key: Tensor
-    rotated_key: Tensor
-    value: Tensor
-    table: Tensor
-    rope: RopeTable
-
-    @classmethod
-    def draw(cls, case: AttentionCase, seed: int) -> "LayerInputs":
-        """Blocks are scattered over the pool."""
-        generator = torch.Generator().manual_seed(seed)
-        shape, context = case.shape, case.context
-
-        def random(tokens: int, heads: int) -> Tensor:
-            size = (tokens, heads, shape.head_size)
-            return torch.randn(size, generator=generator).to(shape.dtype)
-
-        query = random(case.requests * case.new, shape.num_heads)
-        key, value = random(context, shape.num_kv_heads), random(context, shape.num_kv_heads)
-        blocks = -(-context // BLOCK_SIZE)
-        table = torch.randperm(case.requests * blocks, generator=generator).int()
-        rope = rope_table(shape.head_size, context + BLOCK_SIZE, "cpu")
-        rope = replace(rope, cos_sin_cache=rope.cos_sin_cache.to(shape.dtype))
-        rotated = rotate(key, rope.rows(torch.arange(context)), is_neox=rope.is_neox)
-        return cls(case, query, key, rotated, value, table.view(case.requests, blocks), rope)
-
-    def description(self) -> dict[str, Any]:
-        """What `AttentionBatch.build` and the reference are told of the requests."""
-        case = self.case
-        positions = torch.arange(case.context, dtype=torch.int32)
-        return {
-            "query_start": [i * case.new for i in range(case.requests + 1)],
-            "seq_lens": [case.context] * case.requests,
-            "block_table": self.table,
-            "kpos": [positions] * case.requests,
-            "qpos": positions[-case.new :].repeat(case.requests),
-            "rope": self.rope,
-        }
-
-
 #: Writes keys and values [tokens, kv_heads, size] to flat slots of a cache.
 Write = Callable[[Tensor, Tensor, Tensor, Tensor], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """The step of a layer, by its number, and what is prepared once for all layers.
+    """How a layer is served, and what is prepared once for all layers.
 
-    It keeps what requests have before the step in caches of its own, written with `write`.
+    Keys of the scene are stored with `write`, `rotated` or not, in blocks of `block_size` that
+    `table` names; `read` attends.
     """
 
-    inputs: LayerInputs
     table: Tensor
     block_size: int
     rotated: bool
@@ -151,19 +120,24 @@ class Implementation:
     read: Callable[[Tensor], Tensor]
     prepare: Callable[[], object]
 
-    def layers(self) -> list[Callable[[], Tensor]]:
-        """The layers, each over a cache that is filled."""
-        inputs, case = self.inputs, self.inputs.case
-        key, old = inputs.rotated_key if self.rotated else inputs.key, case.context - case.new
+    def layers(self, case: AttentionCase, scene: Scene) -> list[Callable[[], Tensor]]:
+        """The step of each layer, which has a cache of its own with what is there before."""
+        old, rope = case.context - case.new, scene.rope
         slots = slots_of(self.table, case.context, self.block_size)
+        size = (case.shape.num_kv_heads, self.block_size, 2 * case.shape.head_size)
         blocks = int(self.table.max()) + 1
-        caches = [empty_cache(case.shape, blocks, self.block_size) for _ in range(case.layers)]
-        for cache in caches:
-            for own in slots:
-                self.write(key[:old], inputs.value[:old], cache, own[:old])
-        new_key = key[old:].repeat(case.requests, 1, 1)
-        new_value = inputs.value[old:].repeat(case.requests, 1, 1)
-        new_slots = slots[:, old:].flatten().contiguous()
+        caches = [torch.zeros(blocks, *size, dtype=case.shape.dtype) for _ in range(case.layers)]
+        new: list[tuple[Tensor, ...]] = []
+        for row, own in zip(scene.table.long(), slots, strict=True):
+            key, value = (
+                half[row].flatten(0, 1)[: case.context] for half in key_value(scene.kv_cache)
+            )
+            if self.rotated:
+                key = rotate(key, rope.rows(torch.arange(case.context)), is_neox=rope.is_neox)
+            for cache in caches:
+                self.write(key[:old], value[:old], cache, own[:old])
+            new.append((key[old:], value[old:], own[old:]))
+        new_key, new_value, new_slots = (torch.cat(part) for part in zip(*new, strict=True))
 
         def layer(cache: Tensor) -> Tensor:
             self.write(new_key, new_value, cache, new_slots)
@@ -172,31 +146,25 @@ class Implementation:
         return [partial(layer, cache) for cache in caches]
 
 
-def empty_cache(shape: HeadShape, blocks: int, block_size: int) -> Tensor:
-    """A layer's cache [blocks, kv_heads, block_size, 2 * head_size] of zeros."""
-    size = (blocks, shape.num_kv_heads, block_size, 2 * shape.head_size)
-    return torch.zeros(size, dtype=shape.dtype)
-
-
 def slots_of(table: Tensor, length: int, block_size: int) -> Tensor:
     """Flat slots [requests, length] of each request's tokens."""
     inside = torch.arange(block_size)
     return (table.long().unsqueeze(-1) * block_size + inside).flatten(1)[:, :length].contiguous()
 
 
-def stock_arm(inputs: LayerInputs) -> Implementation:
+def stock_arm(case: AttentionCase, scene: Scene, query: Tensor) -> Implementation:
     """vLLM's CPU attention backend, as v1/attention/backends/cpu_attn.py calls it."""
     from vllm import _custom_ops as ops
     from vllm import envs
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-    case, shape = inputs.case, inputs.case.shape
+    shape = case.shape
     isa = _get_attn_isa(shape.dtype, _STOCK_BLOCK, shape.head_size)
-    wide = inputs.table[:, :: _STOCK_BLOCK // BLOCK_SIZE]
+    wide = scene.table[:, :: _STOCK_BLOCK // BLOCK_SIZE]
     table = wide.flatten().argsort().argsort().view(wide.shape).int()
     lengths = torch.full((case.requests,), case.context, dtype=torch.int32)
     starts = torch.arange(case.requests + 1, dtype=torch.int32) * case.new
-    out = torch.empty_like(inputs.query)
+    out = torch.empty_like(query)
 
     def prepare() -> Tensor:
         return ops.cpu_attn_get_scheduler_metadata(
@@ -226,13 +194,13 @@ def stock_arm(inputs: LayerInputs) -> Implementation:
     def read(cache: Tensor) -> Tensor:
         key, value = halves(cache)
         ops.cpu_attention_with_kv_cache(
-            query=inputs.query,
+            query=query,
             key_cache=key,
             value_cache=value,
             output=out,
             query_start_loc=starts,
             seq_lens=lengths,
-            scale=shape.head_size**-0.5,
+            scale=scene.scale,
             causal=True,
             alibi_slopes=None,
             sliding_window=-1,
@@ -243,49 +211,57 @@ def stock_arm(inputs: LayerInputs) -> Implementation:
         )
         return out
 
-    return Implementation(inputs, table, _STOCK_BLOCK, True, write, read, prepare)
+    return Implementation(table, _STOCK_BLOCK, True, write, read, prepare)
 
 
-def own_arm(inputs: LayerInputs, rotated: bool) -> Implementation:
+def own_arm(case: AttentionCase, scene: Scene, query: Tensor, rotated: bool) -> Implementation:
     """picbench's attention of plain requests, keys cached with RoPE (`rotated`) or without."""
-    case, workspace, out = inputs.case, Workspace(), torch.empty_like(inputs.query)
+    workspace, out = Workspace(), torch.empty_like(query)
 
     def prepare() -> AttentionBatch:
         return AttentionBatch.build(
-            **inputs.description(),
+            query_start=[i * case.new for i in range(case.requests + 1)],
+            seq_lens=scene.lengths.tolist(),
+            block_table=scene.table,
+            kpos=[slots.kpos for slots in scene.requests],
+            qpos=torch.cat([slots.kpos[-case.new :] for slots in scene.requests]),
             affine=[True] * case.requests,
             rotated=[rotated] * case.requests,
+            rope=scene.rope,
             shape=case.shape,
             workspace=workspace,
         )
 
-    batch, scale = prepare(), case.shape.head_size**-0.5
+    batch = prepare()
 
     def read(cache: Tensor) -> Tensor:
-        return attend(inputs.query, cache, batch, scale, out)
+        return attend(query, cache, batch, scene.scale, out)
 
-    return Implementation(inputs, inputs.table, BLOCK_SIZE, rotated, store, read, prepare)
+    return Implementation(scene.table, BLOCK_SIZE, rotated, store, read, prepare)
 
 
-def arms(inputs: LayerInputs) -> dict[str, Implementation]:
+def arms(case: AttentionCase, scene: Scene, query: Tensor) -> dict[str, Implementation]:
     """The compared implementations by name."""
-    own = {name: own_arm(inputs, name == "in_place") for name in ("in_place", "unrotated")}
-    return {"stock": stock_arm(inputs)} | own
+    return {
+        "stock": stock_arm(case, scene, query),
+        "in_place": own_arm(case, scene, query, rotated=True),
+        "unrotated": own_arm(case, scene, query, rotated=False),
+    }
 
 
 def verify(shape: HeadShape, seed: int) -> None:
     """Compare all arms with the reference on small cases; raises InvalidRun on a difference."""
     small = (("prefill", shape, 1, 70, 70), ("decode", shape, 3, 1, 75))
     for case in (AttentionCase(*values) for values in small):
-        inputs = LayerInputs.draw(case, seed)
-        cache = empty_cache(shape, inputs.table.numel(), BLOCK_SIZE)
-        for slots in slots_of(inputs.table, case.context, BLOCK_SIZE):
-            store(inputs.key, inputs.value, cache, slots)
-        scale = shape.head_size**-0.5
-        expected = attend_reference(inputs.query, cache, **inputs.description(), scale=scale)
-        for name, arm in arms(inputs).items():
-            found = arm.layers()[0]()
-            _require_close(f"{name} against the reference", case, found, expected)
+        scene = case.draw(seed)
+        query = scene.queries(case.requests * case.new, seed)
+        expected = [
+            scene.expected(index, own, scene.requests[index].kpos[-case.new :])
+            for index, own in enumerate(torch.split(query, case.new))
+        ]
+        for name, arm in arms(case, scene, query).items():
+            found = arm.layers(case, scene)[0]()
+            _require_close(f"{name} against the reference", case, found, torch.cat(expected))
 
 
 def _require_close(what: str, case: AttentionCase, found: Tensor, expected: Tensor) -> None:
@@ -293,18 +269,20 @@ def _require_close(what: str, case: AttentionCase, found: Tensor, expected: Tens
     require_right(f"{what} in {case}", errors, case.shape.dtype)
 
 
-def measure(case: AttentionCase, rounds: int, seconds: float, seed: int) -> Row:
+def measure(case: AttentionCase, settings: Kernels) -> Row:
     """Time all arms of a case; microseconds a layer, ratios to stock.
 
     Stops after `rounds`, or after `seconds` once there are five.
     """
-    compared = arms(LayerInputs.draw(case, seed))
-    layers = {name: arm.layers() for name, arm in compared.items()}
+    seed = settings.seed
+    scene = case.draw(seed)
+    compared = arms(case, scene, scene.queries(case.requests * case.new, seed))
+    layers = {name: arm.layers(case, scene) for name, arm in compared.items()}
     expected = layers["stock"][0]().clone()
     for name, own in layers.items():
         _require_close(f"{name} against stock", case, own[0](), expected)
     samplers = {name: _sampler(own) for name, own in layers.items()}
-    samples = interleave(samplers, rounds, seed, seconds)
+    samples = interleave(samplers, settings.rounds, seed, settings.seconds)
     stock = samples["stock"]
     return {
         "case": case.describe(),
@@ -331,32 +309,23 @@ def _sampler(layers: Sequence[Callable[[], object]]) -> Callable[[], float]:
     return partial(sample, max(1, math.ceil(_SAMPLE_SECONDS / seconds)))
 
 
-def bench(
-    output: Path,
-    rounds: int,
-    seed: int,
-    *,
-    seconds: float = 20.0,
-    work: Sequence[str] = (),
-    commit: str | None = None,
-) -> str:
+def bench(settings: Kernels) -> Outcome:
     """Check and time all cases, or those of some `work`, at most `seconds` each.
 
     Writes ``attention.json`` and ``attention.md`` and returns the table. Raises InvalidRun where an
     output is wrong.
     """
-    grid = [case for case in cases() if not work or case.name in work]
+    grid = [case for case in cases() if not settings.work or case.name in settings.work]
     for shape in dict.fromkeys(case.shape for case in grid):
-        verify(shape, seed)
-    facts = provenance.facts(*_FACTS, commit=commit)
-    facts |= {"seed": seed, "rounds": rounds, "weights": NO_WEIGHTS}
+        verify(shape, settings.seed)
+    facts = run_facts(settings, _FACTS, "cpu")
     document: Row = {"schema": 1, "provenance": facts, "results": []}
     chosen = (
-        (f"{n}/{len(grid)} {case.describe()}", partial(measure, case, rounds, seconds, seed))
-        for n, case in enumerate(grid, 1)
+        (f"{number}/{len(grid)} {case.describe()}", partial(measure, case, settings))
+        for number, case in enumerate(grid, 1)
     )
-    measure_cases(output / "attention", document, "results", chosen, report)
-    return results_table(document["results"])
+    measure_cases(settings.output / "attention", document, "results", chosen, report)
+    return Outcome(results_table(document["results"]))
 
 
 def results_table(results: Sequence[Row]) -> str:

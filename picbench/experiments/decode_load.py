@@ -436,10 +436,7 @@ def _rates(figures: Found, who: str, workers: int) -> tuple[Sequence[float], Seq
 
 def _gains(figures: Found, workers: int) -> tuple[Sequence[float], Sequence[float]]:
     """Tokens a second of several GPUs over one, round by round: ours, and stock vLLM's."""
-    return (
-        by_round(*_rates(figures, OURS, workers)),
-        by_round(*_rates(figures, STOCK, workers)),
-    )
+    return (by_round(*_rates(figures, OURS, workers)), by_round(*_rates(figures, STOCK, workers)))
 
 
 def _measured(record: RoundsRecord) -> list[str]:

@@ -3,21 +3,12 @@
 import os
 
 from picbench.experiments.measurements import (
-    BreakEven,
     DecodeShared,
     DepthPage,
     Kernels,
     Outcome,
-    ProfileCheck,
     ScoredPage,
 )
-
-#: The exit code where something is left to measure.
-_LEFT = 4
-
-
-def _say(line: object) -> None:
-    print(line, flush=True)
 
 
 def scored_page(settings: ScoredPage) -> Outcome:
@@ -34,20 +25,6 @@ def depth_page(settings: DepthPage) -> Outcome:
     return Outcome(depth.write(settings.parts, settings.output))
 
 
-def break_even(settings: BreakEven) -> Outcome:
-    """See `BreakEven`."""
-    from picbench.experiments import break_even as measuring
-
-    return measuring.measure(settings, _say)
-
-
-def profile_check(settings: ProfileCheck) -> Outcome:
-    """See `ProfileCheck`."""
-    from picbench.experiments import profile_check as measuring
-
-    return measuring.measure(settings, _say)
-
-
 def kernels(settings: Kernels) -> Outcome:
     """See `Kernels`."""
     from picbench.workloads.models import engine_packages
@@ -56,17 +33,16 @@ def kernels(settings: Kernels) -> Outcome:
         from picbench.engines.vllm.device import CUDA, find
 
         here = find(settings.device)
-    given = settings.model_dump(include={"output", "rounds", "seed", "work", "commit"})
     if here is CUDA:
         from picbench.experiments.kernels import bench as on_cuda
 
-        return Outcome(on_cuda(**given))
+        return on_cuda(settings)
     import torch
 
     from picbench.experiments.cpu_kernels import bench as on_cpu
 
     torch.set_num_threads(settings.threads or torch.get_num_threads())
-    return Outcome(on_cpu(**given, seconds=settings.seconds))
+    return on_cpu(settings)
 
 
 def shared_decode(settings: DecodeShared) -> Outcome:
@@ -78,5 +54,4 @@ def shared_decode(settings: DecodeShared) -> Outcome:
     with engine_packages():
         from picbench.experiments import shared_kernels
 
-    given = settings.model_dump(exclude={"case"})
-    return Outcome(shared_kernels.measure(**given, only=settings.case))
+    return shared_kernels.measure(settings)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from picbench.errors import ConfigError
+from picbench.experiments.measurements import DecodeShared, Kernels, Outcome
 from picbench.experiments.page import Spread, page, save, update_summary
 from picbench.experiments.per_chunk_flash import SegmentBatch, decode_segments, segments_of
 from picbench.experiments.scenes import (
@@ -57,9 +58,6 @@ WORKSPACE_BYTES = 512 << 20
 
 #: Names in kernels.json: keys cached with RoPE or without, FlashAttention-3 once for each chunk.
 WITH_ROPE, WITHOUT_ROPE, PER_CHUNK = "turned", "unrotated", "parts"
-
-#: What measurements of random numbers say of them.
-NO_WEIGHTS = "none: random queries, keys and values"
 
 #: One layer's attention by some implementation.
 Attend = Callable[[], object]
@@ -155,7 +153,7 @@ def host_ms(prepare: Callable[[], object], repeats: int = _PREPARED) -> list[flo
     """Milliseconds for which the host works, repeat by repeat; a GPU is idle before each."""
     times = []
     for _ in range(repeats):
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_available():
             torch.cuda.synchronize()
         began = time.perf_counter()
         prepare()
@@ -381,10 +379,8 @@ def summarise(results: Sequence[Row]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items() if values}
 
 
-def bench(
-    output: Path, rounds: int, seed: int, *, work: Sequence[str] = (), commit: str | None = None
-) -> str:
-    """Check and time what was not measured before, or of it only some `work`; the page.
+def bench(settings: Kernels) -> Outcome:
+    """Check and time what was not measured before, or of it only some `work`.
 
     Writes kernels.json, kernels.md, and the kernels' figures of summary.json. Raises ConfigError
     without FlashAttention-3, InvalidRun where an output is wrong.
@@ -394,23 +390,29 @@ def bench(
             "the reference, FlashAttention-3, does not run here",
             hint="install picbench[cuda] on a Hopper GPU",
         )
-    facts = provenance.facts(*provenance.GPU, device="cuda", commit=commit)
-    facts |= {"rounds": rounds, "seed": seed, "workspace_bytes": WORKSPACE_BYTES}
-    facts |= {"weights": NO_WEIGHTS}
-    base = output / "kernels"
-    path = base.with_suffix(".json")
+    facts = run_facts(settings) | {"workspace_bytes": WORKSPACE_BYTES}
+    path = settings.output / "kernels.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     results = kept["results"] if kept.get("provenance") == facts else []
-    known = {row["case"] for row in results}
+    known, work = {row["case"] for row in results}, settings.work
     left = (
-        (case.name, partial(case.measure, rounds, seed))
+        (case.name, partial(case.measure, settings.rounds, settings.seed))
         for case in cases()
         if case.name not in known and (not work or case.name.split()[0] in work)
     )
     document = {"schema": 1, "provenance": facts, "results": results}
-    measure_cases(base, document, "results", left, report)
-    update_summary(output, summarise(results))
-    return base.with_suffix(".md").read_text(encoding="utf-8")
+    measure_cases(path.with_suffix(""), document, "results", left, report)
+    update_summary(settings.output, summarise(results))
+    return Outcome(path.with_suffix(".md").read_text(encoding="utf-8"))
+
+
+def run_facts(
+    settings: Kernels | DecodeShared, names: Sequence[str] = provenance.GPU, device: str = "cuda"
+) -> Row:
+    """Where kernels are measured, with what, and what their inputs are."""
+    facts = provenance.facts(*names, device=device, commit=settings.commit)
+    facts |= {"rounds": settings.rounds, "seed": settings.seed}
+    return facts | {"weights": "none: random queries, keys and values"}
 
 
 _ABOUT = """\

@@ -65,14 +65,7 @@ _STREAMS = 3
 #: Of the stream, by settings of `picbench traffic`: chunks of about 170 tokens each, as in
 #: MiniPIC's throughput on 2WikiMQA, at a rate that no arm keeps up with.
 _STREAM: Mapping[str, Any] = MappingProxyType(
-    {
-        "chunk_tokens": 90,
-        "chunks": 10,
-        "pool": 256,
-        "requests": 1000,
-        "rate": 500,
-        "max_tokens": 16,
-    }
+    {"chunk_tokens": 90, "chunks": 10, "pool": 256, "requests": 1000, "rate": 500, "max_tokens": 16}
 )
 
 
@@ -106,7 +99,7 @@ class LoadTraffic:
         return random_chunks(self.corpus, self.length, "corpus")
 
     def arrivals(self, name: str) -> list[float] | None:
-        """Seconds, by a Poisson process of which the number is known; None in a closed loop."""
+        """Seconds of a Poisson process with as many arrivals; None in a closed loop."""
         if not self.rate:
             return None
         dice, span = Random(f"{name} arrivals"), self.requests / self.rate
@@ -397,7 +390,7 @@ _MIXED: Columns = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class CellGroup:
-    """Cells of one kind: a section's title and text, columns, of which the first is compared.
+    """Cells of one kind: a section's title and text, and columns, the first one compared.
 
     `cells` makes them for a device's sizes and a model.
     """

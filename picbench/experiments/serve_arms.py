@@ -386,8 +386,8 @@ def measure_accuracy(settings: Accuracy) -> Outcome:
             )
             scores.append(Score(load.dataset, arm, len(results), mean, card[name][load.dataset]))
             print(f"{load.dataset:12} {arm:10} {mean:.3f} / {scores[-1].card:.3f}", flush=True)
-    results = [asdict(score) | {"difference": score.difference} for score in scores]
-    document = {"schema": 1, "provenance": facts, "rows": "synthetic", "results": results}
+    rows = [asdict(score) | {"difference": score.difference} for score in scores]
+    document = {"schema": 1, "provenance": facts, "rows": "synthetic", "results": rows}
     made = render_accuracy(scores, facts)
     save(settings.output / f"accuracy-{facts['dtype']}", document, made)
     if apart := [s for s in scores if s.rows == ROWS and abs(s.difference) > TOLERANCE]:

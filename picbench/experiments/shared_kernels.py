@@ -5,8 +5,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
@@ -14,7 +12,6 @@ import torch
 from torch import Tensor
 
 from picbench.experiments.kernels import (
-    NO_WEIGHTS,
     SHAPE,
     STOCK_SPLITS,
     Attend,
@@ -25,9 +22,11 @@ from picbench.experiments.kernels import (
     own_batch,
     paired,
     replayed,
+    run_facts,
     spreads,
     stock_arm,
 )
+from picbench.experiments.measurements import DecodeShared, Outcome
 from picbench.experiments.page import page, update_summary
 from picbench.experiments.scenes import TOLERANCE, ChunkReads, Scene, draw, rope_table
 from picbench.kernels.cuda.decode.attention import read_tiles
@@ -45,7 +44,6 @@ from picbench.kernels.cuda.decode.shared.sharing_costs import (
 )
 from picbench.kernels.cuda.prefill import flash
 from picbench.kernels.shape import HeadShape
-from picbench.store import provenance
 from picbench.tables.table import NOTHING, table
 
 #: Every cell with two readers is shared, whatever it costs.
@@ -235,30 +233,26 @@ def checks(device: str, seed: int) -> Iterator[tuple[str, float]]:
                 yield name, check(f"shared decode {name} of {shape}", scene, query, out, arm)
 
 
-def measure(
-    output: Path, device: str, rounds: int, seed: int, only: Sequence[int], commit: str | None
-) -> str:
-    """Checks, then on a GPU times; the page. `only` some of the cases, by number.
+def measure(settings: DecodeShared) -> Outcome:
+    """Check, then on a GPU time the chosen cases; writes shared-decode.json and .md.
 
     Raises InvalidRun where an output is wrong.
     """
-    errors = dict(checks(device, seed))
+    errors = dict(checks(settings.device, settings.seed))
     worst = "\n".join(f"{name}: {error:.1e}" for name, error in errors.items())
-    if device == "cpu":
-        return f"Relative errors against float64, interpreted:\n{worst}"
+    if settings.device == "cpu":
+        return Outcome(f"Relative errors against float64, interpreted:\n{worst}")
     click.echo(worst, err=True)
-    facts = provenance.facts(*provenance.GPU, device="cuda", commit=commit)
-    facts |= {"rounds": rounds, "seed": seed, "weights": NO_WEIGHTS}
-    document: dict[str, Any] = {"schema": 1, "provenance": facts, "checks": errors}
+    document: Row = {"schema": 1, "provenance": run_facts(settings), "checks": errors}
     document |= {"host": grouping_times(), "cases": []}
     chosen = (
-        (f"{number}: {case.name}", partial(case.measure, rounds, seed))
+        (f"{number}: {case.name}", partial(case.measure, settings.rounds, settings.seed))
         for number, case in enumerate(CASES)
-        if not only or number in only
+        if not settings.case or number in settings.case
     )
-    measure_cases(output / "shared-decode", document, "cases", chosen, report)
-    update_summary(output, {"shared_decode": summarise(document["cases"])})
-    return report(document)
+    measure_cases(settings.output / "shared-decode", document, "cases", chosen, report)
+    update_summary(settings.output, {"shared_decode": summarise(document["cases"])})
+    return Outcome(report(document))
 
 
 def grouping_times(rows: int = 256, chosen: int = 64, chunks: int = 2048) -> dict[str, float]:

@@ -20,7 +20,7 @@ from picbench.engines.model_config import read_model_config
 from picbench.errors import ConfigError, PicBenchError, closest
 from picbench.run.arm import parse_arms
 from picbench.run.job import Job, prepare
-from picbench.run.overview import arms_of
+from picbench.run.result import arms_of
 from picbench.run.session import Services
 from picbench.run.workload import Workload
 from picbench.settings import RunConfig, parse_config

@@ -25,9 +25,8 @@ from picbench.experiments.sweep import (
 )
 from picbench.files import check_place, write_json, write_whole
 from picbench.run.job import Job, prepare
-from picbench.run.overview import arms_of, headline
 from picbench.run.progress import Progress, minutes
-from picbench.run.result import print_all
+from picbench.run.result import arms_of, headline, print_all
 from picbench.run.session import Services, execute
 from picbench.store import provenance
 from picbench.store.reader import Run, read_run

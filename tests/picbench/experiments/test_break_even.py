@@ -170,14 +170,14 @@ def test_what_was_disturbed_is_measured_once_more(
     monkeypatch.setattr(measuring, "write_page", lambda *_: "")
     monkeypatch.setattr(ServedTraffic, "serve", serve)
     launcher = LocalLauncher()
-    assert measuring.measure(wanted(tmp_path), print, launcher).code == 0
+    assert measuring.measure(wanted(tmp_path), launcher).code == 0
     assert served == [new[0], *again, new[1]]
     kept = read_grid(tmp_path / "grid.json")
     assert len(kept.cells) == 2 * len(planned)
     assert {(one.point, one.seed) for one in kept.cells if one.disturbed} == keys(again[:1])
     # Nothing is left, so nothing is started for it.
     assert len(launcher.servers) == 1
-    measuring.measure(wanted(tmp_path), print, launcher)
+    measuring.measure(wanted(tmp_path), launcher)
     assert len(launcher.servers) == 1
 
 
@@ -185,9 +185,9 @@ def test_a_grid_that_is_not_done_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     measuring.add_cells(tmp_path / "grid.json", FACTS, measured(12).cells)
     monkeypatch.setattr(measuring, "grid_facts", lambda *_: FACTS)
     monkeypatch.setattr(measuring, "draw_ratios", lambda *_: None)
-    done = measuring.measure(wanted(tmp_path, seconds=1e-9), print, LocalLauncher())
+    done = measuring.measure(wanted(tmp_path, seconds=1e-9), LocalLauncher())
     assert done.code == 4
-    assert measuring.measure(wanted(tmp_path, page=True), print).code == 0
+    assert measuring.measure(wanted(tmp_path, page=True)).code == 0
     assert "## How well it interpolates" in (tmp_path / "README.md").read_text()
 
 

@@ -21,9 +21,9 @@ from picbench.experiments.grid import (
     GridEngines,
     GridStage,
     GridTraffic,
+    SampleBatch,
     ServedCells,
     draw_traffic,
-    make_work,
     plan_grid,
     read_grids,
     serve_cells,
@@ -112,7 +112,7 @@ def test_naive_is_served_where_steps_are_small() -> None:
 def test_traffic_has_the_reuse_that_the_cell_says() -> None:
     planned = [t for t in plan_grid(SETTINGS) if t.point.reuse == 0.5 and t.point.load == BURST]
     requests = draw_traffic(planned[0], SETTINGS)
-    cold, warm = requests.cold, requests.warm
+    cold, warm = requests.cold.samples, requests.warm.samples
     assert len(cold) == len(warm) == SETTINGS.burst
     assert {len(sample.chunks) for sample in cold} == {planned[0].point.chunks}
     point = planned[0].point
@@ -131,10 +131,10 @@ def test_a_warm_cache_has_what_its_requests_have_in_common(device: str) -> None:
     settings = GRIDS[device]
     for traffic in plan_grid(settings)[:40]:
         requests = draw_traffic(traffic, settings)
-        filled = [chunk for sample in requests.fill for chunk in sample.chunks]
-        assert len(filled) == len(set(filled)) == len(requests.fill)
-        assert all(sample.max_tokens == 1 for sample in requests.fill)
-        asked = [chunk for sample in requests.warm for chunk in sample.chunks]
+        filled = [chunk for sample in requests.fill.samples for chunk in sample.chunks]
+        assert len(filled) == len(set(filled)) == len(requests.fill.samples)
+        assert all(sample.max_tokens == 1 for sample in requests.fill.samples)
+        asked = [chunk for sample in requests.warm.samples for chunk in sample.chunks]
         known = sum(chunk in set(filled) for chunk in asked) / len(asked)
         held = settings.pool * BLOCK_SIZE / (traffic.point.corpus * traffic.point.chunk_tokens)
         assert known == pytest.approx(traffic.point.reuse * min(1.0, held), abs=0.13), traffic
@@ -154,22 +154,29 @@ def test_what_takes_the_same_at_every_reuse_is_served_once() -> None:
     assert GRIDS["cuda"].requests(long) < GRIDS["cuda"].requests(short)
 
 
+def served(
+    arm: str, batches: Sequence[SampleBatch], *, stock: bool
+) -> list[tuple[SampleBatch, list[Request]]]:
+    return list(CellWork(arm, batches, 1, stock).requests())
+
+
 def test_stock_engines_serve_full_with_a_tenant_each() -> None:
-    requests = draw_traffic(plan_grid(SETTINGS)[0], SETTINGS)
-    full = make_work("full", requests.batches, 1, stock=True)
-    salts = [request.salt for batch in full.batches for request in batch.requests]
-    assert len(set(salts)) == len(salts) == len(requests.cold) + len(requests.warm)
-    assert {r.algorithm for batch in full.batches for r in batch.requests} == {None}
-    ours = make_work("reorder", requests.batches, 1, stock=False)
-    assert {r.algorithm for batch in ours.batches for r in batch.requests} == {"prefix"}
+    batches = draw_traffic(plan_grid(SETTINGS)[0], SETTINGS)
+    full = [one for _, requests in served("full", batches, stock=True) for one in requests]
+    salts = [request.salt for request in full]
+    assert len(set(salts)) == len(salts)
+    assert len(salts) == len(batches.cold.samples) + len(batches.warm.samples)
+    assert {request.algorithm for request in full} == {None}
+    ours = served("reorder", batches, stock=False)
+    assert {r.algorithm for _, requests in ours for r in requests} == {"prefix"}
 
 
 def test_the_cache_is_filled_between_what_is_measured() -> None:
-    requests = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
+    batches = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
     for arm in ("prefix", "reorder", "mepic"):
-        cold, fill, warm = make_work(arm, requests.batches, 1, stock=False).batches
-        assert cold.measured and warm.measured and not fill.measured
-        assert len(fill.requests) == len(requests.fill) > 0
+        cold, fill, warm = served(arm, batches, stock=False)
+        assert cold[0].measured and warm[0].measured and not fill[0].measured
+        assert len(fill[1]) == len(batches.fill.samples) > 0
 
 
 @pytest.mark.parametrize("stock", [True, False])
@@ -178,22 +185,23 @@ def test_what_is_not_reordered_is_served_once(device: str, stock: bool) -> None:
     settings = GRIDS[device]
     left_out = 0
     for traffic in plan_grid(settings)[:100]:
-        requests = draw_traffic(traffic, settings)
-        one, other = (
-            make_work(arm, requests.batches, 1, stock=stock) for arm in ("prefix", "reorder")
-        )
-        served = "reorder" in settings.arms_at(traffic.point)
-        assert served or one.batches == other.batches
-        left_out += not served
+        batches = draw_traffic(traffic, settings)
+        one, other = (served(arm, batches, stock=stock) for arm in ("prefix", "reorder"))
+        reordered = "reorder" in settings.arms_at(traffic.point)
+        assert reordered or one == other
+        left_out += not reordered
     assert left_out > 5
 
 
 def test_each_batch_has_arrivals_of_its_own() -> None:
-    requests = draw_traffic(plan_grid(SETTINGS)[0], SETTINGS)
-    times = tuple(float(number) for number in range(2 * len(requests.cold)))
-    timed = replace(requests, arrivals=times)
-    cold, fill, warm = make_work("mepic", timed.batches, 1, stock=False).batches
-    assert cold.arrivals == warm.arrivals == times[: len(requests.cold)]
+    settings = GRIDS["cuda"]
+    traffic = next(t for t in plan_grid(settings) if t.point.load not in (ALONE, BURST))
+    cold, fill, warm = draw_traffic(traffic, settings)
+    for batch in (cold, warm):
+        assert batch.arrivals is not None
+        assert batch.arrivals[0] == 0
+        assert len(batch.arrivals) == len(batch.samples)
+        assert list(batch.arrivals) == sorted(batch.arrivals)
     assert fill.arrivals is None
 
 
@@ -220,19 +228,16 @@ class Served:
 def cpu_work(requests: int, running: int) -> CellWork:
     """The first batch of mepic's, as many requests of it."""
     drawn = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
-    work = make_work("mepic", drawn.batches, running, stock=False)
-    batch = replace(work.batches[0], requests=work.batches[0].requests[:requests])
-    return replace(work, batches=(batch,))
+    batch = SampleBatch(drawn.cold.samples[:requests])
+    return CellWork("mepic", [batch], running, stock=False)
 
 
 def test_what_fills_the_cache_is_served_together() -> None:
-    requests = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
-    work = make_work("mepic", requests.batches, 1, stock=False, filling=16)
-    filled = tuple(batch for batch in work.batches if not batch.measured)
+    batches = draw_traffic(next(t for t in plan_grid(SETTINGS) if t.point.reuse), SETTINGS)
+    work = CellWork("mepic", [batches.fill], 1, stock=False, filling=16)
     engine = Served()
-    serve_cells(replace(work, batches=filled), inf, engine)  # type: ignore[arg-type]
-    assert engine.calls == [(len(filled[0].requests), 16)]
-    assert work.running == 1
+    serve_cells(work, inf, engine)  # type: ignore[arg-type]
+    assert engine.calls == [(len(batches.fill.samples), 16)]
 
 
 def test_requests_alone_begin_on_a_quiet_core_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +299,7 @@ def test_stock_vllm_serves_what_it_can_on_a_gpu() -> None:
 def test_engines_hold_cores_against_the_quietest_of_all() -> None:
     engines, servers = GridEngines("cuda"), {"picbench": Server(2.0), "stock": Server(1.0)}
     for arm in ("mepic", "prefix", "naive", "full"):
-        assert engines.serve(servers, CellWork(arm, (), 1)) == []  # type: ignore[arg-type]
+        assert engines.serve(servers, CellWork(arm, (), 1, stock=False)) == []  # type: ignore[arg-type]
     assert servers["picbench"].told == [inf, 1.0]
     assert servers["stock"].told == [2.0, 1.0]
 
@@ -302,5 +307,5 @@ def test_engines_hold_cores_against_the_quietest_of_all() -> None:
 def test_a_cpus_cores_are_taken_as_they_are() -> None:
     engines, servers = GridEngines("cpu"), {"picbench": Server(2.0)}
     for arm in ("mepic", "full"):
-        assert engines.serve(servers, CellWork(arm, (), 1)) == []  # type: ignore[arg-type]
+        assert engines.serve(servers, CellWork(arm, (), 1, stock=False)) == []  # type: ignore[arg-type]
     assert servers["picbench"].told == [None, None]

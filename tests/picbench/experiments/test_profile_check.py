@@ -98,8 +98,8 @@ class SlowerEngines(LocalLauncher):
 
     def serve(self, work: CellWork) -> list[ArmCell]:
         [batch] = work.batches
-        tokens = [len(s.tokens) for request in batch.requests for s in request.segments]
-        prompt = sum(tokens) / len(batch.requests)
+        tokens = [len(s.tokens) for sample in batch.samples for s in sample.segments]
+        prompt = sum(tokens) / len(batch.samples)
         self.called += 1
         repeat = (self.called - 1) // (3 * 4 * len(ARMS))
         return [replace(exact(prompt, prompt, 4, 2.0 if repeat else 1.0), quiet=self.quiet)]
@@ -421,7 +421,7 @@ def test_a_control_computes_about_as_much(
     assert found.point.reuse == reuse
     assert found.point.load == ALONE
     [traffic] = [t for t in plan_grid(SETTINGS) if (t.point, t.seed) == (found.point, 0)]
-    assert found.samples == draw_traffic(traffic, SETTINGS).cold
+    assert found.samples == draw_traffic(traffic, SETTINGS).cold.samples
 
 
 def test_a_control_is_about_as_long(shared: MeasuredGrid) -> None:

@@ -17,7 +17,7 @@ from picbench.engines.request import Hits, Request, Result, Timings, TokenCounts
 from picbench.errors import ConfigError, InvalidRun
 from picbench.experiments import algorithms_page, serve_arms
 from picbench.experiments.arm_scores import Case, ScoredPart
-from picbench.experiments.measurements import Accuracy, Outcome, ServeAlone, ServeScores
+from picbench.experiments.measurements import Accuracy, ServeAlone
 from picbench.experiments.serve_arms import (
     ARMS,
     ROWS,
@@ -376,47 +376,6 @@ def test_a_real_engine_is_scored_on_a_real_row(
 
 def invoke(*arguments: str) -> Invoked:
     return CliRunner().invoke(main, ["measure", "algorithms", *arguments])
-
-
-@pytest.mark.parametrize("code", [0, 4])
-def test_serve_gets_its_flags_and_says_whether_rows_are_missing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int
-) -> None:
-    asked: list[ServeScores] = []
-    monkeypatch.setattr(serve_arms, "serve", lambda given: asked.append(given) or Outcome("", code))
-    flags = ["--model", "testbed:link", "--dataset", "needle", "--dataset", "samsum", "--eager"]
-    flags += ["--algo", "mepic", "--kv-blocks", "3000", "--rows", "5", "--seconds", "60", "--drop"]
-    result = invoke("serve", *flags, "--commit", "C", "--output", str(tmp_path))
-    assert result.exit_code == code
-    settings = ServeScores(
-        output=tmp_path,
-        commit="C",
-        model="testbed:link",
-        dataset=("needle", "samsum"),
-        rows=5,
-        drop=True,
-        algo=("mepic",),
-        eager=True,
-        kv_blocks=3000,
-        seconds=60.0,
-    )
-    assert asked == [settings]
-
-
-def test_all_data_sets_are_served_and_parts_have_a_folder_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Every file in the folder of the parts is read as one."""
-    asked: list[Any] = []
-    for name in ("serve", "measure_alone"):
-        monkeypatch.setattr(serve_arms, name, lambda given: asked.append(given) or Outcome(""))
-    assert (invoke("serve").exit_code, invoke("alone", "--requests", "9").exit_code) == (0, 0)
-    assert asked == [ServeScores(), ServeAlone(requests=9)]
-    assert [given.output for given in asked] == [
-        Path("results/testbed/algorithms"),
-        Path("results/gpu"),
-    ]
-    assert asked[1].dtype == "float32"
 
 
 def test_the_page_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

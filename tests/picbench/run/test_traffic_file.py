@@ -196,4 +196,4 @@ def test_help_has_the_defaults() -> None:
     del shown["max_tokens"]
     assert shown == {name: str(fields[name].default) for name in shown}
     given = {name for name, field in fields.items() if field.default is not None}
-    assert set(shown) == given - {"seed"}
+    assert set(shown) == given - {"seed", "model"}
