@@ -70,7 +70,8 @@ def estimate_run(job: Job, runs: Path) -> RunEstimate:
 
 def _alike(job: Job, folder: Path) -> Iterator[Mapping[str, MeasuredWork]]:
     """What arms did in runs that are comparable in speed, the latest first."""
-    here, config = provenance.collect(), job.config.model_dump()
+    here: Mapping[str, Any] = provenance.collect()
+    config = job.config.model_dump()
     for manifest in sorted(folder.glob(f"*/{MANIFEST}"), reverse=True):
         try:
             run = read_run(manifest.parent)
@@ -314,7 +315,9 @@ def sweep_frame(results: Sequence[CellResult]) -> pd.DataFrame:
             "status": result.status,
             "reason": result.reason,
         }
-        measured = result.run is not None and result.arms
-        found = arms_frame(result.run).to_dict("records") if measured else [{"arm": None}]
-        rows += ({**head, **row} for row in found)
+        if result.run is None or not result.arms:
+            rows.append({**head, "arm": None})
+            continue
+        for row in arms_frame(result.run).to_dict("records"):
+            rows.append({**head, **{str(name): value for name, value in row.items()}})
     return pd.DataFrame(rows).convert_dtypes()
