@@ -14,7 +14,7 @@ from picbench.cli.results import rescore
 from picbench.store.writer import BATCHES, MANIFEST, SUMMARY
 from picbench.workloads.scoring import METRICS
 
-GOLDEN = Path(__file__).parents[2] / "store" / "golden"
+GOLDEN = Path(__file__).parents[1] / "store" / "golden"
 
 
 def show(folder: Path, *flags: str) -> Result:
