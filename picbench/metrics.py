@@ -35,8 +35,8 @@ class Pairing(StrEnum):
     `DIFFERENCE`: of means over pairs of samples; a gate has a margin. `RATIO`: of geometric means
     over pairs; a gate has the largest ratio. `COUNT`: the same for each pair, or for whole arms if
     rows do not have it; a gate has a relative tolerance. `QUANTILE`: of all requests of each arm,
-    with intervals. `WHOLE`: one value of each arm, without intervals. Of these two a gate has the
-    relative loss, in the direction that is worse.
+    with intervals; a gate has nothing. `WHOLE`: one value of each arm, without intervals; a gate
+    has the relative loss.
     """
 
     DIFFERENCE = "difference"

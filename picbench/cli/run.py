@@ -23,8 +23,7 @@ from picbench.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from picbench.experiments.sweep import PlannedCell
-    from picbench.experiments.sweep_run import SweepRun
+    from picbench.experiments.sweep import PlannedCell, SweepRun
     from picbench.run.job import Job
     from picbench.run.session import Services
 
@@ -146,7 +145,7 @@ def _plan(job: "Job") -> Iterator[tuple[str, str]]:
 
 
 def _estimates(job: "Job") -> Iterator[tuple[str, str]]:
-    from picbench.experiments.sweep_run import estimate_run
+    from picbench.experiments.sweep import estimate_run
     from picbench.run.job import RUNS
     from picbench.run.progress import minutes
     from picbench.tables.run import gib
@@ -311,8 +310,14 @@ def sweep(
     them, a row for each cell and arm. A cell that fails does not stop the others (exit 4). The same
     command resumes a sweep that was stopped. The last line of stdout is JSON; see docs/runs.md.
     """
-    from picbench.experiments.sweep import expand, plan_sweep, read_sweep, with_shared_workloads
-    from picbench.experiments.sweep_run import check_folder, print_sweep_plan
+    from picbench.experiments.sweep import (
+        check_folder,
+        expand,
+        plan_sweep,
+        print_sweep_plan,
+        read_sweep,
+        with_shared_workloads,
+    )
     from picbench.run.job import RUNS
     from picbench.run.session import Services
 
@@ -339,7 +344,7 @@ def _run_sweep(
     *,
     quiet: bool,
 ) -> int:
-    from picbench.experiments.sweep_run import (
+    from picbench.experiments.sweep import (
         SweepRun,
         open_sweep,
         sweep_line,

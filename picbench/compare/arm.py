@@ -150,28 +150,38 @@ Value = TypeVar("Value")
 class Pairs:
     """The samples that both arms answered, in the order of the first.
 
-    Raises IncomparableRuns where there is none.
+    What is independent in scores are the `documents` of each pair, and nearly so in times its
+    `rounds`: groups of requests that waited for each other. A round of all repeats is one: these
+    are the same requests, and relate to each other as they did before. Where there is a single one
+    (an open loop), `rounds` are `batches` of neighbours. What lasts for minutes is the same for all
+    requests of one of the `repeats`.
+
+    `interleaved` says whether two arms of one run took turns within a repeat, so that drift hit
+    both alike. Raises IncomparableRuns where no sample is in both.
     """
 
     def __init__(self, before: MeasuredArm, after: MeasuredArm) -> None:
         places = {sample: place for place, sample in enumerate(after.samples)}
         self.before, self.after = before, after
         self._first = [p for p, sample in enumerate(before.samples) if sample in places]
-        self.samples = [before.samples[p] for p in self._first]
+        self.samples = self._of_first(before.samples)
         self._second = [places[sample] for sample in self.samples]
         if not self.samples:
             raise IncomparableRuns(
                 f"{before.name} and {after.name} have no answered sample in common",
                 hint="compare runs of the same workload",
             )
+        self.unpaired = len({*before.samples} ^ {*after.samples})
+        self.interleaved = len(set(before.rounds)) > 1
+        self.documents = self._of_first(before.clusters)
+        self.repeats = self._of_first(before.repeats)
+        rounds = self._of_first(before.rounds)
+        single = len(set(rounds)) == 1
+        self.batches = _batches(self._of_first(before.places) if single else rounds)
+        self.rounds = self.batches if single else rounds
 
     def __len__(self) -> int:
         return len(self.samples)
-
-    @property
-    def unpaired(self) -> int:
-        """Samples that one arm alone answered."""
-        return len({*self.before.samples} ^ {*self.after.samples})
 
     def of(
         self, before: Sequence[Value], after: Sequence[Value]
@@ -192,48 +202,17 @@ class Pairs:
                 hint="compare runs of the same workload and tokenizer",
             )
 
-    @property
-    def documents(self) -> list[str]:
-        """What is independent in scores: sets of documents."""
-        return self._of_first(self.before.clusters)
 
-    @property
-    def rounds(self) -> list[int]:
-        """What is nearly independent in times: groups of requests that waited for each other.
+def _batches(numbers: Sequence[int]) -> list[int]:
+    """Batches of neighbouring rounds, or requests, as many as each has of these.
 
-        Where there is a single one (an open loop), batches of neighbours. A round of all repeats is
-        one: these are the same requests, and relate to each other as they did before.
-        """
-        rounds = self._of_first(self.before.rounds)
-        return rounds if len(set(rounds)) > 1 else self.batches
-
-    @property
-    def repeats(self) -> list[int]:
-        """The repeat of each: what lasts for minutes is the same for all requests of one."""
-        return self._of_first(self.before.repeats)
-
-    @property
-    def interleaved(self) -> bool:
-        """Whether two arms of one run took turns within a repeat, so that drift hit both alike.
-
-        With a single round, as in an open loop, one served everything and then the other did.
-        """
-        return len(set(self.before.rounds)) > 1
-
-    @property
-    def batches(self) -> list[int]:
-        """Batches of neighbouring rounds, or requests, as many as each has of these.
-
-        What slows a machine down lasts longer than a round, so that rounds of separate runs are not
-        independent: neighbours had correlations of 0.6 (batch means, as for any time series).
-        """
-        numbers = self._of_first(self.before.rounds)
-        if len(set(numbers)) == 1:
-            numbers = self._of_first(self.before.places)
-        known = sorted(set(numbers))
-        size = isqrt(len(known))
-        batches = {number: place // size for place, number in enumerate(known)}
-        return [batches[number] for number in numbers]
+    What slows a machine down lasts longer than a round, so that rounds of separate runs are not
+    independent: neighbours had correlations of 0.6 (batch means, as for any time series).
+    """
+    known = sorted(set(numbers))
+    size = isqrt(len(known))
+    batches = {number: place // size for place, number in enumerate(known)}
+    return [batches[number] for number in numbers]
 
 
 #: Scores of the samples that have one in both arms, and of all of them.

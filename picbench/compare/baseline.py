@@ -251,8 +251,8 @@ def make_baseline(runs: Sequence[Run], thresholds: Thresholds | None = None) -> 
             raise ConfigError(f"`RUN` {run.path} is named twice", hint="name each run once")
     for run in runs:
         check_complete(run)
-        states, names = map(scored_conditions, (first, run)), (str(first.path), str(run.path))
-        check_comparable(*states, names, hint=hint)
+        names = str(first.path), str(run.path)
+        check_comparable(scored_conditions(first), scored_conditions(run), names, hint=hint)
     arms = [with_relative_times(measured_arms(run)) for run in runs]
     for run, found in zip(runs, arms, strict=True):
         if found.keys() != arms[0].keys():

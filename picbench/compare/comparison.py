@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from picbench.compare.arm import ArmComparison, MeasuredArm, compare_arms, measured_arms
@@ -13,16 +14,8 @@ from picbench.store.summary import BASELINE
 #: Settings that do not change what is asked of an engine. The requests that were made from named
 #: files are covered by the workload's fingerprint.
 _NEUTRAL = {
-    "algo",
-    "arm",
-    "data",
-    "offline",
-    "on_bad_row",
-    "output",
-    "prompts",
-    "requests",
-    "self_check",
-    "slo",
+    *("algo", "arm", "data", "offline", "on_bad_row", "output"),
+    *("prompts", "requests", "self_check", "slo"),
 }
 
 #: Of the workload, what the fingerprint of its requests does not cover.
@@ -121,9 +114,6 @@ def _short(value: object) -> str:
     return text if len(text) <= 24 else f"{text[:12]}..."
 
 
-_ArmPair = tuple[MeasuredArm, MeasuredArm]
-
-
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
     """What to compare: two `arms`, None for all; the margin of scores; what to put up with."""
@@ -164,15 +154,14 @@ def compare_runs(before: Run, after: Run, settings: ComparisonSettings) -> RunCo
     Raises IncomparableRuns for runs that did not measure the same, unless that is allowed.
     """
     states = scored_conditions(before), scored_conditions(after)
-    found = check_comparable(
-        *states, (str(before.path), str(after.path)), allow=settings.allow_mismatch
-    )
+    names = str(before.path), str(after.path)
+    found = check_comparable(*states, names, allow=settings.allow_mismatch)
     first, second = measured_arms(before), measured_arms(after)
     if settings.arms is None:
         pairs = [(first[name], second[name]) for name in first if name in second]
     else:
-        named = zip(settings.arms, (first, second), (before, after), strict=True)
-        pairs = [tuple(_find(name, arms, run) for name, arms, run in named)]  # type: ignore[list-item]
+        one, other = settings.arms
+        pairs = [(_find(one, first, before.path), _find(other, second, after.path))]
     if not pairs:
         raise ConfigError(
             f"the runs have no arm in common: {', '.join(first)} and {', '.join(second)}",
@@ -182,19 +171,32 @@ def compare_runs(before: Run, after: Run, settings: ComparisonSettings) -> RunCo
     notes = [
         *(f"times are of different hardware: {field}" for field in hardware),
         *_other_algorithms(before, after, pairs),
-        *_left_out(first, second, settings),
     ]
-    return _compare(before, after, pairs, settings, found, notes)
+    if settings.arms is None and (alone := {*first} ^ {*second}):
+        notes.append(f"only in one of the runs: {', '.join(sorted(alone))}")
+    compared = [
+        compare_arms(
+            *pair,
+            margin=settings.margin,
+            apart=True,
+            allow_mismatch=settings.allow_mismatch,
+            seed=settings.seed,
+        )
+        for pair in pairs
+    ]
+    return _comparison(before, after, compared, settings, found, notes)
 
 
 def compare_own_arms(run: Run, settings: ComparisonSettings) -> RunComparison:
     """Compare arms of one run: the two that are named, or `full` with each of the others."""
-    arms = measured_arms(run)
-    first = _find(settings.arms[0] if settings.arms else BASELINE, arms, run)
+    arms, notes = measured_arms(run), list[str]()
+    first = _find(settings.arms[0] if settings.arms else BASELINE, arms, run.path)
     others = [settings.arms[1]] if settings.arms else [name for name in arms if name != BASELINE]
     if not others:
         raise ConfigError(f"{run.path} has a single arm", hint="name a second run")
-    return _compare(run, run, [(first, _find(name, arms, run)) for name in others], settings)
+    found = [_find(name, arms, run.path) for name in others]
+    compared = [compare_in_run(first, arm, settings, notes) for arm in found]
+    return _comparison(run, run, compared, settings, (), notes)
 
 
 def compare_in_run(
@@ -204,12 +206,11 @@ def compare_in_run(
 
     `notes` are told of such prompts. Raises IncomparableRuns where no sample is in both.
     """
+    given: dict[str, Any] = {"margin": settings.margin, "seed": settings.seed}
     try:
-        return compare_arms(first, arm, margin=settings.margin, seed=settings.seed)
+        return compare_arms(first, arm, **given)
     except IncomparableRuns as error:
-        found = compare_arms(
-            first, arm, margin=settings.margin, seed=settings.seed, allow_mismatch=True
-        )
+        found = compare_arms(first, arm, allow_mismatch=True, **given)
         notes.append(f"{arm.name}: {error.message}")
         return found
 
@@ -224,30 +225,15 @@ def adjusted(arms: Sequence[ArmComparison]) -> tuple[ArmComparison, ...]:
     )
 
 
-def _compare(
+def _comparison(
     before: Run,
     after: Run,
-    pairs: Sequence[_ArmPair],
+    compared: Sequence[ArmComparison],
     settings: ComparisonSettings,
-    found: Sequence[Mismatch] = (),
-    notes: Sequence[str] = (),
+    found: Sequence[Mismatch],
+    notes: Sequence[str],
 ) -> RunComparison:
     score = next(iter(before.summary.values())).score
-    compared, more = list[ArmComparison](), list[str]()
-    for first, second in pairs:
-        if before is after:
-            compared.append(compare_in_run(first, second, settings, more))
-            continue
-        compared.append(
-            compare_arms(
-                first,
-                second,
-                margin=settings.margin,
-                apart=True,
-                allow_mismatch=settings.allow_mismatch,
-                seed=settings.seed,
-            )
-        )
     return RunComparison(
         before=str(before.path),
         after=str(after.path),
@@ -256,13 +242,13 @@ def _compare(
         settings=settings,
         arms=adjusted(compared),
         mismatches=tuple(found),
-        notes=tuple(dict.fromkeys([*notes, *more, *_states(before), *_states(after)])),
+        notes=tuple(dict.fromkeys([*notes, *_states(before), *_states(after)])),
     )
 
 
-def _find(name: str, arms: Mapping[str, MeasuredArm], run: Run) -> MeasuredArm:
+def _find(name: str, arms: Mapping[str, MeasuredArm], path: Path) -> MeasuredArm:
     if name not in arms:
-        raise ConfigError(f"{run.path} has no arm {name}", hint=closest(name, arms))
+        raise ConfigError(f"{path} has no arm {name}", hint=closest(name, arms))
     return arms[name]
 
 
@@ -277,19 +263,12 @@ def _states(run: Run) -> Iterator[str]:
             yield f"{run.path}: the numbers of {name} are simulated"
 
 
-def _other_algorithms(before: Run, after: Run, pairs: Sequence[_ArmPair]) -> Iterator[str]:
+def _other_algorithms(
+    before: Run, after: Run, pairs: Sequence[tuple[MeasuredArm, MeasuredArm]]
+) -> Iterator[str]:
     """Arms of one name that are not the same algorithm, or not on the same engine."""
     for first, second in pairs:
         known = [run.manifest.get("arms", {}).get(first.name, {}) for run in (before, after)]
         for field in ("algorithm", "stock"):
             if first.name == second.name and known[0].get(field) != known[1].get(field):
                 yield (f"{first.name}: {field} is {known[0].get(field)} and {known[1].get(field)}")
-
-
-def _left_out(
-    first: Mapping[str, MeasuredArm],
-    second: Mapping[str, MeasuredArm],
-    settings: ComparisonSettings,
-) -> Iterator[str]:
-    if settings.arms is None and (alone := {*first} ^ {*second}):
-        yield f"only in one of the runs: {', '.join(sorted(alone))}"

@@ -20,6 +20,8 @@ from picbench.compare.arm import (
 from picbench.compare.baseline import (
     RELATIVE,
     Baseline,
+    BaselineArm,
+    Thresholds,
     check_complete,
     gate_workload,
     with_relative_times,
@@ -161,41 +163,38 @@ def _unknown(baseline: Baseline) -> Iterator[str]:
         yield f"Not checked, as the baseline has none: {', '.join(lacking)}."
 
 
+@dataclass(frozen=True, slots=True)
 class _ArmChecks:
-    """The checks of one arm."""
+    """The checks of one arm, among `tests` of times and rates, if these can be judged."""
 
-    def __init__(
-        self,
-        comparison: ArmComparison,
-        baseline: Baseline,
-        measured: MeasuredArm,
-        tests: int,
-        times: bool,
-    ) -> None:
-        self._comparison = comparison
-        self._thresholds = baseline.thresholds
-        self._runs = baseline.runs
-        self._saved = baseline.arms[comparison.before]
-        self._measured = measured
-        self._tests = tests
-        self._judges_times = times
-        # In an open loop one arm is served after the other.
-        self._apart = baseline.conditions.workload.get("workload.arrivals") is not None
+    comparison: ArmComparison
+    baseline: Baseline
+    measured: MeasuredArm
+    tests: int
+    judges_times: bool
+
+    @property
+    def _thresholds(self) -> Thresholds:
+        return self.baseline.thresholds
+
+    @property
+    def _saved(self) -> BaselineArm:
+        return self.baseline.arms[self.comparison.before]
 
     def checks(self) -> Iterator[Check]:
         """Counts, scores, times, rates, and what the baseline has of them and the run does not."""
         yield from self._lacking()
         for name, tolerance in self._thresholds.counters.items():
-            counter = self._comparison.counter(name)
+            counter = self.comparison.counter(name)
             yield from (
                 self._uncounted(name) if counter is None else [self._count(counter, tolerance)]
             )
-        for metric in self._comparison.metrics:
+        for metric in self.comparison.metrics:
             if not metric.change.ratio and self._thresholds.score:
                 yield self._score(metric, self._thresholds.score.margin)
             elif metric.name in self._thresholds.times:
                 yield self._time(metric, self._thresholds.times[metric.name])
-        known = {rate.name: rate for rate in self._comparison.rates}
+        known = {rate.name: rate for rate in self.comparison.rates}
         for name, loss in self._thresholds.rates.items():
             yield from [self._rate(known[name], loss)] if name in known else self._uncounted(name)
 
@@ -208,12 +207,12 @@ class _ArmChecks:
 
     def _lacking(self) -> Iterator[Check]:
         """Samples and times that the baseline has and the run does not: these cannot pass."""
-        before, after = len(self._saved.samples), self._comparison.pairs
+        before, after = len(self._saved.samples), self.comparison.pairs
         if after < before:
             message = f"{before:,} in the baseline, {after:,} of them answered now"
             yield self._check("samples", GateVerdict.INCONCLUSIVE, before, after, message)
         for name in self._thresholds.times:
-            expected, metric = self._expected(name), self._comparison.metric(name)
+            expected, metric = self._expected(name), self.comparison.metric(name)
             timed = metric.change.pairs if metric else 0
             if timed < expected:
                 message = f"measured of {expected:,} before, of {timed:,} of these now"
@@ -224,7 +223,7 @@ class _ArmChecks:
 
         A reply of one token has no time per token, so there it takes the same reply as well.
         """
-        now = dict(zip(self._measured.samples, self._measured.outputs, strict=True))
+        now = dict(zip(self.measured.samples, self.measured.outputs, strict=True))
         before = zip(
             self._saved.samples, self._saved.outputs, self._saved.times.get(name, ()), strict=False
         )
@@ -239,7 +238,7 @@ class _ArmChecks:
         same = counter.same if not tolerance else away <= tolerance * abs(counter.before)
         message = f"{counter.before:,g} before, {counter.after:,g} now"
         if counter.samples:
-            message += f", other in {counter.samples} of {self._comparison.pairs} samples"
+            message += f", other in {counter.samples} of {self.comparison.pairs} samples"
         verdict = GateVerdict.OK if same else GateVerdict.REGRESSION
         return self._check(counter.name, verdict, counter.before, counter.after, message)
 
@@ -285,7 +284,7 @@ class _ArmChecks:
     ) -> Check:
         """A ratio above its limit is a regression unless chance, up to `reach`, explains it."""
         verdict = GateVerdict.OK
-        if not self._judges_times:
+        if not self.judges_times:
             verdict = GateVerdict.INCONCLUSIVE
         elif ratio > limit:
             sure = reach is not None and log(ratio) > reach
@@ -305,25 +304,27 @@ class _ArmChecks:
         change = metric.change
         if change.clusters < 2:
             return None
-        if metric.name in RELATIVE and self._apart and change.repeats == self._runs == 1:
+        # In an open loop one arm is served after the other.
+        apart = self.baseline.conditions.workload.get("workload.arrivals") is not None
+        if metric.name in RELATIVE and apart and change.repeats == self.baseline.runs == 1:
             return None
         return self._noise(metric.name, change.standard_error, change.freedom)
 
     def _noise(self, name: str, error: float, freedom: float) -> float:
         """Of a standard error of samples, with its degrees of freedom, and of the runs' drift."""
         within = error**2
-        drift = self._saved.drift.get(name, 0.0) ** 2 * (1 + 1 / self._runs)
+        drift = self._saved.drift.get(name, 0.0) ** 2 * (1 + 1 / self.baseline.runs)
         total = within + drift
         if not total:
             return 0.0
         # Welch's degrees of freedom: of the samples, and of the runs that drift is known from.
-        both = total**2 / (within**2 / freedom + drift**2 / max(1, self._runs - 1))
-        return float(stats.t.isf(ALPHA / max(1, self._tests), both)) * sqrt(total)
+        both = total**2 / (within**2 / freedom + drift**2 / max(1, self.baseline.runs - 1))
+        return float(stats.t.isf(ALPHA / max(1, self.tests), both)) * sqrt(total)
 
     def _check(
         self, metric: str, verdict: GateVerdict, before: float, after: float | None, message: str
     ) -> Check:
-        return Check(self._comparison.after, metric, verdict, before, after, message)
+        return Check(self.comparison.after, metric, verdict, before, after, message)
 
 
 #: Of the JSON document.

@@ -42,7 +42,8 @@ def sum_clusters(values: Floats, clusters: Sequence[Hashable] | None = None) -> 
         raise ValueError(f"{len(values)} values in {len(clusters)} clusters")
     numbers: dict[Hashable, int] = {}
     codes = [numbers.setdefault(cluster, len(numbers)) for cluster in clusters]
-    return ClusterSums(np.bincount(codes, values), np.bincount(codes).astype(np.float64))
+    sums, counts = np.bincount(codes, values), np.bincount(codes)
+    return ClusterSums(sums.astype(np.float64), counts.astype(np.float64))
 
 
 def ratio_of_sums(first: Sequence[float], second: Sequence[float]) -> ClusterSums:
@@ -116,7 +117,8 @@ class MeanBootstrap:
         bias, acceleration = self._bias(theta), _acceleration(self._values)
         reach = sqrt(clusters / (clusters - 1)) * stats.t.isf((1 - level) / 2, clusters - 1)
         shares = [_adjust(z, bias, acceleration) for z in (-reach, reach)]
-        return Interval(*map(float, np.quantile(self._means, shares)), level)
+        low, high = np.quantile(self._means, shares)
+        return Interval(float(low), float(high), level)
 
     def _bias(self, theta: float) -> float:
         """How far the estimate is from the median of resampled means, in standard deviations."""

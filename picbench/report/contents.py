@@ -149,8 +149,8 @@ def read_contents(run: Run, margin: float) -> RunContents:
     if summary and run.manifest["status"] in FINAL and (run.path / SAMPLES).exists():
         check_rows(run)
     ledger = _read_if_there(lambda: run.ledger, run.path / MEMORY) or {}
-    known = {SAMPLES: rows, SUMMARY: summary, MEMORY: ledger}
-    known[WORKLOAD] = (run.path / WORKLOAD).exists()
+    sent = (run.path / WORKLOAD).exists()
+    known: dict[str, object] = {SAMPLES: rows, SUMMARY: summary, MEMORY: ledger, WORKLOAD: sent}
     summaries = summary or _recomputed(run, rows)
     arms = {name: _facts(name, found, summaries[name]) for name, found in rows.items()}
     comparison, notes = None, ["nothing is compared before the run has a summary"]

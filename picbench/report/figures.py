@@ -21,6 +21,9 @@ from picbench.store.reader import Run
 _ELEMENTS = {"svg", "g", "path", "use", "text", "tspan", "defs"}
 _LEFT_OUT = re.compile("width|height|version|clip-path|on.*")
 
+#: What a hatch becomes.
+_TINT = "fill: #888888; fill-opacity: 0.3"
+
 _MEMORY = (
     f"Blocks of {BLOCK_SIZE} tokens, on each arm's own clock, which stops while other arms "
     "compute. Of many steps, those with most in use are drawn."
@@ -87,7 +90,7 @@ def _drawn(run: Run, name: str) -> bytes | None:
 def inlined(svg: bytes, prefix: str, title: str) -> Markup:
     """A drawn SVG as an element of a page: it loads nothing, and its ids begin with `prefix`.
 
-    Coordinates have a tenth of a point. Nothing is clipped or hatched, as that takes addresses.
+    Lines are drawn to a tenth of a point. Nothing is clipped or hatched, as that takes addresses.
     """
     root = ElementTree.fromstring(svg)
     for element in [*root.iter()]:
@@ -101,8 +104,8 @@ def inlined(svg: bytes, prefix: str, title: str) -> Markup:
             if key in ("id", "href"):
                 element.set(key, "#"[key == "id" :] + prefix + value.removeprefix("#"))
             elif not _LEFT_OUT.fullmatch(key):
-                tinted = re.sub(r"fill: url\([^)]*\)", "fill: #888888; fill-opacity: 0.3", value)
-                element.set(key, re.sub(r"(\d\.\d)\d+", r"\1", tinted))
+                rounded = re.sub(r"(\d\.\d)\d+", r"\1", value) if key == "d" else value
+                element.set(key, re.sub(r"fill: url\([^)]*\)", _TINT, rounded))
     root.attrib |= {"class": "plot", "role": "img", "aria-label": title}
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 

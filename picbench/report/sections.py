@@ -64,16 +64,17 @@ def _metric(metric: Metric, arm: ArmFacts, ratio: MetricChange | None) -> Value:
             return f"n < {found.needed}"
         return with_interval(found.value, found.interval, "{:,.1f}")
     if metric.over_full:
-        ends = "" if ratio is None else ratio_ends(ratio)
-        text = "" if ratio is None else f"{ratio.change.value:.2f}x{f' ({ends})' if ends else ''}"
-        return None if ratio is None else Shown(text, ratio.change.value)
+        if ratio is None:
+            return None
+        ends = ratio_ends(ratio)
+        return Shown(f"{ratio.change.value:.2f}x{f' ({ends})' if ends else ''}", ratio.change.value)
     value = metric.value(arm.summary)
     if metric.name == SCORE:
         return with_interval(value, arm.score_interval, "{:.3f}")
     if metric.unit == "req/s":
         return None if value is None else Shown(f"{value:.2f}", value)
-    text = metric.text(arm.summary)
-    return None if text is None else Shown(text, value)
+    shown = metric.text(arm.summary)
+    return None if shown is None else Shown(shown, value)
 
 
 def with_interval(value: float | None, interval: Interval | None, pattern: str) -> Value:

@@ -362,3 +362,11 @@ def test_drift_within_a_run_is_no_difference() -> None:
         known, (compare_arms(arm, after, apart=a).metric("ttft_ms") for a in (False, True))
     )
     assert apart.change.standard_error > 2 * alike.change.standard_error
+
+
+def test_rates_of_arms_stand_beside_each_other() -> None:
+    """One arm was not given objectives, and has no goodput."""
+    before = replace(make_arm(), totals={"throughput_tok_s": 100.0, "goodput_req_s": 2.0})
+    after = replace(make_arm(), totals={"throughput_tok_s": 150.0})
+    (rate,) = compare_arms(before, after).rates
+    assert (rate.name, rate.before, rate.after) == ("throughput_tok_s", 100.0, 150.0)

@@ -8,7 +8,7 @@ import pytest
 from measured_arms import make_arm, noisy, repeated
 from measured_noise import measured, possible_run, residuals, save
 
-from picbench.compare.arm import MeasuredArm
+from picbench.compare.arm import RATES, MeasuredArm
 from picbench.compare.baseline import (
     TIME_METRICS,
     Baseline,
@@ -19,6 +19,7 @@ from picbench.compare.baseline import (
     with_relative_times,
 )
 from picbench.compare.gate import Check, GateVerdict, judge_arms
+from picbench.metrics import Pairing, metrics_paired
 
 OK, REGRESSION, INCONCLUSIVE = GateVerdict.OK, GateVerdict.REGRESSION, GateVerdict.INCONCLUSIVE
 
@@ -330,3 +331,34 @@ def test_a_slowdown_in_one_repeat_of_an_open_loop_is_chance(
     checks = check(run, baseline)
     found_of = {(c.arm, c.metric): c.verdict for c in checks}
     assert found_of["mepic", "ttft_vs_full"] is verdict
+
+
+def with_rate(arms: Arms, name: str, rate: float) -> Arms:
+    return {key: replace(arm, totals={**arm.totals, name: rate}) for key, arm in arms.items()}
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "verdict"),
+    [
+        ((100.0,), 96.0, OK),
+        ((100.0,), 80.0, INCONCLUSIVE),
+        ((100.0, 101.0, 99.0, 100.0), 80.0, REGRESSION),
+        ((50.0, 150.0, 100.0, 100.0), 80.0, INCONCLUSIVE),
+        ((100.0,), None, INCONCLUSIVE),
+    ],
+)
+def test_a_rate_that_falls_more_than_runs_drift_is_caught(
+    saved: tuple[float, ...], now: float | None, verdict: GateVerdict
+) -> None:
+    """Of one run nothing tells how rates drift, and a loss is never more than inconclusive."""
+    for name in RATES:
+        arm = {"mepic": possible_run(0, size=16)["mepic"]}
+        limit = Thresholds.model_validate({name: {"loss": 0.05}})
+        known = save([with_rate(arm, name, rate) for rate in saved], limit)
+        [checked] = check(arm if now is None else with_rate(arm, name, now), known)
+        assert (checked.metric, checked.verdict) == (name, verdict)
+
+
+def test_thresholds_are_those_of_the_list_of_metrics() -> None:
+    paired = {metric.name for metric in metrics_paired(Pairing.RATIO, Pairing.WHOLE)}
+    assert {*Thresholds.model_fields} == {"score", "counters", *paired}
