@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from picbench.papers.latency import even_shares, measure_attention
-from picbench.papers.settings import AttentionExperiment, AttentionSettings
+from picbench.papers.settings import RowExperiment, RowSettings
 
-SETTINGS = AttentionSettings(dataset="musique", rows=2, arms=["full", "epic:k=16"], tokens=6)
+SETTINGS = RowSettings(dataset="musique", rows=2, arms=["full", "epic:k=16"], tokens=6)
 
 
 def test_shares_are_those_of_chunks_but_the_first() -> None:
@@ -44,8 +44,8 @@ def test_both_views_come_from_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(oracle, "Oracle", Looks)
     wanted = {
-        "sinks": AttentionExperiment(varies="layer", by="layer", cpu=SETTINGS),
-        "places": AttentionExperiment(varies="token", by="token", cpu=SETTINGS),
+        "sinks": RowExperiment(varies="layer", by="layer", cpu=SETTINGS),
+        "places": RowExperiment(varies="token", by="token", cpu=SETTINGS),
     }
     said: list[str] = []
     sinks, places = measure_attention(wanted, SETTINGS, "epic", "abc", said.append)

@@ -5,7 +5,7 @@ import pytest
 from picbench.engines.algorithms import parse
 from picbench.engines.planning.policy import Segment
 from picbench.papers.latency import LayerShape, LayerWork, count_layers, measure_layers
-from picbench.papers.settings import LayerExperiment, LayerSettings
+from picbench.papers.settings import RowExperiment, RowSettings
 
 #: 16 tokens of text, two chunks of 32, a question of 8.
 PROMPT = [
@@ -56,8 +56,8 @@ def test_operations_are_those_of_a_llama_layer() -> None:
 
 
 def test_rows_are_repeats() -> None:
-    settings = LayerSettings(dataset="musique", rows=2, arms=["full", "cacheblend:r=0.15"])
-    data = measure_layers("epic", "layers", LayerExperiment(varies="layer", cpu=settings), "abc")
+    settings = RowSettings(dataset="musique", rows=2, arms=["full", "cacheblend:r=0.15"])
+    data = measure_layers("epic", "layers", RowExperiment(varies="layer", cpu=settings), "abc")
     assert data.labels == [str(layer) for layer in range(1, 9)]
     assert data.repeats == "rows"
     assert data.seeds == [1, 2]

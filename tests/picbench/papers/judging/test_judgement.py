@@ -14,7 +14,6 @@ from picbench.papers.data import ExperimentData, PointArm, PointData
 from picbench.papers.judge import (
     BEGIN,
     END,
-    Bounds,
     ClaimVerdict,
     Evidence,
     judge_all,
@@ -23,7 +22,7 @@ from picbench.papers.judge import (
     write_claims,
     write_verdicts,
 )
-from picbench.papers.settings import Claim
+from picbench.papers.settings import Bounds, Claim
 
 CONDITIONS = {"caption": "here", "model": "no weights", "hardware": "a machine", "commit": "abc"}
 FACTS = {"gpu": "a GPU", "dtype": "float32", "commit": "0123456789"}
@@ -78,8 +77,8 @@ def test_a_device_has_notes_of_its_own() -> None:
     [(1.1, 1.9, "holds"), (0.5, 0.9, "fails"), (2.1, 3.0, "fails"), (0.9, 1.5, "undecided")],
 )
 def test_bounds(low: float, high: float, verdict: str) -> None:
-    assert Bounds(1.0, 2.0).judge(Interval(low, high, 0.95)) == verdict
-    assert Bounds(1.0, None).judge(None) == "undecided"
+    assert Bounds(least=1.0, most=2.0).judge(Interval(low, high, 0.95)) == verdict
+    assert Bounds(least=1.0).judge(None) == "undecided"
 
 
 def test_ratios_are_paired_by_seed() -> None:
