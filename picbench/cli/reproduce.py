@@ -1,7 +1,7 @@
 """`picbench reproduce` and `picbench figures`: a paper's figures, measured and redrawn."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,7 @@ from picbench.cli.guard import GuardedCommand
 from picbench.cli.options import FILE, FOLDER, RangeOfNumbers, options_of
 
 if TYPE_CHECKING:
-    from picbench.papers.accuracy import AccuracyRun
-    from picbench.papers.reproduce import Reproduction
+    from picbench.papers.reproduce import Estimate, Reproduction
     from picbench.run.session import Services
 
 _PAPERS = ("mepic", "epic", "cacheblend", "minipic")
@@ -119,7 +118,9 @@ def reproduce(services: "Services | None", /, *, paper: str, dry_run: bool, **gi
     _refuse(given, ("models", "rows", "data", "texts"), f"`PAPER` {paper} has none; accuracy does")
     plan = _plan(paper, given)
     if dry_run:
-        return _print_estimates(plan, _DRY)
+        from picbench.papers.reproduce import estimate
+
+        return _print_estimates("experiment", estimate(plan), _DRY)
     return _reproduce(services, plan)
 
 
@@ -227,7 +228,7 @@ def _accuracy(dry_run: bool, given: Mapping[str, Any]) -> int:
         found, models, given["device"], folder, given["data"], given["texts"], given["commit"]
     )
     if dry_run:
-        return _print_accuracy(plan)
+        return _print_estimates("model", plan.estimates(), _DRY)
     plan.run()
     write_accuracy(found, folder, given["scores"])
     click.echo((folder / "README.md").read_text(encoding="utf-8"), file=sys.stdout)
@@ -235,53 +236,32 @@ def _accuracy(dry_run: bool, given: Mapping[str, Any]) -> int:
     return 0
 
 
-def _print_accuracy(plan: "AccuracyRun") -> int:
-    from picbench.papers.data import START
-
-    rows = [
-        (one.model, f"{one.left} of {one.total} rows", one.tokens, one.seconds)
-        for one in plan.estimates(START[plan.device])
-    ]
-    _print_table("model", rows, _DRY)
-    return 0
-
-
-def _print_estimates(plan: "Reproduction", heading: str) -> int:
-    from picbench.papers.reproduce import estimate
-
-    rows = [
-        (one.experiment, f"{one.left} of {one.total} {one.what}", one.tokens, one.seconds)
-        for one in estimate(plan)
-    ]
-    _print_table("experiment", rows, heading)
-    return 0
-
-
-def _print_table(first: str, rows: Sequence[tuple[str, str, int, float]], heading: str) -> None:
-    """What is left: name, units, prompt tokens, seconds."""
-    from rich.table import Table
-
+def _print_estimates(first: str, estimates: Iterable["Estimate"], heading: str) -> int:
+    """Print what is left of experiments, or of models, as `first` says."""
     from picbench.run.progress import minutes
     from picbench.run.result import print_all
+    from picbench.tables.table import Column, Shown, Table
 
-    table = Table()
-    table.add_column(first)
-    for column in ("left", "prompt tokens", "time left\nmin:s"):
-        table.add_column(column, justify="right")
-    for name, left, tokens, seconds in rows:
-        table.add_row(name, left, f"{tokens:,}", minutes(seconds))
+    found = list(estimates)
+    columns = [Column(name) for name in (first, "left", "prompt tokens", "time left\nmin:s")]
+    rows = [
+        [one.name, f"{one.left} of {one.total} {one.what}", one.tokens, Shown(minutes(one.seconds))]
+        for one in found
+    ]
     print_all(
         sys.stdout,
         heading,
-        table,
-        f"in all about {minutes(sum(row[3] for row in rows))}, on two idle cores of an AMD "
+        Table("", columns, rows),
+        f"in all about {minutes(sum(one.seconds for one in found))}, on two idle cores of an AMD "
         "EPYC or an H200; starts of engines included",
     )
+    return 0
 
 
 def _reproduce(services: "Services | None", plan: "Reproduction") -> int:
     from picbench.files import locked
     from picbench.papers.page import write_page
+    from picbench.papers.reproduce import estimate
     from picbench.run.progress import open_progress
     from picbench.run.session import Services
 
@@ -291,6 +271,7 @@ def _reproduce(services: "Services | None", plan: "Reproduction") -> int:
     page = plan.output / "README.md"
     click.echo(page.read_text(encoding="utf-8"), file=sys.stdout)
     if not whole:
-        _print_estimates(plan, "time is over; the same command continues with what is left here")
+        heading = "time is over; the same command continues with what is left here"
+        _print_estimates("experiment", estimate(plan), heading)
     click.echo(page)
     return 0

@@ -24,7 +24,7 @@ from picbench.experiments.arm_scores import (
 from picbench.figures.canvas import Panel
 from picbench.figures.panels import Spot, draw_dots
 from picbench.files import write_whole
-from picbench.papers.data import Columns, columns_table, mean_value, report_table
+from picbench.papers.data import START, Columns, columns_table, mean_value, report_table
 from picbench.papers.judge import (
     BASE,
     CONFIDENCE,
@@ -37,7 +37,7 @@ from picbench.papers.judge import (
     write_verdicts,
 )
 from picbench.papers.page import PAGE, claims_section, places_table
-from picbench.papers.reproduce import SCORES
+from picbench.papers.reproduce import SCORES, Estimate
 from picbench.papers.settings import (
     FILES,
     Claim,
@@ -141,9 +141,9 @@ class ArmGap:
         """An arm that was scored on two rows or more."""
         rows, full = part.arms[arm], part.arms[FULL].score
         found = ratio_interval(rows.score, full, CONFIDENCE, RESAMPLES) if any(full) else None
-        kept = found and RowInterval(fmean(rows.score) / fmean(full), found.low, found.high)
-        linked = sum(rows.linked) / sum(part.chunk)
-        return cls(fmean(rows.score), difference_of(rows.score, full), kept, linked)
+        score, linked = fmean(rows.score), sum(rows.linked) / sum(part.chunk)
+        kept = RowInterval(score / fmean(full), found.low, found.high) if found else None
+        return cls(score, difference_of(rows.score, full), kept, linked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,17 +453,6 @@ _NEEDLE = "needle"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelEstimate:
-    """Rows of a model that are left of all that there are, prompt tokens, seconds."""
-
-    model: str
-    left: int
-    total: int
-    tokens: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
 class AccuracyRun:
     """All arms on rows of all data sets, model by model; a file for each model and data set.
 
@@ -479,9 +468,9 @@ class AccuracyRun:
     texts: str | None = None
     commit: str | None = None
 
-    def estimates(self, start: float) -> list[ModelEstimate]:
-        """What is left, by model; an engine starts in `start` seconds. Needs no model's files."""
-        return [self._estimate(NamedModel(name_of(spec), spec), start) for spec in self.models]
+    def estimates(self) -> list[Estimate]:
+        """What is left, by model, with the start of an engine for each. Needs no model's files."""
+        return [self._estimate(NamedModel(name_of(spec), spec)) for spec in self.models]
 
     def run(self) -> None:
         """Measure what is missing. All models are found before anything is measured.
@@ -527,7 +516,7 @@ class AccuracyRun:
         wanted = dict.fromkeys(self.settings.datasets, data)
         return wanted | ({_NEEDLE: needle} if _NEEDLE in wanted else {})
 
-    def _estimate(self, model: NamedModel, start: float) -> ModelEstimate:
+    def _estimate(self, model: NamedModel) -> Estimate:
         speed = self.settings.speeds[self.device]
         arms, rows = len(self.settings.arms), self.settings.rows
         left, tokens, seconds = 0, 0, 0.0
@@ -538,8 +527,9 @@ class AccuracyRun:
             left += missing
             tokens += prompt
             seconds += prompt / speed.prompt + reply / speed.reply
+        seconds += START[self.device] if left else 0
         total = rows * len(self.settings.datasets)
-        return ModelEstimate(model.name, left, total, tokens, seconds + (start if left else 0))
+        return Estimate(model.name, "rows", left, total, tokens, seconds)
 
     def _tokens(self, dataset: str, data: str) -> int:
         """About how many tokens a prompt has."""

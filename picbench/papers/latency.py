@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -403,10 +404,8 @@ def even_shares(attention: Attention, spans: Sequence[tuple[int, int]], tokens: 
     Averaged over the chunks but the first, [layers, heads, tokens]. Chunks are `spans`, (begin,
     end), of `tokens` tokens or more.
     """
-    found = []
-    for begin, end in spans[1:]:
-        even = attention[..., begin:end].mean(axis=-1, keepdims=True)
-        found.append(attention[..., begin : begin + tokens] / even)
+    chunks = [attention[..., begin:end] for begin, end in spans[1:]]
+    found = [chunk[..., :tokens] / chunk.mean(axis=-1, keepdims=True) for chunk in chunks]
     return np.asarray(np.mean(found, axis=0))
 
 
@@ -427,13 +426,9 @@ def _by_place(shares: Attention) -> _Metrics:
 
 
 def _row(oracle: "Oracle", prompt: "PromptTokens", settings: RowSettings) -> AttentionRow:
-    begin, spans = len(prompt.head), []
-    for chunk in prompt.chunks:
-        spans.append((begin, begin + len(chunk)))
-        begin += len(chunk)
-    total = begin + len(prompt.tail)
-    arms = {arm: _attention(oracle, prompt, arm)[..., :begin] for arm in settings.arms}
-    return AttentionRow(spans, total, arms)
+    ends = list(accumulate(map(len, prompt.chunks), initial=len(prompt.head)))
+    arms = {arm: _attention(oracle, prompt, arm)[..., : ends[-1]] for arm in settings.arms}
+    return AttentionRow(list(pairwise(ends)), ends[-1] + len(prompt.tail), arms)
 
 
 def _attention(oracle: "Oracle", prompt: "PromptTokens", arm: str) -> Attention:

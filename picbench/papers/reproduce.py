@@ -193,9 +193,9 @@ _ROW, _BATCH, _ATTENTION = 1_500, {"cpu": 2_000, "cuda": 90_000}, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is left of an experiment: units of work of all that there are, tokens, seconds."""
+    """What is left of an experiment or a model: `what` of all that there are, tokens, seconds."""
 
-    experiment: str
+    name: str
     what: str
     left: int
     total: int
